@@ -91,7 +91,7 @@ def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
     def form_groups() -> None:
         nonlocal made
         while not enough.is_set():
-            team = Team(9)
+            team = Team(9, range(9))
             team.form()
             made += len(team.groups) == team.size
             team.close()

@@ -89,6 +89,9 @@ void bind_wires_of(nb::class_<Engine, Endpoint>& engine) {
             self.meet(wanted, peers, patience_s);
           },
           "id"_a, "peers"_a, "patience_s"_a)
+      .def("connect", &Engine::connect, "peers"_a, "patience_s"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("put_late_keys", &Engine::put_late_keys, nb::call_guard<nb::gil_scoped_release>())
       .def("use_wires", &Engine::use_wires, nb::call_guard<nb::gil_scoped_release>())
       .def("drop_wires", &Engine::drop_wires, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("wired", &Engine::wired)

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "device/sealing_on_device.hpp"
 #include "record/alert.hpp"
 #include "transport/farewell.hpp"
 
@@ -47,11 +48,21 @@ void Engine::place_late_links(std::vector<LateLink> links) {
 void Engine::attach(std::unique_ptr<Device> device) {
   const std::lock_guard<RunLock> lock(running_);
   place_late_links(late_.take());
-  for (size_t peer = 0; peer < links_.size(); ++peer) {
-    if (!links_[peer] && keyring_.groups[peer])
-      throw std::invalid_argument("a device needs all links");
-  }
   Endpoint::attach(std::move(device));
+}
+
+void Engine::put_late_keys() {
+  require_process();
+  const std::lock_guard<RunLock> lock(running_);
+  require_alive();
+  require_device();
+  place_late_links(late_.take());
+  device_->enter();
+  for (const auto& link : links_) {
+    if (!link) continue;
+    slot_of(*device_, link->gpu_send_key());
+    slot_of(*device_, link->gpu_receive_key());
+  }
 }
 
 namespace {
@@ -199,6 +210,9 @@ void Engine::require_possible(const Call& call) {
     for (int peer : step.peers) {
       if (!links_[peer] && (call.on_device || !keyring_.groups[peer])) {
         throw std::invalid_argument("the program needs a link that is not there");
+      }
+      if (call.on_device && links_[peer]->gpu_receive_key().on_device.slot < 0) {
+        throw std::invalid_argument("the program needs a link whose keys the device has not");
       }
     }
     const bool reduces = step.action == Action::reduce || step.action == Action::receive_reduce;

@@ -32,15 +32,19 @@ class Engine final : public Endpoint {
     Endpoint::add_link(peer, std::move(pipe), send_key, receive_key, &peer_group_key);
   }
   void attach(std::unique_ptr<Device> device) override;
+  // Gives the device the keys of links that came after it. Before a program runs on it that uses them.
+  void put_late_keys();
   // Wires between its memory and the peers' devices: offered, opened and, when all ranks have, used.
   void offer_wires(uint32_t slots, size_t payload, const std::function<Device::Area(size_t)>& make);
   void open_wire(int peer, Device::Area area);
   // Some ranks cannot reach each other's areas: what goes between them takes the links.
   void mark_mixed();
   // Areas for what is exchanged, two halves of so many bytes each; then the meeting of all ranks' devices.
-  // Throws when a peer has gone, or when it takes longer than `patience_s`.
+  // With `peers` records will be exchanged, once the device is connected with them. Both throw when a peer
+  // has gone, or when it takes longer than `patience_s`.
   void offer_exchanges(size_t half_bytes);
   void meet(std::span<const uint8_t> id, const std::vector<int>& peers, double patience_s);
+  void connect(const std::vector<int>& peers, double patience_s);
   // A file of so many bytes as host memory that the device reaches; the file stays the caller's.
   Device::Area map_wire(int file, size_t bytes);
   void use_wires();
@@ -102,6 +106,8 @@ class Engine final : public Endpoint {
     return call.on_device && !call.wired ? gpu_pool_ : pool_;
   }
   void require_possible(const Call& call);
+  // Returns when the device's exchanges are ready. By the thread that has `running_`.
+  void wait_for_exchanges(double patience_s);
   // On the device, in this call; counts what it seals and opens.
   uint64_t most_replaced_keys(const Cut& cut);
   void run_collective(const Call& call);

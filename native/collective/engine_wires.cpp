@@ -1,4 +1,5 @@
 // How an engine's wires are offered, opened and used, and how the ranks' devices meet.
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -50,32 +51,53 @@ void Engine::meet(std::span<const uint8_t> id, const std::vector<int>& peers, do
   const std::lock_guard<RunLock> lock(running_);
   if (!wires_ || wires_->half_bytes == 0) throw std::invalid_argument("no exchanges were offered");
   require_alive();
-  const auto since = std::chrono::steady_clock::now();
-  device_->begin_meeting(id, rank_, world(), peers);
+  device_->begin_meeting(id, rank_, world());
   try {
-    while (!device_->exchanges_ready()) {
-      // The links know first that a peer has gone. What it said last is for the next collective to tell.
-      std::vector<Link*> sleepers;
-      for (const auto& link : links_) {
-        if (!link) continue;
-        link->fill();
-        if (!link->ready()) sleepers.push_back(link.get());
-        const bool said_last = link->ready() && (link->header().kind == Kind::bye ||
-                                                 link->header().kind == Kind::alert);
-        if (said_last || link->ended()) throw peer_closed(link->peer, "the peer left the group");
-      }
-      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - since;
-      if (waited.count() > patience_s)
-        throw std::runtime_error("the ranks' GPUs did not all meet within " +
-                                 std::to_string(static_cast<int>(patience_s)) + " s");
-      if (interrupted_) throw std::runtime_error("the group was closed meanwhile");
-      sleep_on(sleepers, -1, kPollDeviceMs);
-    }
+    wait_for_exchanges(patience_s);
   } catch (...) {
     device_->drop_exchanges();
     throw;
   }
   for (int peer : peers) wires_->exchange_with(peer);
+}
+
+void Engine::connect(const std::vector<int>& peers, double patience_s) {
+  require_process();
+  const std::lock_guard<RunLock> lock(running_);
+  require_alive();
+  const auto exchanges = [this](int peer) { return wires_->exchanges_with(peer); };
+  if (!wires_ || !std::all_of(peers.begin(), peers.end(), exchanges))
+    throw std::invalid_argument("a peer with which nothing is exchanged");
+  device_->enter();
+  try {
+    device_->begin_connecting(peers);
+    wait_for_exchanges(patience_s);
+  } catch (...) {
+    device_->abandon();  // and with it all exchanges: what is half connected would keep them waiting
+    throw;
+  }
+}
+
+void Engine::wait_for_exchanges(double patience_s) {
+  const auto since = std::chrono::steady_clock::now();
+  while (!device_->exchanges_ready()) {
+    // The links know first that a peer has gone. What it said last is for the next collective to tell.
+    std::vector<Link*> sleepers;
+    for (const auto& link : links_) {
+      if (!link) continue;
+      link->fill();
+      if (!link->ready()) sleepers.push_back(link.get());
+      const bool said_last = link->ready() && (link->header().kind == Kind::bye ||
+                                               link->header().kind == Kind::alert);
+      if (said_last || link->ended()) throw peer_closed(link->peer, "the peer left the group");
+    }
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - since;
+    if (waited.count() > patience_s)
+      throw std::runtime_error("the ranks' GPUs did not all meet within " +
+                               std::to_string(static_cast<int>(patience_s)) + " s");
+    if (interrupted_) throw std::runtime_error("the group was closed meanwhile");
+    sleep_on(sleepers, -1, kPollDeviceMs);
+  }
 }
 
 Device::Area Engine::map_wire(int file, size_t bytes) {

@@ -86,12 +86,12 @@ class Device {
   virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
   // Memory of this device for itself alone.
   virtual Area own_area(size_t bytes) = 0;
-  // Exchanges with the devices of other ranks: what all ranks must know to meet, and the meeting, which
-  // is begun here and complete when `exchanges_ready` returns true. `peers` are those with which this one
-  // will exchange records.
+  // Exchanges with the devices of other ranks: what all ranks must know to meet, and the meeting; then
+  // the connections with those with which this one will exchange records, between two collectives. Both are
+  // begun here and complete when `exchanges_ready` returns true.
   virtual std::vector<uint8_t> new_meeting_id(int world) = 0;
-  virtual void begin_meeting(std::span<const uint8_t> id, int rank, int world,
-                             const std::vector<int>& peers) = 0;
+  virtual void begin_meeting(std::span<const uint8_t> id, int rank, int world) = 0;
+  virtual void begin_connecting(const std::vector<int>& peers) = 0;
   virtual bool exchanges_ready() = 0;
   virtual void drop_exchanges() noexcept = 0;
   // From now on runs of records may have so much payload.

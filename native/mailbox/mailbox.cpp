@@ -60,7 +60,6 @@ void Mailbox::require_lease(Lock& lock) {
 }
 
 void Mailbox::place_late_links(std::vector<LateLink> links) {
-  if (device_) return;  // it has all links' keys by then, and there is none to come
   for (LateLink& late : links) place(std::move(late));
 }
 

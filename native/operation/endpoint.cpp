@@ -72,7 +72,7 @@ void Endpoint::attach(std::unique_ptr<Device> device) {
   require_process();
   const Lock lock(lock_);
   if (device_) throw std::invalid_argument("there is a device attached already");
-  // All keys now: later a GPU is at work, and streams wait for it.
+  // All keys that there are: later a GPU is at work, and streams wait for it.
   std::vector<SealingKey*> sealing;
   std::vector<OpeningKey*> opening;
   if (keyring_.own_group_gpu) sealing.push_back(keyring_.own_group_gpu.get());

@@ -44,7 +44,7 @@ class Endpoint {
   // whose key is known may be linked late.
   void add_member(int peer, const KeyBytes& group_key);
   // From any thread, also while an operation runs, without waiting. If the group has ended its peer is still to
-  // be told how. Not with a device.
+  // be told how.
   std::optional<Dismissal> add_late_link(LateLink link);
   // Ends the group when the lease has ended. Before the first operation.
   void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }

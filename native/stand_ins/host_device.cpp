@@ -64,8 +64,7 @@ Device::Area HostDevice::own_area(size_t bytes) {
 
 std::vector<uint8_t> HostDevice::new_meeting_id(int) { return HostMeeting::new_id(); }
 
-void HostDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world,
-                               const std::vector<int>&) {
+void HostDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world) {
   meeting_ = HostMeeting(id, rank, world);
 }
 

@@ -41,8 +41,8 @@ class HostDevice : public Device {
   Area reach_host(uint8_t* memory, size_t) override { return {memory}; }
   Area own_area(size_t bytes) override;
   std::vector<uint8_t> new_meeting_id(int world) override;
-  void begin_meeting(std::span<const uint8_t> id, int rank, int world,
-                     const std::vector<int>& peers) override;
+  void begin_meeting(std::span<const uint8_t> id, int rank, int world) override;
+  void begin_connecting(const std::vector<int>&) override {}
   bool exchanges_ready() override { return meeting_.settled() != HostMeeting::State::waiting; }
   void drop_exchanges() noexcept override { meeting_.abort(); }
   bool exchange(const Exchange& next) override;

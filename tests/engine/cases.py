@@ -75,14 +75,19 @@ class Tensors:
                 cuts = chunks(len(tensor), world, item)
                 self.slots = [tensor[at // item : (at + size) // item] for at, size in cuts]
                 total = n
-            case Operation.ALL_REDUCE | Operation.BROADCAST | Operation.REDUCE:
+            case (
+                Operation.ALL_REDUCE
+                | Operation.BROADCAST
+                | Operation.REDUCE
+                | Operation.INTRODUCTION
+            ):
                 self.slots = [values(case, n, rank, seed)]
                 total = n
             case Operation.REDUCE_SCATTER:
                 parts = [values(case, n, rank, seed + part) for part in range(world)]
                 self.slots = [*parts, values(case, n, rank, seed + 1000)]
                 total = n * world
-            case Operation.ALL_GATHER | Operation.INTRODUCTION:
+            case Operation.ALL_GATHER:
                 regions = [values(case, n, rank, seed + 1000 + part) for part in range(world)]
                 self.slots = [*regions, values(case, n, rank, seed)]
                 total = n * world

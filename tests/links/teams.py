@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,12 +21,12 @@ SIZE = 12
 class Team:
     """Light workers, each in a thread of its own while it has something to do."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, hosts: Sequence[int]) -> None:
         store = DictStore()
         self.size = size
         self.workers = [
-            LightWorker(ISSUER.credentials(rank, world=size), size, store, f"host-{rank}")
-            for rank in range(size)
+            LightWorker(ISSUER.credentials(rank, world=size), size, store, f"host-{host}")
+            for rank, host in enumerate(hosts)
         ]
         self.groups: list[LightGroup] = []
         self._pool = ThreadPoolExecutor(size)
@@ -60,13 +60,16 @@ class Team:
 
 
 @contextlib.contextmanager
-def team(size: int = SIZE, *, formed: bool = True) -> Iterator[Team]:
+def team(
+    size: int = SIZE, *, formed: bool = True, hosts: Sequence[int] | None = None
+) -> Iterator[Team]:
     """Nothing may be left of it soon after: neither descriptors nor threads.
 
-    What earlier tests used may close meanwhile, so there may be fewer.
+    What earlier tests used may close meanwhile, so there may be fewer. `hosts` has a number for the
+    host of each rank; without it each has its own.
     """
     descriptors, threads = len(os.listdir("/proc/self/fd")), busy_threads()
-    one = Team(size)
+    one = Team(size, hosts or range(size))
     try:
         if formed:
             one.form()

@@ -36,7 +36,6 @@ from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind, listener
 from sealring.links.listening_thread import ListeningThread
 from sealring.schedule import Algorithm
-from tests.engine.stand_ins import attach_host_device
 from tests.handshake.meeting import soon
 from tests.handshake.test_statements import fields_of
 from tests.links.teams import SIZE, Team, team
@@ -184,18 +183,6 @@ def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> Non
         with open(read, "rb") as answer:
             assert answer.read() == bytes([0])
         del early, late
-
-
-def test_a_device_is_given_the_links_that_no_message_has_used() -> None:
-    with team() as one:
-
-        def attach(rank: int) -> None:
-            box = one.groups[rank].mailbox
-            box._link_all()
-            attach_host_device(box._native, 0, SIZE)
-
-        assert one.all(attach) == [None] * SIZE
-        assert all(len(group.mailbox.commitments()) == SIZE - 1 for group in one.groups)
 
 
 def test_a_rank_that_is_gone_is_named_by_all() -> None:

@@ -413,14 +413,3 @@ def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [(PeerLost, 3)]
         monkeypatch.undo()
         assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerLost, 3)]
-
-
-def test_a_rank_that_waits_for_all_links_ends_with_the_groups_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As before a GPU is attached, with a member that has left."""
-    give_up_after(monkeypatch, 0.5)
-    with team() as one:
-        one.groups[7].close()
-        linked = one.all(lambda rank: one.groups[rank].engine._link_all(), *but(3))
-        assert linked == [(PeerLost, 7)]

@@ -162,7 +162,12 @@ void CudaDevice::allocate_staging(size_t payload) {
 
 int CudaDevice::add_key(const KeyBytes& key) {
   if (key_count_ == keys_.slots) throw std::logic_error("more keys than a group has");
-  put_key(key_count_, key);  // where none has been: nothing under way uses it
+  // Where none has been: nothing under way uses it.
+  if (CommandBatches* const commands = running_commands()) {
+    commands->replace_key(key_count_, key);
+  } else {
+    put_key(key_count_, key);
+  }
   return key_count_++;
 }
 

@@ -54,8 +54,8 @@ class CudaDevice : public Device {
   Area reach_host(uint8_t* memory, size_t bytes) override;
   Area own_area(size_t bytes) override;
   std::vector<uint8_t> new_meeting_id(int world) override;
-  void begin_meeting(std::span<const uint8_t> id, int rank, int world,
-                     const std::vector<int>& peers) override;
+  void begin_meeting(std::span<const uint8_t> id, int rank, int world) override;
+  void begin_connecting(const std::vector<int>& peers) override;
   bool exchanges_ready() override { return exchanges_->ready(); }
   void drop_exchanges() noexcept override { exchanges_.reset(); }
   void make_room(size_t payload) override;

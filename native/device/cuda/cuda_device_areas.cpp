@@ -66,10 +66,13 @@ std::vector<uint8_t> CudaDevice::new_meeting_id(int world) {
   return ids;
 }
 
-void CudaDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world,
-                               const std::vector<int>& peers) {
+void CudaDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world) {
   make_current();
-  exchanges_ = std::make_unique<CudaExchanges>(cuda_, context_, id, rank, world, peers);
+  exchanges_ = std::make_unique<CudaExchanges>(cuda_, context_, id, rank, world);
+}
+
+void CudaDevice::begin_connecting(const std::vector<int>& peers) {
+  exchanges_->connect(peers);
 }
 
 }  // namespace sealring

@@ -25,13 +25,11 @@ std::atomic_ref<uint32_t> value(uint32_t* word) { return std::atomic_ref<uint32_
 }  // namespace
 
 CudaExchanges::CudaExchanges(const cuda::Driver& driver, cuda::Handle context,
-                             std::span<const uint8_t> ids, int rank, int world,
-                             std::vector<int> peers)
+                             std::span<const uint8_t> ids, int rank, int world)
     : cuda_(driver),
       context_(context),
       rank_(rank),
       world_(world),
-      peers_(std::move(peers)),
       channels_(Channels(world).count()) {
   if (cuda_.wait_value == nullptr || cuda_.write_value == nullptr) {
     throw std::runtime_error("CUDA's driver is too old: it has no cuStreamWaitValue32_v2");
@@ -51,8 +49,9 @@ CudaExchanges::CudaExchanges(const cuda::Driver& driver, cuda::Handle context,
       channel.may_run = words_ + 2 * i * kLineWords;
       channel.ended = channel.may_run + kLineWords;
     }
-    check(cuda_.allocate(&bytes_, peers_.size() + 1), "cuMemAlloc");
-    check(cuda_.fill(bytes_, 0, peers_.size() + 1, channels_[0].stream), "cuMemsetD8Async");
+    const size_t greetings = static_cast<size_t>(world) + 1;
+    check(cuda_.allocate(&bytes_, greetings), "cuMemAlloc");
+    check(cuda_.fill(bytes_, 0, greetings, channels_[0].stream), "cuMemsetD8Async");
   } catch (...) {
     release();
     throw;
@@ -99,6 +98,13 @@ bool CudaExchanges::ready() {
   if (result == cuda::kNotReady) return false;
   check(result, "cuStreamQuery");
   return ++connected_ == channels_.size();
+}
+
+void CudaExchanges::connect(std::vector<int> peers) {
+  const std::lock_guard<std::mutex> lock(launching_);
+  peers_ = std::move(peers);
+  connected_ = 0;
+  for (Channel& channel : channels_) channel.greeted = false;
 }
 
 // NCCL connects, and loads its kernels, at their first use. That must be complete before anything depends

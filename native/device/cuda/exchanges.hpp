@@ -29,16 +29,18 @@ namespace sealring {
 
 class CudaExchanges {
  public:
-  // `ids` has an id for each channel, one after the other. Records will be exchanged with `peers`.
+  // `ids` has an id for each channel, one after the other.
   CudaExchanges(const cuda::Driver& driver, cuda::Handle context, std::span<const uint8_t> ids,
-                int rank, int world, std::vector<int> peers);
+                int rank, int world);
   ~CudaExchanges();
   CudaExchanges(const CudaExchanges&) = delete;
   CudaExchanges& operator=(const CudaExchanges&) = delete;
 
-  // Makes the communicators, one after the other, and connects them to the peers. Called again and again,
-  // in the context given, until it returns true; throws if one cannot be made.
+  // Makes the communicators, one after the other. Called again and again, in the context given, until it
+  // returns true; throws if one cannot be made. After `connect` it connects them to these peers, which do the
+  // same; nothing else is exchanged meanwhile.
   bool ready();
+  void connect(std::vector<int> peers);
 
   // ---- for the callers of collectives, one at a time, in the order in which these will be run
   // Plans all rounds of a collective.
@@ -82,7 +84,7 @@ class CudaExchanges {
   const cuda::Driver& cuda_;
   const cuda::Handle context_;
   const int rank_, world_;
-  const std::vector<int> peers_;
+  std::vector<int> peers_;  // to be connected
   std::vector<Channel> channels_;
   size_t connected_ = 0;  // channels
   cuda::Pointer bytes_ = 0;

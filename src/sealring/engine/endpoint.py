@@ -99,15 +99,6 @@ class Endpoint(Generic[Native]):
         self.link_sockets.append(socket_of(self._names.members[peer], link))
         return hand_over_late(self._native, peer, link)
 
-    def _link_all(self) -> None:
-        """Before a device is attached, which is given all links' keys at once."""
-        if self._late is None or (missing := self._late.want_all()) is None:
-            return
-        why = "no link was made with it in time, and a GPU needs all of them"
-        failure = _native.Failure(_native.FailureCode.PEER_SILENT, why, missing)
-        self.fail(failure)
-        raise self.error_of(self._first_failure.settle(failure))
-
     def _require_gpu(self, ordinal: int, what: str) -> None:
         if self._gpu is not None and self._gpu.ordinal != ordinal:
             raise Unsupported(

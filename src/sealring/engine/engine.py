@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Final
 
 from sealring import _native, limits
 from sealring.engine.collective import Collective
+from sealring.engine.cuda.linked_programs import LinkedPrograms
 from sealring.engine.cuda.wires import Wire, agree, share_a_gpu
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import Endpoint
@@ -16,7 +18,7 @@ from sealring.engine.failures import Names, error_from, failure_of
 from sealring.engine.lanes import GroupLanes
 from sealring.engine.link_ends import LinkEnds
 from sealring.engine.native_program import to_native
-from sealring.engine.objections import first_objection
+from sealring.engine.rounds import first_objection
 from sealring.engine.routes import Routes
 from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
@@ -93,6 +95,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         self._late_links = late
         if late is not None:
             weakref.finalize(self, late.stop_soon)
+        self._on_gpus = LinkedPrograms(native, rank, names.members)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
         self._routes = Routes(
             native,
@@ -119,7 +122,6 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         with self._preparing:
             self._require_gpu(ordinal, "tensors")
             if self._gpu is None:
-                self._link_all()
                 self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
             assert isinstance(self._gpu, Gpu)
             self._gpu.prepare(dtype, reduction)
@@ -155,6 +157,37 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         )
         self._routes.take(agreed)
         self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
+        if self.wired:
+            yield from self.link_gpus(self._most_used_on_wires(), patience_s)
+
+    def _most_used_on_wires(self) -> Collective:
+        """It is linked at once. Later, kernels of other calls may have been launched ahead."""
+        slots = [(0, 0)] * len(self._names.members)
+        algorithm = Algorithm.HIERARCHICAL
+        return Collective(Operation.ALL_REDUCE, algorithm, slots, 0, DType.BYTES, ready=0)
+
+    def gpus_lack_links(self, collective: Collective) -> bool:
+        """Whether `link_gpus` must come before this one; all ranks say the same."""
+        return self._on_gpus.missing_for(collective)
+
+    def link_gpus(
+        self, collective: Collective, patience_s: float
+    ) -> Generator[Collective, None, None]:
+        """The collectives after which GPUs can run this one's program, once per program."""
+        return self._on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
+
+    def no_launches_ahead(self) -> AbstractContextManager[None]:
+        """Within it `prelaunch` refuses all calls: around the time that `link_gpus` is queued."""
+        return self._on_gpus.under_way()
+
+    def _exchanges_with(self, collective: Collective) -> set[int]:
+        """The ranks with which this one exchanges a program's records by NCCL."""
+        apart = self._routes.apart
+        if apart is None or not self.exchanges or not self._routes.goes_by_wires(collective):
+            return set()
+        steps = self._routes.program(collective, wired=True).steps
+        peers = {peer for step in steps for peer in step.peers}
+        return {peer for peer in peers if apart[peer] != apart[self._rank]}
 
     @property
     def wire(self) -> Wire | None:
@@ -181,9 +214,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     def prelaunch(self, collective: Collective, stream: int) -> Collective | None:
         """Launches kernels for a collective, after the work of the caller's stream.
 
-        Returns the collective that must then be run, or None where it needs too many kernels.
-        Called in the order in which the collectives will be run.
+        Returns the collective that must then be run, or None where that cannot be: it needs too
+        many kernels, or they might be in the way. Called in the order in which the collectives
+        will be run.
         """
+        if self._on_gpus.making:
+            return None
         caller = _native.CallerStream(collective.ready or 0, stream, streams_wait=True)
         completion = self._native.submit(self._call(collective), caller)
         return replace(collective, completion=completion) if completion.streams_wait else None

@@ -12,20 +12,16 @@ first large collective of another program. All ranks know which programs have th
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from sealring import _native, limits
 from sealring.engine.collective import Collective
-from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds, LinkSocket
-from sealring.engine.objections import first_objection
-from sealring.engine.rounds import Round, judged
+from sealring.engine.rounds import least, letters, linked, tried
 from sealring.links import forming
 from sealring.links.lanes import FirstEnd, Lanes, first_end
 from sealring.schedule import Algorithm, Operation
@@ -41,8 +37,6 @@ MOST_THREADS: Final = 8
 _MOST_PIPES: Final = 64
 """That a rank makes for one program, in a group whose ranks are not all linked. Each takes memory
 and a descriptor. In a group of 8 ranks with 8 threads each, all linked, a rank has 49."""
-_SHORT_BYTES: Final = 16
-"""A multiple of every element's size."""
 
 
 def threads_by_default(cores: int, local_ranks: int) -> int:
@@ -142,14 +136,15 @@ class GroupLanes:
         uses = self._uses(collective)
         peers = set(self._ends) if uses is None else peers_of(collective) - {self._rank}
         new = sorted(peers - self._made.keys())
-        count = yield from self._least(self._most_with(peers))
+        count = yield from least(self._most_with(peers))
+        count = max(1, min(count, _native.MAX_LANES))
         if count == 1:
             self._counts[uses] = 1
             if uses is None:  # there will be no others
                 native.drop_lanes(new)
             return []
         if uses is not None:
-            yield from _run_short(collective)  # links that are missing come with it
+            yield from linked(collective)
         taken: list[tuple[int, int]] = []
         why = yield from self._make(native, names.members, new, count, taken)
         if why:
@@ -173,21 +168,6 @@ class GroupLanes:
         host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
         return LinkSocket(names.members[peer], host, transport, inode)
 
-    def _least(self, own: int) -> Generator[Collective, None, int]:
-        """The lanes that every rank can have."""
-        if self._all_linked:
-            counts = Round(self._world, own.to_bytes(4, "little"))
-            yield counts.collective()
-            least = min(int.from_bytes(letter, "little") for letter in counts.letters())
-        else:
-            value = ctypes.c_uint32(own)
-            slot = (ctypes.addressof(value), ctypes.sizeof(value))
-            yield Collective(
-                Operation.ALL_REDUCE, Algorithm.TREE, [slot], slot[1], DType.UINT32, ReduceKind.MIN
-            )
-            least = value.value
-        return max(1, min(least, _native.MAX_LANES))
-
     def _make(
         self,
         native: _native.Engine,
@@ -201,10 +181,10 @@ class GroupLanes:
         `taken` gets the peer and the inode of each socket that the core has.
         """
         lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in peers}, count)
-        letters: list[bytes] = []
+        own: list[bytes] = []
 
         def offer() -> None:
-            letters.append(lanes.offer())
+            own.append(lanes.offer())
 
         def take() -> None:
             with contextlib.ExitStack() as untaken:
@@ -214,40 +194,18 @@ class GroupLanes:
                 # In the order of the lanes: each needs the one before.
                 for pipe in sorted(pipes, key=lambda each: each.lane):
                     taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
-                    own, theirs = (None, None) if pipe.memory is None else pipe.memory
-                    native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), own, theirs)
+                    memory = (None, None) if pipe.memory is None else pipe.memory
+                    native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), *memory)
 
         try:
-            if why := (yield from self._tried(members, offer)):
+            if why := (yield from tried(self._rank, members, offer)):
                 return why
-            offers = Round(len(members), letters[0], all_linked=self._all_linked)
-            yield offers.collective()
-            told = offers.letters
-            if why := (yield from self._tried(members, lambda: lanes.leave_pipes(told()))):
+            offers = yield from letters(self._world, own[0])
+            if why := (yield from tried(self._rank, members, lambda: lanes.leave_pipes(offers))):
                 return why
-            return (yield from self._tried(members, take))
+            return (yield from tried(self._rank, members, take))
         finally:
             lanes.close()
-
-    def _tried(
-        self, members: Sequence[int], step: Callable[[], None]
-    ) -> Generator[Collective, None, str]:
-        """Takes a step; returns why it could not be taken, by the first rank that could not."""
-        problem = ""
-        try:
-            step()
-        except Exception as error:  # whatever it is, the others must not wait for a pipe
-            problem = str(error) or repr(error)
-        if self._all_linked:
-            return (yield from judged(members, problem))
-        return (yield from first_objection(self._rank, members, problem))
-
-
-def _run_short(collective: Collective) -> Generator[Collective, None, None]:
-    """The same program with next to nothing to do."""
-    memory = [ctypes.create_string_buffer(_SHORT_BYTES) for _ in collective.slots]
-    slots = [(ctypes.addressof(each), _SHORT_BYTES) for each in memory]
-    yield replace(collective, slots=slots, total=_SHORT_BYTES)
 
 
 def _is_large(collective: Collective) -> bool:

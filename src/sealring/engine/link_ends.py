@@ -128,11 +128,6 @@ class LateEnds:
         """The group has failed; a member that wants a link is told how."""
         self._links.group.refuse_from_now(failure)
 
-    def want_all(self) -> int | None:
-        """Have links made with all, and wait for them; the rank that there is none with in time."""
-        missing = self._links.want_all()
-        return None if missing is None else self._members.index(missing)
-
 
 def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _native.Failure:
     """What a group ends with where a link with `rank` cannot be made."""

@@ -78,7 +78,6 @@ class Mailbox(Endpoint[_native.Mailbox]):
         with self._preparing:
             self._require_gpu(ordinal, "messages")
             if self._gpu is None:
-                self._link_all()
                 self._gpu = Attachment(
                     self._native,
                     ordinal,

@@ -1,53 +1,87 @@
-"""Short letters that all ranks of a group exchange by a collective of the group itself.
+"""How the ranks of a group agree: by small collectives of the group itself.
 
 So what they tell is sealed, and comes from the member that it says it comes from. It decides only
-which way records take; they are sealed on all ways.
+which way records take; they are sealed on all ways. A group of any size agrees over a few links of
+each rank: numbers and objections take the tree over which the group formed, letters a ring.
 """
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from sealring.engine.collective import Collective
-from sealring.engine.datatypes import DType
-from sealring.schedule import Algorithm, Operation
+from sealring.engine.datatypes import DType, ReduceKind
+from sealring.schedule import REDUCING, Algorithm, Operation
 
-_REASON_BYTES: Final = 1023
-_VERDICT: Final = struct.Struct(f"<B{_REASON_BYTES}s")
-"""Whether it went well, and if not, why."""
-
-
-class Round:
-    """One all-gather of a short letter per rank."""
-
-    def __init__(self, world: int, own: bytes, *, all_linked: bool = True) -> None:
-        """`all_linked`: all pairs have links, or shall have. Else a ring of them does."""
-        size = len(own)
-        self._all_linked = all_linked
-        self._own = ctypes.create_string_buffer(own, size)
-        self._all = [ctypes.create_string_buffer(size) for _ in range(world)]
-
-    def collective(self) -> Collective:
-        slots = [(ctypes.addressof(each), len(each)) for each in (*self._all, self._own)]
-        total = len(self._own) * len(self._all)
-        if self._all_linked:
-            return Collective(Operation.INTRODUCTION, Algorithm.DIRECT, slots, total, DType.BYTES)
-        return Collective(Operation.ALL_GATHER, Algorithm.RING, slots, total, DType.BYTES)
-
-    def letters(self) -> list[bytes]:
-        return [each.raw for each in self._all]
+_REASON_BYTES: Final = 1024
+_SHORT_BYTES: Final = 16
+"""A multiple of every element's size."""
 
 
-def judged(members: Sequence[int], problem: str) -> Generator[Collective, None, str]:
-    """What the first rank that has a problem says of it; nothing if none has."""
-    told = problem.encode()[:_REASON_BYTES]
-    verdicts = Round(len(members), _VERDICT.pack(not problem, told))
-    yield verdicts.collective()
-    for peer, verdict in enumerate(verdicts.letters()):
-        good, reason = _VERDICT.unpack(verdict)
-        if not good:
-            return f"rank {members[peer]}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
-    return ""
+def least(own: int) -> Generator[Collective, None, int]:
+    """The least of all ranks' numbers."""
+    value = ctypes.c_uint32(own)
+    slot = (ctypes.addressof(value), ctypes.sizeof(value))
+    yield Collective(
+        Operation.INTRODUCTION, Algorithm.TREE, [slot], slot[1], DType.UINT32, ReduceKind.MIN
+    )
+    return value.value
+
+
+def first_objection(
+    rank: int, members: Sequence[int], objection: str
+) -> Generator[Collective, None, str]:
+    """Returns '' on all ranks if none objects, else what the first that does says of it.
+
+    `members` are the group's ranks by their numbers in the job, which the reason names.
+    """
+    world = len(members)
+    first = yield from least(rank if objection else world)
+    if first >= world:
+        return ""
+    told = objection.encode()[:_REASON_BYTES] if first == rank else b""
+    reason = ctypes.create_string_buffer(told, _REASON_BYTES)
+    text = (ctypes.addressof(reason), _REASON_BYTES)
+    yield Collective(Operation.BROADCAST, Algorithm.TREE, [text], text[1], DType.BYTES, root=first)
+    return f"rank {members[first]}: {reason.value.decode(errors='replace')}"
+
+
+def tried(
+    rank: int, members: Sequence[int], step: Callable[[], None]
+) -> Generator[Collective, None, str]:
+    """Takes a step on each rank; returns '' if all could, else why the first could not."""
+    objection = ""
+    try:
+        step()
+    except Exception as error:  # whatever it is, the others must not wait for this rank
+        objection = str(error) or repr(error)
+    return (yield from first_objection(rank, members, objection))
+
+
+def letters(world: int, own: bytes) -> Generator[Collective, None, list[bytes]]:
+    """Those of all ranks, which are of one length."""
+    size = len(own)
+    mine = ctypes.create_string_buffer(own, size)
+    all_of_them = [ctypes.create_string_buffer(size) for _ in range(world)]
+    slots = [(ctypes.addressof(each), size) for each in (*all_of_them, mine)]
+    yield Collective(Operation.ALL_GATHER, Algorithm.RING, slots, size * world, DType.BYTES)
+    return [each.raw for each in all_of_them]
+
+
+def linked(collective: Collective) -> Generator[Collective, None, None]:
+    """The same program with next to nothing to do: links that it needs are made with it."""
+    memory = [ctypes.create_string_buffer(_SHORT_BYTES) for _ in collective.slots]
+    slots = [(ctypes.addressof(each), _SHORT_BYTES) for each in memory]
+    reduces = collective.operation in REDUCING
+    yield replace(
+        collective,
+        slots=slots,
+        total=None if collective.total is None else _SHORT_BYTES,
+        dtype=DType.UINT32 if reduces else DType.BYTES,
+        reduction=ReduceKind.MIN if reduces else ReduceKind.NONE,
+        ready=None,
+        completion=None,
+    )

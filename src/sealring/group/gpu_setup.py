@@ -56,6 +56,17 @@ class GpuSetup:
                 raise
             self._done = True
 
+    def ensure_linked(
+        self,
+        collective: Collective,
+        run: Callable[[Iterable[Collective]], None],
+        patience_s: float,
+    ) -> None:
+        """Makes ready what the collective's program needs before GPUs run it, once per program."""
+        if self._engine.gpus_lack_links(collective):
+            with self._engine.no_launches_ahead():
+                run(self._engine.link_gpus(collective, patience_s))
+
     def selection(self, chosen: Selection) -> Selection:
         """The group's own choice, as the way between the GPUs allows it."""
         if not self._engine.wired:

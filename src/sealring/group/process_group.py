@@ -315,6 +315,9 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         ready = prelaunch = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
+            self._gpu_setup.ensure_linked(
+                collectives, self._introduce, self._timeout.total_seconds()
+            )
             prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *result))
             on_success = self._gpu.finished(on_success, device)
         if prelaunch is not None and (failure := self._dispatcher.failure) is not None:

@@ -47,7 +47,6 @@ _LOG = logging.getLogger("sealring")
 _DIAL_SECONDS: Final = 30.0
 _CLOSED_SECONDS: Final = 5.0
 """How long a member's machine refuses connections before the member is given up: it has ended."""
-_LOOK_SECONDS: Final = 1.0
 
 Rest = Callable[[], None]
 """Says to the peer of a link that came too late how its group has ended. It may take seconds."""
@@ -63,10 +62,9 @@ class LinksOfAKind:
     def __init__(self, group: FormedGroup, terms: Terms, linked: Iterable[int]) -> None:
         self.terms = terms
         self.group = group
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._linked = set(linked)
         """Members whose link is made, delivered or about to be."""
-        self._delivered = set(linked)
         self._wanted: set[int] = set()
         """Members that are dialed."""
         self._asked: set[int] = set()
@@ -126,28 +124,11 @@ class LinksOfAKind:
         with self._lock:
             return rank in self._linked
 
-    def want_all(self) -> int | None:
-        """Link with every member, and wait until that is done, or the group has failed.
-
-        Returns a member that there is no link with.
-        """
-        others = set(self.group.agreed.members) - {self.terms.rank}
-        deadline = time.monotonic() + self.group.timeout
-        self.want(others)
-        with self._lock:
-            while missing := others - self._delivered:
-                left = deadline - time.monotonic()
-                if left <= 0 or self.group.failure is not None:
-                    return min(missing)
-                self._lock.wait(min(left, _LOOK_SECONDS))
-        return None
-
     def stop(self) -> None:
         self._dialer.stop()
         with self._lock:
             waiting, self._undelivered = self._undelivered, []
             dismissing, self._dismissing = self._dismissing, []
-            self._lock.notify_all()
         for link in waiting:
             link.discard()
         for job in dismissing:
@@ -324,9 +305,6 @@ class LinksOfAKind:
             link.discard()
             why = f"rank {self.terms.rank} cannot take its link with rank {link.peer}: {problem!r}"
             self._fail(self.terms.rank, PeerUnreachable(why, peer=self.terms.rank))
-        with self._lock:
-            self._delivered.add(link.peer)
-            self._lock.notify_all()
 
     def _dismiss(self, rest: Rest, link: Link) -> None:
         if link.dialer:

@@ -24,7 +24,7 @@ ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
     Operation.GATHER: (Algorithm.DIRECT,),
     Operation.SCATTER: (Algorithm.DIRECT,),
     Operation.ALL_TO_ALL: (Algorithm.DIRECT,),
-    Operation.INTRODUCTION: (Algorithm.DIRECT,),
+    Operation.INTRODUCTION: (Algorithm.TREE,),
 }  # fmt: skip
 """How each operation can be done. Where every byte has one sender and one receiver, anything but
 sending it there would seal it twice; and what is published reaches everybody, wanted or not."""
@@ -72,8 +72,8 @@ def program_for(
             return ring.all_reduce(world, rank, **scaling)
         case Operation.ALL_REDUCE, Algorithm.DIRECT:
             return direct.all_reduce(world, rank, **scaling)
-        case Operation.ALL_REDUCE, Algorithm.TREE:
-            return tree.all_reduce(world, rank, **scaling)
+        case Operation.ALL_REDUCE | Operation.INTRODUCTION, Algorithm.TREE:
+            return tree.all_reduce(operation, world, rank, **scaling)
         case Operation.ALL_REDUCE, Algorithm.PARAMETER_SERVER:
             return hierarchical.all_reduce(algorithm, one_host(world), world, rank, **scaling)
         case Operation.ALL_REDUCE, Algorithm.HIERARCHICAL:
@@ -112,8 +112,6 @@ def program_for(
             return direct.scatter(world, rank, root=root)
         case Operation.ALL_TO_ALL, _:
             return direct.all_to_all(world, rank)
-        case Operation.INTRODUCTION, _:
-            return direct.all_gather(world, rank, operation)
         case _:
             return direct.barrier(world, rank)
 
@@ -135,7 +133,7 @@ def input_slots(operation: Operation, world: int, *, is_root: bool = False) -> f
     match operation:
         case Operation.REDUCE_SCATTER | Operation.ALL_TO_ALL:
             return frozenset(range(world))
-        case Operation.ALL_GATHER | Operation.INTRODUCTION:
+        case Operation.ALL_GATHER:
             return frozenset({world})
         case Operation.REDUCE:
             return frozenset() if is_root else frozenset({0})

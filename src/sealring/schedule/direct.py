@@ -71,12 +71,12 @@ def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -
     return writer.program()
 
 
-def all_gather(world: int, rank: int, operation: Operation = Operation.ALL_GATHER) -> Program:
+def all_gather(world: int, rank: int) -> Program:
     """Slots 0..world-1 are the regions of the output; slot `world` is this rank's input.
 
     The input may be the memory of output region `rank`.
     """
-    writer = ProgramWriter(operation, Algorithm.DIRECT, rank, world, slots=world + 1)
+    writer = ProgramWriter(Operation.ALL_GATHER, Algorithm.DIRECT, rank, world, slots=world + 1)
     writer.publish(world, _others(world, rank), message=rank)
     writer.copy(rank, world)
     for owner in _others(world, rank):

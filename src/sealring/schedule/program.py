@@ -37,14 +37,16 @@ class Operation(IntEnum):
     SCATTER = 8
     ALL_TO_ALL = 9
     INTRODUCTION = 10
-    """An all_gather of the group's own: what the ranks' GPUs need to know of each other."""
+    """An all_reduce of the group's own: the least of a number of each rank, by which they agree."""
 
 
 CALLED = tuple(each for each in Operation if each is not Operation.INTRODUCTION)
 """Those that a script calls."""
 ROOTED = frozenset({Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER})
 """Those in which one rank is named; ranks compare it."""
-REDUCING = frozenset({Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE})
+REDUCING = frozenset(
+    {Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE, Operation.INTRODUCTION}
+)
 
 
 class Algorithm(IntEnum):

@@ -12,9 +12,11 @@ from __future__ import annotations
 from sealring.schedule.program import Algorithm, Operation, Program, ProgramWriter
 
 
-def all_reduce(world: int, rank: int, *, average: bool, premultiply: bool) -> Program:
+def all_reduce(
+    operation: Operation, world: int, rank: int, *, average: bool, premultiply: bool
+) -> Program:
     """Slot 0 is the whole tensor, in place. Rank 0 is the root of both ways."""
-    writer = ProgramWriter(Operation.ALL_REDUCE, Algorithm.TREE, rank, world, slots=1)
+    writer = ProgramWriter(operation, Algorithm.TREE, rank, world, slots=1)
     if premultiply:
         writer.premultiply(0)
     _climb(writer, 0, root=0)

@@ -12,7 +12,7 @@ from sealring.errors import Unsupported
 from sealring.limits import EXCHANGE_BYTES, GPU_PAYLOAD_BYTES
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
 from sealring.limits import WIRE_SLOTS as SLOTS
-from sealring.links import files
+from sealring.links import files, forming
 from sealring.links.descriptors import Address, Inbox, leave
 
 _PAGE: Final = 4096
@@ -122,9 +122,11 @@ class Nccl:
         pass
 
     def open(self, letters: Sequence[bytes]) -> None:
-        hosts = self._meeting.hosts
+        hosts, patience_s = self._meeting.hosts, self._meeting.patience_s
         peers = [each for each in _others(self._rank, letters) if hosts[each] != hosts[self._rank]]
-        self._native.meet(letters[0], peers, self._meeting.patience_s)
+        self._native.meet(letters[0], peers, patience_s)
+        if len(hosts) <= forming.MOST_LINKED_AT_ONCE:  # else before a program's first use
+            self._native.connect(peers, patience_s)
 
     def close(self) -> None:
         pass

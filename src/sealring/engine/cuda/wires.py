@@ -29,7 +29,7 @@ from sealring.engine.cuda.ways import (
     PeerMemory,
     Way,
 )
-from sealring.engine.rounds import Round, judged
+from sealring.engine.rounds import first_objection, letters, tried
 from sealring.errors import Unsupported
 from sealring.limits import WIRE_SLOTS as SLOTS
 
@@ -74,7 +74,7 @@ def agree(
     Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
     cannot be used.
     """
-    why = yield from judged(members, problem)
+    why = yield from first_objection(rank, members, problem)
     if why:
         raise Unsupported(why)
     one_host = len(set(hosts)) == 1
@@ -91,7 +91,7 @@ def agree(
         if one_host and agreed.wire in _ONE_HOST and world > SLOTS:
             continue
         way = make(native, rank, Meeting(agreed.hosts or hosts, patience_s))
-        why = yield from _try(native, members, way)
+        why = yield from _try(native, rank, members, way)
         if not why:
             return agreed
     if wanted is not Wire.AUTO:
@@ -127,33 +127,22 @@ def is_mixed(hosts: tuple[int, ...]) -> bool:
 
 def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:
     """Whether two of the ranks are on one GPU, by what each of them says of its own."""
-    names = Round(len(members), gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1)))
-    yield names.collective()
-    return len(set(names.letters())) < len(members)
+    own = gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1))
+    names = yield from letters(len(members), own)
+    return len(set(names)) < len(members)
 
 
 def _try(
-    native: _native.Engine, members: Sequence[int], way: Way
+    native: _native.Engine, rank: int, members: Sequence[int], way: Way
 ) -> Generator[Collective, None, str]:
     """Returns '' if the way is now used, else the reason of the first rank that cannot use it."""
-    reason, letter = "", b""
+    own: list[bytes] = []
     try:
-        try:
-            letter = way.offer()
-        except Exception as problem:  # whatever it is, the others must not wait for an area
-            reason = str(problem) or repr(problem)
-        why = yield from judged(members, reason)
+        why = yield from tried(rank, members, lambda: own.append(way.offer()))
         if not why:
-            offers = Round(len(members), letter)
-            yield offers.collective()
-            for step in (way.hand_out, way.open):
-                try:
-                    step(offers.letters())
-                except Exception as problem:
-                    reason = str(problem) or repr(problem)
-                why = yield from judged(members, reason)
-                if why:
-                    break
+            offers = yield from letters(len(members), own[0])
+            why = yield from tried(rank, members, lambda: way.hand_out(offers))
+            why = why or (yield from tried(rank, members, lambda: way.open(offers)))
     finally:
         way.close()
     if why:

@@ -1,0 +1,81 @@
+"""In a large group: what a program needs before GPUs run it for the first time.
+
+Over links go the records of GPUs that have no other way, and the headers of all others. A GPU must
+have a link's keys before kernels are launched, and NCCL must be connected with a peer before
+anything waits for it. So the ranks first run a program on their CPUs, with next to nothing to do:
+then its links are there. Groups whose ranks are all linked when they form need none of this.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from sealring import _native
+from sealring.engine.collective import Collective
+from sealring.engine.rounds import linked, tried
+from sealring.errors import Unsupported
+from sealring.links import forming
+from sealring.schedule import Algorithm, Operation
+
+
+class LinkedPrograms:
+    def __init__(self, native: _native.Engine, rank: int, members: Sequence[int]) -> None:
+        """`members` are the group's ranks by their numbers in the job."""
+        self._native, self._rank, self._members = native, rank, members
+        self._large = len(members) > forming.MOST_LINKED_AT_ONCE
+        self._done: set[tuple[Operation, Algorithm, int]] = set()
+        self._connected: set[int] = set()
+        self._making = 0
+        self._lock = threading.Lock()
+
+    def missing_for(self, collective: Collective) -> bool:
+        """Whether ranks must do something before GPUs run this; all ranks say the same."""
+        return self._large and _uses(collective) not in self._done
+
+    @property
+    def making(self) -> bool:
+        """Kernels that are launched ahead now might be in the way."""
+        return self._making != 0
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """From before the call of `make` is queued until it has been run."""
+        with self._lock:
+            self._making += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._making -= 1
+
+    def make(
+        self,
+        collective: Collective,
+        exchanges_with: Callable[[], set[int]],
+        patience_s: float,
+    ) -> Generator[Collective, None, None]:
+        """The collectives by which it is done, once per program.
+
+        `exchanges_with` returns the ranks with which this one exchanges records of the program by
+        NCCL, once there are links. Unsupported, on all ranks alike, if it cannot be done.
+        """
+        if not self.missing_for(collective):
+            return  # done after this call was made, and before its turn
+        yield from linked(collective)
+
+        def prepare() -> None:
+            self._native.put_late_keys()
+            if new := sorted(exchanges_with() - self._connected):
+                self._native.connect(new, patience_s)
+                self._connected.update(new)
+
+        if why := (yield from tried(self._rank, self._members, prepare)):
+            raise Unsupported(f"GPUs cannot run {collective.operation.name.lower()}: {why}")
+        self._done.add(_uses(collective))
+
+
+def _uses(collective: Collective) -> tuple[Operation, Algorithm, int]:
+    """A program, which is the same on all ranks."""
+    return collective.operation, collective.algorithm, collective.root
