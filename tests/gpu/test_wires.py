@@ -83,6 +83,33 @@ def test_twelve_ranks_over_nccl() -> None:
     assert in_group(12, sums_of_many_sizes, **environment_of("nccl")) == [[]] * 12
 
 
+def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
+    """Sums, the links that they took, a message to a rank without one, and every collective."""
+    group: Any = dist.group.WORLD
+    world = dist.get_world_size()
+    wrong = sums_of_many_sizes(rank)
+    links = len(group._engine.link_sockets)
+    got = torch.zeros(3_000_000, device="cuda")
+    sent = torch.full_like(got, float(rank))
+    for work in [dist.isend(sent, (rank + 5) % world), dist.irecv(got, (rank - 5) % world)]:
+        assert work is not None
+        work.wait()
+    return wrong, links, got[-1].item(), every_collective(rank)
+
+
+@each_wire
+@pytest.mark.parametrize("wait", ["host", "stream"])
+@pytest.mark.timeout(300)
+def test_a_group_that_makes_its_links_when_gpus_need_them(wire: str, wait: str) -> None:
+    environment = environment_of(wire, SEALRING_CUDA_WAIT=wait, **SAME)
+    if wire == "links":
+        environment["SEALRING_ALGORITHM"] = "ring"
+    found = in_group(10, a_large_group, **environment)
+    for rank, (wrong, links, got, others) in enumerate(found):
+        assert (wrong, got, others) == ([], float((rank - 5) % 10), [])
+        assert links < 9 or wire != "links"
+
+
 def several_groups(rank: int) -> list[float]:
     """Each group has areas of its own, and a new one comes after one that is gone."""
     found = []

@@ -116,7 +116,7 @@ def test_nccl_is_connected_when_a_program_first_needs_it() -> None:
         ]
 
 
-def test_a_program_that_nobody_prepared_is_refused() -> None:
+def test_a_program_that_was_not_prepared_is_refused() -> None:
     """A GPU that has not the keys of a link must not come to need them while streams wait."""
     with team() as one:
         attach_host_driver(one.groups[0].engine._native, prelaunch=False)
