@@ -35,6 +35,8 @@ EXCHANGE_PAYLOAD_BYTES: Final = 16 << 20
 EXCHANGE_BYTES: Final = 64 << 20
 """Of sealed records that a rank's GPU sends, or receives, in one exchange, at most."""
 MAX_WORLD: Final = 65536
+MOST_LINKED_AT_ONCE: Final = 8
+"""In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring import limits
 from sealring.errors import GroupClosed, Unsupported
 from sealring.group import create
 from sealring.group.gpu import GpuCalls, in_use
-from sealring.links import forming
 from tests.workers import Workers
 
 REASON = "cuda:0 cannot serve sealed collectives: free some memory"
@@ -59,7 +59,7 @@ def one_gpu_is_unfit(rank: int, world: int) -> str:
 
 def one_gpu_of_a_large_group_is_unfit(rank: int, world: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        patch.setattr(limits, "MOST_LINKED_AT_ONCE", 1)
         return one_gpu_is_unfit(rank, world)
 
 

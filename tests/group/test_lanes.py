@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring import limits
 from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
 from sealring.group.cores import usable_cores
 from sealring.group.settings import read_settings
-from sealring.links import forming, lanes
+from sealring.links import lanes
 from sealring.recording.traffic import traffic_so_far
 from tests.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
@@ -75,7 +76,7 @@ def test_results_are_those_of_one_thread(workers: Workers, world: int, transport
 def linked_when_needed(rank: int, world: int, what: Callable[[int, int], Any]) -> Any:
     """As in a large group: its links, and their lanes, come when they are first needed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        patch.setattr(limits, "MOST_LINKED_AT_ONCE", 1)
         dist.init_process_group("sealring")
     try:
         return what(rank, world)

@@ -16,6 +16,8 @@ import pytest
 
 from sealring import _native
 from sealring._native import Failure, FailureCode
+from sealring.engine.collective import Collective
+from sealring.engine.datatypes import DType
 from sealring.engine.link_ends import LateEnds
 from sealring.errors import (
     CertificateExpired,
@@ -35,7 +37,7 @@ from sealring.identity import load_credentials, verification
 from sealring.identity.attestation.admission import key_digest
 from sealring.links import agreement, connections, forming, late_kind, listener
 from sealring.links.listening_thread import ListeningThread
-from sealring.schedule import Algorithm
+from sealring.schedule import Algorithm, Operation, Selection
 from tests.handshake.meeting import soon
 from tests.handshake.test_statements import fields_of
 from tests.links.teams import SIZE, Team, team
@@ -75,6 +77,28 @@ def test_programs_get_the_links_that_they_need_and_no_others() -> None:
         sum_of(one, Algorithm.DIRECT)
         sum_of(one, Algorithm.RING)
         assert handshakes(one) == SIZE * (SIZE - 1) // 2
+
+
+def meet(team: Team, rank: int, timeout_s: float = 60.0) -> None:
+    """As dist.barrier() does."""
+    group = team.groups[rank]
+    algorithm = Selection(group.engine.topology)(Operation.BARRIER, 0)
+    barrier = Collective(Operation.BARRIER, algorithm, [(0, 0)], 0, DType.BYTES)
+    group._run(barrier, timeout_s)
+
+
+def test_a_barrier_needs_no_further_link() -> None:
+    with team() as one:
+        for _ in range(2):
+            assert one.all(lambda rank: meet(one, rank)) == [None] * SIZE
+        assert handshakes(one) == SIZE - 1
+        assert {len(group.engine.link_sockets) for group in one.groups} <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("absent", [0, 7, 8])
+def test_a_barrier_names_the_rank_that_does_not_come(absent: int) -> None:
+    with team() as one:
+        assert set(one.all(lambda rank: meet(one, rank, 4.0), absent)) == {(PeerSilent, absent)}
 
 
 def swap(team: Team, rank: int) -> float:

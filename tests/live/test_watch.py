@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
+from sealring import limits
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.links import forming, setting_up
+from sealring.links import setting_up
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
@@ -114,7 +115,7 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
         raise AssertionError(found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forming, "MOST_LINKED_AT_ONCE", 1)
+        patch.setattr(limits, "MOST_LINKED_AT_ONCE", 1)
         dist.init_process_group("sealring")
     at_first = sealed()
     dist.barrier()

@@ -15,6 +15,7 @@ from sealring.schedule import (
     Selection,
     Topology,
     choose,
+    program_for,
 )
 from sealring.schedule.choose import everywhere, parse_fixed
 from sealring.schedule.table import (
@@ -117,6 +118,44 @@ def test_the_shipped_table_is_whole() -> None:
                 for size in (0, 1, 4096, 1 << 25):
                     chosen = Selection(topology)(operation, size)
                     assert chosen in ALGORITHMS[operation]
+
+
+LARGE = {
+    "one host": Topology((0,) * 300),
+    "one rank each": Topology(tuple(range(300))),
+    "eight a host": Topology(tuple(rank // 8 for rank in range(512))),
+    "hosts of all sizes": Topology(tuple(int(rank**0.5) for rank in range(300))),
+}
+
+
+@pytest.mark.parametrize("topology", LARGE.values(), ids=LARGE)
+def test_what_is_chosen_in_a_large_world_needs_few_links(topology: Topology) -> None:
+    """All but what goes from one rank to each other, or from each to one."""
+    selection, world = Selection(topology), len(topology.host_of)
+    ranks = sorted({0, 1, 7, world // 2, world - 1})
+    for operation in set(Operation) - {Operation.GATHER, Operation.SCATTER, Operation.ALL_TO_ALL}:
+        for size in (0, 4096, 1 << 25):
+            for rank in ranks:
+                program = program_for(
+                    operation, selection(operation, size), world, rank, topology=topology
+                )
+                assert len({peer for step in program.steps for peer in step.peers}) <= 64
+
+
+def test_a_large_world_takes_other_programs_only_where_it_must() -> None:
+    barriers = {
+        world: Selection(Topology((0,) * world))(Operation.BARRIER, 0) for world in (2, 8, 9, 5000)
+    }
+    assert barriers == {2: DIRECT, 8: DIRECT, 9: TREE, 5000: TREE}
+    for operation in OPERATIONS.values():
+        for size in (0, 4096, 1 << 25):
+            assert Selection(Topology((0,) * 65))(operation, size) is choose(operation, 65, size)
+    large = Topology((0,) * 66)
+    assert choose(Operation.ALL_REDUCE, 66, 100) is DIRECT
+    assert Selection(large)(Operation.ALL_REDUCE, 100) is TREE
+    assert Selection(large)(Operation.ALL_REDUCE, 1 << 25) is Algorithm.RING
+    fixed = Selection(large, fixed={Operation.ALL_REDUCE: DIRECT})
+    assert fixed(Operation.ALL_REDUCE, 1 << 25) is DIRECT, "what was set by hand"
 
 
 def test_a_file_comes_back_as_it_was_written() -> None:

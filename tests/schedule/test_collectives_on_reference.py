@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.engine.reference import run_reference
 from sealring.errors import Unsupported
-from sealring.schedule import ALGORITHMS, Algorithm, Operation, Topology, chunks, cuts_into_chunks
+from sealring.schedule import (
+    ALGORITHMS,
+    Action,
+    Algorithm,
+    Operation,
+    Topology,
+    chunks,
+    cuts_into_chunks,
+)
 from tests.schedule.expectations import (
     NUMPY_TYPE,
     Array,
@@ -278,6 +286,30 @@ def test_barrier_hears_from_everybody(world) -> None:
     for rank, program in enumerate(barriers):
         heard = {step.origin for step in program.steps if step.origin >= 0}
         assert heard == set(range(world)) - {rank}
+
+
+@pytest.mark.parametrize("world", range(1, 20))
+def test_no_rank_leaves_a_barrier_by_tree_before_all_have_come(world) -> None:
+    """Whoever does not come: no other rank ends its program."""
+    barriers = programs(Operation.BARRIER, Algorithm.TREE, world)
+    run_reference(barriers, [[np.empty(0, np.uint8)] for _ in range(world)], ReduceKind.NONE)
+    for absent in range(world):
+        done: set[tuple[int, int]] = set()
+        ranks = [rank for rank in range(world) if rank != absent]
+        steps = [(rank, index) for rank in ranks for index in range(len(barriers[rank].steps))]
+        for _ in range(len(steps)):
+            for rank, index in steps:
+                step = barriers[rank].steps[index]
+                sender = step.peers[0] if step.action is Action.RECEIVE else rank
+                sent = sender == rank or any(
+                    rank in other.peers and other.message == step.message
+                    for at, other in enumerate(barriers[sender].steps)
+                    if (sender, at) in done and other.action is not Action.RECEIVE
+                )
+                if sent and all((rank, before) in done for before in step.after):
+                    done.add((rank, index))
+        whole = [rank for rank in ranks if all((rank, at) in done for r, at in steps if r == rank)]
+        assert whole == []
 
 
 @pytest.mark.parametrize("algorithm", Algorithm)

@@ -56,12 +56,6 @@ class LightGroup:
             timeout_s,
         )
 
-    def barrier(self, timeout_s: float = 60.0) -> None:
-        self._run(
-            Collective(Operation.BARRIER, Algorithm.DIRECT, [], total=0, dtype=DType.BYTES),
-            timeout_s,
-        )
-
     def _run(self, collective: Collective, timeout_s: float) -> None:
         self.engine.run(next(self._numbers), collective, timeout_s)
 

@@ -22,7 +22,6 @@ from sealring.engine.collective import Collective
 from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds, LinkSocket
 from sealring.engine.rounds import least, letters, linked, tried
-from sealring.links import forming
 from sealring.links.lanes import FirstEnd, Lanes, first_end
 from sealring.schedule import Algorithm, Operation
 
@@ -56,7 +55,7 @@ def lanes_for(longest_slot_bytes: float, world: int, threads: int, peers_of_a_ra
 
 def _most_lanes(world: int, peers: int) -> int:
     """The lanes that a rank can have in a program with so many peers."""
-    if world <= forming.MOST_LINKED_AT_ONCE:
+    if world <= limits.MOST_LINKED_AT_ONCE:
         return _native.MAX_LANES
     return 1 + _MOST_PIPES // max(1, peers)
 
@@ -75,7 +74,7 @@ class GroupLanes:
     ) -> None:
         """`threads` is how many this rank may use. Ranks are the group's."""
         self._rank, self._world = rank, world
-        self._all_linked = world <= forming.MOST_LINKED_AT_ONCE
+        self._all_linked = world <= limits.MOST_LINKED_AT_ONCE
         self._ends: dict[int, FirstEnd] = {}
         """Of the first lane's links, also of those that have come late."""
         for peer, link in links:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.errors import DuplicateRank, MalformedSetup, WrongGroup
 from sealring.handshake.peers import admitted
 from sealring.handshake.statements import (
@@ -48,9 +48,6 @@ from sealring.identity.verification import (
 from sealring.limits import KEY_BYTES
 from sealring.links.rendezvous import Address, parse_addresses
 from sealring.links.tree import LastRound, Rounds, TreeExchange, place_in_tree
-
-MOST_LINKED_AT_ONCE: Final = 8
-"""In a group of up to so many, all pairs are linked when it forms: later would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,7 @@ class Agreed:
 
 def first_links(members: Sequence[int], rank: int, *, everybody: bool) -> set[int]:
     """The members that this one is linked with when the group forms."""
-    if everybody or len(members) <= MOST_LINKED_AT_ONCE:
+    if everybody or len(members) <= limits.MOST_LINKED_AT_ONCE:
         return set(members) - {rank}
     place = place_in_tree(members, rank)
     return {*place.children, *([] if place.parent is None else [place.parent])}

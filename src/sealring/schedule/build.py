@@ -17,7 +17,7 @@ ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
     Operation.BROADCAST: (
         Algorithm.RING, Algorithm.DIRECT, Algorithm.TREE, Algorithm.HIERARCHICAL
     ),
-    Operation.BARRIER: (Algorithm.DIRECT,),
+    Operation.BARRIER: (Algorithm.DIRECT, Algorithm.TREE),
     Operation.REDUCE: (
         Algorithm.RING, Algorithm.DIRECT, Algorithm.TREE, Algorithm.HIERARCHICAL
     ),
@@ -112,6 +112,8 @@ def program_for(
             return direct.scatter(world, rank, root=root)
         case Operation.ALL_TO_ALL, _:
             return direct.all_to_all(world, rank)
+        case Operation.BARRIER, Algorithm.TREE:
+            return tree.barrier(world, rank)
         case _:
             return direct.barrier(world, rank)
 

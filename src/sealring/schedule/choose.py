@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from sealring import limits
 from sealring.errors import ConfigurationError
 from sealring.schedule.build import ALGORITHMS, passes_records_on
 from sealring.schedule.hierarchical import Topology, one_host
@@ -22,6 +24,18 @@ from sealring.schedule.table import (
 )
 
 NOTHING_SET: Final[Mapping[Operation, Algorithm]] = MappingProxyType({})
+
+_MOST_LINKS: Final = 64
+"""Of a rank, for one program. A link to a rank that a worker has none with costs a TLS handshake,
+and every group has sockets of its own. The table knows nothing of that: it was measured in small
+worlds, long after the links were made."""
+_FEWER_LINKS: Final = {
+    Operation.ALL_REDUCE: Algorithm.RING,
+    Operation.REDUCE_SCATTER: Algorithm.RING,
+    Operation.ALL_GATHER: Algorithm.RING,
+    Operation.BROADCAST: Algorithm.TREE,
+    Operation.REDUCE: Algorithm.TREE,
+}
 
 
 class Selection:
@@ -40,7 +54,7 @@ class Selection:
         self._rows = {
             operation: Row(1, (), (fixed[operation],))
             if operation in fixed
-            else chosen.row(operation, placement, world)
+            else _with_few_links(operation, chosen.row(operation, placement, world), topology)
             for operation in Operation
         }
 
@@ -68,6 +82,35 @@ class Selection:
             for operation, row in self._rows.items()
         }
         return other
+
+
+def _with_few_links(operation: Operation, row: Row, topology: Topology) -> Row:
+    """The row for a topology in which some of its programs may need too many links."""
+
+    def instead(algorithm: Algorithm) -> Algorithm:
+        if operation is Operation.BARRIER:
+            # A larger group has formed along the tree.
+            linked = len(topology.host_of) <= limits.MOST_LINKED_AT_ONCE
+            return Algorithm.DIRECT if linked else Algorithm.TREE
+        if operation not in _FEWER_LINKS or _most_links(algorithm, topology) <= _MOST_LINKS:
+            return algorithm
+        short = operation is Operation.ALL_REDUCE and algorithm is Algorithm.DIRECT
+        return Algorithm.TREE if short else _FEWER_LINKS[operation]
+
+    return replace(row, algorithms=tuple(map(instead, row.algorithms)))
+
+
+def _most_links(algorithm: Algorithm, topology: Topology) -> int:
+    """That a rank has in one of the algorithm's programs, or a few more."""
+    world, on_host = len(topology.host_of), Counter(topology.host_of)
+    match algorithm:
+        case Algorithm.RING | Algorithm.TREE:
+            return world.bit_length() + 1
+        case Algorithm.HIERARCHICAL:
+            # A host's ranks share what goes to other hosts: where it has few, each meets many.
+            least, most = min(on_host.values()), max(on_host.values())
+            return most - 2 + sum(-(-ranks // least) for ranks in on_host.values())
+    return world - 1
 
 
 def choose(

@@ -37,9 +37,11 @@ _MOST_RANKS: Final = 1 << 20
 _MOST_BYTES: Final = 1 << 50
 
 OPERATIONS: Final = {
-    operation.name.lower(): operation for operation in Operation if len(ALGORITHMS[operation]) > 1
+    operation.name.lower(): operation
+    for operation in Operation
+    if len(ALGORITHMS[operation]) > 1 and operation is not Operation.BARRIER
 }
-"""Those where there is something to choose, by name."""
+"""Those where there is something to choose by the bytes, by name."""
 ALGORITHM_NAMES: Final = {algorithm.name.lower(): algorithm for algorithm in Algorithm}
 
 
@@ -89,8 +91,8 @@ class AlgorithmTable:
 
         Where there is nothing to choose, there is no row: what has one receiver is sent there.
         """
-        if len(ALGORITHMS[operation]) == 1:
-            return Row(1, (), ALGORITHMS[operation])
+        if operation not in OPERATIONS.values():
+            return Row(1, (), ALGORITHMS[operation][:1])
         rows = self.rows.get((operation, placement), ()) or (ALWAYS_DIRECT,)
         begun = [row for row in rows if row.ranks <= world]
         return begun[-1] if begun else rows[0]
@@ -115,7 +117,7 @@ class AlgorithmTable:
             (operation, placement): (Row(1, (), (algorithm,)),)
             for operation, algorithm in fixed.items()
             for placement in Placement
-            if len(ALGORITHMS[operation]) > 1
+            if operation in OPERATIONS.values()
         }
         return AlgorithmTable(rows).over(self)
 

@@ -51,6 +51,20 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
     return writer.program()
 
 
+def barrier(world: int, rank: int) -> Program:
+    """Slot 0 is empty. What goes up says that all below have come, what comes down that all have.
+
+    Rank 0 is the root of both ways.
+    """
+    writer = ProgramWriter(Operation.BARRIER, Algorithm.TREE, rank, world, slots=1)
+    for child in _children(world, rank, 0):
+        writer.receive(0, child, message=child)
+    if rank != 0:
+        writer.send(0, _parent(world, rank, 0), message=rank)
+    _descend(writer, 0, root=0)
+    return writer.program()
+
+
 def _climb(writer: ProgramWriter, partial: int, *, root: int) -> None:
     """Slot `partial` collects the children's and goes to the parent."""
     world, rank = writer.world, writer.rank

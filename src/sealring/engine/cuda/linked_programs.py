@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.engine.collective import Collective
 from sealring.engine.rounds import linked, tried
 from sealring.errors import Unsupported
-from sealring.links import forming
 from sealring.schedule import Algorithm, Operation
 
 
@@ -24,7 +23,7 @@ class LinkedPrograms:
     def __init__(self, native: _native.Engine, rank: int, members: Sequence[int]) -> None:
         """`members` are the group's ranks by their numbers in the job."""
         self._native, self._rank, self._members = native, rank, members
-        self._large = len(members) > forming.MOST_LINKED_AT_ONCE
+        self._large = len(members) > limits.MOST_LINKED_AT_ONCE
         self._done: set[tuple[Operation, Algorithm, int]] = set()
         self._connected: set[int] = set()
         self._making = 0

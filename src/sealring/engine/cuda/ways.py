@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from sealring import _native
+from sealring import _native, limits
 from sealring.errors import Unsupported
 from sealring.limits import EXCHANGE_BYTES, GPU_PAYLOAD_BYTES
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
 from sealring.limits import WIRE_SLOTS as SLOTS
-from sealring.links import files, forming
+from sealring.links import files
 from sealring.links.descriptors import Address, Inbox, leave
 
 _PAGE: Final = 4096
@@ -125,7 +125,7 @@ class Nccl:
         hosts, patience_s = self._meeting.hosts, self._meeting.patience_s
         peers = [each for each in _others(self._rank, letters) if hosts[each] != hosts[self._rank]]
         self._native.meet(letters[0], peers, patience_s)
-        if len(hosts) <= forming.MOST_LINKED_AT_ONCE:  # else before a program's first use
+        if len(hosts) <= limits.MOST_LINKED_AT_ONCE:  # else before a program's first use
             self._native.connect(peers, patience_s)
 
     def close(self) -> None:
