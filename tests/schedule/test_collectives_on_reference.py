@@ -290,7 +290,7 @@ def test_barrier_hears_from_everybody(world) -> None:
 
 @pytest.mark.parametrize("world", range(1, 20))
 def test_no_rank_leaves_a_barrier_by_tree_before_all_have_come(world) -> None:
-    """Whoever does not come: no other rank ends its program."""
+    """Without one rank, no other one ends its program."""
     barriers = programs(Operation.BARRIER, Algorithm.TREE, world)
     run_reference(barriers, [[np.empty(0, np.uint8)] for _ in range(world)], ReduceKind.NONE)
     for absent in range(world):
