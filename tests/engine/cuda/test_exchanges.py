@@ -167,6 +167,41 @@ def test_long_tensors_between_hosts(how: Any, wire: Wire) -> None:
         )
 
 
+@each_how
+def test_areas_of_a_large_group_hold_less(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots for each rank, so one segment at a time: every program still takes the wires."""
+    monkeypatch.setattr(ways, "_AREA_BYTES", GPU_PAYLOAD_BYTES)
+    with LocalWorld(4, hosts=[0, 0, 1, 1], devices=all_on_devices(4), driver=how) as local:
+        assert local.wire(Wire.AUTO) == [None] * 4
+        assert [engine._native.wire_slots for engine in local.engines] == [8] * 4
+        for elements in (3 * GPU_PAYLOAD_BYTES, 5):
+            for algorithm in (Algorithm.HIERARCHICAL, Algorithm.DIRECT):
+                case = replace(SUM, algorithm=algorithm, elements=elements)
+                check(local, case)
+                collective = replace(tensors_of(case, 4)[0].collective(), ready=0)
+                assert local.engines[0]._routes.goes_by_wires(collective)
+
+
+def test_the_area_of_256_ranks_takes_134_million_bytes() -> None:
+    asked = []
+
+    class Native:
+        def offer_gpu_wires(self, slots: int, payload: int) -> bytes:
+            asked.append((slots, payload))
+            return b""
+
+        def mark_mixed(self) -> None: ...
+
+    for world in (16, 256, 1024):
+        hosts = tuple(rank // 8 for rank in range(world))
+        ways.InsideHosts(Native(), 0, ways.Meeting(hosts, 1.0)).offer()  # type: ignore[arg-type]
+    assert asked == [
+        (192, 2 * GPU_PAYLOAD_BYTES),
+        (512, GPU_PAYLOAD_BYTES),
+        (2048, GPU_PAYLOAD_BYTES),
+    ]
+
+
 def test_without_memory_that_others_can_read_all_ranks_exchange(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

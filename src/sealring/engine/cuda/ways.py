@@ -18,9 +18,9 @@ from sealring.links.descriptors import Address, Inbox, leave
 _PAGE: Final = 4096
 _HANDLE_BYTES: Final = 64
 _AREA_BYTES: Final = 128 << 20
-_SLOTS_OF_A_RANK: Final = 12
-"""Of areas beside exchanges, where six segments are open at once: a rank seals about two records
-for each rank of the group in each (native/collective/rounds.hpp)."""
+_LEAST_SLOTS, _MOST_SLOTS = 2, 12
+"""For each rank of the group. A rank seals up to two records for each in a segment. Six segments
+are open at once beside exchanges, and elsewhere as long as that takes little memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,21 @@ class Nccl:
 class InsideHosts:
     """Peer memory inside each host, and the links between hosts."""
 
-    def __init__(self, native: _native.Engine, rank: int, meeting: Meeting) -> None:
+    def __init__(
+        self,
+        native: _native.Engine,
+        rank: int,
+        meeting: Meeting,
+        least_slots: int = _LEAST_SLOTS,
+    ) -> None:
+        """`least_slots`: of the area, for each rank of the group."""
         self._native, self._rank, self._hosts = native, rank, meeting.hosts
+        self._least_slots = least_slots
 
     def offer(self) -> bytes:
-        slots = _SLOTS_OF_A_RANK * len(self._hosts)
+        world = len(self._hosts)
+        fitting = _AREA_BYTES // (world * GPU_PAYLOAD_BYTES)
+        slots = world * min(_MOST_SLOTS, max(self._least_slots, fitting))
         records = max(1, min(PAYLOAD_BYTES, _AREA_BYTES // slots) // GPU_PAYLOAD_BYTES)
         handle = self._native.offer_gpu_wires(slots, records * GPU_PAYLOAD_BYTES)
         self._native.mark_mixed()
@@ -161,7 +171,7 @@ class Hierarchical:
     """Peer memory inside each host, NCCL between hosts."""
 
     def __init__(self, native: _native.Engine, rank: int, meeting: Meeting) -> None:
-        self._inside = InsideHosts(native, rank, meeting)
+        self._inside = InsideHosts(native, rank, meeting, _MOST_SLOTS)
         self._between = Nccl(native, rank, meeting)
 
     def offer(self) -> bytes:
