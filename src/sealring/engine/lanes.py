@@ -211,8 +211,7 @@ class GroupLanes:
                 pipes = lanes.take_pipes()
                 for pipe in pipes:
                     untaken.callback(pipe.socket.close)
-                # In the order of the lanes: each needs the one before.
-                for pipe in sorted(pipes, key=lambda each: each.lane):
+                for pipe in pipes:  # in the order of the lanes: each needs the one before
                     taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
                     own, theirs = (None, None) if pipe.memory is None else pipe.memory
                     native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), own, theirs)

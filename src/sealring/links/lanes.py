@@ -11,11 +11,11 @@ keeps those out who are no members. A connection without it is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
 import socket
-import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,14 @@ from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.messages import Message, digest, encode_message, integer, parse_message
 from sealring.links import setting_up
 from sealring.links.callers import Callers
-from sealring.links.descriptors import PACKED_BYTES, TOKEN_BYTES, Address, Inbox, leave
+from sealring.links.descriptors import (
+    PACKED_BYTES,
+    TOKEN_BYTES,
+    Address,
+    Inbox,
+    close_received,
+    leave,
+)
 from sealring.links.link import prepare_socket
 from sealring.links.memory import SharedMemory, create_file, open_memory
 
@@ -37,8 +44,6 @@ _SECONDS: Final = 5.0
 """How long a connection may take that is made, or that was made, while the group waits."""
 _STRANGERS: Final = 64
 """Connections that may be open without a greeting, beside those of members."""
-_BELL: Final = 1
-"""In a descriptor's number, beside the rank and the lane: a socket, and not the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class Lanes:
     def offer(self) -> bytes:
         """What the others must know."""
         if any(self._by("shm")):
-            self._inbox = Inbox()
+            self._inbox = Inbox(peer for peer, _ in self._by("shm"))
         for peer, end in self._by("tcp"):
             if not end.own or not end.theirs:
                 raise Unsupported(f"the link to rank {peer} was cut")
@@ -113,20 +118,23 @@ class Lanes:
         """Called when all offers are known."""
         for peer, end in self._ends.items():
             address, token, ports = _decode(letters[peer])
-            for lane in self._further():
-                if end.transport == "shm":
-                    self._leave_memory(address, peer, lane)
-                elif peer < self._rank:
+            if end.transport == "shm":
+                self._leave_memories(address, peer)
+            elif peer < self._rank:
+                for lane in self._further():
                     self._made[lane, peer] = self._connect(end, token, ports, lane)
 
-    def _leave_memory(self, address: Address, peer: int, lane: int) -> None:
-        self._memories[lane, peer] = create_file()
-        leave(address, self._memories[lane, peer][1], _number(self._rank, lane))
-        if peer < self._rank:
-            near, far = socket.socketpair()
-            self._made[lane, peer] = near
-            with far:
-                leave(address, far.fileno(), _number(self._rank, lane, _BELL))
+    def _leave_memories(self, address: Address, peer: int) -> None:
+        """The files of all lanes in their order, then the bells if this rank brings them."""
+        with contextlib.ExitStack() as left:
+            descriptors = []
+            for lane in self._further():
+                self._memories[lane, peer] = create_file()
+                descriptors.append(self._memories[lane, peer][1])
+            for lane in self._further() if peer < self._rank else ():
+                self._made[lane, peer], far = socket.socketpair()
+                descriptors.append(left.enter_context(far).fileno())
+            leave(address, descriptors, self._rank)
 
     def _connect(
         self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int
@@ -149,45 +157,43 @@ class Lanes:
         return sock
 
     def take_pipes(self) -> list[Pipe]:
-        """Called when all ranks have left theirs. The sockets are then the caller's."""
+        """Called when all ranks have left theirs. In the order of the lanes.
+
+        The sockets are then the caller's.
+        """
         accepted = self._accept()
         left = self._inbox.take() if self._inbox else {}
         pipes: list[Pipe] = []
         try:
             for peer, end in self._ends.items():
+                if end.transport == "shm":
+                    self._take_memories(peer, left.get(peer, []), pipes)
+                    continue
                 for lane in self._further():
-                    if end.transport == "shm":
-                        pipes.append(self._of_memory(peer, lane, left))
-                    else:
-                        place = accepted if peer > self._rank else self._made
-                        if (lane, peer) not in place:
-                            raise Unsupported(f"a connection of rank {peer} did not come")
-                        pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
+                    place = accepted if peer > self._rank else self._made
+                    if (lane, peer) not in place:
+                        raise Unsupported(f"a connection of rank {peer} did not come")
+                    pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
         except BaseException:
             for pipe in pipes:
                 pipe.socket.close()
             raise
         finally:
-            for fd in left.values():
-                os.close(fd)
+            close_received(fd for each in left.values() for fd in each)
             for each in accepted.values():
                 each.close()
-        return pipes
+        return sorted(pipes, key=lambda pipe: pipe.lane)
 
-    def _of_memory(self, peer: int, lane: int, left: dict[int, int]) -> Pipe:
-        number = _number(peer, lane)
-        if number not in left:
+    def _take_memories(self, peer: int, left: list[int], pipes: list[Pipe]) -> None:
+        """Adds the pipes to one peer. What it takes out of `left` is a pipe's then."""
+        lanes, brought = self._further(), peer > self._rank
+        if len(left) != len(lanes) * (1 + brought):
             raise Unsupported("the memory of another rank did not come")
-        mapping, _ = self._memories[lane, peer]
-        memory = SharedMemory(mapping, open_memory(left[number]))
-        if peer < self._rank:
-            return Pipe(lane, peer, self._made.pop((lane, peer)), memory)
-        bell = left.pop(number | _BELL, None)
-        if bell is None or not stat.S_ISSOCK(os.fstat(bell).st_mode):
-            if bell is not None:
-                os.close(bell)
-            raise Unsupported("the socket of another rank did not come")
-        return Pipe(lane, peer, socket.socket(fileno=bell), memory)
+        for lane in reversed(lanes):  # the bells lie at the end
+            mapping, _ = self._memories[lane, peer]
+            memory = SharedMemory(mapping, open_memory(left[lane - 1]))
+            bell = _bell(left) if brought else self._made.pop((lane, peer))
+            pipes.append(Pipe(lane, peer, bell, memory))
 
     def _accept(self) -> dict[tuple[int, int], socket.socket]:
         """The connections that members made, by lane and rank; strangers' are dropped."""
@@ -245,9 +251,17 @@ def _listener(end: FirstEnd) -> socket.socket:
     return sock
 
 
-def _number(rank: int, lane: int, what: int = 0) -> int:
-    """Of a descriptor in an inbox."""
-    return rank << 8 | lane << 1 | what
+def _bell(left: list[int]) -> socket.socket:
+    """The last descriptor, as a socket; it stays where it is if it is none."""
+    try:
+        bell = socket.socket(fileno=left[-1])
+    except OSError as problem:
+        raise Unsupported("the socket of another rank did not come") from problem
+    if (bell.family, bell.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+        bell.detach()
+        raise Unsupported("the socket of another rank did not come")
+    left.pop()
+    return bell
 
 
 def _encode(*, inbox: bytes, token: bytes, ports: Mapping[str, int]) -> bytes:
