@@ -132,10 +132,12 @@ class GroupLanes:
         names: Names,
         collective: Collective,
         peers_of: Callable[[Collective], set[int]],
+        timeout_s: float,
     ) -> Generator[Collective, None, list[LinkSocket]]:
         """The collectives by which ranks agree, once per program; returns the lanes' sockets.
 
-        `peers_of` returns the ranks with which this one exchanges a collective's records.
+        `peers_of` returns the ranks with which this one exchanges a collective's records;
+        `timeout_s` is the collective's.
         """
         if not self.missing_for(collective):
             return []  # ranks agreed after this call was made, and before its turn
@@ -151,7 +153,8 @@ class GroupLanes:
         if uses is not None:
             yield from _run_short(collective)  # links that are missing come with it
         taken: list[tuple[int, int]] = []
-        why = yield from self._make(native, names.members, new, count, taken)
+        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in new}, count, timeout_s)
+        why = yield from self._make(native, names.members, lanes, taken)
         if why:
             _LOG.warning("sealring: a large collective uses one thread: %s", why)
             native.drop_lanes(new)
@@ -192,15 +195,13 @@ class GroupLanes:
         self,
         native: _native.Engine,
         members: Sequence[int],
-        peers: Sequence[int],
-        count: int,
+        lanes: Lanes,
         taken: list[tuple[int, int]],
     ) -> Generator[Collective, None, str]:
         """Returns '' if all ranks have the lanes, else the reason of the first that has not.
 
         `taken` gets the peer and the inode of each socket that the core has.
         """
-        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in peers}, count)
         letters: list[bytes] = []
 
         def offer() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.rounds import reason_of
 from sealring.schedule import Algorithm, Operation
 
 _REASON_BYTES: Final = 1024
@@ -37,4 +38,4 @@ def first_objection(
     yield Collective(
         Operation.BROADCAST, Algorithm.TREE, [text], text[1], DType.BYTES, root=first.value
     )
-    return f"rank {members[first.value]}: {reason.value.decode(errors='replace')}"
+    return reason_of(members[first.value], reason.value)

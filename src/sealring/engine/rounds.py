@@ -49,5 +49,12 @@ def judged(members: Sequence[int], problem: str) -> Generator[Collective, None, 
     for peer, verdict in enumerate(verdicts.letters()):
         good, reason = _VERDICT.unpack(verdict)
         if not good:
-            return f"rank {members[peer]}: {reason.rstrip(bytes(1)).decode(errors='replace')}"
+            return reason_of(members[peer], reason)
     return ""
+
+
+def reason_of(member: int, reason: bytes) -> str:
+    """What a member gave as its reason, as one line that a terminal can show."""
+    line = "; ".join(reason.rstrip(bytes(1)).decode(errors="replace").splitlines())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return f"rank {member}: {shown}"

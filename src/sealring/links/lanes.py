@@ -41,7 +41,10 @@ LETTER_BYTES: Final = 2048
 _GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
 """What a connection begins with: the token, the rank that made it, and the lane."""
 _SECONDS: Final = 5.0
-"""How long a connection may take that is made, or that was made, while the group waits."""
+"""How long a rank may take to make its connections, or to find those that were made."""
+_PART_OF_TIMEOUT: Final = 0.5
+"""Of the time that the others wait for it: at its end they give the rank up, and not the lanes."""
+_AT_ONCE: Final = 0.001
 _STRANGERS: Final = 64
 """Connections that may be open without a greeting, beside those of members."""
 
@@ -81,8 +84,16 @@ class Pipe:
 class Lanes:
     """One attempt to have `count` lanes with all members; ranks are the group's."""
 
-    def __init__(self, rank: int, ends: Mapping[int, FirstEnd], count: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ends: Mapping[int, FirstEnd],
+        count: int,
+        timeout_s: float = 2 * _SECONDS,
+    ) -> None:
+        """`timeout_s` is how long the others wait for this rank."""
         self._rank, self._ends, self._count = rank, ends, count
+        self._patience_s = min(_SECONDS, timeout_s * _PART_OF_TIMEOUT)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._inbox: Inbox | None = None
         self._listeners: dict[str, socket.socket] = {}
@@ -116,13 +127,14 @@ class Lanes:
 
     def leave_pipes(self, letters: Sequence[bytes]) -> None:
         """Called when all offers are known."""
+        deadline = time.monotonic() + self._patience_s
         for peer, end in self._ends.items():
             address, token, ports = _decode(letters[peer])
             if end.transport == "shm":
                 self._leave_memories(address, peer)
             elif peer < self._rank:
                 for lane in self._further():
-                    self._made[lane, peer] = self._connect(end, token, ports, lane)
+                    self._made[lane, peer] = self._connect(end, token, ports, lane, deadline)
 
     def _leave_memories(self, address: Address, peer: int) -> None:
         """The files of all lanes in their order, then the bells if this rank brings them."""
@@ -137,7 +149,7 @@ class Lanes:
             leave(address, descriptors, self._rank)
 
     def _connect(
-        self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int
+        self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int, deadline: float
     ) -> socket.socket:
         host = end.theirs[0]
         if host not in ports:
@@ -145,7 +157,7 @@ class Lanes:
         sock = socket.socket(end.family, socket.SOCK_STREAM)
         try:
             setting_up.note(sock)
-            sock.settimeout(_SECONDS)
+            sock.settimeout(max(_AT_ONCE, deadline - time.monotonic()))
             sock.connect((host, ports[host], *end.theirs[2:]))
             sock.sendall(_GREETING.pack(token, self._rank, lane))
             prepare_socket(sock)
@@ -205,7 +217,7 @@ class Lanes:
         }
         accepted: dict[tuple[int, int], socket.socket] = {}
         callers = Callers(self._listeners.values(), _GREETING.size, len(expected) + _STRANGERS)
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + self._patience_s
         try:
             while expected - accepted.keys():
                 if time.monotonic() >= deadline:
