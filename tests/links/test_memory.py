@@ -79,6 +79,13 @@ def test_another_size_is_refused() -> None:
     os.close(fd)
 
 
+def test_memory_with_holes_is_refused() -> None:
+    fd = memory(ALL)
+    with pytest.raises(Unsupported, match="not allocated"):
+        open_memory(fd)
+    os.close(fd)
+
+
 def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     read, write = os.pipe()
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
