@@ -28,6 +28,7 @@ from sealring.engine.objections import first_objection
 from sealring.engine.rounds import Round, judged
 from sealring.links import forming
 from sealring.links.lanes import FirstEnd, Lanes, first_end
+from sealring.no_fork import NoFork
 from sealring.schedule import Algorithm, Operation
 
 _LOG = logging.getLogger("sealring")
@@ -215,7 +216,9 @@ class GroupLanes:
                 for pipe in pipes:  # in the order of the lanes: each needs the one before
                     taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
                     own, theirs = (None, None) if pipe.memory is None else pipe.memory
-                    native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), own, theirs)
+                    with NoFork():  # a child finds the socket at one end of this or at the other
+                        socket = pipe.socket.detach()
+                        native.add_lane_link(pipe.lane, pipe.peer, socket, own, theirs)
 
         try:
             if why := (yield from self._tried(members, offer)):

@@ -36,6 +36,7 @@ from sealring.links.descriptors import (
 )
 from sealring.links.link import prepare_socket
 from sealring.links.memory import SharedMemory, create_file, open_memory
+from sealring.no_fork import NoFork
 
 LETTER_BYTES: Final = 2048
 _GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
@@ -144,7 +145,7 @@ class Lanes:
                 self._memories[lane, peer] = create_file()
                 descriptors.append(self._memories[lane, peer][1])
             for lane in self._further() if peer < self._rank else ():
-                self._made[lane, peer], far = socket.socketpair()
+                self._made[lane, peer], far = setting_up.pair()
                 descriptors.append(left.enter_context(far).fileno())
             leave(address, descriptors, self._rank)
 
@@ -154,9 +155,8 @@ class Lanes:
         host = end.theirs[0]
         if host not in ports:
             raise Unsupported(f"the peer does not listen at {host}, where it was reached")
-        sock = socket.socket(end.family, socket.SOCK_STREAM)
+        sock = setting_up.create(end.family)
         try:
-            setting_up.note(sock)
             sock.settimeout(max(_AT_ONCE, deadline - time.monotonic()))
             sock.connect((host, ports[host], *end.theirs[2:]))
             sock.sendall(_GREETING.pack(token, self._rank, lane))
@@ -174,13 +174,14 @@ class Lanes:
         The sockets are then the caller's.
         """
         accepted = self._accept()
-        left = self._inbox.take() if self._inbox else {}
+        left: dict[int, list[int]] = {}
         pipes: list[Pipe] = []
         try:
-            for peer, end in self._ends.items():
-                if end.transport == "shm":
+            with NoFork():  # a child would inherit the sockets among them
+                left = self._inbox.take() if self._inbox else {}
+                for peer, _ in self._by("shm"):
                     self._take_memories(peer, left.get(peer, []), pipes)
-                    continue
+            for peer, _ in self._by("tcp"):
                 for lane in self._further():
                     place = accepted if peer > self._rank else self._made
                     if (lane, peer) not in place:
@@ -251,9 +252,8 @@ class Lanes:
 
 def _listener(end: FirstEnd) -> socket.socket:
     """At the address where the peer was reached, or reached us."""
-    sock = socket.socket(end.family, socket.SOCK_STREAM)
+    sock = setting_up.create(end.family)
     try:
-        setting_up.note(sock)
         sock.setblocking(False)
         sock.bind((end.own[0], 0, *end.own[2:]))
         sock.listen(socket.SOMAXCONN)
@@ -266,7 +266,7 @@ def _listener(end: FirstEnd) -> socket.socket:
 def _bell(left: list[int]) -> socket.socket:
     """The last descriptor, as a socket; it stays where it is if it is none."""
     try:
-        bell = socket.socket(fileno=left[-1])
+        bell = setting_up.received(left[-1])
     except OSError as problem:
         raise Unsupported("the socket of another rank did not come") from problem
     if (bell.family, bell.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
