@@ -11,12 +11,15 @@ keeps those out who are no members. A connection without it is dropped.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import hmac
 import os
 import secrets
 import socket
 import struct
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -269,11 +272,19 @@ def _bell(left: list[int]) -> socket.socket:
         bell = setting_up.received(left[-1])
     except OSError as problem:
         raise Unsupported("the socket of another rank did not come") from problem
-    if (bell.family, bell.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+    setting_up.refuse_descriptors(bell)
+    # What it holds already may have come with some.
+    if (bell.family, bell.type) != (socket.AF_UNIX, socket.SOCK_STREAM) or _holds_bytes(bell):
         bell.detach()
         raise Unsupported("the socket of another rank did not come")
     left.pop()
     return bell
+
+
+def _holds_bytes(sock: socket.socket) -> bool:
+    waiting = array.array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, waiting)
+    return waiting[0] != 0
 
 
 def _encode(*, inbox: bytes, token: bytes, ports: Mapping[str, int]) -> bytes:
