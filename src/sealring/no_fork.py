@@ -6,6 +6,8 @@ calls in the same way (native/keys/secret_memory.hpp). pyOpenSSL releases the in
 every call and needs it to return. The native core's handler holds that lock while it waits, so it
 cannot wait for pyOpenSSL; Python's handler, which runs before it, can.
 
+It also waits while a socket of a link is in no table of those that a child closes.
+
 What a fork need not wait for is made anew in the child: locks of this package's own.
 """
 
@@ -18,7 +20,7 @@ from typing import Final
 
 _changed = threading.Condition()
 _inside: Final[dict[int, int]] = {}
-"""The threads that are in OpenSSL, and how deep."""
+"""The threads that are in a block, and how deep."""
 _forking = 0
 """Threads that fork, or wait for that."""
 
@@ -26,7 +28,7 @@ _forking = 0
 class NoFork(ContextDecorator):
     """In the block, or in the function, no other thread forks.
 
-    There a thread must not wait for anything but a lock of OpenSSL.
+    There a thread must not wait for anything but a lock of OpenSSL or of the native core.
     """
 
     def __enter__(self) -> None:

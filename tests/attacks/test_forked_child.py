@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 import sealring.store
 from sealring.errors import PeerLost
+from sealring.links.link import prepare_socket
 from tests.attacks.children import CLONE, bare_fork, in_child
 from tests.workers import Workers
 
@@ -184,7 +186,8 @@ def test_a_forked_child_makes_a_group_of_its_own(workers: Workers) -> None:
     assert workers.run(child_makes_a_group) == [("42.0", 3.0), ("", 3.0)]
 
 
-def dies_before_its_child(rank: int, world: int, sign: str) -> list[str]:
+def loses_its_peer(rank: int, sign: str) -> list[str]:
+    """Rank 0 is killed before its child has ended."""
     total(rank + 1)
     if rank == 1:
         try:
@@ -195,8 +198,13 @@ def dies_before_its_child(rank: int, world: int, sign: str) -> list[str]:
             answer = ["no error"]
         Path(f"{sign}.end").touch()
         return answer
+    os.kill(os.getpid(), signal.SIGKILL)
+    return []
+
+
+def fork_and_stay(sign: str) -> None:
+    """The child stays until the peer has seen that its parent is gone, or for ten seconds."""
     if os.fork() == 0:
-        # Until the peer has seen that the parent is gone, or for ten seconds.
         with contextlib.suppress(BaseException):
             for _ in range(100):
                 time.sleep(0.1)
@@ -204,8 +212,29 @@ def dies_before_its_child(rank: int, world: int, sign: str) -> list[str]:
                     break
             Path(sign).touch()
         os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
-    return []
+
+
+def dies_before_its_child(rank: int, world: int, sign: str) -> list[str]:
+    total(rank + 1)
+    if rank == 0:
+        fork_and_stay(sign)
+    return loses_its_peer(rank, sign)
+
+
+def forks_while_links_are_made(rank: int, world: int, sign: str) -> list[str]:
+    forked = False
+
+    def forks(sock: socket.socket) -> None:
+        nonlocal forked
+        prepare_socket(sock)
+        if rank == 0 and not forked:
+            forked = True
+            fork_and_stay(sign)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sealring.links.mesh.prepare_socket", forks)
+        dist.init_process_group("sealring")
+    return loses_its_peer(rank, sign)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -216,6 +245,20 @@ def test_a_child_does_not_keep_its_dead_parents_links_open(
         dies_before_its_child,
         str(tmp_path / "the child has ended"),
         errors=True,
+        env={"SEALRING_TRANSPORT": transport},
+    )
+    assert results[1] == ["PeerLost about 0", "False"]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_child_forked_while_links_are_made_does_not_keep_them_open(
+    workers: Workers, transport: str, tmp_path: Path
+) -> None:
+    results = workers.run(
+        forks_while_links_are_made,
+        str(tmp_path / "the child has ended"),
+        errors=True,
+        group=False,
         env={"SEALRING_TRANSPORT": transport},
     )
     assert results[1] == ["PeerLost about 0", "False"]

@@ -120,7 +120,7 @@ class _Hostile:
             names = {line.split()[-1] for line in sockets if "@sealring/" in line}
         for name in names:
             self.tried["inbox"] += 1
-            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             stranger.setblocking(False)
             with suppress(OSError):
                 stranger.connect("\0" + name[1:])

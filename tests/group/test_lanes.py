@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,62 @@ def cannot_make_lanes(rank: int, world: int) -> int:
 def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
     env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "auto"}
     assert workers.run(cannot_make_lanes, world=2, env=env) == [1, 1]
+
+
+def hears_why_not(rank: int, world: int) -> list[str]:
+    """The log's lines about a member whose reason is meant for a terminal."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("sealring")
+    log.addHandler(handler)
+
+    def fails(*_: Any) -> None:
+        raise Unsupported("no pipe\x1b]0;owned\x07\nsealring: rank 0 says so")
+
+    works = lanes.Lanes.leave_pipes
+    if rank == 1:
+        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+    try:
+        assert agrees(rank, world) == 1
+    finally:
+        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+        log.removeHandler(handler)
+    return [line for line in lines if "one thread" in line]
+
+
+def test_a_members_reason_is_one_line_without_terminal_codes(workers: Workers) -> None:
+    line = (
+        "sealring: a large collective uses one thread: "
+        "rank 1: no pipe?]0;owned?; sealring: rank 0 says so"
+    )
+    env = {"SEALRING_THREADS": "2", "SEALRING_JOB": "reason"}
+    assert workers.run(hears_why_not, world=2, env=env) == [[line]] * 2
+    assert (
+        workers.run(linked_when_needed, hears_why_not, world=4, env=env, group=False)
+        == [[line]] * 4
+    )
+
+
+def pipes_never_come(rank: int, world: int) -> int:
+    def leads_nowhere(*_: Any) -> socket.socket:
+        return socket.socketpair()[0]
+
+    works = lanes.Lanes._connect
+    if rank == 1:
+        lanes.Lanes._connect = leads_nowhere  # type: ignore[assignment]
+    dist.init_process_group("sealring", timeout=timedelta(seconds=3))
+    try:
+        return agrees(rank, world)
+    finally:
+        lanes.Lanes._connect = works  # type: ignore[method-assign]
+        dist.destroy_process_group()
+
+
+def test_pipes_are_given_up_before_the_group_is(workers: Workers) -> None:
+    """The timeout is shorter than what a rank may take otherwise."""
+    env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "tcp"}
+    assert workers.run(pipes_never_come, world=2, env=env, group=False) == [1, 1]
 
 
 def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tuple[str, int]]]:

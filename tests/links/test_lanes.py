@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sealring.errors import MalformedSetup, Unsupported
-from sealring.links import lanes
+from sealring.links import lanes, setting_up
 from sealring.links.lanes import FirstEnd, Lanes, Pipe
 
 TCP = FirstEnd("tcp", socket.AF_INET, ("127.0.0.1", 1), ("127.0.0.1", 1))
@@ -91,6 +91,38 @@ def test_a_pipe_that_does_not_come_is_unsupported(
         with pytest.raises(Unsupported, match="did not come"):
             zero.take_pipes()
         assert one
+
+
+def kernel_refuses_descriptors() -> bool:
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        return bool(probe.getsockopt(socket.SOL_SOCKET, setting_up._SO_PASSRIGHTS))
+    return False
+
+
+@pytest.mark.skipif(not kernel_refuses_descriptors(), reason="needs Linux 6.16 or later")
+@pytest.mark.parametrize("liar", [0, 1])
+def test_no_descriptor_travels_over_a_bell(liar: int) -> None:
+    """The rank that hears the bell would have to close it."""
+    with two(SHM) as (zero, one):
+        letters = [zero.offer(), one.offer()]
+        zero.leave_pipes(letters)
+        one.leave_pipes(letters)
+        found = zero.take_pipes(), one.take_pipes()
+        with pytest.raises(PermissionError):
+            socket.send_fds(found[liar][0].socket, [b"1"], [0])
+        for each in found:
+            close(each)
+
+
+def test_a_bell_that_has_been_rung_before_it_comes_is_unsupported() -> None:
+    """It may have come with descriptors, before the receiver could refuse them."""
+    with two(SHM) as (zero, one):
+        letters = [zero.offer(), one.offer()]
+        zero.leave_pipes(letters)
+        one.leave_pipes(letters)
+        one._made[2, 0].send(b"1")
+        with pytest.raises(Unsupported, match="the socket of another rank did not come"):
+            zero.take_pipes()
 
 
 def test_a_peer_that_listens_elsewhere_is_unsupported() -> None:

@@ -18,7 +18,6 @@ from sealring import limits
 from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.links import setting_up
-from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
 from sealring.live.processes import End, Process, _end, family
@@ -168,8 +167,8 @@ def test_sockets_on_which_links_are_being_made_are_named() -> None:
     known = _Known({}, set(), set())
     with listen("127.0.0.1") as listener:
         address = listener.getsockname()
-        with socket.create_connection(address) as dialed:
-            send_without_delay(dialed)
+        with setting_up.create(socket.AF_INET) as dialed:
+            dialed.connect(address)
             known.setting_up.update(setting_up.inodes())
             status = socket_status(facts())
             (process,) = [each for each in family(os.getpid()) if each.pid == os.getpid()]

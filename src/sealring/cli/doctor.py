@@ -259,7 +259,7 @@ def _shared_memory() -> Iterator[Finding]:
     try:
         memory = create_memory()
         try:
-            leave(memory.inbox.address, memory.fd)
+            leave(memory.inbox.address, [memory.fd])
             memory.take_peers()
         finally:
             memory.close()

@@ -228,10 +228,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         """Whether ranks must agree on their lanes before this one; all ranks say the same."""
         return self._lanes.missing_for(collective)
 
-    def with_lanes(self, collective: Collective) -> Generator[Collective, None, None]:
+    def with_lanes(
+        self, collective: Collective, timeout_s: float
+    ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on their lanes, once per program; then this one."""
         self.link_sockets += yield from self._lanes.agree(
-            self._native, self._names, collective, self._peers_of
+            self._native, self._names, collective, self._peers_of, timeout_s
         )
         yield collective
 

@@ -23,6 +23,7 @@ from sealring.engine.failures import Names
 from sealring.engine.link_ends import LinkEnds, LinkSocket
 from sealring.engine.rounds import least, letters, linked, tried
 from sealring.links.lanes import FirstEnd, Lanes, first_end
+from sealring.no_fork import NoFork
 from sealring.schedule import Algorithm, Operation
 
 _LOG = logging.getLogger("sealring")
@@ -125,10 +126,12 @@ class GroupLanes:
         names: Names,
         collective: Collective,
         peers_of: Callable[[Collective], set[int]],
+        timeout_s: float,
     ) -> Generator[Collective, None, list[LinkSocket]]:
         """The collectives by which ranks agree, once per program; returns the lanes' sockets.
 
-        `peers_of` returns the ranks with which this one exchanges a collective's records.
+        `peers_of` returns the ranks with which this one exchanges a collective's records;
+        `timeout_s` is the collective's.
         """
         if not self.missing_for(collective):
             return []  # ranks agreed after this call was made, and before its turn
@@ -145,7 +148,8 @@ class GroupLanes:
         if uses is not None:
             yield from linked(collective)
         taken: list[tuple[int, int]] = []
-        why = yield from self._make(native, names.members, new, count, taken)
+        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in new}, count, timeout_s)
+        why = yield from self._make(native, names.members, lanes, taken)
         if why:
             _LOG.warning("sealring: a large collective uses one thread: %s", why)
             native.drop_lanes(new)
@@ -171,15 +175,13 @@ class GroupLanes:
         self,
         native: _native.Engine,
         members: Sequence[int],
-        peers: Sequence[int],
-        count: int,
+        lanes: Lanes,
         taken: list[tuple[int, int]],
     ) -> Generator[Collective, None, str]:
         """Returns '' if all ranks have the lanes, else the reason of the first that has not.
 
         `taken` gets the peer and the inode of each socket that the core has.
         """
-        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in peers}, count)
         own: list[bytes] = []
 
         def offer() -> None:
@@ -190,11 +192,12 @@ class GroupLanes:
                 pipes = lanes.take_pipes()
                 for pipe in pipes:
                     untaken.callback(pipe.socket.close)
-                # In the order of the lanes: each needs the one before.
-                for pipe in sorted(pipes, key=lambda each: each.lane):
+                for pipe in pipes:  # in the order of the lanes: each needs the one before
                     taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
                     memory = (None, None) if pipe.memory is None else pipe.memory
-                    native.add_lane_link(pipe.lane, pipe.peer, pipe.socket.detach(), *memory)
+                    with NoFork():  # a child finds the socket at one end of this or at the other
+                        socket = pipe.socket.detach()
+                        native.add_lane_link(pipe.lane, pipe.peer, socket, *memory)
 
         try:
             if why := (yield from tried(self._rank, members, offer)):

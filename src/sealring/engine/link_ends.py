@@ -22,6 +22,7 @@ from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.late_kind import LinksOfAKind, Rest
 from sealring.links.link import Link
 from sealring.links.memory import SharedMemory
+from sealring.no_fork import NoFork
 
 
 class LinkEnds(Protocol):
@@ -63,10 +64,11 @@ def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes:
     """Gives the socket, the memory and the keys to the native core, which copies the keys."""
     keys = (link.send_key, link.receive_key)
     group_key = link.peer_group_key if publishes else None
-    if link.memory is None:
-        native.add_tcp_link(peer, link.socket.detach(), *keys, group_key)
-    else:
-        native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys, group_key)
+    with NoFork():  # a child finds the socket at one end of this or at the other, and closes it
+        if link.memory is None:
+            native.add_tcp_link(peer, link.socket.detach(), *keys, group_key)
+        else:
+            native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys, group_key)
     for key in (*keys, link.peer_group_key):
         if key is not None:
             key.wipe()
@@ -151,7 +153,8 @@ def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _nat
 def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> Rest | None:
     own, theirs = (None, None) if link.memory is None else link.memory
     keys = (link.send_key, link.receive_key)
-    dismissal = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
+    with NoFork():  # as above
+        dismissal = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
     link.send_key.wipe()
     link.receive_key.wipe()
     return None if dismissal is None else dismissal.say

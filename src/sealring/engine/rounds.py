@@ -42,11 +42,18 @@ def first_objection(
     first = yield from least(rank if objection else world)
     if first >= world:
         return ""
-    told = objection.encode()[:_REASON_BYTES] if first == rank else b""
+    own = objection or "it has no objection, another rank says so in its name"
+    told = own.encode()[:_REASON_BYTES] if first == rank else b""
     reason = ctypes.create_string_buffer(told, _REASON_BYTES)
     text = (ctypes.addressof(reason), _REASON_BYTES)
     yield Collective(Operation.BROADCAST, Algorithm.TREE, [text], text[1], DType.BYTES, root=first)
-    return f"rank {members[first]}: {reason.value.decode(errors='replace')}"
+    return f"rank {members[first]}: {_one_line(reason.value)}"
+
+
+def _one_line(reason: bytes) -> str:
+    """What a member gave as its reason, as a terminal can show it."""
+    line = "; ".join(reason.decode(errors="replace").splitlines())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def tried(

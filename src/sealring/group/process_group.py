@@ -331,7 +331,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         if isinstance(collectives, Collective):
             called = collectives.operation
             if self._engine.lacks_lanes(collectives):
-                collectives = self._engine.with_lanes(collectives)
+                collectives = self._engine.with_lanes(collectives, timeout)
         known = collectives if isinstance(collectives, Collective) else None
         several = (collectives,) if isinstance(collectives, Collective) else collectives
         job = Job(

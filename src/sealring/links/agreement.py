@@ -95,7 +95,7 @@ class DialersMemory:
         if offer is not None:
             try:
                 memory = SharedMemory(own.mapping, own.take_peers())
-                leave(offer, own.fd)
+                leave(offer, [own.fd])
                 return memory
             except Unsupported as problem:
                 reason = str(problem)
@@ -123,7 +123,7 @@ def settle_as_acceptor(
             left = False
             if own is not None:
                 try:
-                    leave(offer, own.fd)
+                    leave(offer, [own.fd])
                     left = True
                 except Unsupported as problem:
                     reason = str(problem)

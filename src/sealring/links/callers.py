@@ -36,10 +36,9 @@ class Callers:
 
     def _admit(self, listener: socket.socket) -> None:
         try:
-            sock, _ = listener.accept()
+            sock, _ = setting_up.accept(listener)
         except (BlockingIOError, ConnectionAbortedError):
             return
-        setting_up.note(sock)
         sock.setblocking(False)
         if len(self._waiting) >= self._most:
             self._let_go(next(iter(self._waiting))).close()

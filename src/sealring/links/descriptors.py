@@ -1,29 +1,36 @@
-"""How a descriptor gets from one process of a machine to another: through a Unix socket.
+"""How descriptors get from one process of a machine to another: through a Unix socket.
 
-The receiver opens an inbox, which is a listening socket in the abstract namespace under a random
-name. The address of the inbox, its name and a token, goes to the sender over a channel that is
-authentic and secret. The sender connects and leaves one message: the token, its own number, and
-the descriptor. It waits for no answer. When the receiver knows, over that same channel, that the
-message was left, it looks into the inbox once.
+The receiver opens an inbox: datagram sockets in the abstract namespace under a random name. The
+address of the inbox, its name and a token, goes to the sender over a channel that is authentic and
+secret. The sender sends one datagram: the token, its own number, and the descriptors. It waits for
+no answer. When the receiver knows, over that same channel, that the datagram was sent, it looks
+into the inbox once.
 
-Any process in the network namespace can see the name and connect. It does not know the token, so
-what it leaves is closed, and nothing waits for it. Which user a connection belongs to is not asked:
-the kernel's answer (SO_PEERCRED) proves a user, not a member of the group.
+Any process in the network namespace can see the name and send something. The kernel compares the
+token, by a filter of the socket, while the sender is in its call: what has another one never gets
+to the receiver. That matters because a descriptor must be closed by the process that has it last,
+and that can take as long as its sender likes: a TCP socket that lingers, a file whose file system
+is a process of the sender's. Which user a datagram comes from is not asked: the kernel's answer
+(SO_PEERCRED) proves a user, not a member of the group.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
+import fcntl
 import hmac
 import os
 import secrets
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from sealring.errors import Unsupported
+from sealring.links.threads import borrow
 
 NAME_BYTES: Final = 32
 TOKEN_BYTES: Final = 32
@@ -31,22 +38,22 @@ _PREFIX: Final = b"\0sealring/"
 """The leading zero byte is what makes a Unix socket's name abstract."""
 _SENDER: Final = struct.Struct("<I")
 _MESSAGE_BYTES: Final = TOKEN_BYTES + _SENDER.size
-_WAITING: Final = 4096
-"""Connections that may wait in an inbox: Linux's own limit unless it was raised. A stranger who
-wants to keep the sender out must make all of them after the inbox was opened and before the sender
-connects; the link then stays with TCP."""
+_SENDERS_OF_A_SOCKET: Final = 8
+"""Linux keeps 11 datagrams for a socket unless net.unix.max_dgram_qlen was changed."""
+_MOST_DESCRIPTORS: Final = 253
+"""Of one datagram: Linux's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a descriptor may be left, and what it must come with."""
+    """Where descriptors may be left, and what they must come with."""
 
     name: bytes
     token: bytes = field(repr=False)
 
-    @property
-    def path(self) -> bytes:
-        return _PREFIX + self.name.hex().encode()
+    def path(self, sender: int) -> bytes:
+        """The name of the socket for the sender with this number."""
+        return b"%s%s/%d" % (_PREFIX, self.name.hex().encode(), sender // _SENDERS_OF_A_SOCKET)
 
     def packed(self) -> bytes:
         return self.name + self.token
@@ -60,85 +67,144 @@ PACKED_BYTES: Final = NAME_BYTES + TOKEN_BYTES
 
 
 class Inbox:
-    """A listening socket for the time of one exchange. The caller closes it."""
+    """Sockets for the time of one exchange. The caller closes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, senders: Iterable[int] = (0,)) -> None:
+        """`senders` are the numbers of those that may leave something."""
         self.address = Address(secrets.token_bytes(NAME_BYTES), secrets.token_bytes(TOKEN_BYTES))
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._senders = frozenset(senders)
+        self._sockets: list[socket.socket] = []
         try:
-            self._socket.setblocking(False)
-            self._socket.bind(self.address.path)
-            self._socket.listen(_WAITING)
+            for path in sorted({self.address.path(sender) for sender in self._senders}):
+                self._sockets.append(one := socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                one.setblocking(False)
+                _admit_only(one, self.address.token)  # before others can reach it
+                one.bind(path)
         except OSError as problem:
-            self._socket.close()
+            self.close()
             raise Unsupported(f"no Unix socket can be made here: {problem.strerror}") from problem
 
-    def take(self) -> dict[int, int]:
-        """The descriptors that were left, by their senders' numbers; they are the caller's."""
-        taken: dict[int, int] = {}
-        for _ in range(_WAITING + 1):
-            try:
-                connection, _ = self._socket.accept()
-            except BlockingIOError:
-                break
-            except OSError:  # the connection ended, or this process may open no further file
-                continue
-            with connection:
-                left = _read(connection, self.address.token)
-            if left is None:
-                continue
-            sender, descriptor = left
-            if sender in taken:
-                os.close(descriptor)
-            else:
-                taken[sender] = descriptor
+    def take(self) -> dict[int, list[int]]:
+        """The descriptors that were left, by their senders' numbers.
+
+        They are the caller's, who closes them with `close_received`.
+        """
+        taken: dict[int, list[int]] = {}
+        for one in self._sockets:
+            # More than the senders may leave: one that goes on and on is not listened to for ever.
+            for _ in range(2 * _SENDERS_OF_A_SOCKET):
+                try:
+                    sender, descriptors = _read(one, self.address.token)
+                except OSError:  # there is no further one
+                    break
+                if descriptors and sender in self._senders - taken.keys():
+                    taken[sender] = descriptors
+                else:
+                    close_received(descriptors)
         return taken
 
     def close(self) -> None:
-        self._socket.close()
+        for one in self._sockets:
+            # What the kernel finds in a socket that is closed, it would close on this thread.
+            with contextlib.suppress(OSError):
+                _attach(one, [(_RETURN, 0, 0, 0)])  # nothing is admitted any more
+                while True:
+                    close_received(_read(one, self.address.token)[1])
+            one.close()
 
 
-def leave(address: Address, descriptor: int, sender: int = 0) -> None:
-    """Leave the descriptor in the inbox at the address; Unsupported if that cannot be."""
+def leave(address: Address, descriptors: Sequence[int], sender: int = 0) -> None:
+    """Leave descriptors in the inbox at the address; Unsupported if that cannot be."""
     message = address.token + _SENDER.pack(sender)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(address.path)
-            socket.send_fds(connection, [message], [descriptor])
-        except ConnectionRefusedError as problem:
-            raise Unsupported(
-                "the peer is not in this worker's network namespace, where a descriptor could go"
-            ) from problem
-        except OSError as problem:
-            raise Unsupported(
-                f"a descriptor cannot be passed to the peer: {problem.strerror}"
-            ) from problem
-
-
-def _read(connection: socket.socket, token: bytes) -> tuple[int, int] | None:
-    """The sender's number and its descriptor; None, and nothing kept, if it is no such message."""
-    descriptors = array.array("i")
-    # The sender left its message before it said so: what is not here now does not come.
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
     try:
-        message, ancillary, result, _ = connection.recvmsg(
-            _MESSAGE_BYTES, socket.CMSG_LEN(descriptors.itemsize), flags
-        )
-    except OSError:
-        return None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+            own.setblocking(False)
+            own.sendmsg([message], rights, 0, address.path(sender))
+    except ConnectionRefusedError as problem:
+        raise Unsupported(
+            "the peer is not in this worker's network namespace, where a descriptor could go"
+        ) from problem
+    except OSError as problem:
+        raise Unsupported(
+            f"a descriptor cannot be passed to the peer: {problem.strerror}"
+        ) from problem
+
+
+def close_received(descriptors: Iterable[int]) -> None:
+    """Closes what another process sent, which may not be what it should be.
+
+    To close a memory file takes no time. What else it may be is closed by another thread.
+    """
+    others = []
+    for descriptor in descriptors:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            os.close(descriptor)
+        except OSError:  # no memory file
+            others.append(descriptor)
+    if not others:
+        return
+
+    def close() -> None:
+        for descriptor in others:
+            os.close(descriptor)
+
+    try:
+        borrow("sealring-close", close)
+    except RuntimeError:  # no more threads are allowed here
+        close()
+
+
+def _read(inbox: socket.socket, token: bytes) -> tuple[int, list[int]]:
+    """The sender's number and its descriptors, none if it is no such message.
+
+    OSError if there is none.
+    """
+    descriptors = array.array("i")
+    message, ancillary, result, _ = inbox.recvmsg(
+        _MESSAGE_BYTES,
+        socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize),
+        socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC,
+    )
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    whole = result & (socket.MSG_TRUNC | socket.MSG_CTRUNC) == 0
-    if (
-        whole
-        and len(descriptors) == 1
-        and len(message) == _MESSAGE_BYTES
-        and hmac.compare_digest(message[:TOKEN_BYTES], token)
-    ):
-        return _SENDER.unpack(message[TOKEN_BYTES:])[0], descriptors[0]
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    return None
+    whole = result & (socket.MSG_TRUNC | socket.MSG_CTRUNC) == 0 and len(message) == _MESSAGE_BYTES
+    # The filter has compared it, unless this kernel only says that it takes filters.
+    if not whole or not hmac.compare_digest(message[:TOKEN_BYTES], token):
+        close_received(descriptors)
+        return 0, []
+    return _SENDER.unpack(message[TOKEN_BYTES:])[0], descriptors.tolist()
+
+
+# ---- the filter: a program of the kernel's, which sees a datagram before it is queued ------------
+
+_SO_ATTACH_FILTER: Final = 26  # no name in Python
+_INSTRUCTION: Final = struct.Struct("=HBBI")
+_PROGRAM: Final = struct.Struct("@HP")
+_LOAD_LENGTH, _LOAD_WORD, _LOAD_ZERO, _LOAD_SUM = 0x80, 0x20, 0x00, 0x60
+_XOR, _OR_X, _TO_X, _STORE_SUM, _IF_EQUAL, _RETURN = 0xA4, 0x4C, 0x07, 0x02, 0x15, 0x06
+_WHOLE: Final = 0xFFFFFFFF
+
+
+def _admit_only(inbox: socket.socket, token: bytes) -> None:
+    """Has the kernel drop all datagrams but those of a message's length that begin with the token.
+
+    Every word of the token is compared, so that the time tells nothing of it.
+    """
+    code = [(_LOAD_LENGTH, 0, 0, 0), (_IF_EQUAL, 1, 0, _MESSAGE_BYTES), (_RETURN, 0, 0, 0)]
+    code += [(_LOAD_ZERO, 0, 0, 0), (_STORE_SUM, 0, 0, 0)]
+    for place in range(0, len(token), 4):
+        word = int.from_bytes(token[place : place + 4])
+        code += [(_LOAD_WORD, 0, 0, place), (_XOR, 0, 0, word), (_TO_X, 0, 0, 0)]
+        code += [(_LOAD_SUM, 0, 0, 0), (_OR_X, 0, 0, 0), (_STORE_SUM, 0, 0, 0)]
+    code += [(_IF_EQUAL, 0, 1, 0), (_RETURN, 0, 0, _WHOLE), (_RETURN, 0, 0, 0)]
+    _attach(inbox, code)
+
+
+def _attach(inbox: socket.socket, code: Sequence[tuple[int, int, int, int]]) -> None:
+    packed = b"".join(_INSTRUCTION.pack(*each) for each in code)
+    memory = ctypes.create_string_buffer(packed, len(packed))
+    program = _PROGRAM.pack(len(code), ctypes.addressof(memory))
+    inbox.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)

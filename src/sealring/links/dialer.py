@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
+from sealring.links import setting_up
 from sealring.links.diagnosis import NOT_ADMITTED
 from sealring.links.rendezvous import Address
 from sealring.links.threads import Job, borrow
@@ -252,7 +253,7 @@ class Dialer:
         """None if the rank is reached, or the dialer stops; else what failed (errno, or -1)."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = setting_up.create(family)
         except OSError as problem:
             self._note_lack(rank, address, problem)
             return problem.errno or -1

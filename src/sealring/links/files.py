@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +16,7 @@ from sealring.errors import Unsupported
 
 SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE (Linux 5.1) has no name in Python 3.11
+_BLOCK_BYTES: Final = 512  # of st_blocks, whatever the file system's own blocks are
 _MFD_NOEXEC_SEAL: Final = 0x8  # Linux 6.3; no name in Python 3.11
 
 
@@ -59,17 +59,19 @@ def seal(fd: int, shape: Shape) -> None:
 def check(fd: int, shape: Shape) -> None:
     """Whether a file that came from a peer is what it must be; nothing of it is read."""
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Unsupported("the peer's memory is no file")
+        # First of all: of a file that is no memory, a file system may be asked that never answers.
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         # The size after the seals: from then on it cannot change.
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
     except OSError as problem:
         raise Unsupported(f"the peer's memory cannot be checked: {problem.strerror}") from problem
     if seals & shape.all_seals != shape.all_seals:
         raise Unsupported("the peer's memory is not sealed against other writers and sizes")
-    if size != shape.bytes:
-        raise Unsupported(f"the peer's memory has {size} bytes and not {shape.bytes}")
+    if status.st_size != shape.bytes:
+        raise Unsupported(f"the peer's memory has {status.st_size} bytes and not {shape.bytes}")
+    if status.st_blocks * _BLOCK_BYTES < shape.bytes:
+        # The pages that are missing would be this process's to find, when it reads.
+        raise Unsupported("the peer's memory is not allocated")
 
 
 def _memfd(name: str) -> int:

@@ -11,12 +11,15 @@ keeps those out who are no members. A connection without it is dropped.
 
 from __future__ import annotations
 
+import array
+import contextlib
+import fcntl
 import hmac
 import os
 import secrets
 import socket
-import stat
 import struct
+import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,19 +29,28 @@ from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.messages import Message, digest, encode_message, integer, parse_message
 from sealring.links import setting_up
 from sealring.links.callers import Callers
-from sealring.links.descriptors import PACKED_BYTES, TOKEN_BYTES, Address, Inbox, leave
+from sealring.links.descriptors import (
+    PACKED_BYTES,
+    TOKEN_BYTES,
+    Address,
+    Inbox,
+    close_received,
+    leave,
+)
 from sealring.links.link import prepare_socket
 from sealring.links.memory import SharedMemory, create_file, open_memory
+from sealring.no_fork import NoFork
 
 LETTER_BYTES: Final = 2048
 _GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
 """What a connection begins with: the token, the rank that made it, and the lane."""
 _SECONDS: Final = 5.0
-"""How long a connection may take that is made, or that was made, while the group waits."""
+"""How long a rank may take to make its connections, or to find those that were made."""
+_PART_OF_TIMEOUT: Final = 0.5
+"""Of the time that the others wait for it: at its end they give the rank up, and not the lanes."""
+_AT_ONCE: Final = 0.001
 _STRANGERS: Final = 64
 """Connections that may be open without a greeting, beside those of members."""
-_BELL: Final = 1
-"""In a descriptor's number, beside the rank and the lane: a socket, and not the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +88,16 @@ class Pipe:
 class Lanes:
     """One attempt to have `count` lanes with all members; ranks are the group's."""
 
-    def __init__(self, rank: int, ends: Mapping[int, FirstEnd], count: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ends: Mapping[int, FirstEnd],
+        count: int,
+        timeout_s: float = 2 * _SECONDS,
+    ) -> None:
+        """`timeout_s` is how long the others wait for this rank."""
         self._rank, self._ends, self._count = rank, ends, count
+        self._patience_s = min(_SECONDS, timeout_s * _PART_OF_TIMEOUT)
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._inbox: Inbox | None = None
         self._listeners: dict[str, socket.socket] = {}
@@ -94,7 +114,7 @@ class Lanes:
     def offer(self) -> bytes:
         """What the others must know."""
         if any(self._by("shm")):
-            self._inbox = Inbox()
+            self._inbox = Inbox(peer for peer, _ in self._by("shm"))
         for peer, end in self._by("tcp"):
             if not end.own or not end.theirs:
                 raise Unsupported(f"the link to rank {peer} was cut")
@@ -111,33 +131,36 @@ class Lanes:
 
     def leave_pipes(self, letters: Sequence[bytes]) -> None:
         """Called when all offers are known."""
+        deadline = time.monotonic() + self._patience_s
         for peer, end in self._ends.items():
             address, token, ports = _decode(letters[peer])
-            for lane in self._further():
-                if end.transport == "shm":
-                    self._leave_memory(address, peer, lane)
-                elif peer < self._rank:
-                    self._made[lane, peer] = self._connect(end, token, ports, lane)
+            if end.transport == "shm":
+                self._leave_memories(address, peer)
+            elif peer < self._rank:
+                for lane in self._further():
+                    self._made[lane, peer] = self._connect(end, token, ports, lane, deadline)
 
-    def _leave_memory(self, address: Address, peer: int, lane: int) -> None:
-        self._memories[lane, peer] = create_file()
-        leave(address, self._memories[lane, peer][1], _number(self._rank, lane))
-        if peer < self._rank:
-            near, far = socket.socketpair()
-            self._made[lane, peer] = near
-            with far:
-                leave(address, far.fileno(), _number(self._rank, lane, _BELL))
+    def _leave_memories(self, address: Address, peer: int) -> None:
+        """The files of all lanes in their order, then the bells if this rank brings them."""
+        with contextlib.ExitStack() as left:
+            descriptors = []
+            for lane in self._further():
+                self._memories[lane, peer] = create_file()
+                descriptors.append(self._memories[lane, peer][1])
+            for lane in self._further() if peer < self._rank else ():
+                self._made[lane, peer], far = setting_up.pair()
+                descriptors.append(left.enter_context(far).fileno())
+            leave(address, descriptors, self._rank)
 
     def _connect(
-        self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int
+        self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int, deadline: float
     ) -> socket.socket:
         host = end.theirs[0]
         if host not in ports:
             raise Unsupported(f"the peer does not listen at {host}, where it was reached")
-        sock = socket.socket(end.family, socket.SOCK_STREAM)
+        sock = setting_up.create(end.family)
         try:
-            setting_up.note(sock)
-            sock.settimeout(_SECONDS)
+            sock.settimeout(max(_AT_ONCE, deadline - time.monotonic()))
             sock.connect((host, ports[host], *end.theirs[2:]))
             sock.sendall(_GREETING.pack(token, self._rank, lane))
             prepare_socket(sock)
@@ -149,45 +172,44 @@ class Lanes:
         return sock
 
     def take_pipes(self) -> list[Pipe]:
-        """Called when all ranks have left theirs. The sockets are then the caller's."""
+        """Called when all ranks have left theirs. In the order of the lanes.
+
+        The sockets are then the caller's.
+        """
         accepted = self._accept()
-        left = self._inbox.take() if self._inbox else {}
+        left: dict[int, list[int]] = {}
         pipes: list[Pipe] = []
         try:
-            for peer, end in self._ends.items():
+            with NoFork():  # a child would inherit the sockets among them
+                left = self._inbox.take() if self._inbox else {}
+                for peer, _ in self._by("shm"):
+                    self._take_memories(peer, left.get(peer, []), pipes)
+            for peer, _ in self._by("tcp"):
                 for lane in self._further():
-                    if end.transport == "shm":
-                        pipes.append(self._of_memory(peer, lane, left))
-                    else:
-                        place = accepted if peer > self._rank else self._made
-                        if (lane, peer) not in place:
-                            raise Unsupported(f"a connection of rank {peer} did not come")
-                        pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
+                    place = accepted if peer > self._rank else self._made
+                    if (lane, peer) not in place:
+                        raise Unsupported(f"a connection of rank {peer} did not come")
+                    pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
         except BaseException:
             for pipe in pipes:
                 pipe.socket.close()
             raise
         finally:
-            for fd in left.values():
-                os.close(fd)
+            close_received(fd for each in left.values() for fd in each)
             for each in accepted.values():
                 each.close()
-        return pipes
+        return sorted(pipes, key=lambda pipe: pipe.lane)
 
-    def _of_memory(self, peer: int, lane: int, left: dict[int, int]) -> Pipe:
-        number = _number(peer, lane)
-        if number not in left:
+    def _take_memories(self, peer: int, left: list[int], pipes: list[Pipe]) -> None:
+        """Adds the pipes to one peer. What it takes out of `left` is a pipe's then."""
+        lanes, brought = self._further(), peer > self._rank
+        if len(left) != len(lanes) * (1 + brought):
             raise Unsupported("the memory of another rank did not come")
-        mapping, _ = self._memories[lane, peer]
-        memory = SharedMemory(mapping, open_memory(left[number]))
-        if peer < self._rank:
-            return Pipe(lane, peer, self._made.pop((lane, peer)), memory)
-        bell = left.pop(number | _BELL, None)
-        if bell is None or not stat.S_ISSOCK(os.fstat(bell).st_mode):
-            if bell is not None:
-                os.close(bell)
-            raise Unsupported("the socket of another rank did not come")
-        return Pipe(lane, peer, socket.socket(fileno=bell), memory)
+        for lane in reversed(lanes):  # the bells lie at the end
+            mapping, _ = self._memories[lane, peer]
+            memory = SharedMemory(mapping, open_memory(left[lane - 1]))
+            bell = _bell(left) if brought else self._made.pop((lane, peer))
+            pipes.append(Pipe(lane, peer, bell, memory))
 
     def _accept(self) -> dict[tuple[int, int], socket.socket]:
         """The connections that members made, by lane and rank; strangers' are dropped."""
@@ -199,7 +221,7 @@ class Lanes:
         }
         accepted: dict[tuple[int, int], socket.socket] = {}
         callers = Callers(self._listeners.values(), _GREETING.size, len(expected) + _STRANGERS)
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + self._patience_s
         try:
             while expected - accepted.keys():
                 if time.monotonic() >= deadline:
@@ -233,9 +255,8 @@ class Lanes:
 
 def _listener(end: FirstEnd) -> socket.socket:
     """At the address where the peer was reached, or reached us."""
-    sock = socket.socket(end.family, socket.SOCK_STREAM)
+    sock = setting_up.create(end.family)
     try:
-        setting_up.note(sock)
         sock.setblocking(False)
         sock.bind((end.own[0], 0, *end.own[2:]))
         sock.listen(socket.SOMAXCONN)
@@ -245,9 +266,25 @@ def _listener(end: FirstEnd) -> socket.socket:
     return sock
 
 
-def _number(rank: int, lane: int, what: int = 0) -> int:
-    """Of a descriptor in an inbox."""
-    return rank << 8 | lane << 1 | what
+def _bell(left: list[int]) -> socket.socket:
+    """The last descriptor, as a socket; it stays where it is if it is none."""
+    try:
+        bell = setting_up.received(left[-1])
+    except OSError as problem:
+        raise Unsupported("the socket of another rank did not come") from problem
+    setting_up.refuse_descriptors(bell)
+    # What it holds already may have come with some.
+    if (bell.family, bell.type) != (socket.AF_UNIX, socket.SOCK_STREAM) or _holds_bytes(bell):
+        bell.detach()
+        raise Unsupported("the socket of another rank did not come")
+    left.pop()
+    return bell
+
+
+def _holds_bytes(sock: socket.socket) -> bool:
+    waiting = array.array("i", [0])
+    fcntl.ioctl(sock, termios.FIONREAD, waiting)
+    return waiting[0] != 0
 
 
 def _encode(*, inbox: bytes, token: bytes, ports: Mapping[str, int]) -> bytes:

@@ -9,7 +9,6 @@ from typing import Final
 from sealring import _native
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.connection import never_block
-from sealring.links import setting_up
 from sealring.links.memory import SharedMemory
 
 # A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
@@ -70,7 +69,6 @@ def link_of(
 
 def send_without_delay(sock: socket.socket) -> None:
     """Set-up is many short messages: each would wait for the last one's acknowledgement (40 ms)."""
-    setting_up.note(sock)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

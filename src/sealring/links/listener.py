@@ -22,7 +22,7 @@ from typing import Final
 from sealring.errors import PeerUnreachable, SealringError
 from sealring.handshake.connection import is_ready
 from sealring.handshake.incoming import Incoming
-from sealring.links import shares
+from sealring.links import setting_up, shares
 from sealring.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
 from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
@@ -223,7 +223,7 @@ class Listener:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                sock, name = listening.accept()
+                sock, name = setting_up.accept(listening)
             except OSError as problem:
                 if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._out_of_descriptors(problem)

@@ -15,7 +15,7 @@ _BACKLOG: Final = 4096
 
 def listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = setting_up.create(family)
     try:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -26,7 +26,6 @@ def listen(address: str) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-        setting_up.note(sock)
     except OSError as problem:
         sock.close()
         raise ConfigurationError(

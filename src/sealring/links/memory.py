@@ -22,7 +22,7 @@ from sealring.errors import MalformedSetup, Unsupported
 from sealring.handshake.messages import Message, digest
 from sealring.limits import RING_BYTES, RING_CONTROL_BYTES
 from sealring.links import files
-from sealring.links.descriptors import Address, Inbox
+from sealring.links.descriptors import Address, Inbox, close_received
 
 MEMORY_BYTES: Final = RING_BYTES + RING_CONTROL_BYTES
 _SHAPE: Final = files.Shape(MEMORY_BYTES, files.SIZE_SEALS | files.FUTURE_WRITE)
@@ -66,10 +66,9 @@ class OwnMemory:
         try:
             if 0 not in left:
                 raise Unsupported("the peer's memory did not come")
-            return open_memory(left[0])
+            return open_memory(left[0][0])
         finally:
-            for fd in left.values():
-                os.close(fd)
+            close_received(fd for each in left.values() for fd in each)
 
 
 def create_memory() -> OwnMemory:

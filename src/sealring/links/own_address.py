@@ -43,12 +43,18 @@ class OwnAddress:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         found: tuple[Address, ...] = ()
-        with contextlib.suppress(HandshakeError):
+        shown = "another"
+        try:
             found = self._book.lookup(self._rank)
+            shown = shown if found else "no"
+        except PeerUnreachable:
+            shown = "no"  # it does not answer
+        except HandshakeError:
+            pass
         if found == self._addresses:
             return
         if not self._probing:
-            _LOG.warning("sealring: the store shows another address for rank %d", self._rank)
+            _LOG.warning("sealring: the store shows %s address for rank %d", shown, self._rank)
         with contextlib.suppress(PeerUnreachable):
             self.publish()
         if not self._probing:

@@ -13,7 +13,7 @@ from sealring.limits import EXCHANGE_BYTES, GPU_PAYLOAD_BYTES
 from sealring.limits import WIRE_PAYLOAD_BYTES as PAYLOAD_BYTES
 from sealring.limits import WIRE_SLOTS as SLOTS
 from sealring.links import files
-from sealring.links.descriptors import Address, Inbox, leave
+from sealring.links.descriptors import Address, Inbox, close_received, leave
 
 _PAGE: Final = 4096
 _HANDLE_BYTES: Final = 64
@@ -66,8 +66,8 @@ class PeerMemory:
 class HostMemory:
     """A file of each rank, whose descriptor goes into an inbox of each other rank."""
 
-    def __init__(self, native: _native.Engine, rank: int, _: object) -> None:
-        self._native, self._rank = native, rank
+    def __init__(self, native: _native.Engine, rank: int, meeting: Meeting) -> None:
+        self._native, self._rank, self._world = native, rank, len(meeting.hosts)
         self._file: int | None = None
         self._inbox: Inbox | None = None
         area = _native.wire_area_bytes(SLOTS, PAYLOAD_BYTES)
@@ -77,13 +77,13 @@ class HostMemory:
         self._file = files.create(self._shape, "sealring-wire")
         files.seal(self._file, self._shape)
         self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, self._file)
-        self._inbox = Inbox()
+        self._inbox = Inbox(range(self._world))
         return self._inbox.address.packed()
 
     def hand_out(self, letters: Sequence[bytes]) -> None:
         assert self._file is not None
         for peer in _others(self._rank, letters):
-            leave(Address.unpacked(letters[peer]), self._file, self._rank)
+            leave(Address.unpacked(letters[peer]), [self._file], self._rank)
 
     def open(self, letters: Sequence[bytes]) -> None:
         assert self._inbox is not None
@@ -92,11 +92,10 @@ class HostMemory:
             for peer in _others(self._rank, letters):
                 if peer not in left:
                     raise Unsupported("the memory of another rank did not come")
-                files.check(left[peer], self._shape)
-                self._native.open_host_wire(peer, left[peer], self._shape.bytes)
+                files.check(left[peer][0], self._shape)
+                self._native.open_host_wire(peer, left[peer][0], self._shape.bytes)
         finally:
-            for fd in left.values():
-                os.close(fd)
+            close_received(fd for each in left.values() for fd in each)
 
     def close(self) -> None:
         """The mappings stay."""
