@@ -150,10 +150,17 @@ def test_a_large_world_takes_other_programs_only_where_it_must() -> None:
     for operation in OPERATIONS.values():
         for size in (0, 4096, 1 << 25):
             assert Selection(Topology((0,) * 65))(operation, size) is choose(operation, 65, size)
-    large = Topology((0,) * 66)
-    assert choose(Operation.ALL_REDUCE, 66, 100) is DIRECT
-    assert Selection(large)(Operation.ALL_REDUCE, 100) is TREE
-    assert Selection(large)(Operation.ALL_REDUCE, 1 << 25) is Algorithm.RING
+    mine = {
+        (Operation.ALL_REDUCE, Placement.ONE): (
+            Row(2, (4096,), (DIRECT, Algorithm.PARAMETER_SERVER)),
+        ),
+        (Operation.BROADCAST, Placement.ONE): (Row(2, (), (DIRECT,)),),
+    }
+    table, large = AlgorithmTable(mine).over(shipped_table()), Topology((0,) * 66)
+    assert Selection(Topology((0,) * 65), table)(Operation.ALL_REDUCE, 100) is DIRECT
+    assert Selection(large, table)(Operation.ALL_REDUCE, 100) is TREE
+    assert Selection(large, table)(Operation.ALL_REDUCE, 1 << 25) is RING
+    assert Selection(large, table)(Operation.BROADCAST, 1 << 25) is TREE
     fixed = Selection(large, fixed={Operation.ALL_REDUCE: DIRECT})
     assert fixed(Operation.ALL_REDUCE, 1 << 25) is DIRECT, "what was set by hand"
 
