@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.testing._internal.two_tensor import TwoTensor
 
+from sealring.cli import run
 from sealring.errors import Unsupported
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, freeing
 from tests.vault.test_checkpoints import refused
@@ -223,3 +224,27 @@ def test_a_wait_before_the_thread_that_frees_has_started(
     finally:
         os.close(directory)
     assert waited.is_set()
+
+
+def test_a_save_under_a_secret_that_is_gone_after_the_run(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`sealring run` makes one if it is given none, and no later run has it."""
+    for name in ("SEALRING_SECRET", "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in run._identity(1, None).items():
+        monkeypatch.setenv(name, value)
+    writer = CheckpointWriter(vault, "run")
+    for _ in range(2):
+        dcp.save({"weight": torch.ones(3)}, storage_writer=writer)
+    told = [one for one in caplog.messages if "no later run can load them" in one]
+    assert len(told) == 1
+    assert torch.equal(loaded(vault, "run"), torch.ones(3))  # in the same run
+
+
+def test_a_save_under_a_secret_of_the_user_does_not_warn(
+    vault: Vault, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run._identity(1, None) == {}
+    dcp.save({"weight": torch.ones(3)}, storage_writer=CheckpointWriter(vault, "run"))
+    assert not [one for one in caplog.messages if "no later run" in one]

@@ -34,6 +34,7 @@ from sealring.errors import (
     VaultBusy,
     VaultError,
 )
+from sealring.identity.secret import OF_THE_RUN
 from sealring.recording.hooks import note_checkpoint_out
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
@@ -80,6 +81,7 @@ class CheckpointWriter(Closable, StorageWriter):
         self.checkpoint_id = objects.check_name(name)
         self._rank, self._world = 0, 1
         self._used = ""
+        self._told = False
         # torch does all steps of a save in one thread, and two saves at once in two.
         self._saves: dict[threading.Thread, _Save] = {}
 
@@ -133,6 +135,14 @@ class CheckpointWriter(Closable, StorageWriter):
         self._rank = dist.get_rank() if distributed else 0
         self._world = dist.get_world_size() if distributed else 1
         self._begin(self._save.name)
+        if is_coordinator and os.environ.get(OF_THE_RUN) and not self._told:
+            self._told = True
+            _LOG.warning(
+                "sealring: checkpoints of %r are signed under a secret that `sealring run` made "
+                "for this run alone: no later run can load them. Make a secret that you keep "
+                "(umask 077; openssl rand -hex 32 > job.secret) and pass --secret-file job.secret",
+                self._save.name,
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
