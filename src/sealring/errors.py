@@ -555,7 +555,7 @@ class BadSource(VaultError):
 
 
 class SourceChanged(VaultError):
-    """A file was changed while it was sealed: ingest it again when it no longer changes."""
+    """A file was changed while it was sealed: seal it again when it no longer changes."""
 
 
 class StageFailed(VaultError):

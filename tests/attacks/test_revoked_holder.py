@@ -375,6 +375,27 @@ def test_another_copys_version_under_a_number_that_the_ledger_knows(
     assert opened_text(vault, tmp_path, 1) == "one"
 
 
+@pytest.mark.parametrize("name", ["00000000", "ffffffff"])
+def test_another_copys_version_beside_the_one_that_the_ledger_knows(
+    name: str, vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    """It hides the right one under no name, and is not taken for it."""
+    put(vault, tmp_path, "data", "one")
+    shutil.copytree(vault.path, tmp_path / "backup")
+    put(vault, tmp_path, "data", "two")
+    backup = Vault.open(tmp_path / "backup", keys.key_file(key))
+    put(backup, tmp_path, "data", "two of the other")
+    right = vault.find("data").copy.folder
+    shutil.copytree(backup.find("data").copy.folder, right.with_name(name))
+    for version in (None, 2):
+        assert opened_text(vault, tmp_path, version) == "two"
+    trees.rotate(vault, nothing)
+    assert opened_text(vault, tmp_path) == "two"
+    shutil.rmtree(vault.find("data").copy.folder)
+    with pytest.raises(RolledBack):
+        opened_text(vault, tmp_path)
+
+
 @pytest.mark.parametrize("length", [0, 1, 16384, (8 << 20) - 1, 8 << 20, (8 << 20) + 16384])
 def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> None:
     """A reader computes them in blocks, and a writer in one go."""

@@ -74,6 +74,11 @@ def test_only_gpus_park() -> None:
         Parking("cpu")
 
 
+def test_a_tensor_of_the_host_is_not_parked() -> None:
+    with pytest.raises(ConfigurationError, match="a tensor on cpu cannot be parked"):
+        Parking("cuda").park(torch.ones(3))
+
+
 def model_of() -> torch.nn.Sequential:
     torch.manual_seed(1)
     layers: list[torch.nn.Module] = []

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from sealring.engine.cuda.kernels import RECORD_OVERHEAD, Header, wire_bytes
+from sealring.errors import ConfigurationError
 from sealring.offload.parking import (
     PART_RECORDS,
     RECORD_BYTES,
     dense,
     memory_of,
     parts_of,
+    require_on,
     tampered,
 )
 
@@ -59,3 +61,12 @@ def test_what_torch_has_still_to_compute_is_computed(lazy: str) -> None:
     again = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype)
     memory_of(again).copy_(memory_of(found))
     assert torch.equal(again, expected)
+
+
+def test_a_tensor_of_another_device_is_refused() -> None:
+    """A GPU that is not there has a device all the same; tests/gpu parks a tensor of the host."""
+    gpu = torch.device("cuda", 0)
+    for tensor in (torch.ones(3), torch.ones(3, device="meta")):
+        with pytest.raises(ConfigurationError, match="cannot be parked from cuda:0"):
+            require_on(gpu, tensor)
+    require_on(torch.device("cpu"), torch.ones(3))

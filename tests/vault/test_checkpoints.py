@@ -295,7 +295,7 @@ def test_a_pickle_that_runs_code_is_neither_saved_nor_loaded(
         "the entry 'entry'",
     )
     # By a worker that does not check what it saves.
-    monkeypatch.setattr("sealring.vault.checkpoint_writer.check_entry", lambda *_: None)
+    monkeypatch.setattr("sealring.vault.checkpoint_form.check_entry", lambda *_: None)
     dcp.save(bad, storage_writer=CheckpointWriter(vault, "run"))
     reader = CheckpointReader(vault, "run")
     refused(lambda: dcp.load({"entry": None}, storage_reader=reader), UnsafeEntry, "'entry'")

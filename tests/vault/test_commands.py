@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from sealring.errors import (
     OutputExists,
     UnsafePath,
 )
+from sealring.vault import files
 
 
 class Shell:
@@ -238,6 +241,22 @@ def test_a_refused_init_leaves_no_key(sh: Shell) -> None:
     with pytest.raises(OutputExists):
         sh("init", "v", "--key", "k")
     assert (sh.folder / "k").exists()  # it was there before
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        sh("init", "data/no/folder", "--key", "another")
+    assert not (sh.folder / "another").exists()
+
+
+def test_a_full_disk_is_named(sh: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in writing an open file has no path of its own."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails(descriptor: int) -> None:
+        raise full
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space left") as failed:
+        files.write_file(sh.folder / "manifest", b"content")
+    assert failed.value.filename == str(sh.folder / "manifest")
 
 
 def test_a_command_in_a_pipe_writes_no_empty_lines(sh: Shell) -> None:

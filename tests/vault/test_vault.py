@@ -26,6 +26,7 @@ from sealring.errors import (
     NotGranted,
     OutputExists,
     RolledBack,
+    SourceChanged,
     TamperedChunk,
     TamperedHeader,
     TruncatedFile,
@@ -406,7 +407,6 @@ def test_other_users_are_let_into_no_folder_of_the_output(vault: Vault, tmp_path
 
 
 def test_a_folder_that_is_renamed_while_it_is_sealed(vault: Vault, tmp_path: Path) -> None:
-    """What was read is there, and it opens as the folder that it was."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b"):
@@ -418,9 +418,10 @@ def test_a_folder_that_is_renamed_while_it_is_sealed(vault: Vault, tmp_path: Pat
         if not left:
             source.rename(tmp_path / "renamed")
 
-    trees.seal_path(vault, source, "object", None, rename)
-    trees.open_object(vault.find("object"), tmp_path / "out", nothing)
-    assert sorted(os.listdir(tmp_path / "out")) == ["a", "b"]
+    with pytest.raises(SourceChanged, match="was removed while it was sealed"):
+        trees.seal_path(vault, source, "object", None, rename)
+    with pytest.raises(NoSuchObject):
+        vault.find("object")
 
 
 @pytest.mark.parametrize("folder", [True, False])
@@ -596,3 +597,40 @@ def test_killed_at_every_step_the_vault_opens(
         if not killed:
             break
     assert 10 < step < 999
+
+
+@pytest.mark.parametrize("change", ["written", "exchanged", "removed", "added", "another"])
+def test_a_source_that_changes_while_it_is_sealed(
+    change: str, vault: Vault, tmp_path: Path
+) -> None:
+    """No version mixes two states of a source."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in "ab":
+        (source / name).write_bytes(bytes(3 << 20))
+    changed: list[bool] = []
+
+    def progress(count: int) -> None:
+        if changed:
+            return
+        changed.append(True)
+        if change == "written":
+            with (source / "a").open("r+b") as file:
+                file.write(b"other")
+        elif change == "exchanged":
+            (tmp_path / "other").write_bytes(bytes(3 << 20))
+            (tmp_path / "other").rename(source / "a")
+        elif change == "removed":
+            (source / "a").unlink()
+        elif change == "added":
+            (source / "c").write_bytes(b"c")
+        else:
+            (source / "b").unlink()
+
+    error = ConfigurationError if change == "another" else SourceChanged
+    with pytest.raises(error, match=r"while it was sealed|cannot be read"):
+        trees.seal_path(vault, source, "data", None, progress)
+    with pytest.raises(NoSuchObject):
+        vault.find("data")
+    if change != "another":
+        assert trees.seal_path(vault, source, "data", None, lambda _: None) == 1

@@ -22,7 +22,7 @@ from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import Transport, read_settings
 from sealring.identity.process import shut_out_debuggers
-from sealring.identity.secret import read_secret
+from sealring.identity.secret import OF_THE_RUN, read_secret
 from sealring.last_words import LAUNCHED, told_beside
 from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
@@ -354,4 +354,4 @@ def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
             "--secret-file job.secret, or give each worker a certificate (sealring ca --help)."
         )
     # All workers are our own children: a secret that lives as long as they do is enough.
-    return {"SEALRING_SECRET": secrets.token_hex(32)}
+    return {"SEALRING_SECRET": secrets.token_hex(32), OF_THE_RUN: "1"}

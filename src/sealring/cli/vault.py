@@ -68,8 +68,9 @@ def init(
         keys.make_key_file(key)
     try:
         opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
-    except OutputExists:
-        if made:
+    except (ConfigurationError, OutputExists) as problem:
+        absent = "://" not in vault and not os.path.lexists(vault)
+        if made and (absent or isinstance(problem, OutputExists)):
             key.unlink()  # it opens nothing
         raise
     say(f"The vault {opened.header.id} is in {vault}.")

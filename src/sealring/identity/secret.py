@@ -35,6 +35,8 @@ from sealring.identity.process import shut_out_debuggers
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
 from sealring.no_fork import OwnLock
 
+OF_THE_RUN: Final = "_SEALRING_SECRET_OF_THE_RUN"
+"""Set by `sealring run` if it made the workers' secret, which is gone after the run."""
 _SALT: Final = b"sealring-1 job secret"
 _MAKE_ONE: Final = (
     "a worker shows everybody who connects a certificate by which guesses can be tested. Make a "

@@ -140,6 +140,7 @@ class Parking:
 
         The tensor may be changed or freed at once.
         """
+        require_on(self.device, tensor)
         tensor = dense(tensor.detach())
         plain = memory_of(tensor)
         parked = self.place_for(tensor, wire_bytes(plain.nbytes, RECORD_BYTES))
@@ -255,6 +256,15 @@ def tampered(count: int, header: Header) -> TamperedRecord:
         f"{which} is not what the GPU has sealed: host memory was changed. Nothing of it was used. "
         "Go on from a checkpoint, with a new Parking"
     )
+
+
+def require_on(device: torch.device, tensor: torch.Tensor) -> None:
+    """The kernels get an address alone, and would read there whatever device it belongs to."""
+    if tensor.device != device:
+        raise ConfigurationError(
+            f"a tensor on {tensor.device} cannot be parked from {device}: park it with a Parking "
+            "of its own GPU"
+        )
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from sealring.errors import UnsafeEntry, Unsupported
 
@@ -50,9 +51,43 @@ def paths_of_all(plans: Sequence[SavePlan]) -> dict[str, list[str | int]] | None
     )
 
 
+def bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    """The entry's bytes, in memory, without a copy where it has them so."""
+    data: Any = planner.resolve_data(item)
+    if item.type == WriteItemType.BYTE_IO:
+        content = data.getvalue()
+        check_entry(item.index.fqn, content)
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    tensor: torch.Tensor = data.detach()
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Unsupported(f"{item.index.fqn} is sparse or quantized: save its dense tensors")
+    if tensor.is_meta:
+        raise Unsupported(f"{item.index.fqn} is on the device 'meta' and has no content to save")
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.wait()
+    if not has_own_memory(tensor):
+        raise Unsupported(
+            f"{item.index.fqn} is a {type(tensor).__name__}, which holds other tensors: save those"
+        )
+    assert item.tensor_data is not None
+    planned = item.tensor_data.properties.dtype, item.tensor_data.chunk.sizes
+    if (tensor.dtype, tensor.shape) != planned:
+        raise Unsupported(
+            f"{item.index.fqn} is planned as {planned[0]} of {list(planned[1])}, and the planner "
+            f"gave {tensor.dtype} of {list(tensor.shape)}: change the plan and the tensor together"
+        )
+    plain = tensor.cpu().resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1).view(torch.uint8)
+
+
 def raw_bytes(tensor: torch.Tensor) -> Any:
     """A contiguous tensor's memory itself, as a buffer of bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def has_own_memory(tensor: torch.Tensor) -> bool:
+    """False for classes that hold other tensors, such as masked ones or those of quantizers."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -24,9 +24,8 @@ from sealring.recording.hooks import note_checkpoint_in, trusted_in_replay
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
-from sealring.vault.checkpoint_form import KIND, check_entry, raw_bytes
+from sealring.vault.checkpoint_form import KIND, check_entry, has_own_memory, raw_bytes
 from sealring.vault.closing import Closable
-from sealring.vault.objects import Part
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored, Vault
 
@@ -53,7 +52,7 @@ class CheckpointReader(Closable, StorageReader):
     """Loads the newest checkpoint of a name, or the one whose version is named.
 
     `authorities` and `job`: whose workers may have signed it; else this worker's own. `close()`
-    leaves the vault open; what was loaded stays named.
+    leaves the vault open; what was loaded stays named. One load at a time.
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class CheckpointReader(Closable, StorageReader):
         assert self._stored is not None
         if is_coordinator and self._version is None:
             _tell_what_the_ledger_proves(self._vault, self._stored)
-        self._metadata = metadata
 
     @property
     def loaded(self) -> tuple[str, str]:
@@ -134,8 +132,7 @@ class CheckpointReader(Closable, StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Says which checkpoint this rank has found: each opens the vault by itself."""
         assert self._stored is not None
-        manifest = self._stored.manifest
-        return replace(plan, storage_data=[manifest.object_version, manifest.digest])
+        return replace(plan, storage_data=_found(self._stored))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Refuses a load in which ranks would mix checkpoints."""
@@ -154,60 +151,72 @@ class CheckpointReader(Closable, StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         self.require_open()
-        assert self._stored is not None
+        stored, valid = self._stored, self._valid
+        assert stored is not None
+        if plan.storage_data != _found(stored):  # else it would read another checkpoint's bytes
+            raise Unsupported(
+                f"this reader of {self.checkpoint_id!r} began another load before this one had "
+                "ended: give each load a CheckpointReader of its own"
+            )
         by_part: dict[str, list[tuple[ReadItem, Location]]] = defaultdict(list)
         for item in plan.items:
-            by_part[self._location(item).part].append((item, self._location(item)))
+            location = _location(stored, valid.metadata, item)
+            by_part[location.part].append((item, location))
         with self._vault.reading():
-            self._stored = self._same_again(self._stored)
-            parts = {part.name: part for part in self._stored.manifest.parts}
+            stored = self._same_again(stored, valid)
+            parts = {part.name: part for part in stored.manifest.parts}
             for name, items in by_part.items():
-                root, whose = self._valid.roots[name], self._stored.whose
-                digests = checking.digests_of(self._stored.copy, parts, name, root, whose)
+                root, whose = valid.roots[name], stored.whose
+                digests = checking.digests_of(stored.copy, parts, name, root, whose)
                 self.bytes_read += _native.sealed_length(len(digests))
-                self._read_part(parts[name], digests, items, planner)
-        note_checkpoint_in(*self.loaded, self._valid.content_digest)
+                with stored.copy.opened(parts[name], whose) as reader:
+                    reader.expect(digests)
+                    self._read_part(reader, valid.metadata, items, planner)
+        self._stored, self._valid = stored, valid
+        note_checkpoint_in(*self.loaded, valid.content_digest)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _same_again(self, stored: Stored) -> Stored:
+    def _same_again(self, stored: Stored, valid: checking.Valid) -> Stored:
         """The checkpoint where it is now: a rotation may have sealed it anew meanwhile."""
         manifest = stored.manifest
         found = self._vault.find(manifest.name, manifest.object_version)
         if found.manifest.digest != manifest.digest:
             raise ForeignPart(f"{stored.whose} was exchanged while it was loaded: load it again")
-        self._valid.require_files(found.manifest.parts, found.whose)
+        valid.require_files(found.manifest.parts, found.whose)
         return found
 
     def _read_part(
         self,
-        part: Part,
-        digests: bytes,
+        reader: _native.SealedFileReader,
+        metadata: Metadata,
         items: list[tuple[ReadItem, Location]],
         planner: LoadPlanner,
     ) -> None:
-        assert self._stored is not None
-        with self._stored.copy.opened(part, self._stored.whose) as reader:
-            reader.expect(digests)
-            boxes: list[Any] = []
-            tensors, entries = [], []
-            for item, location in items:
-                if item.type == LoadItemType.BYTE_IO:
-                    room = bytearray(location.length)
-                    entries.append((item, room))
-                    boxes.append((room, location.start, 1, [len(room)], [0], [len(room)]))
-                    continue
-                target = planner.resolve_tensor(item).detach()
-                dtype, shape = self._saved(item)
-                filled = _fillable(target, dtype)
-                tensors.append((item, target, filled))
-                view = raw_bytes(filled)
-                box = (location.start, filled.element_size(), shape)
-                boxes.append((view, *box, list(item.storage_offsets), list(item.lengths)))
-            reader.read_boxes(boxes)
-            self.bytes_needed += sum(len(box[0]) for box in boxes)
-            self.bytes_read += reader.bytes_read
+        boxes: list[Any] = []
+        tensors, entries = [], []
+        for item, location in items:
+            if item.type == LoadItemType.BYTE_IO:
+                room = bytearray(location.length)
+                entries.append((item, room))
+                boxes.append((room, location.start, 1, [len(room)], [0], [len(room)]))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            if target.shape != item.lengths:
+                raise Unsupported(
+                    f"{item.dest_index.fqn} is planned as {list(item.lengths)}, and the planner "
+                    f"gave {list(target.shape)}: change the plan and the tensor together"
+                )
+            dtype, shape = _saved(metadata, item)
+            filled = _fillable(target, dtype)
+            tensors.append((item, target, filled))
+            view = raw_bytes(filled)
+            box = (location.start, filled.element_size(), shape)
+            boxes.append((view, *box, list(item.storage_offsets), list(item.lengths)))
+        reader.read_boxes(boxes)
+        self.bytes_needed += sum(len(box[0]) for box in boxes)
+        self.bytes_read += reader.bytes_read
         for item, target, filled in tensors:
             if filled is not target:
                 target.copy_(filled)
@@ -215,23 +224,6 @@ class CheckpointReader(Closable, StorageReader):
         for item, room in entries:
             check_entry(item.storage_index.fqn, bytes(room))
             planner.load_bytes(item, io.BytesIO(bytes(room)))
-
-    def _location(self, item: ReadItem) -> Location:
-        assert self._stored is not None
-        location = self._metadata.storage_data.get(item.storage_index)
-        if location is None:
-            raise NotAVault(f"{self._stored.whose} does not hold {item.storage_index.fqn!r}")
-        assert isinstance(location, Location)
-        return location
-
-    def _saved(self, item: ReadItem) -> tuple[torch.dtype, list[int]]:
-        """The dtype and the shape of the saved piece that the item reads from."""
-        described = self._metadata.state_dict_metadata[item.storage_index.fqn]
-        assert isinstance(described, TensorStorageMetadata)
-        for chunk in described.chunks:
-            if chunk.offsets == item.storage_index.offset:
-                return described.properties.dtype, list(chunk.sizes)
-        raise NotAVault(f"the metadata has no such piece of {item.storage_index.fqn!r}")
 
     def _open(self, stored: Stored) -> checking.Valid:
         """The checkpoint, if workers of the job signed it and all that it lists."""
@@ -254,6 +246,28 @@ class CheckpointReader(Closable, StorageReader):
         return self._authorities or own.authorities, self._job or own.job
 
 
+def _found(stored: Stored) -> list[int | str]:
+    return [stored.manifest.object_version, stored.manifest.digest]
+
+
+def _location(stored: Stored, metadata: Metadata, item: ReadItem) -> Location:
+    location = metadata.storage_data.get(item.storage_index)
+    if location is None:
+        raise NotAVault(f"{stored.whose} does not hold {item.storage_index.fqn!r}")
+    assert isinstance(location, Location)
+    return location
+
+
+def _saved(metadata: Metadata, item: ReadItem) -> tuple[torch.dtype, list[int]]:
+    """The dtype and the shape of the saved piece that the item reads from."""
+    described = metadata.state_dict_metadata[item.storage_index.fqn]
+    assert isinstance(described, TensorStorageMetadata)
+    for chunk in described.chunks:
+        if chunk.offsets == item.storage_index.offset:
+            return described.properties.dtype, list(chunk.sizes)
+    raise NotAVault(f"the metadata has no such piece of {item.storage_index.fqn!r}")
+
+
 def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
     """Once in a process for each vault."""
     local = vault.ledger.beside_the_vault
@@ -271,6 +285,7 @@ def _fillable(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor itself where bytes can be put into it as they are, else one for a copy."""
     plain = not target.is_conj() and not target.is_neg()
     on_cpu = target.device.type == "cpu"
-    if on_cpu and plain and target.is_contiguous() and target.dtype == dtype:
+    plain = plain and on_cpu and has_own_memory(target)
+    if plain and target.is_contiguous() and target.dtype == dtype:
         return target
     return torch.empty(target.shape, dtype=dtype)

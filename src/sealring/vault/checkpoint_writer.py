@@ -13,15 +13,15 @@ import logging
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -34,13 +34,14 @@ from sealring.errors import (
     VaultBusy,
     VaultError,
 )
+from sealring.identity.secret import OF_THE_RUN
 from sealring.recording.hooks import note_checkpoint_out
 from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (
     KIND,
-    check_entry,
+    bytes_of,
     dtype_name,
     paths_document,
     paths_of_all,
@@ -62,7 +63,8 @@ class CheckpointWriter(Closable, StorageWriter):
 
     `helper=True` lets a process of its own do the sealing. It gets the key of this rank's part,
     and no key of the checkpoint, the vault or the rank. Give `dcp.async_save` a process group of
-    its own. `close()` leaves the vault open.
+    its own. Saves by one writer may overlap, each with a group of its own. `close()` leaves the
+    vault open.
     """
 
     def __init__(
@@ -78,16 +80,29 @@ class CheckpointWriter(Closable, StorageWriter):
         self._seal = seal_in_helper if helper else seal_here
         self.checkpoint_id = objects.check_name(name)
         self._rank, self._world = 0, 1
-        self._draft: Copy | None = None
-        self._paths: dict[str, list[str | int]] | None = None
         self._used = ""
-        self._claim = ExitStack()
+        self._told = False
+        # torch does all steps of a save in one thread, and two saves at once in two.
+        self._saves: dict[threading.Thread, _Save] = {}
 
     def _release(self) -> None:
-        self._claim.close()
-        if self._draft is not None:
-            self._draft.place.key.wipe()
-        self._draft = None
+        while self._saves:
+            self._saves.popitem()[1].end()
+
+    @property
+    def _save(self) -> _Save:
+        """Of this thread."""
+        thread = threading.current_thread()
+        if thread not in self._saves:
+            self._begin(self.checkpoint_id)
+        return self._saves[thread]
+
+    def _begin(self, name: str) -> None:
+        this = threading.current_thread()
+        for thread in list(self._saves):
+            if thread is this or not thread.is_alive():  # of a save that failed
+                self._saves.pop(thread).end()
+        self._saves[this] = _Save(name)
 
     def _what(self) -> str:
         return f"the writer of {self.checkpoint_id!r}"
@@ -103,9 +118,9 @@ class CheckpointWriter(Closable, StorageWriter):
         return False  # a path alone names no vault and no key
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        if checkpoint_id is not None:
-            self.checkpoint_id = objects.check_name(str(checkpoint_id))
-        self._draft = None
+        name = self.checkpoint_id if checkpoint_id is None else str(checkpoint_id)
+        self.checkpoint_id = objects.check_name(name)
+        self._begin(name)
 
     def storage_meta(self) -> StorageMeta | None:
         return None
@@ -119,7 +134,15 @@ class CheckpointWriter(Closable, StorageWriter):
         distributed = dist.is_available() and dist.is_initialized()
         self._rank = dist.get_rank() if distributed else 0
         self._world = dist.get_world_size() if distributed else 1
-        self._claim.close()  # of a save that failed
+        self._begin(self._save.name)
+        if is_coordinator and os.environ.get(OF_THE_RUN) and not self._told:
+            self._told = True
+            _LOG.warning(
+                "sealring: checkpoints of %r are signed under a secret that `sealring run` made "
+                "for this run alone: no later run can load them. Make a secret that you keep "
+                "(umask 077; openssl rand -hex 32 > job.secret) and pass --secret-file job.secret",
+                self._save.name,
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -127,25 +150,26 @@ class CheckpointWriter(Closable, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
         self.require_open()
+        save = self._save
         if len(plans) != self._world:
             raise Unsupported(
-                f"{len(plans)} of {self._world} ranks save {self.checkpoint_id!r}, and every rank "
+                f"{len(plans)} of {self._world} ranks save {save.name!r}, and every rank "
                 "must sign a checkpoint: save it with a process group of all ranks"
             )
-        self._paths = paths_of_all(plans)
+        save.paths = paths_of_all(plans)
         pieces = [[_described(item, 0, 0) for item in plan.items] for plan in plans]
-        plan_digest = checking.plan_digest(pieces, self._paths)
+        plan_digest = checking.plan_digest(pieces, save.paths)
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
-        self._remove(self._unfinished)
+        self._remove(lambda: self._vault.left_behind(save.name))
         freeing.wait()  # the space of what the save before has removed is there
         with self._vault.held(alone=False):
             self._vault.refresh()
-            self._draft = self._vault.new_version(self.checkpoint_id)
-            version = self._draft.folder.parent
-            self._claim.enter_context(storage_of(version).claim(version))
-        folder = self._draft.folder.relative_to(self._vault.path / "objects").as_posix()
-        where = f"{folder}@{self._draft.vault_key}@{secrets.token_hex(16)}@{plan_digest}"
+            draft = save.draft = self._vault.new_version(save.name)
+            version = draft.folder.parent
+            save.claim.enter_context(storage_of(version).claim(version))
+        folder = draft.folder.relative_to(self._vault.path / "objects").as_posix()
+        where = f"{folder}@{draft.vault_key}@{secrets.token_hex(16)}@{plan_digest}"
         return [replace(plan, storage_data=where) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -155,31 +179,37 @@ class CheckpointWriter(Closable, StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         self.require_open()
-        assert self._draft is not None
-        draft, self._draft = self._draft, None
+        save = self._save
+        draft = save.draft
+        assert draft is not None
         try:
-            with self._claim, self._vault.held(alone=False):
+            with save.claim, self._vault.held(alone=False):
                 self._vault.refresh()
-                self._vault.require_key(draft.vault_key, self.checkpoint_id)
-                self._commit(draft, metadata, results)
-            if self._keep is not None:
-                self._remove(lambda: self._older_than(draft.place.version))
+                self._vault.require_key(draft.vault_key, save.name)
+                self._commit(save, draft, metadata, results)
+            if (keep := self._keep) is not None:
+                # What does not open is neither counted nor removed: an attacker may have put it
+                # there.
+                before = draft.place.version
+                self._remove(lambda: self._vault.before(save.name, before)[keep - 1 :])
         except BaseException:
             if not draft.complete:
                 objects.remove(draft.folder)
             raise
         finally:
-            draft.place.key.wipe()
+            save.end()
 
-    def _commit(self, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def _commit(
+        self, save: _Save, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]
+    ) -> None:
         """Makes the checkpoint, if a reader would accept it."""
-        whose = f"{self.checkpoint_id!r} version {draft.place.version}"
-        if paths_document(metadata.planner_data) != self._paths:
+        whose = f"{save.name!r} version {draft.place.version}"
+        if paths_document(metadata.planner_data) != save.paths:
             raise Unsupported("the planner changed its table of names: use DefaultSavePlanner")
         sealed = [_sealed(written, whose) for written in results]
         parts = [part for one in sealed for part in one.parts]
         signed = [signing.as_document(one.signed) for one in sealed]
-        content = json.dumps({"contributions": signed, "paths": self._paths})
+        content = json.dumps({"contributions": signed, "paths": save.paths})
         credentials = signing.credentials_of(self._rank, self._world)
         valid = checking.check(
             content, draft.place, credentials.authorities, credentials.job, whose
@@ -189,18 +219,18 @@ class CheckpointWriter(Closable, StorageWriter):
             checking.require_readable(draft, parts, valid, whose)
         except MissingPart as problem:
             raise MissingPart(f"{problem}; all ranks must write to one shared directory") from None
-        manifest = self._vault.commit(draft, KIND, self.checkpoint_id, parts, content)
-        name = f"{self.checkpoint_id}@{draft.place.version}"
+        manifest = self._vault.commit(draft, KIND, save.name, parts, content)
+        name = f"{save.name}@{draft.place.version}"
         note_checkpoint_out(name, manifest, valid.content_digest)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         self.require_open()
         draft = self._draft_of(plan)
-        buffers = [_bytes_of(item, planner) for item in plan.items]
+        buffers = [bytes_of(item, planner) for item in plan.items]
         name = checking.part_of(self._rank)
         with self._vault.held(alone=False):
             self._vault.refresh()
-            self._vault.require_key(draft.vault_key, self.checkpoint_id)
+            self._vault.require_key(draft.vault_key, self._save.name)
             copy = objects.open_copy(
                 self._vault.path / "objects" / draft.folder,
                 self._vault.ring,
@@ -248,17 +278,21 @@ class CheckpointWriter(Closable, StorageWriter):
         except StoreFailed as problem:
             _LOG.warning("sealring: older versions are not removed: %s", problem)
 
-    def _unfinished(self) -> list[VaultPath]:
-        """What saves that were killed have left; not what another process still writes."""
-        return self._vault.left_behind(self.checkpoint_id)
 
-    def _older_than(self, saved: int) -> list[VaultPath]:
-        """All but those that are kept: the one that was saved, and some before it.
+@dataclass(slots=True)
+class _Save:
+    """One call of `dcp.save`. A rank that is no coordinator has its name alone."""
 
-        What does not open is neither counted nor removed: an attacker may have put it there.
-        """
-        assert self._keep is not None
-        return self._vault.before(self.checkpoint_id, saved)[self._keep - 1 :]
+    name: str
+    draft: Copy | None = None
+    paths: dict[str, list[str | int]] | None = None
+    claim: ExitStack = field(default_factory=ExitStack)
+
+    def end(self) -> None:
+        self.claim.close()
+        if self.draft is not None:
+            self.draft.place.key.wipe()
+            self.draft = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +327,12 @@ def _sealed(results: list[WriteResult], whose: str) -> _Sealed:
 
 def _described(item: WriteItem, start: int, length: int) -> checking.Item:
     data = item.tensor_data
+    try:
+        item.index.fqn.encode()
+    except UnicodeEncodeError:
+        raise Unsupported(
+            f"the name {item.index.fqn!r} of an entry is not Unicode: save it by another"
+        ) from None
     if data is None:
         return checking.Item(item.index.fqn, start, length, None, None, None, None)
     return checking.Item(
@@ -304,19 +344,3 @@ def _described(item: WriteItem, start: int, length: int) -> checking.Item:
         list(data.chunk.offsets),
         list(data.chunk.sizes),
     )
-
-
-def _bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
-    """The entry's bytes, in memory, without a copy where it has them so."""
-    data: Any = planner.resolve_data(item)
-    if item.type == WriteItemType.BYTE_IO:
-        content = data.getvalue()
-        check_entry(item.index.fqn, content)
-        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    tensor: torch.Tensor = data.detach()
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise Unsupported(f"{item.index.fqn} is sparse or quantized: save its dense tensors")
-    if tensor.is_meta:
-        raise Unsupported(f"{item.index.fqn} is on the device 'meta' and has no content to save")
-    plain = tensor.cpu().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1).view(torch.uint8)

@@ -29,8 +29,18 @@ NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOL
 
 def write_new(path: Path, content: bytes) -> None:
     """A file that nothing needs yet: before something does, the caller syncs it."""
-    with open(os.open(path, NEW_FILE, 0o600), "wb") as file:
+    with _told(path), open(os.open(path, NEW_FILE, 0o600), "wb") as file:
         file.write(content)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """An error in writing an open file names no path."""
+    try:
+        yield
+    except OSError as problem:
+        problem.filename = problem.filename or str(path)
+        raise
 
 
 def sync_together(paths: Sequence[Path]) -> None:
@@ -55,7 +65,7 @@ def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
     temporary = beside(path)
     descriptor = os.open(temporary, NEW_FILE, 0o600)
     try:
-        with open(descriptor, "wb") as file:
+        with _told(path), open(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -20,7 +20,7 @@ _MOST: Final = 256
 """Descriptors that one removal opens. Further files are freed when they are removed."""
 not_for_children: Final[set[int]] = set()
 """Descriptors of this process that a forked child closes: its copies would keep what they hold."""
-_under_way: Final[set[threading.Thread]] = set()
+_under_way: Final[set[threading.Event]] = set()
 
 
 def _in_child() -> None:
@@ -39,19 +39,20 @@ def later(directory: int) -> Iterator[None]:
     try:
         yield
     finally:
-        thread = threading.Thread(target=_close, args=(held,), name="sealring-free", daemon=True)
-        _under_way.add(thread)
+        # Not the thread: others may wait before it has started.
+        done = threading.Event()
+        _under_way.add(done)
+        work = held, done
         try:
-            thread.start()
+            threading.Thread(target=_free, args=work, name="sealring-free", daemon=True).start()
         except RuntimeError:  # no more threads are allowed here
-            _under_way.discard(thread)
-            _close(held)
+            _free(*work)
 
 
 def wait() -> None:
     """Until all is given back."""
-    for thread in list(_under_way):
-        thread.join()
+    for done in list(_under_way):
+        done.wait()
 
 
 def _held(directory: int) -> list[int]:
@@ -67,9 +68,16 @@ def _held(directory: int) -> list[int]:
     return held
 
 
+def _free(held: list[int], done: threading.Event) -> None:
+    try:
+        _close(held)
+    finally:
+        _under_way.discard(done)
+        done.set()
+
+
 def _close(held: list[int]) -> None:
     for descriptor in held:
         if descriptor in not_for_children:
             not_for_children.remove(descriptor)
             os.close(descriptor)
-    _under_way.discard(threading.current_thread())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from sealring.errors import (
     StoreFailed,
     UnsafePath,
 )
+from sealring.vault import requests
 from sealring.vault.files import NEW_FILE
 
 _BLOCK: Final = 8 << 20
@@ -140,12 +142,15 @@ class Store:
             reason = str(problem).strip() or type(problem).__name__
             raise StoreFailed(f"{self.url} cannot be used: {reason.splitlines()[0]}") from problem
 
+    def _do(self, size: int, method: str, *args: Any, **options: Any) -> Any:
+        return requests.ask(self._files, self.url, size, method, *args, **options)
+
     def names(self, folder: str, form: re.Pattern[str]) -> list[str]:
         """What lies there under names of this form, in their order."""
         with self._asking():
             self._files.invalidate_cache()
             try:
-                found = self._files.ls(self._at(folder), detail=False)
+                found = self._do(0, "ls", self._at(folder), detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
         last = {str(one).rstrip("/").rpartition("/")[2] for one in found}
@@ -154,7 +159,7 @@ class Store:
     def size(self, path: str) -> int | None:
         with self._asking():
             try:
-                described = self._files.info(self._at(path))
+                described = self._do(0, "info", self._at(path))
             except FileNotFoundError:
                 return None
             return int(described["size"]) if described["type"] == "file" else None
@@ -176,7 +181,7 @@ class Store:
         if start == end:
             return b""
         with self._asking():
-            came = bytes(self._files.cat_file(self._at(path), start=start, end=end))
+            came = bytes(self._do(end - start, "cat_file", self._at(path), start=start, end=end))
         if len(came) > end - start:
             raise StoreFailed(
                 f"{self.url}/{path}: {end - start} bytes from {start} on were asked for, and "
@@ -185,14 +190,28 @@ class Store:
         return came
 
     def put(self, path: str, content: bytes, *, new: bool) -> None:
-        """`new`: FileExistsError if there is one, where the store has conditional puts."""
+        """`new`: FileExistsError if there is another, where the store has conditional puts."""
         mode = "create" if new else "overwrite"
-        self._in_folder(path, lambda: self._files.pipe_file(self._at(path), content, mode=mode))
+        try:
+            self._in_folder(
+                path,
+                lambda: self._do(len(content), "pipe_file", self._at(path), content, mode=mode),
+            )
+        except FileExistsError:
+            # If the answer to the put was lost, the client has repeated it.
+            if self.size(path) != len(content) or self.read(path, len(content)) != content:
+                raise
 
     def upload(self, source: int, path: str, progress: Progress) -> None:
         """All of an open file, in blocks. The store shows it when all of it is there."""
 
         def put() -> None:
+            if requests.can_be_stopped(self._files):
+                size = os.fstat(source).st_size
+                here = f"/proc/self/fd/{source}"  # it may have no name
+                told = requests.telling(progress)
+                self._do(size, "put_file", here, self._at(path), callback=told)
+                return
             start = 0
             with self._files.open(self._at(path), "wb") as out:
                 while block := os.pread(source, _BLOCK, start):
@@ -231,7 +250,7 @@ class Store:
 
     def remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):
-            self._files.rm(self._at(path), recursive=True)
+            self._do(0, "rm", self._at(path), recursive=True)
 
 
 class InStore:
@@ -277,7 +296,8 @@ class InStore:
     def take_folder(self, folder: StorePath) -> None:
         if self.has_folder(folder):
             raise FileExistsError(str(folder))
-        self.write_new(folder / _TAKEN, b"")
+        # Random, so that a repeated put knows its own: see Store.put.
+        self.write_new(folder / _TAKEN, secrets.token_hex(16).encode())
 
     @contextmanager
     def new_file(self, path: StorePath) -> Iterator[int]:

@@ -14,6 +14,7 @@ from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     NotAVault,
+    SourceChanged,
     TamperedChunk,
     UnsafePath,
     Unsupported,
@@ -36,6 +37,7 @@ from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
 from sealring.vault.sealed import parse
 from sealring.vault.vault import Stored, Vault
+from sealring.vault.watched import Watched
 
 KIND: Final = "files"
 _OTHER_KINDS: Final = {
@@ -69,6 +71,7 @@ class Content:
 def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
     """Seals a file or a folder as the next version of an object; its number."""
     found = list(files_below(source))
+    watched = Watched()
     for path, inside in found:
         check_text(path, inside)
     with vault.held(alone=False):
@@ -79,11 +82,17 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
             folders = [inside for path, inside in found if inside and path.is_dir()]
             sources = [one for one in found if one[1] not in folders or not one[1]]
             for number, (path, inside) in enumerate(sources):
-                part, executable = _seal_file(copy, path, f"{number:08}", progress)
+                part, executable = _seal_file(copy, path, f"{number:08}", watched, progress)
                 parts.append(part)
                 files.append({"path": inside, "part": part.name, "executable": executable})
             tree = [inside for _, inside in found] != [""]  # as it was listed
             content = json.dumps({"tree": tree, "files": files, "folders": folders})
+            watched.check()
+            if list(files_below(source)) != found:
+                raise SourceChanged(
+                    f"files came to {source}, or went, while it was sealed: seal it again when it "
+                    "no longer changes"
+                )
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
             if not copy.complete:  # else the ledger may know it: without it all would look older
@@ -232,7 +241,9 @@ def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Pr
         os.fsync(file)
 
 
-def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[Part, bool]:
+def _seal_file(
+    copy: Copy, path: Path, name: str, watched: Watched, progress: Progress
+) -> tuple[Part, bool]:
     try:
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as problem:
@@ -241,6 +252,7 @@ def _seal_file(copy: Copy, path: Path, name: str, progress: Progress) -> tuple[P
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafePath(f"{path} is not a regular file")
+        watched.see(str(path), status)
         part, _ = copy.seal_part(name, _pieces(source, progress))
         return part, bool(status.st_mode & stat.S_IXUSR)
     finally:

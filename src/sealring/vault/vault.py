@@ -345,11 +345,22 @@ class Vault(OpenedHeader):
                 failure = problem
         if not opened:
             raise failure or NotAVault(f"{version} holds no complete copy")
-        best = max(opened, key=lambda one: one.vault_key)
-        stored = Stored(best, best.manifest())
-        if objects.object_id(self.ring, stored.manifest.name) != best.place.object:
+        failure = None
+        newest = max(one.vault_key for one in opened)
+        for copy in opened:
+            if copy.vault_key == newest:
+                try:
+                    return self._as_recorded(version, copy)
+                except VaultError as problem:  # it does not hide the right one beside it
+                    failure = failure or problem
+        assert failure is not None
+        raise failure
+
+    def _as_recorded(self, version: VaultPath, copy: Copy) -> Stored:
+        stored = Stored(copy, copy.manifest())
+        if objects.object_id(self.ring, stored.manifest.name) != copy.place.object:
             raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
-        found = best.place.version, stored.manifest.digest
+        found = copy.place.version, stored.manifest.digest
         known = self.ledger.newest(version.parent.name)
         if known is not None and known.version == found[0] and known.manifest != found[1]:
             raise RolledBack(

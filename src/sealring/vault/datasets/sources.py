@@ -18,6 +18,7 @@ from sealring.errors import (
     SourceChanged,
     UnsafePath,
 )
+from sealring.vault import watched
 from sealring.vault.trees import files_below
 
 SHARD_BYTES: Final = 64 << 20
@@ -61,11 +62,8 @@ def source_files(source: Path) -> list[SourceFile]:
     return sorted(found, key=lambda one: one.inside)
 
 
-class Watched:
-    """Files that are read. `check` is an error if one was changed since it was first opened."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, ...]] = {}
+class Watched(watched.Watched):
+    """Files of a dataset's source that are read."""
 
     def open(self, path: str) -> BinaryIO:
         try:
@@ -76,24 +74,9 @@ class Watched:
         if not stat.S_ISREG(state.st_mode):
             os.close(file)
             raise UnsafePath(f"{path} is not a regular file")
-        self._compare(path, state)
+        self.see(path, state)
         # The opener keeps the path as the file's name, which errors show.
         return open(path, "rb", buffering=_BLOCK, opener=lambda _path, _flags: file)
-
-    def check(self) -> None:
-        for path in self._seen:
-            try:
-                self._compare(path, os.lstat(path))
-            except FileNotFoundError:
-                raise SourceChanged(f"{path} was removed while it was sealed") from None
-
-    def _compare(self, path: str, state: os.stat_result) -> None:
-        found = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-        if self._seen.setdefault(path, found) != found:
-            raise SourceChanged(
-                f"{path} was changed while it was sealed: nothing of it was committed. Ingest it "
-                "again when it no longer changes"
-            )
 
 
 @contextlib.contextmanager
