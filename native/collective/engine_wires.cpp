@@ -73,7 +73,8 @@ void Engine::connect(const std::vector<int>& peers, double patience_s) {
     device_->begin_connecting(peers);
     wait_for_exchanges(patience_s);
   } catch (...) {
-    device_->abandon();  // and with it all exchanges: what is half connected would keep them waiting
+    device_
+        ->abandon();  // and with it all exchanges: what is half connected would keep them waiting
     throw;
   }
 }
@@ -87,8 +88,8 @@ void Engine::wait_for_exchanges(double patience_s) {
       if (!link) continue;
       link->fill();
       if (!link->ready()) sleepers.push_back(link.get());
-      const bool said_last = link->ready() && (link->header().kind == Kind::bye ||
-                                               link->header().kind == Kind::alert);
+      const bool said_last =
+          link->ready() && (link->header().kind == Kind::bye || link->header().kind == Kind::alert);
       if (said_last || link->ended()) throw peer_closed(link->peer, "the peer left the group");
     }
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - since;

@@ -71,8 +71,6 @@ void CudaDevice::begin_meeting(std::span<const uint8_t> id, int rank, int world)
   exchanges_ = std::make_unique<CudaExchanges>(cuda_, context_, id, rank, world);
 }
 
-void CudaDevice::begin_connecting(const std::vector<int>& peers) {
-  exchanges_->connect(peers);
-}
+void CudaDevice::begin_connecting(const std::vector<int>& peers) { exchanges_->connect(peers); }
 
 }  // namespace sealring
