@@ -73,8 +73,8 @@ void Engine::connect(const std::vector<int>& peers, double patience_s) {
     device_->begin_connecting(peers);
     wait_for_exchanges(patience_s);
   } catch (...) {
-    device_
-        ->abandon();  // and with it all exchanges: what is half connected would keep them waiting
+    // And with it all exchanges: what is half connected would keep them waiting.
+    device_->abandon();
     throw;
   }
 }
