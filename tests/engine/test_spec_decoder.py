@@ -195,7 +195,7 @@ def test_runs_in_slots(areas: dict[int, int]) -> None:
             tap.area = areas[id(local.engines[a]._native)]
         inputs = [run(local, big), run(local, big)]
     records = decoded(local, dict(taps), {way: tap.slots.__getitem__ for way, tap in taps.items()})
-    assert kinds(records) == {spec.GROUP, spec.FETCHED, spec.BYE}
+    assert kinds(records) == {spec.PAIR, spec.GROUP, spec.FETCHED, spec.BYE}
     for (a, _), each in records.items():
         for number, before in enumerate(inputs, first):
             runs = [one for one in each if one.kind == spec.GROUP and one.collective == number]
