@@ -10,11 +10,13 @@ from sealring.errors import ConfigurationError
 from sealring.schedule import (
     ALGORITHMS,
     CALLED,
+    Action,
     Algorithm,
     Operation,
     Selection,
     Topology,
     choose,
+    passes_records_on,
     program_for,
 )
 from sealring.schedule.choose import everywhere, parse_fixed
@@ -254,3 +256,31 @@ def test_operations_have_names_of_their_own() -> None:
     # Whichever comes first: what is said of one operation is what holds for it.
     for text in ("ring,broadcast=tree", "broadcast=tree,ring"):
         assert parse_fixed(text, "NAME") == {**everywhere(RING), Operation.BROADCAST: TREE}
+
+
+WORLDS = [
+    (0,), (0, 0), (0, 1), (0, 0, 1), (0, 1, 1), (0, 1, 0, 1), (0, 1, 0, 2, 1), (0,) * 9,
+    tuple(range(9)), (0, 1, 1, 1, 1, 1, 1), (0, 0, 0, 0, 0, 0, 1), (0, 0, 0, 1, 2, 3, 4, 5),
+    (5, 5, 1, 1, 1, 2), tuple(range(12)) + (11,) * 3, tuple(rank // 4 for rank in range(24)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hosts", WORLDS, ids=str)
+def test_a_small_world_tells_whether_a_large_one_passes_records_on(hosts: tuple[int, ...]) -> None:
+    topology, world = Topology(hosts), len(hosts)
+    for operation, algorithms in ALGORITHMS.items():
+        for algorithm in algorithms:
+            found = any(
+                step.action is Action.FORWARD
+                for rank in range(world)
+                for step in program_for(operation, algorithm, world, rank, topology=topology).steps
+            )
+            assert passes_records_on(operation, algorithm, world, topology) is found
+
+
+def test_no_barrier_is_hierarchical() -> None:
+    """Nor anything else that has no such program, on ways that pass no records on."""
+    selection = Selection(LARGE["eight a host"]).without_forwards()
+    for operation in Operation:
+        for size in (0, 1 << 25):
+            assert selection(operation, size) in ALGORITHMS[operation]

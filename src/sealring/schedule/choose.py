@@ -72,7 +72,8 @@ class Selection:
         def instead(operation: Operation, algorithm: Algorithm) -> Algorithm:
             world = len(self._topology.host_of)
             forwards = passes_records_on(operation, algorithm, world, self._topology)
-            return Algorithm.HIERARCHICAL if forwards else algorithm
+            possible = Algorithm.HIERARCHICAL in ALGORITHMS[operation]
+            return Algorithm.HIERARCHICAL if forwards and possible else algorithm
 
         other = copy(self)
         other._rows = {

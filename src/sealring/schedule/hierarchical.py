@@ -18,7 +18,10 @@ one chunk and its home is the root.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from sealring.schedule.program import Algorithm, Operation, Program, ProgramWriter
 
@@ -28,13 +31,20 @@ class Topology:
     """Who shares a host with whom: host_of[r] is a number that stands for rank r's host."""
 
     host_of: tuple[int, ...]
+    _members: dict[int, list[int]] = field(init=False, repr=False, compare=False)
 
-    def members(self, host: int) -> list[int]:
-        return [rank for rank, other in enumerate(self.host_of) if other == host]
+    def __post_init__(self) -> None:
+        members: dict[int, list[int]] = {}
+        for rank, host in enumerate(self.host_of):
+            members.setdefault(host, []).append(rank)
+        object.__setattr__(self, "_members", members)
+
+    def members(self, host: int) -> Sequence[int]:
+        return self._members[host]
 
     def hosts(self) -> list[int]:
         """In the order of their first ranks."""
-        return list(dict.fromkeys(self.host_of))
+        return list(self._members)
 
     def spokesman(self, home: int, host: int) -> int:
         """Who handles rank `home`'s chunk in `host`: its home if it lives there, or a gateway."""
@@ -43,11 +53,11 @@ class Topology:
         members = self.members(host)
         return members[home % len(members)]
 
-    def mates(self, rank: int) -> list[int]:
+    def mates(self, rank: int) -> Sequence[int]:
         """The others in its host, each rank starting with the next one."""
         members = self.members(self.host_of[rank])
         place = members.index(rank)
-        return members[place + 1 :] + members[:place]
+        return [*members[place + 1 :], *members[:place]]
 
     def gateways(self, home: int) -> list[int]:
         own = self.host_of[home]
@@ -56,6 +66,25 @@ class Topology:
 
 def one_host(world: int) -> Topology:
     return Topology((0,) * world)
+
+
+_FEW: Final = 4
+"""A binomial tree of four ranks, and a ring of three, have a rank that passes records on."""
+
+
+def small_world(topology: Topology) -> Topology:
+    """Rank 0's host and the largest others, with a few ranks of each, in their order.
+
+    Whether a rank passes records on is the same there.
+    """
+    on_host = Counter(topology.host_of)
+    first = topology.host_of[0]
+    largest = sorted(on_host, key=lambda host: (host != first, -on_host[host]))[:_FEW]
+    kept: list[int] = []
+    for host in topology.host_of:
+        if host in largest and kept.count(host) < _FEW:
+            kept.append(host)
+    return Topology(tuple(kept))
 
 
 def all_reduce(
