@@ -14,6 +14,7 @@ from typing import Final
 
 from sealring.engine.collective import Collective
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.errors import GroupClosed
 from sealring.schedule import REDUCING, Algorithm, Operation
 
 _REASON_BYTES: Final = 1024
@@ -22,12 +23,17 @@ _SHORT_BYTES: Final = 16
 
 
 def least(own: int) -> Generator[Collective, None, int]:
-    """The least of all ranks' numbers."""
+    """The least of all ranks' numbers; GroupClosed if another rank left this one's out."""
     value = ctypes.c_uint32(own)
     slot = (ctypes.addressof(value), ctypes.sizeof(value))
     yield Collective(
         Operation.INTRODUCTION, Algorithm.TREE, [slot], slot[1], DType.UINT32, ReduceKind.MIN
     )
+    if value.value > own:
+        raise GroupClosed(
+            f"the ranks agreed on {value.value}, and this one said {own}: a rank between them left "
+            "its number out. Make a new group without that rank."
+        )
     return value.value
 
 
@@ -42,7 +48,7 @@ def first_objection(
     first = yield from least(rank if objection else world)
     if first >= world:
         return ""
-    own = objection or "it has no objection, another rank says so in its name"
+    own = objection or "this rank has no objection, another one claimed one in its name"
     told = own.encode()[:_REASON_BYTES] if first == rank else b""
     reason = ctypes.create_string_buffer(told, _REASON_BYTES)
     text = (ctypes.addressof(reason), _REASON_BYTES)
