@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import pytest
 
 from sealring.schedule import (
     REDUCING,
+    ROOTED,
     Action,
     Algorithm,
     Operation,
@@ -14,11 +19,11 @@ from sealring.schedule import (
     check_programs,
     relayed,
 )
-from sealring.schedule.execution import RECEIVING, SENDING
-from sealring.schedule.levels import Levels, levels_of
+from sealring.schedule.execution import RECEIVING, SENDING, Execution
+from sealring.schedule.levels import levels_for
 from tests.schedule.expectations import all_algorithms, programs
 
-HOSTS = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 2, 1)]
+HOSTS = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 2, 1), (0, 0, 0, 0)]
 
 
 def built(
@@ -40,44 +45,93 @@ def test_relayed_programs_are_sound(
     assert actions.isdisjoint({Action.PUBLISH, Action.FORWARD})
 
 
-def check_levels(found: list[Program], hosts: tuple[int, ...], levels: Levels) -> None:
-    """Both ends of a message have its level, and a step comes after all that it waits for."""
-    sent = {
-        (rank, peer, rank if step.action is Action.PUBLISH else step.origin, step.message): level
-        for rank, program in enumerate(found)
-        for step, level in zip(program.steps, levels.of_steps[rank], strict=True)
-        if step.action in SENDING
-        for peer in step.peers
-        if hosts[peer] != hosts[rank]
-    }
-    for rank, program in enumerate(found):
-        own = levels.of_steps[rank]
-        after = [0] * len(own)
-        for index, step in enumerate(program.steps):
-            after[index] = max((after[each] for each in step.after), default=0)
-            exchanged = any(hosts[peer] != hosts[rank] for peer in step.peers)
-            if not exchanged:
-                assert own[index] == 0
+@dataclass(frozen=True, slots=True)
+class OfAll:
+    """The levels of all ranks' programs."""
+
+    of_steps: list[tuple[int, ...]]
+    count: int
+    most_records: int
+    most_lent: int
+
+
+def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
+    """Worked out from all programs, by running them."""
+    levels = [[0] * len(program.steps) for program in programs]
+    complete = [[0] * len(program.steps) for program in programs]
+    sent: dict[tuple[int, int, int, int], int] = {}
+    sending, receiving, lending = ([0] * len(programs) for _ in range(3))
+    count = 1
+    for rank, _, index in Execution(programs).turns():
+        step = programs[rank].steps[index]
+        level = max((complete[rank][earlier] for earlier in step.after), default=0)
+        complete[rank][index] = level
+        exchanged = any(hosts[peer] != hosts[rank] for peer in step.peers)
+        if step.action in SENDING:
+            origin = rank if step.action is Action.PUBLISH else step.origin
+            for peer in step.peers:
+                sent[rank, peer, origin, step.message] = level
+            sending[rank] += exchanged
+            lending[rank] += not exchanged
+        elif step.action in RECEIVING:
+            level = sent[step.peers[0], rank, step.origin, step.message]
+            complete[rank][index] = max(complete[rank][index], level + exchanged)
+            receiving[rank] += exchanged
+        if exchanged:
+            levels[rank][index] = level
+            count = max(count, level + 1)
+    most = max(1, *sending, *receiving)
+    return OfAll([tuple(each) for each in levels], count, most, max(0, *lending))
+
+
+def told(
+    operation: Operation, algorithm: Algorithm, hosts: tuple[int, ...], *, apart: tuple[int, ...]
+) -> Iterator[tuple[OfAll, OfAll]]:
+    """As the ranks tell it, and as it is, for every root and with and without scaling."""
+    relays = 1 < len(set(hosts)) < len(hosts)
+    topology = Topology(hosts)
+    for root in range(len(hosts)) if operation in ROOTED else [0]:
+        for flags in ({}, {"average": True, "premultiply": True}):
+            if flags and operation not in REDUCING:
                 continue
-            assert own[index] < levels.count
-            if step.action in RECEIVING:
-                assert own[index] == sent.pop((step.peers[0], rank, step.origin, step.message))
-                after[index] = max(after[index], own[index] + 1)
-            else:
-                assert own[index] >= after[index]
-    assert sent == {}
+            found = programs(
+                operation, algorithm, len(hosts), root=root, topology=topology, **flags
+            )
+            if relays:
+                found = [relayed(each) for each in found]
+            by_rank = [
+                levels_for(
+                    operation, algorithm, apart, rank,
+                    root=root, topology=topology, relays=relays, **flags,
+                )
+                for rank in range(len(hosts))
+            ]  # fmt: skip
+            same = {(each.count, each.most_records, each.most_lent) for each in by_rank}
+            assert len(same) == 1
+            yield OfAll([each.of_steps for each in by_rank], *same.pop()), by_running(found, apart)
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), all_algorithms())
 @pytest.mark.parametrize("hosts", HOSTS)
-@pytest.mark.parametrize("relays", [False, True])
-def test_both_ends_have_one_level(
-    operation: Operation, algorithm: Algorithm, hosts: tuple[int, ...], relays: bool
+def test_the_path_of_a_chunk_tells_what_all_programs_do(
+    operation: Operation, algorithm: Algorithm, hosts: tuple[int, ...]
 ) -> None:
-    found = built(operation, algorithm, hosts, relays=relays)
-    if not relays and len(set(hosts)) < len(hosts):
-        found = built(operation, algorithm, hosts, relays=True)
-    check_levels(found, hosts, levels_of(found, hosts))
+    """On GPUs that share a host or not, and where every rank must exchange with every other."""
+    everybody = tuple(range(len(hosts)))
+    for apart in {hosts, everybody} if len(set(hosts)) > 1 else {everybody}:
+        for as_told, as_it_is in told(operation, algorithm, hosts, apart=apart):
+            assert as_told == as_it_is
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), all_algorithms())
+def test_and_so_in_any_arrangement(operation: Operation, algorithm: Algorithm) -> None:
+    chosen = random.Random(f"{operation} {algorithm}")
+    for _ in range(4):
+        world = chosen.randint(2, 12)
+        hosts = tuple(chosen.randrange(chosen.randint(1, world)) for _ in range(world))
+        apart = hosts if len(set(hosts)) > 1 else tuple(range(world))
+        for as_told, as_it_is in told(operation, algorithm, hosts, apart=apart):
+            assert as_told == as_it_is, hosts
 
 
 def test_levels_of_an_all_reduce() -> None:
@@ -86,11 +140,13 @@ def test_levels_of_an_all_reduce() -> None:
     for algorithm, count in (
         (Algorithm.DIRECT, 1), (Algorithm.HIERARCHICAL, 2), (Algorithm.RING, 14)
     ):  # fmt: skip
-        found = built(Operation.ALL_REDUCE, algorithm, apart, relays=False)
-        assert levels_of(found, apart).count == count
-    two_hosts = (0, 0, 0, 0, 1, 1, 1, 1)
-    found = built(Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, two_hosts, relays=True)
-    levels = levels_of(found, two_hosts)
+        levels = levels_for(Operation.ALL_REDUCE, algorithm, apart, 3, topology=Topology(apart))
+        assert levels.count == count
+    hosts = (0, 0, 0, 0, 1, 1, 1, 1)
+    levels = levels_for(
+        Operation.ALL_REDUCE, Algorithm.HIERARCHICAL, hosts, 3,
+        topology=Topology(hosts), relays=True,
+    )  # fmt: skip
     assert (levels.count, levels.most_records) == (2, 2)
 
 

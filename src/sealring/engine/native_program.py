@@ -8,7 +8,7 @@ from sealring.schedule import Levels, Program
 
 def to_native(program: Program, levels: Levels | None = None) -> _native.Program:
     """`levels` says in which exchange each step's records go, where GPUs exchange records."""
-    of_steps = levels.of_steps[program.rank] if levels else [0] * len(program.steps)
+    of_steps = levels.of_steps if levels else [0] * len(program.steps)
     return _native.Program(
         program.operation,
         program.algorithm,

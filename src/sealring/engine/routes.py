@@ -89,6 +89,7 @@ class Routes:
             collective.operation,
             collective.algorithm,
             self.apart,
+            self._rank,
             root=collective.root,
             average=collective.reduction is ReduceKind.AVG,
             premultiply=collective.reduction is ReduceKind.PREMUL_SUM,

@@ -43,3 +43,8 @@ def relayed(program: Program) -> Program:
             case Action.PREMULTIPLY:
                 writer.premultiply(step.slot)
     return writer.program()
+
+
+def relayed_message(message: int, world: int) -> int:
+    """The message that the program had in its place, of one that was published or passed on."""
+    return message // world - 1

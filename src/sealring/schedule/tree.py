@@ -60,7 +60,7 @@ def barrier(world: int, rank: int) -> Program:
     for child in _children(world, rank, 0):
         writer.receive(0, child, message=child)
     if rank != 0:
-        writer.send(0, _parent(world, rank, 0), message=rank)
+        writer.send(0, parent_of(world, rank, 0), message=rank)
     _descend(writer, 0, root=0)
     return writer.program()
 
@@ -71,7 +71,7 @@ def _climb(writer: ProgramWriter, partial: int, *, root: int) -> None:
     for child in _children(world, rank, root):
         writer.receive_reduce(partial, child, message=child)
     if rank != root:
-        writer.send(partial, _parent(world, rank, root), message=rank)
+        writer.send(partial, parent_of(world, rank, root), message=rank)
 
 
 def _descend(writer: ProgramWriter, slot: int, *, root: int) -> None:
@@ -81,11 +81,12 @@ def _descend(writer: ProgramWriter, slot: int, *, root: int) -> None:
     if rank == root:
         writer.publish(slot, children, message=root)
     else:
-        parent = _parent(world, rank, root)
+        parent = parent_of(world, rank, root)
         writer.forward(writer.receive(slot, parent, message=root, origin=root), children)
 
 
-def _parent(world: int, rank: int, root: int) -> int:
+def parent_of(world: int, rank: int, root: int) -> int:
+    """The root is its own."""
     place = (rank - root) % world
     return ((place & (place - 1)) + root) % world
 
