@@ -83,6 +83,10 @@ def test_twelve_ranks_over_nccl() -> None:
     assert in_group(12, sums_of_many_sizes, **environment_of("nccl")) == [[]] * 12
 
 
+def sums_and_every_collective(rank: int) -> tuple[list[int], list[str]]:
+    return sums_of_many_sizes(rank), every_collective(rank)
+
+
 def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
     """Sums, the links that they took, a message to a rank without one, and every collective."""
     group: Any = dist.group.WORLD
@@ -95,6 +99,16 @@ def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
         assert work is not None
         work.wait()
     return wrong, links, got[-1].item(), every_collective(rank)
+
+
+@pytest.mark.parametrize("ranks", [4, 10])
+@pytest.mark.parametrize("wait", ["host", "stream"])
+@pytest.mark.timeout(300)
+def test_a_ring_over_nccl(ranks: int, wait: str) -> None:
+    """What a rank would pass on it seals anew for the next one."""
+    environment = environment_of("nccl", SEALRING_CUDA_WAIT=wait, SEALRING_ALGORITHM="ring")
+    for wrong, others in in_group(ranks, sums_and_every_collective, **environment):
+        assert (wrong, others) == ([], [])
 
 
 @each_wire

@@ -59,7 +59,8 @@ def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
     """Worked out from all programs, by running them."""
     levels = [[0] * len(program.steps) for program in programs]
     complete = [[0] * len(program.steps) for program in programs]
-    sent: dict[tuple[int, int, int, int], int] = {}
+    sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+    """The step that sends, and its level."""
     sending, receiving, lending = ([0] * len(programs) for _ in range(3))
     count = 1
     for rank, _, index in Execution(programs).turns():
@@ -70,11 +71,16 @@ def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
         if step.action in SENDING:
             origin = rank if step.action is Action.PUBLISH else step.origin
             for peer in step.peers:
-                sent[rank, peer, origin, step.message] = level
+                sent[rank, peer, origin, step.message] = index, level
             sending[rank] += exchanged
             lending[rank] += not exchanged
         elif step.action in RECEIVING:
-            level = sent[step.peers[0], rank, step.origin, step.message]
+            before, sender = level, step.peers[0]
+            at, level = sent[sender, rank, step.origin, step.message]
+            if exchanged and before - 1 > level:
+                # What was opened before came later: this must not come in an earlier exchange.
+                level = levels[sender][at] = before - 1
+                assert programs[sender].steps[at].peers == (rank,)
             complete[rank][index] = max(complete[rank][index], level + exchanged)
             receiving[rank] += exchanged
         if exchanged:

@@ -24,7 +24,7 @@ from sealring.errors import GroupError, Unsupported
 from sealring.links.late import LateLinks
 from sealring.links.late_kind import Rest
 from sealring.links.link import Link
-from sealring.schedule import Algorithm, Operation, Topology
+from sealring.schedule import Algorithm, Operation, Topology, has_few_links
 
 MIN_RECORD_BYTES: Final = 4 << 10
 
@@ -163,7 +163,8 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     def _most_used_on_wires(self) -> Collective:
         """It is linked at once. Later, kernels of other calls may have been launched ahead."""
         slots = [(0, 0)] * len(self._names.members)
-        algorithm = Algorithm.HIERARCHICAL
+        few = has_few_links(Algorithm.HIERARCHICAL, self.topology)
+        algorithm = Algorithm.HIERARCHICAL if few else Algorithm.RING
         return Collective(Operation.ALL_REDUCE, algorithm, slots, 0, DType.BYTES, ready=0)
 
     def gpus_lack_links(self, collective: Collective) -> bool:

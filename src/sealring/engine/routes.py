@@ -45,14 +45,12 @@ class Routes:
     def goes_by_wires(self, collective: Collective) -> bool:
         if collective.ready is None or not self._native.wired:
             return False
-        if self._relays and (levels := self.levels(collective)):
+        if self._relays(collective) and (levels := self.levels(collective)):
             window = _native.exchange_window(levels.count)
             if not self._native.exchanges:
                 window = self._native.wire_slots // (2 * self._world)
             return levels.most_lent * window <= self._native.wire_slots
-        return not passes_records_on(
-            collective.operation, collective.algorithm, self._world, self._topology
-        )
+        return not self._passes_records_on(collective)
 
     def segment_bytes(self, collective: Collective, *, wired: bool) -> int:
         # What is cut must be cut alike by all who touch it, so by a length that they all know.
@@ -79,7 +77,7 @@ class Routes:
             premultiply=collective.reduction is ReduceKind.PREMUL_SUM,
             topology=self._topology,
         )
-        return relayed(program) if wired and self._relays else program
+        return relayed(program) if wired and self._relays(collective) else program
 
     def levels(self, collective: Collective) -> Levels | None:
         """None where all GPUs read each other's memory, or none does."""
@@ -94,10 +92,20 @@ class Routes:
             average=collective.reduction is ReduceKind.AVG,
             premultiply=collective.reduction is ReduceKind.PREMUL_SUM,
             topology=self._topology,
-            relays=self._relays,
+            relays=self._relays(collective),
         )
 
-    @property
-    def _relays(self) -> bool:
-        """Some ranks read each other's memory and others do not: no record reaches all as it is."""
-        return self.apart is not None and is_mixed(self._topology.host_of)
+    def _relays(self, collective: Collective) -> bool:
+        """Whether no record reaches all as it is.
+
+        That is so where some ranks read each other's memory and others do not, and where all
+        exchange what a rank would pass on.
+        """
+        if self.apart is None:
+            return False
+        return is_mixed(self._topology.host_of) or self._passes_records_on(collective)
+
+    def _passes_records_on(self, collective: Collective) -> bool:
+        return passes_records_on(
+            collective.operation, collective.algorithm, self._world, self._topology
+        )

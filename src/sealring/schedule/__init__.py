@@ -6,6 +6,7 @@ layout   where a tensor is cut into chunks, and chunks into segments
 build    the program, written by ring, direct, tree or hierarchical
 check    whether the programs of all ranks fit together
 relayed  a program in which nothing is published or passed on
+paths    the way of each chunk through a group
 levels   in which exchange each record goes, where GPUs exchange records
 """
 
@@ -17,7 +18,7 @@ from sealring.schedule.build import (
     program_for,
 )
 from sealring.schedule.check import check_programs
-from sealring.schedule.choose import Selection, choose
+from sealring.schedule.choose import Selection, choose, has_few_links
 from sealring.schedule.hierarchical import Topology
 from sealring.schedule.layout import chunks, exchanged_bytes, segment_bytes
 from sealring.schedule.levels import Levels, levels_for
@@ -53,6 +54,7 @@ __all__ = [
     "chunks",
     "cuts_into_chunks",
     "exchanged_bytes",
+    "has_few_links",
     "input_slots",
     "levels_for",
     "passes_records_on",

@@ -66,14 +66,16 @@ class Selection:
         """The same for ways on which no record is passed on, and which lead from any rank to any.
 
         What would pass some on is done hierarchically instead: on one host that is to exchange
-        directly, cut into chunks where that saves bytes. What was set by hand stays.
+        directly, cut into chunks where that saves bytes. It stays where that takes too many links,
+        and what was set by hand stays.
         """
 
         def instead(operation: Operation, algorithm: Algorithm) -> Algorithm:
             world = len(self._topology.host_of)
             forwards = passes_records_on(operation, algorithm, world, self._topology)
             possible = Algorithm.HIERARCHICAL in ALGORITHMS[operation]
-            return Algorithm.HIERARCHICAL if forwards and possible else algorithm
+            other = forwards and possible and has_few_links(Algorithm.HIERARCHICAL, self._topology)
+            return Algorithm.HIERARCHICAL if other else algorithm
 
         other = copy(self)
         other._rows = {
@@ -93,12 +95,17 @@ def _with_few_links(operation: Operation, row: Row, topology: Topology) -> Row:
             # A larger group has formed along the tree.
             linked = len(topology.host_of) <= limits.MOST_LINKED_AT_ONCE
             return Algorithm.DIRECT if linked else Algorithm.TREE
-        if operation not in _FEWER_LINKS or _most_links(algorithm, topology) <= _MOST_LINKS:
+        if operation not in _FEWER_LINKS or has_few_links(algorithm, topology):
             return algorithm
         short = operation is Operation.ALL_REDUCE and algorithm is Algorithm.DIRECT
         return Algorithm.TREE if short else _FEWER_LINKS[operation]
 
     return replace(row, algorithms=tuple(map(instead, row.algorithms)))
+
+
+def has_few_links(algorithm: Algorithm, topology: Topology) -> bool:
+    """So few in each rank's program that it may be taken without being asked for."""
+    return _most_links(algorithm, topology) <= _MOST_LINKS
 
 
 def _most_links(algorithm: Algorithm, topology: Topology) -> int:

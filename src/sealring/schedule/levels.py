@@ -1,8 +1,9 @@
 """In which exchange a record goes, where GPUs exchange records (native/collective/rounds.hpp).
 
 A record's level is the number of exchanges of the same segment that must be complete before it can
-be sealed. Both ends of a message must know it, and it depends on what other ranks do before: so it
-is told by the path that the record's chunk takes (paths.py).
+be sealed; or that of a record which its receiver opens before it, where that is higher. Both ends
+of a message must know it, and it depends on what other ranks do before: so it is told by the path
+that the record's chunk takes (paths.py).
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class _Group:
         home = message if self._home is None else self._home
         if down:
             return self._before_down(home) + int(self._paths.exchanges_down(home)[sender])
-        return int(self._paths.exchanges_up(home)[sender])
+        return int(self._paths.levels_up(home)[sender])
 
     def _before_down(self, home: int) -> int:
         """The exchanges that are complete when the home has what came up."""

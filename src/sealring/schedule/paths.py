@@ -58,6 +58,31 @@ class Paths(ABC):
                 return complete
             complete = following
 
+    def taken(self, home: int) -> Ranks:
+        """All ranks. Of those who send to one, first the one whose part that takes first."""
+        return np.arange(self.world)
+
+    def levels_up(self, home: int) -> Ranks:
+        """The exchange in which each rank's part goes up, if it takes one.
+
+        No part goes before one that its receiver takes earlier: NCCL is given no receive of the
+        next round before all of this one are opened.
+        """
+        peers, complete = self.up(home), self.exchanges_up(home)
+        senders = self.taken(home)
+        senders = senders[senders != home]
+        senders = senders[np.argsort(peers[senders], kind="stable")]
+        receivers = peers[senders]
+        there = complete[senders] + self.crossing(peers)[senders]
+        apart = receivers * (self.world + 1)  # more than there are exchanges on the way up
+        earlier = np.maximum.accumulate(there + apart) - apart
+        before = np.zeros_like(earlier)
+        same = receivers[1:] == receivers[:-1]
+        before[1:][same] = earlier[:-1][same]
+        levels = np.zeros_like(complete)
+        levels[senders] = np.maximum(complete[senders], before - 1)
+        return levels
+
     def exchanges_down(self, home: int) -> Ranks:
         """How many more are complete when each rank has the chunk from its home."""
         peers = self.down(home)
@@ -84,6 +109,12 @@ class Hosts(Paths):
         peers[spokesmen] = home
         return peers
 
+    def taken(self, home: int) -> Ranks:
+        """Those of the same host first, in their order; then other hosts', in theirs."""
+        speaks = self.up(home) == home
+        speaks &= self._host_of != self._host_of[home]
+        return np.lexsort((np.where(speaks, self._host_of, 0), speaks))
+
     @cached_property
     def _host_of(self) -> Ranks:
         """Hosts by their places in the order of their first ranks."""
@@ -108,6 +139,9 @@ class Tree(Paths):
         ranks = range(self.world)
         return np.array([parent_of(self.world, rank, home) for rank in ranks])
 
+    def taken(self, home: int) -> Ranks:
+        return (np.arange(self.world) + home) % self.world
+
 
 class Ring(Paths):
     """Up, a chunk starts behind its home and goes around to it; down, it goes on from there."""
@@ -124,6 +158,9 @@ class Ring(Paths):
 
     def exchanges_up(self, home: int) -> Ranks:
         return self._along(home + 1)
+
+    def levels_up(self, home: int) -> Ranks:
+        return self.exchanges_up(home)
 
     def exchanges_down(self, home: int) -> Ranks:
         return self._along(home)

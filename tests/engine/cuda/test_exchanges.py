@@ -25,8 +25,9 @@ from sealring.errors import (
     TamperedRecord,
     Unsupported,
 )
-from sealring.limits import GPU_PAYLOAD_BYTES
+from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES
 from sealring.schedule import Algorithm, Operation
+from tests.engine.attacker import WIRE_LANE, Tap
 from tests.engine.cases import Case, each_program, tensors_of
 from tests.engine.cuda.test_by_the_driver import HOW, driven, poisoned
 from tests.engine.cuda.test_on_a_device import all_on_devices, check, check_sizes
@@ -67,6 +68,21 @@ def test_one_collective_after_the_other(how: str) -> None:
     with exchanging(how, 2) as local:
         for turn in range(5):
             check(local, replace(SUM, elements=1 + 3000 * turn), seed=turn)
+
+
+@each_how
+@pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.TREE])
+def test_what_ranks_pass_on_is_exchanged_too(how: str, algorithm: Algorithm) -> None:
+    """Sealed anew for the next one: over the link goes a header alone."""
+    tap = Tap()
+    with exchanging(how, 5, middle={(0, 1): tap}) as local:
+        tap.stream.clear()
+        for elements in (0, 999, 60_000):
+            check(local, replace(SUM, algorithm=algorithm, elements=elements))
+        data = [record for record in tap.records() if record.is_data]
+    assert data
+    assert {record.fields["lane"] for record in data} == {WIRE_LANE}
+    assert {len(record.raw) for record in data} == {HEADER_BYTES + TAG_BYTES}
 
 
 # ---- channels -----------------------------------------------------------------------------------
@@ -130,8 +146,10 @@ def test_a_link_whose_payload_goes_by_nccl_has_no_commitment(how: str) -> None:
 MIXED = [
     (how, hosts, wire)
     for how in HOW
-    for hosts, wire in (("0011", Wire.NCCL), ("01021", Wire.NCCL), ("0011", Wire.AUTO))
-]
+    for hosts, wire in (
+        ("0011", Wire.NCCL), ("01021", Wire.NCCL), ("02102", Wire.NCCL), ("0011", Wire.AUTO)
+    )
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=MIXED, ids=str)
@@ -213,6 +231,29 @@ def test_without_memory_that_others_can_read_all_ranks_exchange(
         assert local.wire(Wire.NCCL) == [None] * 4
         assert local.engines[0]._routes.apart == (0, 1, 2, 3)
         check(local, SUM)
+
+
+UNEVEN = [(2, 0, 3, 0, 1), (2, 3, 3, 0, 3, 1)]
+
+
+@pytest.mark.parametrize("hosts", UNEVEN, ids=str)
+def test_nothing_is_awaited_that_comes_after_what_waits(
+    hosts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank adds what comes after two exchanges before what could come with the first."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("CUDA failed in cuIpcGetMemHandle: error 801")
+
+    monkeypatch.setattr(ways.Hierarchical, "open", refuse)
+    world = len(hosts)
+    with LocalWorld(
+        world, hosts=list(hosts), devices=all_on_devices(world), driver="launched"
+    ) as local:
+        assert local.wire(Wire.NCCL) == [None] * world
+        for algorithm in (Algorithm.HIERARCHICAL, Algorithm.TREE):
+            for operation in (Operation.ALL_REDUCE, Operation.REDUCE):
+                check(local, replace(SUM, operation=operation, algorithm=algorithm))
 
 
 # ---- a peer that does not come, or goes ---------------------------------------------------------

@@ -50,7 +50,7 @@ def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
 
 @each_program
 def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
-    """Bit for bit what the reference has; programs that pass records on take the links."""
+    """Bit for bit what the reference has; by memory, what passes records on takes the links."""
     check_sizes(four, operation, algorithm)
 
 
