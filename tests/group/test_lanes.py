@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -271,6 +273,30 @@ def test_what_has_no_further_pipes_uses_one_thread_and_the_rest_goes_on(workers:
     assert [seen for seen, _ in results] == [[2, 2]] * 4
     assert len({tuple(made) for _, made in results}) == 1  # all ranks know the same
     assert set(results[0][1]) == {("ALL_REDUCE", 2), ("BROADCAST", 1)}
+
+
+def has_no_descriptor_left(rank: int, world: int) -> int:
+    dist.all_reduce(torch.ones(100 * world))  # the program's links
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == world - 1:
+        used = max(int(each) for each in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, before[1]))
+    try:
+        return agrees(rank, world)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_can_make_neither_lanes_nor_links_says_so(
+    workers: Workers, transport: str
+) -> None:
+    """Its reason took links that the group had not, and the group ended for the lack of them."""
+    env = {
+        "SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "ring",
+    }  # fmt: skip
+    one = workers.run(linked_when_needed, has_no_descriptor_left, world=4, env=env, group=False)
+    assert one == [1] * 4
 
 
 def ends(rank: int, world: int, folder: str) -> None:
