@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -278,13 +279,15 @@ def test_what_has_no_further_pipes_uses_one_thread_and_the_rest_goes_on(workers:
 def has_no_descriptor_left(rank: int, world: int) -> int:
     dist.all_reduce(torch.ones(100 * world))  # the program's links
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if rank == world - 1:
-        used = max(int(each) for each in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used, before[1]))
-    try:
+    with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        if rank == world - 1:
+            used = max(int(each) for each in os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, before[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.callback(os.close, os.open("/dev/null", os.O_RDONLY))
         return agrees(rank, world)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -349,6 +352,19 @@ def is_interrupted(rank: int, world: int) -> None:
 
 def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: Workers) -> None:
     workers.run(is_interrupted, world=3, env={"SEALRING_THREADS": "2", "CASE": "interrupt"})
+
+
+def cannot_run_its_part(rank: int, world: int) -> None:
+    if rank == 1:
+        group()._engine._lanes.count_for = lambda _: 2
+    kind = ValueError if rank == 1 else GroupClosed
+    with pytest.raises(kind, match="needs lanes that are not there"):
+        dist.all_reduce(torch.ones(5))
+
+
+def test_the_others_are_told_why_a_rank_could_not_run_a_collective(workers: Workers) -> None:
+    """It was an interrupt of the script to them, whatever it was."""
+    workers.run(cannot_run_its_part, world=2, env={"SEALRING_THREADS": "1", "CASE": "cannot run"})
 
 
 @pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])
