@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,24 @@ def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_pat
     store.close()
     with pytest.raises(StoreUnavailable, match="stopping"):
         store.submit(fails).result()
+
+
+def test_a_call_that_is_given_up_ends_no_other(tmp_path: Path) -> None:
+    """A broker that stops cancels what its clients wait for. It still has something to write."""
+    store = SqliteStore(tmp_path / "store", bytes(32))
+    began, go_on = threading.Event(), threading.Event()
+
+    def first(view: View) -> None:
+        began.set()
+        assert go_on.wait(20)
+
+    store.submit(first)
+    assert began.wait(20)
+    given_up = store.submit(lambda view: view.put("given up", {"n": 1}))
+    kept = store.submit(lambda view: view.put("kept", {"n": 2}))
+    assert given_up.cancel()
+    go_on.set()
+    kept.result(20)
+    found = store.submit(lambda view: [key for key, _ in view.scan("")]).result(20)
+    assert found == ["kept"]
+    store.close()

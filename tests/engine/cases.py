@@ -80,6 +80,7 @@ class Tensors:
                 | Operation.BROADCAST
                 | Operation.REDUCE
                 | Operation.INTRODUCTION
+                | Operation.OBJECTION
             ):
                 self.slots = [values(case, n, rank, seed)]
                 total = n

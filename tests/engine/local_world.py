@@ -178,7 +178,7 @@ class LocalWorld:
         gpus: str | None = None,
         *,
         ranks: Sequence[int] | None = None,
-        patience_s: float = 10.0,
+        timeout_s: float = 10.0,
     ) -> list[BaseException | None]:
         """Lets the devices agree on a way between them, as a group's first call with a GPU does.
 
@@ -190,10 +190,10 @@ class LocalWorld:
         def one(rank: int) -> BaseException | None:
             try:
                 exchanges = self.engines[rank].agree_on_wire(
-                    wanted, gpu=names[rank], patience_s=patience_s
+                    wanted, gpu=names[rank], timeout_s=timeout_s
                 )
                 for number, each in enumerate(exchanges, first):
-                    self.engines[rank].run(number, each, 10.0)
+                    self.engines[rank].run(number, each, timeout_s)
                     self.number = number
             except BaseException as error:
                 return error

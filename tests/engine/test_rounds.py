@@ -11,6 +11,9 @@ import pytest
 from sealring.engine.collective import Collective
 from sealring.engine.rounds import first_objection, least
 from sealring.errors import GroupClosed
+from sealring.schedule import Operation
+from tests.links.teams import SIZE, team
+from tests.links.test_late import handshakes
 
 
 def answered(agreement: Generator[Collective, None, Any], number: int) -> Generator[Any, None, Any]:
@@ -41,8 +44,34 @@ def test_an_objection_that_was_left_out_ends_the_group() -> None:
         next(agreement)
 
 
+def test_a_reason_that_cannot_be_encoded_is_told() -> None:
+    """As a path's name may have it that is not UTF-8. The others wait for the reason."""
+    agreement = answered(first_objection(1, range(4), "cannot open /tmp/caf\udce9"), 1)
+    assert next(agreement).operation is Operation.OBJECTION
+    assert result_of(agreement) == "rank 1: cannot open /tmp/caf\\udce9"
+
+
 def test_a_rank_says_that_an_objection_is_not_its_own() -> None:
     agreement = answered(first_objection(1, [5, 6, 7], ""), 1)
     assert next(agreement).root == 1
     told = "rank 6: this rank has no objection, another one claimed one in its name"
     assert result_of(agreement) == told
+
+
+def test_an_objection_takes_no_link_that_the_group_has_not() -> None:
+    """A rank that objects may be unable to make one."""
+
+    def agrees(rank: int, objection: str) -> str:
+        agreement = first_objection(rank, range(SIZE), objection)
+        try:
+            while True:
+                one.groups[rank]._run(next(agreement), 20.0)
+        except StopIteration as ended:
+            return str(ended.value)
+
+    with team() as one:
+        assert handshakes(one) == SIZE - 1
+        for objects in range(SIZE):
+            told = one.all(lambda rank, who=objects: agrees(rank, "full" if rank == who else ""))
+            assert told == [f"rank {objects}: full"] * SIZE
+        assert handshakes(one) == SIZE - 1

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.bench.workers import Report, run_workers
-from sealring.errors import WorkerFailed
+from sealring.errors import Unsupported, WorkerFailed
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import every_collective, in_group
 
@@ -122,6 +122,38 @@ def test_a_group_that_makes_its_links_when_gpus_need_them(wire: str, wait: str) 
     for rank, (wrong, links, got, others) in enumerate(found):
         assert (wrong, got, others) == ([], float((rank - 5) % 10), [])
         assert links < 9 or wire != "links"
+
+
+class NoRoom:
+    """An engine whose GPU takes no further key."""
+
+    def put_late_keys(self) -> None:
+        raise RuntimeError("no room for a key")
+
+
+def a_gpu_without_room(rank: int) -> tuple[str, float]:
+    """The others must neither wait for it in NCCL nor give up what they have."""
+    dist.all_reduce(torch.ones(10, device="cuda"))
+    group: Any = dist.group.WORLD
+    programs = group._engine._on_gpus
+    whole = programs._native
+    if rank == 7:
+        programs._native = NoRoom()
+    tensor = torch.full((1000,), float(rank), device="cuda")
+    with pytest.raises(Unsupported) as refused:
+        dist.broadcast(tensor, 3)
+    programs._native = whole
+    dist.broadcast(tensor, 3)
+    dist.all_reduce(tensor)
+    return str(refused.value), tensor[-1].item()
+
+
+@each_wire
+@pytest.mark.timeout(300)
+def test_a_gpu_that_takes_no_key_is_the_error_of_all_ranks(wire: str) -> None:
+    told = "GPUs cannot run broadcast: rank 7: no room for a key"
+    environment = environment_of(wire, **SAME)
+    assert in_group(10, a_gpu_without_room, **environment) == [(told, 30.0)] * 10
 
 
 def several_groups(rank: int) -> list[float]:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
 from sealring import limits
+from sealring.engine.collective import Collective
+from sealring.engine.cuda.wires import Wire
 from sealring.errors import GroupClosed, Unsupported
 from sealring.group import create
+from sealring.group.completions import driver_calls
 from sealring.group.gpu import GpuCalls, in_use
+from sealring.group.gpu_setup import GpuSetup
+from sealring.schedule import Algorithm
+from tests.engine.stand_ins import attach_host_driver
+from tests.links.teams import SIZE, team
+from tests.links.test_late_on_gpus import ELEMENTS, all_reduce_of
 from tests.workers import Workers
 
 REASON = "cuda:0 cannot serve sealed collectives: free some memory"
@@ -111,3 +121,67 @@ def named_by_its_number(rank: int, world: int) -> str:
 def test_a_gpu_that_init_process_group_names(workers: Workers) -> None:
     for text in workers.run(named_by_its_number, group=False):
         assert REASON in text
+
+
+class Served:
+    """What is asked of a GPU that serves, or fails, when ranks agree."""
+
+    def __init__(self, problem: Exception | None) -> None:
+        self._problem = problem
+
+    def attach(self, device: torch.device) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    def name_of(self, device: torch.device) -> str:
+        return "a GPU"
+
+
+def test_while_ranks_agree_hosts_wait_in_all_groups() -> None:
+    """To agree, threads call CUDA. They may block while streams wait, of whichever group."""
+    with team() as one:
+        seen = []
+
+        def call(rank: int) -> None:
+            group = one.groups[rank]
+            attach_host_driver(group.engine._native, prelaunch=False)
+            setup = GpuSetup(group.engine, Served(None), Wire.LINKS)  # type: ignore[arg-type]
+
+            def run(collectives: Iterable[Collective]) -> None:
+                for each in collectives:
+                    seen.append(driver_calls.any)
+                    group._run(each, 20.0)
+
+            setup.ensure_done(torch.device("cuda", 0), run, 20.0)
+            collective = all_reduce_of(np.zeros(ELEMENTS, np.float32), Algorithm.RING)
+            setup.ensure_linked(collective, run, 20.0)
+
+        assert one.all(call) == [None] * SIZE
+        assert seen
+        assert all(seen)
+        assert not driver_calls.any
+
+
+def test_a_gpu_that_fails_in_its_own_way_is_told_to_all_ranks() -> None:
+    """The others wait for the rank's word, whatever the class of its error."""
+    with team() as one:
+        texts = []
+
+        def call(rank: int) -> None:
+            group = one.groups[rank]
+            if rank != 5:
+                attach_host_driver(group.engine._native, prelaunch=False)
+            gpu = Served(RuntimeError("CUDA error: an illegal access") if rank == 5 else None)
+            setup = GpuSetup(group.engine, gpu, Wire.LINKS)  # type: ignore[arg-type]
+            for _ in range(2):  # the second time without another word
+                with pytest.raises(Unsupported) as refused:
+                    setup.ensure_done(
+                        torch.device("cuda", 0),
+                        lambda collectives: [group._run(each, 20.0) for each in collectives],  # type: ignore[arg-type]
+                        20.0,
+                    )
+                texts.append(str(refused.value))
+
+        assert one.all(call) == [None] * SIZE
+        assert texts == ["rank 5: CUDA error: an illegal access"] * (2 * SIZE)
+        assert not driver_calls.any

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import resource
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -273,6 +276,32 @@ def test_what_has_no_further_pipes_uses_one_thread_and_the_rest_goes_on(workers:
     assert set(results[0][1]) == {("ALL_REDUCE", 2), ("BROADCAST", 1)}
 
 
+def has_no_descriptor_left(rank: int, world: int) -> int:
+    dist.all_reduce(torch.ones(100 * world))  # the program's links
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        if rank == world - 1:
+            used = max(int(each) for each in os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, before[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.callback(os.close, os.open("/dev/null", os.O_RDONLY))
+        return agrees(rank, world)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_can_make_neither_lanes_nor_links_says_so(
+    workers: Workers, transport: str
+) -> None:
+    """Its reason took links that the group had not, and the group ended for the lack of them."""
+    env = {
+        "SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "ring",
+    }  # fmt: skip
+    one = workers.run(linked_when_needed, has_no_descriptor_left, world=4, env=env, group=False)
+    assert one == [1] * 4
+
+
 def ends(rank: int, world: int, folder: str) -> None:
     before = open_after_a_group(folder, rank, world)
     made = make(folder, rank, world)
@@ -323,6 +352,19 @@ def is_interrupted(rank: int, world: int) -> None:
 
 def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: Workers) -> None:
     workers.run(is_interrupted, world=3, env={"SEALRING_THREADS": "2", "CASE": "interrupt"})
+
+
+def cannot_run_its_part(rank: int, world: int) -> None:
+    if rank == 1:
+        group()._engine._lanes.count_for = lambda _: 2
+    kind = ValueError if rank == 1 else GroupClosed
+    with pytest.raises(kind, match="needs lanes that are not there"):
+        dist.all_reduce(torch.ones(5))
+
+
+def test_the_others_are_told_why_a_rank_could_not_run_a_collective(workers: Workers) -> None:
+    """It was an interrupt of the script to them, whatever it was."""
+    workers.run(cannot_run_its_part, world=2, env={"SEALRING_THREADS": "1", "CASE": "cannot run"})
 
 
 @pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])

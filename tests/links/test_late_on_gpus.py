@@ -78,7 +78,7 @@ def agree(team: Team, wire: Wire, *, prelaunch: bool = False) -> list[Any]:
     def one(rank: int) -> None:
         engine = team.groups[rank].engine
         attach_host_driver(engine._native, prelaunch=prelaunch)
-        exchanges = engine.agree_on_wire(wire, gpu=f"GPU {rank}", patience_s=30.0)
+        exchanges = engine.agree_on_wire(wire, gpu=f"GPU {rank}", timeout_s=30.0)
         run_all(team, rank, exchanges, 30.0)
 
     return team.all(one)
@@ -125,11 +125,14 @@ def test_a_program_that_was_not_prepared_is_refused() -> None:
             one.groups[0]._run(collective, 5.0)
 
 
-def test_a_gpu_that_cannot_take_a_key_is_everybodys_error() -> None:
-    class Full:
-        def put_late_keys(self) -> None:
-            raise RuntimeError("cuMemcpyHtoDAsync: out of memory")
+class Full:
+    """An engine whose GPU has no room for a key."""
 
+    def put_late_keys(self) -> None:
+        raise RuntimeError("cuMemcpyHtoDAsync: out of memory")
+
+
+def test_a_gpu_that_cannot_take_a_key_is_everybodys_error() -> None:
     with team() as one:
         assert agree(one, Wire.LINKS) == [None] * SIZE
         one.groups[7].engine._on_gpus._native = Full()  # type: ignore[assignment]
@@ -145,6 +148,54 @@ def test_a_gpu_that_cannot_take_a_key_is_everybodys_error() -> None:
         assert set(texts) == {
             "GPUs cannot run all_reduce: rank 7: cuMemcpyHtoDAsync: out of memory"
         }
+
+
+def test_a_gpu_that_cannot_take_a_key_holds_no_rank_up_in_nccl() -> None:
+    """The others would wait to be connected with its rank, and the rank for their word."""
+    with team(hosts=[rank // 4 for rank in range(SIZE)]) as one:
+        assert agree(one, Wire.NCCL) == [None] * SIZE
+        full = one.groups[7].engine._on_gpus
+        whole, full._native = full._native, Full()  # type: ignore[assignment]
+        assert set(sum_on_gpus(one, Algorithm.DIRECT, timeout_s=3.0)) == {(Unsupported, None)}
+        full._native = whole
+        del full, whole
+        assert sum_on_gpus(one, Algorithm.HIERARCHICAL) == SUM, "nothing was given up"
+        assert sum_on_gpus(one, Algorithm.DIRECT) == SUM
+
+
+class Unconnected:
+    """An engine whose GPU cannot be connected with others'."""
+
+    exchanges = True
+
+    def __init__(self, native: _native.Engine) -> None:
+        self.put_late_keys = native.put_late_keys
+
+    def connect(self, *_: object) -> None:
+        raise RuntimeError("ncclSystemError: unhandled system error")
+
+
+@pytest.mark.parametrize("prelaunch", [False, True])
+def test_nccl_that_is_not_connected_is_the_same_error_on_all_ranks_from_then_on(
+    prelaunch: bool,
+) -> None:
+    """Some ranks have given up what all programs need, and others have not."""
+    with team(hosts=[rank // 4 for rank in range(SIZE)]) as one:
+        assert agree(one, Wire.NCCL, prelaunch=prelaunch) == [None] * SIZE
+        assert sum_on_gpus(one, Algorithm.HIERARCHICAL) == SUM
+        broken = one.groups[7].engine
+        broken._on_gpus._native = Unconnected(broken._native)  # type: ignore[assignment]
+        del broken
+        # The time is the same for the collectives: the rank that fails at once waits for the rest.
+        assert set(sum_on_gpus(one, Algorithm.DIRECT, timeout_s=3.0)) == {(Unsupported, None)}
+        for algorithm in (Algorithm.HIERARCHICAL, Algorithm.DIRECT, Algorithm.HIERARCHICAL):
+            assert set(sum_on_gpus(one, algorithm, timeout_s=3.0)) == {(Unsupported, None)}
+        for rank in range(SIZE):
+            assert one.groups[rank].engine._on_gpus._connected == {
+                (rank + 4) % SIZE,
+                (rank + 8) % SIZE,
+            }, "as many as both ends know"
+        one.all(lambda rank: one.groups[rank].all_reduce(np.ones(9, np.float32), Algorithm.RING))
 
 
 def test_a_rank_that_does_not_come_is_named_by_all() -> None:

@@ -172,6 +172,36 @@ def test_broadcast_from_every_root(world, length, algorithm, data, seed) -> None
     assert [tensor.tobytes() for tensor in tensors] == [wanted] * world
 
 
+@given(st.integers(1, 40), st.data(), seeds)
+@light
+def test_an_objection_of_every_rank_takes_the_ways_of_an_introduction(world, data, seed) -> None:
+    root = data.draw(st.integers(0, world - 1))
+    reasons = [np.full(8, rank, np.uint8) for rank in range(world)]
+    told = programs(Operation.OBJECTION, Algorithm.TREE, world, root=root)
+
+    run_reference(
+        told,
+        [[reason] for reason in reasons],
+        ReduceKind.NONE,
+        dtype=DType.BYTES,
+        segment_bytes=16,
+        shuffle=random.Random(seed),
+    )
+
+    assert [reason.tolist() for reason in reasons] == [[root] * 8] * world
+    agreed = programs(Operation.INTRODUCTION, Algorithm.TREE, world)
+    assert _pairs(told) == _pairs(agreed)
+
+
+def _pairs(programs):
+    return {
+        frozenset((each.rank, peer))
+        for each in programs
+        for step in each.steps
+        for peer in step.peers
+    }
+
+
 def small_integers(rng, length):
     return rng.integers(-1000, 1000, length).astype(np.int64)
 

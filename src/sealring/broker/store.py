@@ -109,8 +109,9 @@ class Store(ABC):
                     break
                 job = self._jobs.get()
             last = job is None
-            if batch:
-                self._commit(batch)
+            # A request that the server has given up cancels its future, which takes no result.
+            if wanted := [each for each in batch if each[1].set_running_or_notify_cancel()]:
+                self._commit(wanted)
         self._release()
 
     def _commit(self, batch: list[Job]) -> None:

@@ -27,6 +27,9 @@ from sealring.links.link import Link
 from sealring.schedule import Algorithm, Operation, Topology, has_few_links
 
 MIN_RECORD_BYTES: Final = 4 << 10
+_PART_OF_TIMEOUT: Final = 0.5
+"""Of the time that ranks wait for each other: what GPUs have to meet. A rank that could not waits
+for the others' word meanwhile, and must not give them up before they give up the meeting."""
 
 
 class CollectiveEngine(Endpoint[_native.Engine]):
@@ -139,12 +142,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         wanted: Wire,
         problem: str = "",
         gpu: str = "",
-        patience_s: float = 60.0,
+        timeout_s: float = 60.0,
     ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on the way between their GPUs, once per group.
 
-        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it. The GPUs
-        have `patience_s` to meet.
+        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it. `timeout_s`
+        is the collectives'.
         """
         agreed = yield from agree(
             self._native,
@@ -153,12 +156,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             wanted,
             hosts=self.topology.host_of,
             problem=problem,
-            patience_s=patience_s,
+            patience_s=timeout_s * _PART_OF_TIMEOUT,
         )
         self._routes.take(agreed)
         self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
         if self.wired:
-            yield from self.link_gpus(self._most_used_on_wires(), patience_s)
+            yield from self.link_gpus(self._most_used_on_wires(), timeout_s)
 
     def _most_used_on_wires(self) -> Collective:
         """It is linked at once. Later, kernels of other calls may have been launched ahead."""
@@ -172,9 +175,13 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         return self._on_gpus.missing_for(collective)
 
     def link_gpus(
-        self, collective: Collective, patience_s: float
+        self, collective: Collective, timeout_s: float
     ) -> Generator[Collective, None, None]:
-        """The collectives after which GPUs can run this one's program, once per program."""
+        """The collectives after which GPUs can run this one's program, once per program.
+
+        `timeout_s` is theirs.
+        """
+        patience_s = timeout_s * _PART_OF_TIMEOUT
         return self._on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
 
     def no_launches_ahead(self) -> AbstractContextManager[None]:

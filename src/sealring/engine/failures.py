@@ -19,7 +19,7 @@ from sealring.errors import (
     ReplayedRecord,
     TamperedRecord,
 )
-from sealring.schedule.program import ROOTED, Algorithm, Operation
+from sealring.schedule.program import OF_THE_GROUP, ROOTED, Algorithm, Operation
 
 ERROR_BY_CODE: Final[dict[FailureCode, type[GroupError]]] = {
     FailureCode.TAMPERED: TamperedRecord,
@@ -97,7 +97,7 @@ class Names:
             _OPERATIONS,
             _ALGORITHMS,
             ROOTED,
-            {Operation.INTRODUCTION: _IN_AN_INTRODUCTION},
+            dict.fromkeys(OF_THE_GROUP, _IN_AN_INTRODUCTION),
         )
 
 

@@ -1,8 +1,9 @@
 """How the ranks of a group agree: by small collectives of the group itself.
 
-So what they tell is sealed, and comes from the member that it says it comes from. It decides only
-which way records take; they are sealed on all ways. A group of any size agrees over a few links of
-each rank: numbers and objections take the tree over which the group formed, letters a ring.
+So what they tell is sealed. Letters and reasons come from the member that they say they come from;
+a rank in between may change a number. They decide only which way records take, which are sealed on
+all ways. A group of any size agrees over a few links of each rank: numbers and objections take the
+tree over which the group formed, and need no other links; letters take a ring.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ def first_objection(
     if first >= world:
         return ""
     own = objection or "this rank has no objection, another one claimed one in its name"
-    told = own.encode()[:_REASON_BYTES] if first == rank else b""
+    # A path's name that is not UTF-8 has letters that cannot be encoded.
+    told = own.encode(errors="backslashreplace")[:_REASON_BYTES] if first == rank else b""
     reason = ctypes.create_string_buffer(told, _REASON_BYTES)
     text = (ctypes.addressof(reason), _REASON_BYTES)
-    yield Collective(Operation.BROADCAST, Algorithm.TREE, [text], text[1], DType.BYTES, root=first)
+    yield Collective(Operation.OBJECTION, Algorithm.TREE, [text], text[1], DType.BYTES, root=first)
     return f"rank {members[first]}: {_one_line(reason.value)}"
 
 

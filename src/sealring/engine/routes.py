@@ -7,6 +7,7 @@ from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Agreed, Wire, is_mixed
 from sealring.engine.datatypes import ReduceKind
 from sealring.schedule import (
+    CALLED,
     Levels,
     Program,
     Topology,
@@ -44,6 +45,8 @@ class Routes:
 
     def goes_by_wires(self, collective: Collective) -> bool:
         if collective.ready is None or not self._native.wired:
+            return False
+        if collective.operation not in CALLED:  # what a group asks its ranks is short
             return False
         if self._relays(collective) and (levels := self.levels(collective)):
             window = _native.exchange_window(levels.count)

@@ -189,6 +189,15 @@ class _DriverCalls:
             raise
         when_done(self.end)
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts what is done within it, whichever thread does it."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
     @property
     def any(self) -> bool:
         return self._count > 0

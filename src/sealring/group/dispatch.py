@@ -27,6 +27,8 @@ from sealring.group.work import SealedWork
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Operation
 
+_TOLD: Final = 300
+"""How many letters of an exception the other ranks are told."""
 _CALLBACK: Final = 0
 """The number of a call that comes from a future's callback: it never waits in the queue."""
 
@@ -279,13 +281,14 @@ class Dispatcher:
             self._failure = unraised(raised)
         elif ended != self._ran or not isinstance(raised, Exception):
             # Ctrl-C, or what a handler raised, between two lines of ours.
-            self._end_interrupted()
+            self._end_interrupted(raised)
         remember(raised)
         return raised
 
-    def _end_interrupted(self) -> None:
+    def _end_interrupted(self, by: BaseException) -> None:
         if self._process.here:
-            interrupted = GroupClosed("the script was interrupted")
+            what = f": {type(by).__name__}: {by}"[:_TOLD] if isinstance(by, Exception) else ""
+            interrupted = GroupClosed(f"the script was interrupted{what}")
             self._engine.fail(failure_of(interrupted))
             self._failure = unraised(self._on_failure(interrupted))
 

@@ -15,6 +15,7 @@ from sealring.engine.collective import Collective
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.engine import CollectiveEngine
 from sealring.errors import Unsupported
+from sealring.group.completions import driver_calls
 from sealring.group.gpu import GpuCalls
 from sealring.schedule import Selection
 
@@ -34,11 +35,11 @@ class GpuSetup:
         self,
         device: torch.device,
         run: Callable[[Iterable[Collective]], None],
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         if self._done:
             return
-        with self._lock:
+        with self._lock, driver_calls.counted():
             if self._done:
                 return
             if self._refused is not None:
@@ -47,10 +48,10 @@ class GpuSetup:
             try:
                 self._gpu.attach(device)
                 gpu = self._gpu.name_of(device)
-            except Unsupported as unable:
-                problem = str(unable)
+            except Exception as unable:  # whatever it is, the others must not wait for this rank
+                problem = str(unable) or repr(unable)
             try:
-                run(self._engine.agree_on_wire(self._wanted, problem, gpu, patience_s))
+                run(self._engine.agree_on_wire(self._wanted, problem, gpu, timeout_s))
             except Unsupported as refusal:
                 self._refused = refusal  # all ranks have it, and need not ask again
                 raise
@@ -60,12 +61,12 @@ class GpuSetup:
         self,
         collective: Collective,
         run: Callable[[Iterable[Collective]], None],
-        patience_s: float,
+        timeout_s: float,
     ) -> None:
         """Makes ready what the collective's program needs before GPUs run it, once per program."""
         if self._engine.gpus_lack_links(collective):
-            with self._engine.no_launches_ahead():
-                run(self._engine.link_gpus(collective, patience_s))
+            with driver_calls.counted(), self._engine.no_launches_ahead():
+                run(self._engine.link_gpus(collective, timeout_s))
 
     def selection(self, chosen: Selection) -> Selection:
         """The group's own choice, as the way between the GPUs allows it."""

@@ -272,8 +272,8 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
-        patience_s = self._timeout.total_seconds()
-        self._gpu_setup.ensure_done(device, self._introduce, patience_s)
+        timeout_s = self._timeout.total_seconds()
+        self._gpu_setup.ensure_done(device, self._introduce, timeout_s)
         return self._gpu_setup.selection(self.selection)(operation, nbytes)
 
     def require_agreement(self, objection: str) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEPT: Final = 1000
 """Collectives per group that have ended."""
 
-_ROOTED: Final = frozenset({"BROADCAST", "REDUCE", "GATHER", "SCATTER"})
+_ROOTED: Final = frozenset({"BROADCAST", "REDUCE", "GATHER", "SCATTER", "OBJECTION"})
 
 
 class Accountable(Protocol):

@@ -25,6 +25,7 @@ ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
     Operation.SCATTER: (Algorithm.DIRECT,),
     Operation.ALL_TO_ALL: (Algorithm.DIRECT,),
     Operation.INTRODUCTION: (Algorithm.TREE,),
+    Operation.OBJECTION: (Algorithm.TREE,),
 }  # fmt: skip
 """How each operation can be done. Where every byte has one sender and one receiver, anything but
 sending it there would seal it twice; and what is published reaches everybody, wanted or not."""
@@ -112,6 +113,8 @@ def program_for(
             return direct.scatter(world, rank, root=root)
         case Operation.ALL_TO_ALL, _:
             return direct.all_to_all(world, rank)
+        case Operation.OBJECTION, _:
+            return tree.objection(world, rank, root=root)
         case Operation.BARRIER, Algorithm.TREE:
             return tree.barrier(world, rank)
         case _:

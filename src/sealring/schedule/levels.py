@@ -24,7 +24,7 @@ from sealring.schedule.relayed import relayed, relayed_message
 _DOWN: Final = frozenset(
     {
         Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.BROADCAST, Operation.BARRIER,
-        Operation.SCATTER, Operation.INTRODUCTION,
+        Operation.SCATTER,
     }
 )  # fmt: skip
 """Where chunks come down from their homes."""
@@ -58,7 +58,9 @@ def levels_for(
     topology: Topology | None = None,
     relays: bool = False,
 ) -> Levels:
-    """`hosts` has a number for each rank's; records are exchanged between different ones.
+    """Of an operation that a script calls.
+
+    `hosts` has a number for each rank's; records are exchanged between different ones.
 
     The program is the one that `program_for` has; `relays`: relayed, which it must be unless no two
     ranks have one number.

@@ -38,11 +38,23 @@ class Operation(IntEnum):
     ALL_TO_ALL = 9
     INTRODUCTION = 10
     """An all_reduce of the group's own: the least of a number of each rank, by which they agree."""
+    OBJECTION = 11
+    """A broadcast of the group's own: why a rank does not agree. It takes an introduction's ways,
+    whichever rank it comes from: a rank that cannot make a further link can still say so."""
 
 
-CALLED = tuple(each for each in Operation if each is not Operation.INTRODUCTION)
+OF_THE_GROUP = frozenset({Operation.INTRODUCTION, Operation.OBJECTION})
+CALLED = tuple(each for each in Operation if each not in OF_THE_GROUP)
 """Those that a script calls."""
-ROOTED = frozenset({Operation.BROADCAST, Operation.REDUCE, Operation.GATHER, Operation.SCATTER})
+ROOTED = frozenset(
+    {
+        Operation.BROADCAST,
+        Operation.REDUCE,
+        Operation.GATHER,
+        Operation.SCATTER,
+        Operation.OBJECTION,
+    }
+)
 """Those in which one rank is named; ranks compare it."""
 REDUCING = frozenset(
     {Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE, Operation.INTRODUCTION}

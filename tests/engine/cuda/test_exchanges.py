@@ -280,7 +280,7 @@ def test_a_peer_that_dies_while_the_communicator_is_made(
         native = dead._native
         monkeypatch.setattr(dead, "_native", Dying())
         began = time.monotonic()
-        errors = local.wire(Wire.NCCL, patience_s=60)
+        errors = local.wire(Wire.NCCL, timeout_s=60)
         assert time.monotonic() - began < 30
         for rank in (0, 2):
             error = errors[rank]
@@ -303,7 +303,7 @@ def test_a_peer_that_hangs_while_the_communicator_is_made(monkeypatch: pytest.Mo
 
         with monkeypatch.context() as patched:
             patched.setattr(engine, "_native", Late())
-            for error in local.wire(Wire.NCCL, patience_s=0.3):
+            for error in local.wire(Wire.NCCL, timeout_s=2):
                 assert isinstance(error, Unsupported)
                 assert "rank 0: the ranks' GPUs did not all meet within" in str(error)
         assert not any(engine.wired for engine in local.engines)

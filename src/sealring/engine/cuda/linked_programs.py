@@ -26,12 +26,14 @@ class LinkedPrograms:
         self._large = len(members) > limits.MOST_LINKED_AT_ONCE
         self._done: set[tuple[Operation, Algorithm, int]] = set()
         self._connected: set[int] = set()
+        self._refused = ""
+        """Why GPUs run nothing any more; the same on all ranks."""
         self._making = 0
         self._lock = threading.Lock()
 
     def missing_for(self, collective: Collective) -> bool:
         """Whether ranks must do something before GPUs run this; all ranks say the same."""
-        return self._large and _uses(collective) not in self._done
+        return self._large and (bool(self._refused) or _uses(collective) not in self._done)
 
     @property
     def making(self) -> bool:
@@ -58,20 +60,29 @@ class LinkedPrograms:
         """The collectives by which it is done, once per program.
 
         `exchanges_with` returns the ranks with which this one exchanges records of the program by
-        NCCL, once there are links. Unsupported, on all ranks alike, if it cannot be done.
+        NCCL, once there are links. Unsupported, on all ranks alike, if it cannot be done. NCCL that
+        cannot be connected is given up, and with it all programs.
         """
+        if self._refused:
+            raise Unsupported(self._refused)
         if not self.missing_for(collective):
             return  # done after this call was made, and before its turn
         yield from linked(collective)
+        new: set[int] = set()
 
-        def prepare() -> None:
-            self._native.put_late_keys()
-            if new := sorted(exchanges_with() - self._connected):
-                self._native.connect(new, patience_s)
-                self._connected.update(new)
+        def connect() -> None:
+            new.update(exchanges_with() - self._connected)
+            if new:
+                self._native.connect(sorted(new), patience_s)
 
-        if why := (yield from tried(self._rank, self._members, prepare)):
+        # Two rounds: a rank that has no keys would not come to be connected with.
+        why = yield from tried(self._rank, self._members, self._native.put_late_keys)
+        if not why and self._native.exchanges:
+            why = yield from tried(self._rank, self._members, connect)
+            self._refused = why and f"GPUs of this group are not connected: {why}"
+        if why:
             raise Unsupported(f"GPUs cannot run {collective.operation.name.lower()}: {why}")
+        self._connected |= new  # when all are: else one end would connect again, and one would not
         self._done.add(_uses(collective))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -122,10 +123,11 @@ class Nccl:
 
     def open(self, letters: Sequence[bytes]) -> None:
         hosts, patience_s = self._meeting.hosts, self._meeting.patience_s
+        deadline = time.monotonic() + patience_s
         peers = [each for each in _others(self._rank, letters) if hosts[each] != hosts[self._rank]]
         self._native.meet(letters[0], peers, patience_s)
         if len(hosts) <= limits.MOST_LINKED_AT_ONCE:  # else before a program's first use
-            self._native.connect(peers, patience_s)
+            self._native.connect(peers, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         pass
