@@ -1,8 +1,8 @@
 """What is done with an attempt's connections, on the dialer's threads and the listener's.
 
-Strangers cannot make an attempt fail, nor can workers that are no longer admitted. What a
-connection does whose peer is not admitted is logged, and remembered only to explain what is missing
-when the time is up.
+Strangers cannot make an attempt fail, nor can workers that are no longer admitted, nor members of
+the job that a false address leads here. What they do is logged, and remembered only to explain what
+is missing when the time is up.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Connections:
             return
         harmless = self._decided or (
             isinstance(error, HandshakeError)
-            and (not error.proven or isinstance(error, PeerUnreachable))
+            and (not error.proven or error.misdirected or isinstance(error, PeerUnreachable))
         )
         if harmless:
             self._waiting.note_stranger(error)
