@@ -67,7 +67,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             objection=objection,
             sessions=process_sessions(credentials.job, rank),
             agreed=agreed,
-            later=None if enrolment is None else enrolment.renewed_credentials,
+            current=None if enrolment is None else enrolment.renewed_credentials,
         )
 
     def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
