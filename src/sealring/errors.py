@@ -221,13 +221,23 @@ class WorkerFailed(SealringError):
 class HandshakeError(SealringError):
     """A peer could not be admitted, or refused to admit us."""
 
-    def __init__(self, message: str, *, peer: int | None = None, proven: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: int | None = None,
+        proven: bool = False,
+        misdirected: bool = False,
+    ) -> None:
         super().__init__(message)
         self.peer = peer
         """The rank that the error is about; only a claim unless `proven`."""
         self.proven = proven
         """The peer was admitted: its certificate is this job's, valid today and not revoked, and
         passes the policy. If not, a stranger or a worker that was evicted may have caused this."""
+        self.misdirected = misdirected
+        """The two are workers of the job with different ranks, groups or attempts than the dialer
+        meant: an address was false, which is no fault of either."""
 
 
 class WrongJob(HandshakeError):

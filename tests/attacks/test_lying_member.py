@@ -319,10 +319,10 @@ def test_one_key_on_the_links_and_another_in_the_statement(
     """Both are certified for the liar's rank; a broker would revoke the stated one."""
     liar, plain = size - 1, forming.agree
 
-    def agree(credentials: Any, terms: Any, *rest: Any) -> Any:
-        if terms.rank == liar:
-            credentials = ISSUER.credentials(liar, world=size)
-        return plain(credentials, terms, *rest)
+    other = ISSUER.credentials(liar, world=size)
+
+    def agree(current: Any, terms: Any, *rest: Any) -> Any:
+        return plain((lambda: other) if terms.rank == liar else current, terms, *rest)
 
     monkeypatch.setattr(mesh, "agree", agree)
     with team(size, formed=False) as one:

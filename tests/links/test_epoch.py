@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -140,3 +141,35 @@ def test_the_lowest_rank_leaves_a_store_behind_that_answers_no_more() -> None:
         with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 600):
             assert store.asked.wait(20)
         assert not store.ended.is_set()
+
+
+class OneForAll(DictStore):
+    """Shows the words of all runs to each."""
+
+    def set(self, key: str, value: str) -> None:
+        super().set(re.sub("/[0-9a-f]{32}/", "/", key), value)
+
+    def get(self, key: str) -> bytes:
+        return super().get(re.sub("/[0-9a-f]{32}/", "/", key))
+
+    def check(self, keys: list[str]) -> bool:
+        return super().check([re.sub("/[0-9a-f]{32}/", "/", key) for key in keys])
+
+
+def test_a_store_that_leads_two_runs_together_gives_them_different_epochs() -> None:
+    """So they refuse each other: the epoch is in every hello."""
+    store = OneForAll()
+
+    def join(rank: int, run: str) -> str:
+        with agreed_epoch(store, MEMBERS, rank, time.monotonic() + 20, within=run) as epoch:
+            if rank == 1:
+                have_theirs.wait(20)
+        return epoch
+
+    have_theirs = threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        lowest = pool.submit(join, 1, "0" * 32)
+        own, other = pool.submit(join, 2, "0" * 32), pool.submit(join, 3, "1" * 32)
+        assert own.result(20) != other.result(20)
+        have_theirs.set()
+        assert lowest.result(20) == own.result()

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -148,6 +149,79 @@ def test_an_address_that_leads_to_a_silent_server_is_put_back() -> None:
             mesh.start(1)
             mesh.join()
         assert_linked(mesh)
+
+
+def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    end = time.monotonic() + 15
+    while text not in caplog.text:
+        assert time.monotonic() < end, caplog.text
+        time.sleep(0.01)
+
+
+def shown(address: tuple[str, int]) -> bytes:
+    return f'[["{address[0]}",{address[1]}]]'.encode()
+
+
+def test_an_address_that_leads_to_another_member_ends_no_group(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "sealring"), world(3) as mesh:
+        mesh.start(0)
+        mesh.start(1)
+        mesh.store.address(0)
+        mesh.store.overlay[address_key(0)] = shown(mesh.store.address(1))
+        mesh.start(2)  # it reaches rank 1 in the place of rank 0
+        until_logged(caplog, "was to be rank 0 and proved to be rank 1")
+        mesh.store.overlay.clear()
+        mesh.join()
+        assert_linked(mesh)
+
+
+def test_an_address_that_leads_into_another_group_ends_neither(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "sealring"),
+        world(2) as one,
+        contextlib.closing(World(2)) as other,
+    ):
+        other.start(0, own_terms=other.terms(0, epoch="9"))
+        other.store.address(0)
+        one.start(0)
+        one.store.address(0)
+        one.store.overlay[address_key(0)] = shown(other.store.address(0))
+        one.start(1)
+        until_logged(caplog, "rank 0 in group 'default', epoch '9'")
+        one.store.overlay.clear()
+        other.start(1, own_terms=other.terms(1, epoch="9"))
+        one.join()
+        other.join()
+        assert_linked(one)
+        assert_linked(other)
+
+
+def test_a_workers_own_address_in_another_group_is_no_second_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A rank looks who answers where the store shows it: here it is the rank itself."""
+    with (
+        caplog.at_level(logging.WARNING, "sealring"),
+        world(2) as one,
+        contextlib.closing(World(2)) as other,
+    ):
+        other.start(0, own_terms=other.terms(0, epoch="9"))
+        other.store.address(0)
+        one.start(0)
+        one.store.address(0)
+        one.store.overlay[address_key(0)] = shown(other.store.address(0))
+        until_logged(caplog, "rank 0 in group 'default', epoch '9'")
+        one.store.overlay.clear()
+        one.start(1)
+        other.start(1, own_terms=other.terms(1, epoch="9"))
+        one.join()
+        other.join()
+        assert_linked(one)
+        assert_linked(other)
 
 
 def test_a_store_that_fails() -> None:

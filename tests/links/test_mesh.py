@@ -24,7 +24,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
-from sealring.links import Link, Mesh, build_mesh
+from sealring.links import Link, build_mesh
 from sealring.links.mesh import _Mesh
 from sealring.links.settling import Settling
 from tests.handshake.meeting import terms
@@ -281,8 +281,9 @@ def test_a_worker_that_reached_another_rank() -> None:
         mesh.store.overlay[address_key(0)] = f'[["{host}",{port}]]'.encode()
         mesh.start(2)
         mesh.join()
-        assert WrongRank in set(mesh.errors().values())
-        assert not any(isinstance(outcome, Mesh) for outcome in mesh.outcomes.values())
+        assert mesh.errors() == dict.fromkeys(range(3), WrongRank)
+        assert isinstance(mesh.outcomes[2], WrongRank)
+        assert mesh.outcomes[2].peer == 0, "the rank that it did not find"
 
 
 # ---- what is refused before anything starts -----------------------------------------------------

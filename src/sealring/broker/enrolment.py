@@ -115,7 +115,9 @@ class Enrolment:
     def credentials(self, deadline: float) -> Credentials:
         """For a new group: the newest certificate, and who is out by now."""
         self._process.require("this worker's enrolment")
-        self._ask_who_is_out(min(_ASK_SECONDS, max(0.0, deadline - time.monotonic())))
+        # A broker that takes requests and answers none must leave the group time to form.
+        left = max(0.0, deadline - time.monotonic())
+        self._ask_who_is_out(min(_ASK_SECONDS, left / 4))
         return self.renewed_credentials()
 
     def renewed_credentials(self) -> Credentials:
@@ -164,7 +166,10 @@ class Enrolment:
         """From here on the group ends when one of these keys (by rank in the group) is out."""
         with self._lock:
             self._groups[group] = keys
+            failure = self._failure
         self._expel_who_is_out()
+        if failure is not None:  # it came while the group formed
+            _expel_self(group, failure)
 
     def close(self) -> None:
         self._stop.set()
@@ -235,15 +240,22 @@ class Enrolment:
             _LOG.warning("sealring: the broker was not told that this worker ended: %s", problem)
 
     def _ask_who_is_out(self, seconds: float) -> None:
-        try:
-            out = _run(self._client.keys_out(self._name.job, seconds))
-        except (BrokerUnreachable, StoreUnavailable, TooManyRequests) as error:
-            # What the last renewal said still holds, and ends with the certificate.
-            _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
-            return
-        with self._lock:
-            joined = self._joined
-            self._joined = replace(joined, keys_out=out)
+        end = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                before = self._joined
+            try:
+                left = max(0.0, end - time.monotonic())
+                out = _run(self._client.keys_out(self._name.job, left))
+            except (BrokerUnreachable, StoreUnavailable, TooManyRequests) as error:
+                # What the last renewal said still holds, and ends with the certificate.
+                _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
+                return
+            with self._lock:
+                if self._joined is before:
+                    self._joined = replace(before, keys_out=out)
+                    return
+            # A renewal came meanwhile. This answer may be older than what that one brought.
 
     def _expel_who_is_out(self) -> None:
         with self._lock:
@@ -267,7 +279,11 @@ class Enrolment:
             self._failure = error
             groups = list(self._groups)
         for group in groups:
-            group.expel(-1, f"this worker was not renewed: {type(error).__name__}: {error}")
+            _expel_self(group, error)
+
+
+def _expel_self(group: Expellable, why: SealringError) -> None:
+    group.expel(-1, f"this worker was not renewed: {type(why).__name__}: {why}")
 
 
 def _run(conversation: Coroutine[Any, Any, T]) -> T:

@@ -27,7 +27,7 @@ from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context, process_sessions
 from sealring.identity import load_credentials
 from sealring.identity.process import shut_out_debuggers
-from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named
+from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named, run_of
 from sealring.live.gather import note_group
 from sealring.live.worker import show
 from sealring.recorder.start import start_recorder
@@ -67,13 +67,14 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             objection=objection,
             sessions=process_sessions(credentials.job, rank),
             agreed=agreed,
-            later=None if enrolment is None else enrolment.renewed_credentials,
+            current=None if enrolment is None else enrolment.renewed_credentials,
         )
 
     def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
         return [(place_of[link.peer], link) for link in mesh.links]
 
-    with lack_is_named(), agreed_epoch(options.store, members, rank, deadline) as epoch:
+    epochs = agreed_epoch(options.store, members, rank, deadline, within=options.within)
+    with lack_is_named(), epochs as epoch:
         terms = Terms(
             job=credentials.job,
             group=options.name or "default",
@@ -165,6 +166,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         selection=Selection(engine.topology, settings.table, settings.algorithms),
         gpu=gpu,
         gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
+        run=run_of(agreed.transcript),
     )
     if late is not None:
         # Messages have no links yet over which the members could hear of an objection.

@@ -24,6 +24,8 @@ class GroupOptions:
     """How many ranks the job has, in this group or not."""
     timeout: timedelta = DEFAULT_TIMEOUT
     name: str = ""
+    within: str = ""
+    """The `run` of torch's default group, for the groups that torch makes within it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.group_rank < len(self.members):
@@ -46,6 +48,7 @@ def options_of_torch(options: Any) -> GroupOptions:
         options.global_ranks_in_group,
         timeout=options.timeout,
         name=options.group_id,
+        within=_run_around(options.global_ranks_in_group, options.group_rank),
     )
 
 
@@ -72,6 +75,7 @@ def _options(
     *,
     timeout: timedelta,
     name: str,
+    within: str = "",
 ) -> GroupOptions:
     members = tuple(job_ranks or ()) or tuple(range(size))
     if len(members) != size:
@@ -80,7 +84,20 @@ def _options(
         )
     if job_size is None:
         job_size = _job_size(members) if job_ranks else size
-    return GroupOptions(store, rank, members, job_size, timeout, name)
+    return GroupOptions(store, rank, members, job_size, timeout, name, within)
+
+
+def _run_around(ranks: Any, place: int) -> str:
+    """Of the default group within which torch makes the group of these ranks.
+
+    Nothing for the default group itself, within one of another backend, and for a framework that
+    calls the creator with ranks that are not the default group's.
+    """
+    if not ranks or not dist.is_initialized():
+        return ""
+    if max(ranks) >= dist.get_world_size() or ranks[place] != dist.get_rank():
+        return ""
+    return str(getattr(dist.group.WORLD, "run", ""))
 
 
 def _job_size(members: tuple[int, ...]) -> int:

@@ -61,6 +61,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         selection: Selection,
         gpu: GpuCalls,
         gpu_setup: GpuSetup,
+        run: str = "",
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._process = _native.ProcessMark()
@@ -79,6 +80,9 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         self._gpu_setup = gpu_setup
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
+        self.run = run
+        """Names the processes that formed this group: those of the groups that torch makes within
+        it, if it is the default group, must be of them."""
 
         # A group is whole or closed: what ends the one ends the other. Neither knows the group
         # itself, so that it goes, with its store, with the script's last reference to it.

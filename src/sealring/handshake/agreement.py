@@ -31,6 +31,14 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
         )
     if hello.sender != peer.rank:
         raise WrongRank(f"{who} calls itself rank {hello.sender}, against its certificate")
+    # First of what depends on the group: a worker of another one disagrees on nothing else.
+    if (hello.group, hello.epoch) != (terms.group, terms.epoch):
+        raise WrongGroup(
+            f"{who} is in group {hello.group!r}, epoch {hello.epoch!r}, and rank {terms.rank} in "
+            f"group {terms.group!r}, epoch {terms.epoch!r}: an earlier run is still alive, or the "
+            "ranks make their groups in different orders",
+            misdirected=True,
+        )
     if peer.rank == terms.rank and hello.instance != terms.instance:
         raise DuplicateRank(
             f"{who} ({hello.host}) and the worker at {terms.host} both hold rank {terms.rank}: two "
@@ -45,12 +53,6 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
         raise WrongWorldSize(
             f"{who} counts {hello.world} workers and rank {terms.rank} counts {terms.world}: start "
             "all workers with one WORLD_SIZE"
-        )
-    if (hello.group, hello.epoch) != (terms.group, terms.epoch):
-        raise WrongGroup(
-            f"{who} is in group {hello.group!r}, epoch {hello.epoch!r}, and rank {terms.rank} in "
-            f"group {terms.group!r}, epoch {terms.epoch!r}: an earlier run is still alive, or the "
-            "ranks make their groups in different orders"
         )
     if hello.members != members_digest(terms.members) or peer.rank not in terms.members:
         raise WrongGroup(

@@ -28,6 +28,8 @@ from sealring.errors import (
     MalformedSetup,
     ProtocolMismatch,
     SealringError,
+    WrongGroup,
+    WrongRank,
 )
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
@@ -235,7 +237,10 @@ def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> 
     try:
         message = parse_message(raw)
         if message["type"] == "refusal":
-            raise error_of(message, connection.who, peer.rank)
+            error = error_of(message, connection.who, peer.rank)
+            if isinstance(error, WrongRank | WrongGroup):
+                error.misdirected = True  # as far as can be known before the peer has said hello
+            raise error
         hello = hello_of(message)
     except (MalformedSetup, ProtocolMismatch) as error:
         # The parser knows no peers.

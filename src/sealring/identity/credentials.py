@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -35,6 +35,8 @@ from sealring.identity.verification import fingerprint_of, is_issued_by
 if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
     from sealring.identity.attestation.admission import Admission
 
+PEER_EVIDENCE: Final = "peer_evidence"
+"""A setting that members share where a broker gives them certificates, and only there."""
 _RENEWAL = timedelta(hours=1)
 """A certificate that ends sooner is replaced before it is used again."""
 _FILES = ("SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY")
@@ -58,7 +60,7 @@ class Credentials:
         """What all members of a group must agree on in judging each other."""
         if self.admission is None:
             return {}
-        return {"peer_evidence": int(self.admission.policy.peer_evidence)}
+        return {PEER_EVIDENCE: int(self.admission.policy.peer_evidence)}
 
     @property
     def private_key(self) -> PrivateKey:

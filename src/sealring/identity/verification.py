@@ -221,6 +221,7 @@ def admit(
             "rendezvous store is wrong, or two workers were started with each other's rank",
             peer=name.rank,
             proven=True,
+            misdirected=True,
         )
     if claims.world is not None and claims.world != world:
         raise WrongWorldSize(

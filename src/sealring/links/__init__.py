@@ -29,11 +29,20 @@ diagnosis   why it is not complete when its time is up
 link        what comes out
 """
 
-from sealring.links.epoch import agreed_epoch
+from sealring.links.epoch import agreed_epoch, run_of
 from sealring.links.forming import Agreed
 from sealring.links.lacks import lack_is_named
 from sealring.links.link import Link
 from sealring.links.mesh import Mesh, build_mesh
 from sealring.links.rendezvous import Store
 
-__all__ = ["Agreed", "Link", "Mesh", "Store", "agreed_epoch", "build_mesh", "lack_is_named"]
+__all__ = [
+    "Agreed",
+    "Link",
+    "Mesh",
+    "Store",
+    "agreed_epoch",
+    "build_mesh",
+    "lack_is_named",
+    "run_of",
+]

@@ -1,8 +1,8 @@
 """What is done with an attempt's connections, on the dialer's threads and the listener's.
 
-Strangers cannot make an attempt fail, nor can workers that are no longer admitted. What a
-connection does whose peer is not admitted is logged, and remembered only to explain what is missing
-when the time is up.
+Strangers cannot make an attempt fail, nor can workers that are no longer admitted, nor members of
+the job that a false address leads here. What they do is logged, and remembered only to explain what
+is missing when the time is up.
 """
 
 from __future__ import annotations
@@ -46,17 +46,15 @@ class Connections:
 
     def __init__(
         self,
-        credentials: Credentials,
-        later: Callable[[], Credentials],
+        credentials: Callable[[], Credentials],
         terms: Terms,
         transport: Transport,
         sessions: SessionTable,
         waiting: WaitingLinks,
         deadline: float,
     ) -> None:
-        """`later` gives the credentials for links that are made later."""
-        self._credentials: Credentials | None = credentials
-        self._later = later
+        """The `credentials` are asked for each link: the certificate may be renewed meanwhile."""
+        self.credentials = credentials
         self._terms = terms
         self._transport: Transport = transport
         self._sessions = sessions
@@ -65,15 +63,6 @@ class Connections:
         self._late: LateLinks | None = None
         self._decided = False
         """It is decided whether the group exists."""
-
-    @property
-    def credentials(self) -> Credentials:
-        assert self._credentials is not None
-        return self._credentials
-
-    def forget_credentials(self) -> None:
-        """Those of `later` serve from here on: their certificate may be a newer one."""
-        self._credentials = None
 
     def decide(self, late: LateLinks | None) -> None:
         """The group exists and makes further links, or no link is to come any more."""
@@ -85,16 +74,15 @@ class Connections:
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
         with DialersMemory(sock, self._transport, self._terms.host) as own:
             channel = dial(
-                sock, self.credentials, self._terms, rank, deadline, self._sessions, own.offer
+                sock, self.credentials(), self._terms, rank, deadline, self._sessions, own.offer
             )
             with channel.refusing():
                 settled = own.settle(channel)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def begin(self, sock: socket.socket) -> Incoming:
-        credentials = self._credentials or self._later
         terms = self._terms if self._late is None else self._late.collectives.terms
-        return Incoming(sock, credentials, terms, self._sessions, self._terms_for)
+        return Incoming(sock, self.credentials, terms, self._sessions, self._terms_for)
 
     def _terms_for(self, hello: Hello) -> Terms | None:
         """Of a link for the group's formation, or of one that is made later.
@@ -157,7 +145,7 @@ class Connections:
             return
         harmless = self._decided or (
             isinstance(error, HandshakeError)
-            and (not error.proven or isinstance(error, PeerUnreachable))
+            and (not error.proven or error.misdirected or isinstance(error, PeerUnreachable))
         )
         if harmless:
             self._waiting.note_stranger(error)

@@ -33,6 +33,13 @@ NOT_ADMITTED = (
 but when a rank is missing they are the likely reason."""
 
 
+def is_telling(error: SealringError) -> bool:
+    """Whether it is likely to say why a rank is missing."""
+    if isinstance(error, NOT_ADMITTED):
+        return True
+    return isinstance(error, HandshakeError) and error.misdirected
+
+
 def time_is_up(
     *,
     missing: Sequence[int],
@@ -60,8 +67,7 @@ def time_is_up(
         if isinstance(problem, HandshakeError):
             return type(problem)(f"{text}; the last attempt: {problem}", peer=rank)
     for stranger in strangers:
-        telling = isinstance(stranger, NOT_ADMITTED)
-        if telling and (stranger.peer is None or stranger.peer in missing):
+        if is_telling(stranger) and (stranger.peer is None or stranger.peer in missing):
             return type(stranger)(f"{text}, and somebody was refused: {stranger}", peer=missing[0])
     where = " or ".join(f"{host} port {port}" for host, port in own_addresses)
     hint = f"this worker listens at {where}" if where else "no address is in the rendezvous store"

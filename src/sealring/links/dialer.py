@@ -1,11 +1,11 @@
 """Reaches the ranks that this worker dials, some at a time, and tries again until told to stop.
 
 The store may be late, stale or hostile, so each attempt reads it anew. An admitted peer's refusal
-is final. Anything else (a closed port, rubbish, a certificate that is not valid here) may come from
-a server that the store named falsely, and the next attempt follows. A rank is given up only when
-the store has named the same address for some seconds and the server there has shown a certificate
-that is not valid: then a secret or a clock is most likely wrong, and the operator should not have
-to wait for the group's timeout.
+is final. Anything else (a closed port, rubbish, a certificate that is not valid here, a worker of
+another rank or group) may come from a server that the store named falsely, and the next attempt
+follows. A rank is given up only when the store has named the same address for some seconds and the
+server there has shown a certificate that is not valid, or is another worker: then a secret, a clock
+or the store is most likely wrong, and the operator should not have to wait for the group's timeout.
 
 A rank that does not answer holds up no other: after an attempt that failed it waits for its next
 turn, and the thread serves another rank.
@@ -31,7 +31,7 @@ from typing import Final, Protocol
 
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
 from sealring.links import setting_up
-from sealring.links.diagnosis import NOT_ADMITTED
+from sealring.links.diagnosis import is_telling
 from sealring.links.rendezvous import Address
 from sealring.links.threads import Job, borrow
 
@@ -44,15 +44,15 @@ _LONGEST_PAUSE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 2.0
 """How long stop() waits for attempts that `let_finish` knows."""
 _INVALID_SECONDS: Final = 5.0
-"""How long a rank's address must have led to an invalid certificate before the rank is given up. A
-worker corrects its own address in the store every second."""
+"""How long a rank's address must have led to an invalid certificate or to another worker before the
+rank is given up. A worker corrects its own address in the store every second."""
 
 
 def is_definitive(error: SealringError) -> bool:
     """Whether trying the same rank again cannot help."""
     if not isinstance(error, HandshakeError):
         return True
-    return error.proven and not isinstance(error, PeerUnreachable)
+    return error.proven and not (error.misdirected or isinstance(error, PeerUnreachable))
 
 
 class Book(Protocol):
@@ -216,11 +216,13 @@ class Dialer:
             if met is None:
                 return
             closed = closed and met == errno.ECONNREFUSED
-            if isinstance(self.problems[rank], NOT_ADMITTED):
+            if is_telling(self.problems[rank]):
                 target.invalid = self.problems[rank]
         if target.invalid is not None:
             self.problems[rank] = target.invalid
             if time.monotonic() >= target.since + _INVALID_SECONDS:
+                if isinstance(target.invalid, HandshakeError) and target.invalid.misdirected:
+                    target.invalid.peer = rank  # the one that is missing, not the one that was met
                 raise target.invalid
         self._check_closed(target, closed, now)
         self._put(rank, functools.partial(self._reach, target), target.pause)

@@ -9,6 +9,10 @@ the failure. So the lowest rank draws the epoch, and answers the token of each r
 
 A rank that reads its own token knows that the answer is not one of an earlier attempt. A store that
 lies can only make the ranks disagree, which the handshake tells them.
+
+Groups within torch's default group are of the processes that formed it. The name of that set, its
+`run`, is in the keys above and in the epoch: where a job was started twice, the two runs do not
+meet in them, and a store that leads them together makes them disagree.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from sealring.errors import PeerUnreachable
-from sealring.handshake.terms import is_instance
+from sealring.handshake.terms import digest_of, is_instance
 from sealring.links.rendezvous import Store
 from sealring.links.store_calls import StoreCalls
 from sealring.links.threads import borrow
@@ -45,33 +49,62 @@ _MAX_VALUE_BYTES: Final = 128
 
 
 @contextmanager
-def agreed_epoch(store: Store, members: Sequence[int], rank: int, deadline: float) -> Iterator[str]:
-    """The epoch; held open while the group is made, because others may still have to ask."""
+def agreed_epoch(
+    store: Store, members: Sequence[int], rank: int, deadline: float, *, within: str = ""
+) -> Iterator[str]:
+    """The epoch; held open while the group is made, because others may still have to ask.
+
+    `within` is the run of the default group whose processes the members are.
+    """
     lowest = min(members)
-    calls = StoreCalls(deadline)
+    calls, keys = StoreCalls(deadline), _Keys(within)
     if rank != lowest:
-        yield _ask(store, calls, rank, lowest, deadline)
+        yield _epoch(within, _ask(store, calls, keys, rank, lowest, deadline))
         return
-    epoch = secrets.token_hex(16)
+    drawn = secrets.token_hex(16)
     others = [member for member in members if member != rank]
     ended = threading.Event()
     if not others:
-        yield epoch
+        yield _epoch(within, drawn)
         return
-    answering = borrow("sealring-epoch", lambda: _answer(store, calls, others, epoch, ended))
+    answering = borrow("sealring-epoch", lambda: _answer(store, calls, keys, others, drawn, ended))
     try:
-        yield epoch
+        yield _epoch(within, drawn)
     finally:
         ended.set()
         calls.end()
         answering.join()
 
 
-def _ask(store: Store, calls: StoreCalls, rank: int, lowest: int, deadline: float) -> str:
+def run_of(transcript: bytes) -> str:
+    """Names the processes that formed a group, to a store, which must not see the transcript."""
+    return digest_of([b"sealring 2 run", transcript])[:16].hex()
+
+
+def _epoch(within: str, drawn: str) -> str:
+    if not within:
+        return drawn
+    return digest_of([b"sealring 2 epoch", within.encode(), drawn.encode()])[:16].hex()
+
+
+class _Keys:
+    def __init__(self, within: str) -> None:
+        self._prefix = f"sealring/epoch/{within}/" if within else "sealring/epoch/"
+
+    def ask(self, rank: int) -> str:
+        return f"{self._prefix}ask/{rank}"
+
+    def answer(self, rank: int) -> str:
+        return f"{self._prefix}answer/{rank}"
+
+
+def _ask(
+    store: Store, calls: StoreCalls, keys: _Keys, rank: int, lowest: int, deadline: float
+) -> str:
     began, ended = time.monotonic(), threading.Event()
     try:
         # All questions in one call: each of its own would take longer than its answer.
-        epoch = calls.make(lambda: _answered(store, rank, deadline, ended), _BEYOND_SECONDS)
+        epoch = calls.make(lambda: _answered(store, keys, rank, deadline, ended), _BEYOND_SECONDS)
     except Exception as problem:
         raise PeerUnreachable(f"the rendezvous store cannot be used: {problem}") from problem
     finally:
@@ -86,7 +119,9 @@ def _ask(store: Store, calls: StoreCalls, rank: int, lowest: int, deadline: floa
     return epoch
 
 
-def _answered(store: Store, rank: int, deadline: float, ended: threading.Event) -> str | None:
+def _answered(
+    store: Store, keys: _Keys, rank: int, deadline: float, ended: threading.Event
+) -> str | None:
     """None if the lowest rank does not answer in time."""
     token = secrets.token_hex(16)
     pause = _FIRST_PAUSE_SECONDS
@@ -94,10 +129,10 @@ def _answered(store: Store, rank: int, deadline: float, ended: threading.Event) 
     while not ended.is_set():
         # Again and again: another writer there must not make us wait for ever.
         if time.monotonic() >= next_write:
-            store.set(_ask_key(rank), token)
+            store.set(keys.ask(rank), token)
             next_write = time.monotonic() + _AGAIN_SECONDS
         ended.wait(pause)
-        epoch, _, answered = _read(store, f"sealring/epoch/answer/{rank}").partition(" ")
+        epoch, _, answered = _read(store, keys.answer(rank)).partition(" ")
         if answered == token and is_instance(epoch):
             return epoch
         if time.monotonic() >= deadline:
@@ -107,7 +142,12 @@ def _answered(store: Store, rank: int, deadline: float, ended: threading.Event) 
 
 
 def _answer(
-    store: Store, calls: StoreCalls, others: Sequence[int], epoch: str, ended: threading.Event
+    store: Store,
+    calls: StoreCalls,
+    keys: _Keys,
+    others: Sequence[int],
+    epoch: str,
+    ended: threading.Event,
 ) -> None:
     answered: dict[int, str] = {}
     pause, pause_of_answered = _FIRST_PAUSE_SECONDS, _FIRST_AGAIN_SECONDS
@@ -122,7 +162,7 @@ def _answer(
         new: dict[int, str] = {}
         try:
             tokens = calls.make(
-                functools.partial(_tokens, store, asking, singly=pause >= _TOGETHER_SECONDS)
+                functools.partial(_tokens, store, keys, asking, singly=pause >= _TOGETHER_SECONDS)
             )
             new = {
                 rank: token
@@ -130,9 +170,9 @@ def _answer(
                 if is_instance(token) and answered.get(rank) != token
             }
             if new:
-                keys = [f"sealring/epoch/answer/{rank}" for rank in new]
+                where = [keys.answer(rank) for rank in new]
                 values = [f"{epoch} {token}" for token in new.values()]
-                calls.make(functools.partial(store.multi_set, keys, values))
+                calls.make(functools.partial(store.multi_set, where, values))
                 answered |= new
         except Exception as problem:  # those who ask say so as well, and they fail by it
             if ended.is_set():
@@ -143,16 +183,12 @@ def _answer(
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _tokens(store: Store, asking: Sequence[int], *, singly: bool) -> list[str]:
+def _tokens(store: Store, keys: _Keys, asking: Sequence[int], *, singly: bool) -> list[str]:
     """Of those who ask: all of them if all have come, else none, or `singly` those who have."""
-    keys = [_ask_key(rank) for rank in asking]
-    if keys and store.check(keys):
-        return [_text(raw) for raw in store.multi_get(keys)]
-    return [_read(store, key) for key in keys] if singly else []
-
-
-def _ask_key(rank: int) -> str:
-    return f"sealring/epoch/ask/{rank}"
+    where = [keys.ask(rank) for rank in asking]
+    if where and store.check(where):
+        return [_text(raw) for raw in store.multi_get(where)]
+    return [_read(store, key) for key in where] if singly else []
 
 
 def _read(store: Store, key: str) -> str:

@@ -17,7 +17,7 @@ what it shows after it has verified everything is about the transcript with its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -37,7 +37,7 @@ from sealring.handshake.statements import (
     wrong_signer,
 )
 from sealring.handshake.terms import Terms
-from sealring.identity.credentials import Credentials
+from sealring.identity.credentials import PEER_EVIDENCE, Credentials
 from sealring.identity.verification import (
     KnownCertificates,
     Reading,
@@ -108,17 +108,26 @@ Conversation: TypeAlias = Rounds[Agreed]
 
 
 def agree(
-    credentials: Credentials,
+    current: Callable[[], Credentials],
     terms: Terms,
     addresses: bytes,
     linked: Mapping[int, Proven],
     known: KnownCertificates | None = None,
 ) -> Conversation:
-    """The three rounds. `linked` has what the members proved that this one is linked with.
+    """The three rounds, and before them one in which all say that they have come, where a broker
+    gives certificates and not all pairs are linked.
 
+    `linked` has what the members proved that this one is linked with.
+
+    `current` gives this worker's credentials, whose certificate may be renewed while it waits.
     `known` are the certificates whose signature this worker has verified for earlier groups.
     """
+    if addresses and PEER_EVIDENCE in terms.settings:
+        # A broker's certificates live for minutes, and in a tree members speak before all have
+        # come: they state their certificates when all have.
+        yield b""
     confirmation = _native.Secret.random(KEY_BYTES)
+    credentials = current()
     own = Statement(
         terms.rank,
         terms.instance,
@@ -131,6 +140,7 @@ def agree(
     encoded = own.encode()
     own.contribution.wipe()
     said = yield encoded
+    credentials = current()
     statements = Statements(said[rank] for rank in terms.members)
     _check_statements(statements, terms)
     readings = _read_certificates(statements, credentials, known)
@@ -159,7 +169,7 @@ def agree(
 
 def agreed_alone(credentials: Credentials, terms: Terms) -> Agreed:
     """A group of one agrees with itself."""
-    conversation = agree(credentials, terms, b"", {})
+    conversation = agree(lambda: credentials, terms, b"", {})
     exchange = TreeExchange(terms.members, terms.rank, conversation, lambda *_: None)
     exchange.start()
     assert exchange.result is not None

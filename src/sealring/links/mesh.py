@@ -27,7 +27,7 @@ from sealring.errors import (
 )
 from sealring.handshake.sessions import SessionTable
 from sealring.handshake.terms import Terms
-from sealring.identity.credentials import Credentials, kept_for_later
+from sealring.identity.credentials import PEER_EVIDENCE, Credentials, kept_for_later
 from sealring.links.addresses import own_addresses
 from sealring.links.agreement import Transport
 from sealring.links.connections import Connections
@@ -91,11 +91,12 @@ def build_mesh(
     objection: SealringError | None = None,
     sessions: SessionTable | None = None,
     agreed: Agreed | None = None,
-    later: Callable[[], Credentials] | None = None,
+    current: Callable[[], Credentials] | None = None,
 ) -> Mesh:
     """Form the group, or, with what it has `agreed` on already, more links of all its pairs.
 
-    `later` gives the credentials for links that are made later. With a member that `sessions` has a
+    `current` gives the credentials for each link: the certificate may have been renewed while this
+    worker waited for others, or since the group formed. With a member that `sessions` has a
     session with, no TLS handshake is made.
     A worker that cannot take part comes all the same, with its `objection`: so all fail with that.
     """
@@ -115,7 +116,6 @@ def build_mesh(
     addresses = own_addresses(os.environ if environ is None else environ)
     mesh = _Mesh(
         store,
-        credentials,
         terms,
         timeout,
         transport,
@@ -123,7 +123,7 @@ def build_mesh(
         objection,
         SessionTable() if sessions is None else sessions,
         agreed,
-        later or kept_for_later(credentials, terms.world),
+        current or kept_for_later(credentials, terms.world),
     )
     with AtWork():
         return mesh.build()
@@ -135,7 +135,6 @@ class _Mesh:
     def __init__(
         self,
         store: Store,
-        credentials: Credentials,
         terms: Terms,
         timeout: float,
         transport: Transport,
@@ -143,7 +142,7 @@ class _Mesh:
         objection: SealringError | None,
         sessions: SessionTable,
         agreed: Agreed | None,
-        later: Callable[[], Credentials],
+        current: Callable[[], Credentials],
     ) -> None:
         self._sessions = sessions
         self._objection = objection
@@ -152,14 +151,14 @@ class _Mesh:
         self._transport: Transport = transport
         self._deadline = time.monotonic() + timeout
         # Where peers show evidence, each member must see every other's.
-        everybody = agreed is not None or bool(terms.settings.get("peer_evidence"))
+        everybody = agreed is not None or bool(terms.settings.get(PEER_EVIDENCE))
         first = first_links(terms.members, terms.rank, everybody=everybody)
         self._lower = sorted(rank for rank in first if rank < terms.rank)
         self._higher = sorted(rank for rank in first if rank > terms.rank)
         self._sparse = len(first) < len(terms.members) - 1
         self._settling = Settling(terms, self._deadline, sparse=self._sparse)
         self._agreed = agreed
-        self._later = later
+        self._current = current
         self._late: LateLinks | None = None
         self._waiting = WaitingLinks(terms)
         self._polled: list[WaitingLink] | None = None
@@ -167,7 +166,7 @@ class _Mesh:
         """Of these links, until there are others."""
         self._by_descriptor: dict[int, WaitingLink] = {}
         self._connections = Connections(
-            credentials, later, terms, transport, sessions, self._waiting, self._deadline
+            current, terms, transport, sessions, self._waiting, self._deadline
         )
         self._book = book = AddressBook(store, terms.epoch, self._deadline)
         self._dialer = Dialer(book, self._connections.dialed, self._waiting.fail)
@@ -197,7 +196,7 @@ class _Mesh:
             if self._sparse:
                 self._stop_dialing()
                 group = FormedGroup(
-                    self._later, agreed, self._transport, self._sessions, self._timeout
+                    self._current, agreed, self._transport, self._sessions, self._timeout
                 )
                 linked = [link.rank for link in links]
                 self._late = LateLinks(group, self._terms, linked, self._listener)
@@ -215,7 +214,6 @@ class _Mesh:
             raise
         finally:
             self._waiting.release()
-            self._connections.forget_credentials()
 
     def _run(self) -> tuple[list[WaitingLink], Agreed]:
         """Until the members have agreed."""

@@ -17,7 +17,7 @@ from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
-from sealring.links.diagnosis import NOT_ADMITTED
+from sealring.links.diagnosis import is_telling
 
 _LOG = logging.getLogger("sealring")
 
@@ -70,7 +70,7 @@ class WaitingLinks:
         self._instances: dict[int, str] = {}
         self._replaced: list[WaitingLink] = []
         self._strangers: deque[HandshakeError] = deque(maxlen=_LOGGED_STRANGERS)
-        self._not_admitted: dict[int | None, HandshakeError] = {}
+        self._telling: dict[int | None, HandshakeError] = {}
         self._refused = 0
         self._failure: SealringError | None = None
         self._closed = False
@@ -157,6 +157,7 @@ class WaitingLinks:
             isinstance(error, HandshakeError)
             and error.proven
             and error.peer is not None
+            and not error.misdirected
             and not isinstance(error, DuplicateRank | PeerUnreachable)
         ):
             self.mark_informed(error.peer)
@@ -180,9 +181,9 @@ class WaitingLinks:
         with self._lock:
             if isinstance(error, HandshakeError):
                 self._strangers.append(error)
-            # Kept by rank, so that a flood of others does not hide why a rank is missing.
-            if isinstance(error, NOT_ADMITTED) and error.peer in (None, *self._terms.members):
-                self._not_admitted[error.peer] = error
+                # Kept by rank, so that a flood of others does not hide why a rank is missing.
+                if is_telling(error) and error.peer in (None, *self._terms.members):
+                    self._telling[error.peer] = error
             self._refused += 1
             count = self._refused
         # All of the first few, then ever fewer: a stranger must not fill the disk either.
@@ -191,7 +192,7 @@ class WaitingLinks:
 
     def strangers(self) -> list[HandshakeError]:
         with self._lock:
-            return [*self._not_admitted.values(), *self._strangers]
+            return [*self._telling.values(), *self._strangers]
 
     def present(self) -> list[WaitingLink]:
         """The links there are, in the order of their ranks; raises what ended the set-up."""
