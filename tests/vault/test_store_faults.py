@@ -32,6 +32,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Passing)
         self.behind = urlsplit(server).netloc
         self.fault: Fault = lambda method, path: None
+        self.rewrite: Callable[[str], str] = lambda path: path
         self.ended = threading.Event()
 
     @property
@@ -58,7 +59,8 @@ class Passing(BaseHTTPRequestHandler):
             self.end_headers()
             return
         connection = http.client.HTTPConnection(self.server.behind)
-        connection.request(self.command, self.path, content, dict(self.headers))
+        path = self.server.rewrite(self.path)
+        connection.request(self.command, path, content, dict(self.headers))
         answer = connection.getresponse()
         came = answer.read()
         if fault == "lost":

@@ -57,6 +57,9 @@ class Disk:
             raise _unreadable(folder, problem) from problem
         return [folder / name for name in sorted(names)]
 
+    def below(self, folder: Path) -> None:
+        return None
+
     def links(self, folder: Path, form: re.Pattern[str]) -> list[UnsafePath]:
         if not folder.is_dir():
             return []

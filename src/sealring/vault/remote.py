@@ -30,7 +30,8 @@ from sealring.vault.opened import HEADER
 from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST
 from sealring.vault.stores import Progress, Store
 from sealring.vault.trees import verify
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 _LOG = logging.getLogger("sealring")
 _LARGEST_KEY: Final = 1 << 16
