@@ -23,6 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 Fault = Callable[[str, str], str | None]
 
 
+_STATUS = {"refused": 403, "missing": 404, "failed condition": 412}
+
+
 class Proxy(ThreadingHTTPServer):
     """Passes requests on to the server, but for those that `fault` names."""
 
@@ -53,8 +56,8 @@ class Passing(BaseHTTPRequestHandler):
         if fault == "silent":
             self.server.ended.wait()
             return
-        if fault == "refused":
-            self.send_response(403)
+        if fault in _STATUS:
+            self.send_response(_STATUS[fault])
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

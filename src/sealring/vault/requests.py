@@ -43,6 +43,19 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
     return sync(files.loop, bounded)
 
 
+def condition_failed(problem: BaseException | None) -> bool:
+    """Whether a store refused a request because its condition did not hold (HTTP's 412).
+
+    s3fs knows that only from stores that name the condition, as AWS does.
+    """
+    while problem is not None:
+        answer = getattr(problem, "response", None)
+        if isinstance(answer, dict):
+            return answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412  # type: ignore[no-any-return]
+        problem = problem.__cause__
+    return False
+
+
 def telling(progress: Callable[[int], None]) -> Any:
     """What fsspec tells how many bytes it has sent."""
     from fsspec.callbacks import Callback

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from sealring.errors import UnsafePath
 from sealring.vault.disk import Disk
-from sealring.vault.stores import InStore, Store, StorePath
+from sealring.vault.in_store import InStore
+from sealring.vault.stores import Store, StorePath
 
 if TYPE_CHECKING:
     VaultPath = Path

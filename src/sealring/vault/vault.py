@@ -34,6 +34,8 @@ from sealring.vault.versions import Stored, Versions, entry_of, numbered
 
 _LOG = logging.getLogger("sealring")
 _LAST_VERSION: Final = 9_999_999_999
+_MOST_TAKEN: Final = 100
+"""Numbers that other writers take after they were listed."""
 
 
 class Vault(Versions):
@@ -119,7 +121,7 @@ class Vault(Versions):
         storage.make_folder(folder)
         versions = numbered(folder)
         number = 1 + self._newest_number(folder, versions)
-        while True:
+        for _ in range(_MOST_TAKEN):
             while number in versions:  # what killed saves have left
                 number += 1
             if number > _LAST_VERSION:
@@ -130,6 +132,11 @@ class Vault(Versions):
                 break
             except FileExistsError:
                 number += 1
+        else:
+            raise VaultError(
+                f"{name!r} gets no number: {folder} refuses {_MOST_TAKEN} up to {number - 1} as "
+                "taken, and lists no versions there. Remove what lies there, or mend the store"
+            )
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
 
     def _newest_number(self, folder: VaultPath, versions: Mapping[int, VaultPath]) -> int:
