@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.errors import MissingPart, NotAVault, OutputExists, StoreFailed, VaultError
-from sealring.vault import Vault, keys, requests
+from sealring.vault import Vault, answers, keys, requests
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_checkpoints import load, refused, same, save, state
@@ -170,5 +170,34 @@ def test_a_bucket_that_is_gone_in_the_middle_of_a_save(
     silent = True
     monkeypatch.setattr(requests, "SILENT_SECONDS", 1.0)
     refused(lambda: save(stored, 2), StoreFailed, "did not answer within 1 seconds")
+    proxy.fault = lambda method, path: None
+    assert same(load(stored), state(1))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/vault.json$"),
+        ("GET", "/key.json$"),
+        ("GET", "/rank-00000$"),
+        ("GET", "list-type"),
+        ("PUT", "/key.json$"),
+    ],
+)
+def test_an_answer_that_does_not_end(
+    method: str, path: str, stored: Vault, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gigabytes of it were collected in memory until the request's time had passed."""
+    save(stored, 1)
+    monkeypatch.setattr(answers, "_OVERHEAD", 1 << 20)
+
+    def endless(came: str, where: str) -> str | None:
+        return "endless" if came == method and re.search(path, where) else None
+
+    proxy.fault = endless
+    action = (lambda: save(stored, 2)) if method == "PUT" else (lambda: load(stored))
+    refused(action, StoreFailed, "an answer has more than")
+    # Listings are asked for again; and what is in the buffers of both ends was sent as well.
+    assert proxy.sent < 200 << 20
     proxy.fault = lambda method, path: None
     assert same(load(stored), state(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -37,6 +38,7 @@ class Proxy(ThreadingHTTPServer):
         self.fault: Fault = lambda method, path: None
         self.rewrite: Callable[[str], str] = lambda path: path
         self.ended = threading.Event()
+        self.sent = 0
 
     @property
     def address(self) -> str:
@@ -55,6 +57,9 @@ class Passing(BaseHTTPRequestHandler):
         fault = self.server.fault(self.command, self.path)
         if fault == "silent":
             self.server.ended.wait()
+            return
+        if fault == "endless":
+            self._send_without_end()
             return
         if fault in _STATUS:
             self.send_response(_STATUS[fault])
@@ -82,6 +87,15 @@ class Passing(BaseHTTPRequestHandler):
             came = came[: len(came) // 2]
         if self.command != "HEAD":
             self.wfile.write(came)
+
+    def _send_without_end(self) -> None:
+        """Until the client closes the connection."""
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.ended.is_set():
+                self.server.sent += self.connection.send(bytes(1 << 16))
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 

@@ -20,7 +20,7 @@ from sealring.errors import (
     SealringError,
     StoreFailed,
 )
-from sealring.vault import requests
+from sealring.vault import answers, requests
 from sealring.vault.files import NEW_FILE
 
 _BLOCK: Final = 8 << 20
@@ -92,7 +92,9 @@ class Store:
                 raise MissingExtra("stores need fsspec: pip install 'sealring[stores]'") from None
             with self._asking():
                 # What others have put meanwhile must be seen.
-                self._reached = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+                self._reached = fsspec.core.url_to_fs(
+                    self.url, use_listings_cache=False, **answers.options_of(self.url)
+                )
             self._process = os.getpid()
         return self._reached
 
