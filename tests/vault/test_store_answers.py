@@ -142,6 +142,22 @@ def test_a_store_that_does_not_say_which_condition_failed(stored: Vault, proxy: 
     assert stored.find("run").manifest.object_version == 3
 
 
+def test_a_manifest_that_the_store_takes_and_does_not_have(
+    in_memory: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save went well, and removed the checkpoint before it."""
+    save(in_memory, 1)
+    real = MemoryFileSystem.pipe_file
+
+    def pipe_file(self: Any, path: str, value: bytes, **options: Any) -> Any:
+        return None if path.endswith("/manifest") else real(self, path, value, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "pipe_file", pipe_file)
+        refused(lambda: save(in_memory, 2, keep=1), StoreFailed, "the store said that it was put")
+    assert same(load(in_memory), state(1))
+
+
 def test_two_processes_that_make_one_vault(
     in_memory: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from sealring.errors import (
     ConfigurationError,
     KeysChanged,
     OutputExists,
+    StoreFailed,
     VaultError,
 )
 from sealring.vault import header as headers
@@ -152,6 +153,10 @@ class Vault(Versions):
         self.require_open()
         manifest = copy.commit(kind, name, parts, content)
         if not storage_of(copy.folder).locks:
+            if not copy.complete:  # before older versions are removed in its favour
+                raise StoreFailed(
+                    f"{copy.folder} has no manifest, and the store said that it was put: save again"
+                )
             # A change of keys may have missed what is complete only now.
             self.refresh()
             try:
