@@ -32,7 +32,8 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, remote, trees
-from sealring.vault.stores import InStore, Store
+from sealring.vault.in_store import InStore
+from sealring.vault.stores import Store
 from tests.vault.datasets import made
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET, Workers

@@ -235,6 +235,39 @@ def test_a_hostile_store(vault: Vault, key: Path, tmp_path: Path) -> None:
     assert content(other) == whole(b"1")
 
 
+def test_a_key_that_is_too_large_hides_no_version_below_it(
+    vault: Vault, key: Path, pushed: str
+) -> None:
+    """It was StoreFailed: who owns the store could keep all versions from being pulled."""
+    folder = vault.find("data").copy.folder.relative_to(vault.path).as_posix()
+    above = folder.replace("/0000000001/", "/0000000009/")
+    store = Store(pushed)
+    store.put(f"{above}/key.json", bytes((64 << 10) + 1), new=True)
+    store.put(f"{above}/manifest", b"junk", new=True)
+    other = elsewhere(vault, key)
+    assert pull(other, pushed) == 1
+    assert content(other) == whole(b"1")
+
+
+def test_a_manifest_that_is_removed_while_it_is_pushed(
+    vault: Vault, key: Path, pushed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there when it is put, and gone when it is compared."""
+    real = Store.put
+
+    def put(self: Store, path: str, content: bytes, *, new: bool) -> None:
+        try:
+            real(self, path, content, new=new)
+        finally:
+            if new and path.endswith("/manifest"):
+                self.remove(path)
+                raise FileExistsError(path)
+
+    monkeypatch.setattr(Store, "put", put)
+    assert push(vault, pushed) == 1
+    assert pull(elsewhere(vault, key), pushed) == 1
+
+
 def test_a_store_that_is_not_there(vault: Vault) -> None:
     seal(vault, b"1")
     with pytest.raises(StoreFailed, match="cannot be used"):

@@ -110,4 +110,5 @@ def test_a_version_without_its_parts_does_not_count_as_one_that_is_kept(vault: V
         seal(vault, content)
     two = vault.find("data", 2)
     (two.copy.folder / two.manifest.parts[0].name).unlink()
-    assert [int(one.name) for one in vault.before("data", 3)] == [1]
+    assert [int(one.name) for one in vault.surplus("data", 3, 0)] == [1]
+    assert vault.surplus("data", 3, 1) == []

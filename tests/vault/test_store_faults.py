@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -23,6 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 Fault = Callable[[str, str], str | None]
 
 
+_STATUS = {"refused": 403, "missing": 404, "failed condition": 412}
+
+
 class Proxy(ThreadingHTTPServer):
     """Passes requests on to the server, but for those that `fault` names."""
 
@@ -32,7 +36,9 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Passing)
         self.behind = urlsplit(server).netloc
         self.fault: Fault = lambda method, path: None
+        self.rewrite: Callable[[str], str] = lambda path: path
         self.ended = threading.Event()
+        self.sent = 0
 
     @property
     def address(self) -> str:
@@ -52,13 +58,17 @@ class Passing(BaseHTTPRequestHandler):
         if fault == "silent":
             self.server.ended.wait()
             return
-        if fault == "refused":
-            self.send_response(403)
+        if fault == "endless":
+            self._send_without_end()
+            return
+        if fault in _STATUS:
+            self.send_response(_STATUS[fault])
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
         connection = http.client.HTTPConnection(self.server.behind)
-        connection.request(self.command, self.path, content, dict(self.headers))
+        path = self.server.rewrite(self.path)
+        connection.request(self.command, path, content, dict(self.headers))
         answer = connection.getresponse()
         came = answer.read()
         if fault == "lost":
@@ -77,6 +87,15 @@ class Passing(BaseHTTPRequestHandler):
             came = came[: len(came) // 2]
         if self.command != "HEAD":
             self.wfile.write(came)
+
+    def _send_without_end(self) -> None:
+        """Until the client closes the connection."""
+        self.close_connection = True
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.ended.is_set():
+                self.server.sent += self.connection.send(bytes(1 << 16))
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass
 

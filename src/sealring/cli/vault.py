@@ -37,7 +37,8 @@ from sealring.errors import ConfigurationError, NoSuchObject, OutputExists, Vaul
 from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True

@@ -27,7 +27,8 @@ from sealring.vault.checkpoint_check import Location
 from sealring.vault.checkpoint_form import KIND, check_entry, has_own_memory, raw_bytes
 from sealring.vault.closing import Closable
 from sealring.vault.storage import VaultPath
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 _LOG = logging.getLogger("sealring")
 _TOLD: Final[set[VaultPath]] = set()

@@ -191,7 +191,7 @@ class CheckpointWriter(Closable, StorageWriter):
                 # What does not open is neither counted nor removed: an attacker may have put it
                 # there.
                 before = draft.place.version
-                self._remove(lambda: self._vault.before(save.name, before)[keep - 1 :])
+                self._remove(lambda: self._vault.surplus(save.name, before, keep - 1))
         except BaseException:
             if not draft.complete:
                 objects.remove(draft.folder)

@@ -57,6 +57,9 @@ class Disk:
             raise _unreadable(folder, problem) from problem
         return [folder / name for name in sorted(names)]
 
+    def below(self, folder: Path) -> None:
+        return None
+
     def links(self, folder: Path, form: re.Pattern[str]) -> list[UnsafePath]:
         if not folder.is_dir():
             return []
@@ -102,7 +105,13 @@ class Disk:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def make_folder(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UnsafePath(
+                f"{folder} cannot be made: something that is no directory lies there, or in the "
+                "place of one above it. Remove it"
+            ) from None
 
     def take_folder(self, folder: Path) -> None:
         folder.mkdir(mode=0o700)

@@ -171,7 +171,12 @@ def make_folders(path: Path) -> None:
 @contextlib.contextmanager
 def _lockable(path: Path, flags: int) -> Iterator[int]:
     """A descriptor whose lock ends with the context, also if forked children have copies of it."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR):
+            raise UnsafePath(f"{path} is not what a lock is held on: remove it") from None
+        raise
     not_for_children.add(descriptor)  # they would hold the lock if this process were killed
     try:
         yield descriptor

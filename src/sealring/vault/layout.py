@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sealring.errors import VaultError
@@ -12,6 +13,7 @@ from sealring.vault.storage import VaultPath, storage_of
 OBJECT: Final = re.compile(r"[0-9a-f]{32}")
 VERSION: Final = re.compile(r"[0-9]{10}")
 COPY: Final = re.compile(r"[0-9a-f]{8}")
+_ONE_BY_ONE: Final = 4
 
 
 def entries(folder: VaultPath, form: re.Pattern[str]) -> list[VaultPath]:
@@ -27,12 +29,34 @@ def complete_copies(version: VaultPath) -> list[VaultPath]:
     return [one for one in entries(version, COPY) if is_complete(one)]
 
 
-def complete(folder: VaultPath) -> list[VaultPath]:
-    """The versions of an object that have a complete copy, or cannot be read."""
-    return [one for one in entries(folder, VERSION) if _may_be_complete(one)]
+def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
+    """Of versions of one object, in the order given: those that may be complete.
+
+    Nothing is asked about versions behind the one that the caller stops at. A store is asked about
+    the first versions one by one, each for a request or two; the files of all others come from
+    one listing. Then the requests do not grow with the versions, but for the listing's pages.
+    """
+    at_once: set[str] | None = None
+    for count, version in enumerate(versions):
+        if count == _ONE_BY_ONE:
+            at_once = _with_manifest(version.parent)
+        if may_be_complete(version) if at_once is None else version.name in at_once:
+            yield version
 
 
-def _may_be_complete(version: VaultPath) -> bool:
+def _with_manifest(folder: VaultPath) -> set[str] | None:
+    """The names of versions that have a complete copy; None where each is to be looked at."""
+    files = storage_of(folder).below(folder)
+    if files is None:
+        return None
+    ways = (one.split("/") for one in files)
+    return {
+        way[0] for way in ways if len(way) == 3 and COPY.fullmatch(way[1]) and way[2] == MANIFEST
+    }
+
+
+def may_be_complete(version: VaultPath) -> bool:
+    """Whether it has a complete copy, or cannot be read."""
     try:
         return bool(complete_copies(version))
     except VaultError:

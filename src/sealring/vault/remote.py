@@ -9,6 +9,7 @@ disk is: the manifest must open first, and names and sizes of all other files co
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,8 @@ from sealring.vault.opened import HEADER
 from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST
 from sealring.vault.stores import Progress, Store
 from sealring.vault.trees import verify
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 _LOG = logging.getLogger("sealring")
 _LARGEST_KEY: Final = 1 << 16
@@ -55,7 +57,10 @@ def push(vault: Vault, name: str, url: str, version: int | None, progress: Progr
         try:
             store.put(f"{folder}/{MANIFEST}", manifest, new=True)
         except FileExistsError:
-            if store.read(f"{folder}/{MANIFEST}", LARGEST_MANIFEST) != manifest:
+            there = None
+            with suppress(FileNotFoundError):  # it was removed since
+                there = store.read_unless_larger(f"{folder}/{MANIFEST}", LARGEST_MANIFEST)
+            if there != manifest:
                 # A put that was cut, in a store without conditional puts.
                 store.put(f"{folder}/{MANIFEST}", manifest, new=False)
         _put_header(vault, store)
@@ -114,12 +119,20 @@ def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progr
     raise NoSuchObject(f"{url} has no version of {name!r} that this vault's key opens")
 
 
+def _read_small(store: Store, path: str, largest: int) -> bytes:
+    """What is larger is no file of the vault's, so it hides no version below it."""
+    content = store.read_unless_larger(path, largest)
+    if content is None:
+        raise NotAVault(f"{store.url}/{path} is larger than {largest} bytes")
+    return content
+
+
 def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None:
     where = target.relative_to(vault.path).as_posix()
     if (target / MANIFEST).exists():
         return
-    key = store.read(f"{where}/{KEY_FILE}", _LARGEST_KEY)
-    sealed = store.read(f"{where}/{MANIFEST}", LARGEST_MANIFEST)
+    key = _read_small(store, f"{where}/{KEY_FILE}", _LARGEST_KEY)
+    sealed = _read_small(store, f"{where}/{MANIFEST}", LARGEST_MANIFEST)
     remove_directory(vault.path, target)  # what a fetch that was killed has left
     make_folders(target.parent)
     target.mkdir(mode=0o700)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from sealring.errors import ConfigurationError, NoSuchObject
 from sealring.vault import objects
 from sealring.vault.layout import VERSION, entries
-from sealring.vault.vault import REMOVED, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import REMOVED
 
 
 def remove(vault: Vault, name: str) -> int:

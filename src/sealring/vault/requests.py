@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sealring.errors import StoreFailed
+from sealring.vault import answers
 
 SILENT_SECONDS: Final = 120.0
 """A request may take so long, with its client's repetitions, and longer by its size:"""
@@ -33,6 +34,7 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
     seconds = SILENT_SECONDS + size / _BYTES_A_SECOND
 
     async def bounded() -> Any:
+        answers.wanted.set(size)
         try:
             return await asyncio.wait_for(getattr(files, f"_{method}")(*args, **options), seconds)
         except TimeoutError:
@@ -41,6 +43,19 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
             ) from None
 
     return sync(files.loop, bounded)
+
+
+def condition_failed(problem: BaseException | None) -> bool:
+    """Whether a store refused a request because its condition did not hold (HTTP's 412).
+
+    s3fs knows that only from stores that name the condition, as AWS does.
+    """
+    while problem is not None:
+        answer = getattr(problem, "response", None)
+        if isinstance(answer, dict):
+            return answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412  # type: ignore[no-any-return]
+        problem = problem.__cause__
+    return False
 
 
 def telling(progress: Callable[[int], None]) -> Any:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from sealring.errors import UnsafePath
 from sealring.vault.disk import Disk
-from sealring.vault.stores import InStore, Store, StorePath
+from sealring.vault.in_store import InStore
+from sealring.vault.stores import Store, StorePath
 
 if TYPE_CHECKING:
     VaultPath = Path
@@ -42,6 +43,9 @@ class Storage(Protocol[_Path]):
 
     def entries(self, folder: _Path, form: re.Pattern[str]) -> list[_Path]:
         """Folders whose name is of this form; other names are not the vault's."""
+
+    def below(self, folder: _Path) -> list[str] | None:
+        """All files below a folder, as paths from it; None where to look there costs nothing."""
 
     def links(self, folder: _Path, form: re.Pattern[str]) -> list[UnsafePath]:
         """An error for each symlink with a name of this form: `entries` leaves them out."""

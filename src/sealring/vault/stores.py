@@ -10,27 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from sealring.errors import (
     MissingExtra,
-    MissingPart,
-    NotAVault,
     SealringError,
     StoreFailed,
-    UnsafePath,
 )
-from sealring.vault import requests
+from sealring.vault import answers, requests
 from sealring.vault.files import NEW_FILE
 
 _BLOCK: Final = 8 << 20
-_TAKEN: Final = "taken"
+_LARGEST_LISTING: Final = 64 << 20
+"""Bytes, of the answers that list an object's files: for about 200,000 of them."""
+_ATTEMPTS: Final = 3
+"""To read a small file that is replaced at the same time."""
 _ROOT: Final = PurePosixPath()
 Progress = Callable[[int], None]
 
@@ -77,20 +74,6 @@ class StorePath:
         return self
 
 
-class StoreFile:
-    """A file of a store, of which ranges are read."""
-
-    def __init__(self, store: Store, key: str, size: int) -> None:
-        self._store, self._key, self.size = store, key, size
-        self.source = self.read
-
-    def read(self, offset: int, size: int) -> bytes:
-        return self._store.read_range(self._key, offset, offset + size)
-
-    def close(self) -> None:
-        """A range is a request of its own: nothing is open between two of them."""
-
-
 class Store:
     """The folder of one vault in a store."""
 
@@ -109,7 +92,9 @@ class Store:
                 raise MissingExtra("stores need fsspec: pip install 'sealring[stores]'") from None
             with self._asking():
                 # What others have put meanwhile must be seen.
-                self._reached = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+                self._reached = fsspec.core.url_to_fs(
+                    self.url, use_listings_cache=False, **answers.options_of(self.url)
+                )
             self._process = os.getpid()
         return self._reached
 
@@ -156,6 +141,17 @@ class Store:
         last = {str(one).rstrip("/").rpartition("/")[2] for one in found}
         return sorted(one for one in last if form.fullmatch(one))
 
+    def below(self, folder: str) -> list[str]:
+        """All files below a folder, as paths from it."""
+        start = self._at(folder) + "/"
+        with self._asking():
+            self._files.invalidate_cache()
+            try:
+                found = self._do(_LARGEST_LISTING, "find", start.rstrip("/"))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        return [str(one)[len(start) :] for one in found if str(one).startswith(start)]
+
     def size(self, path: str) -> int | None:
         with self._asking():
             try:
@@ -165,16 +161,29 @@ class Store:
             return int(described["size"]) if described["type"] == "file" else None
 
     def read(self, path: str, largest: int) -> bytes:
-        with self._asking():
+        content = self.read_unless_larger(path, largest)
+        if content is None:
+            raise StoreFailed(f"{self.url}/{path} is larger than {largest} bytes, and cannot be")
+        return content
+
+    def read_unless_larger(self, path: str, largest: int) -> bytes | None:
+        """A file, whole; None if it is larger. FileNotFoundError if it is not there."""
+        for _ in range(_ATTEMPTS):
             size = self.size(path)
             if size is None:
                 raise FileNotFoundError(path)
             if size > largest:
-                raise StoreFailed(f"{self.url}/{path} has {size} bytes, more than it can have")
-            content = self.read_range(path, 0, size)
-            if len(content) != size:
-                raise StoreFailed(f"{self.url}/{path} has other bytes than the store said")
-            return content
+                return None
+            if size:
+                # One byte more: another file, put there meanwhile, may be longer.
+                content = self.read_range(path, 0, size + 1)
+            else:  # no range of it can be asked for
+                with self._asking():
+                    content = bytes(self._do(0, "cat_file", self._at(path)))
+            if len(content) == size:
+                return content
+        # What an answer holds that is cut is not what the store holds: nothing was learned of that.
+        raise StoreFailed(f"{self.url}/{path} has other bytes than the store said")
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """At most so many bytes; fewer if the file was cut."""
@@ -197,10 +206,14 @@ class Store:
                 path,
                 lambda: self._do(len(content), "pipe_file", self._at(path), content, mode=mode),
             )
-        except FileExistsError:
+        except (FileExistsError, StoreFailed) as problem:
+            if isinstance(problem, StoreFailed) and not (
+                new and requests.condition_failed(problem)
+            ):
+                raise
             # If the answer to the put was lost, the client has repeated it.
             if self.size(path) != len(content) or self.read(path, len(content)) != content:
-                raise
+                raise FileExistsError(path) from problem
 
     def upload(self, source: int, path: str, progress: Progress) -> None:
         """All of an open file, in blocks. The store shows it when all of it is there."""
@@ -228,12 +241,15 @@ class Store:
                 put()
             except FileNotFoundError:
                 outermost = self._at("").split("/")[0] or "/"
-                if not self._files.exists(outermost):
+                if not self._do(0, "exists", outermost):
                     raise StoreFailed(
                         f"{self.url} cannot be used: there is no {outermost}. Make it first"
                     ) from None
-                self._files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-                put()
+                self._do(0, "makedirs", self._at(path).rpartition("/")[0], exist_ok=True)
+                try:
+                    put()
+                except FileNotFoundError as problem:
+                    raise StoreFailed(f"{self.url}/{path} cannot be put: {problem}") from problem
 
     def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
         """So many bytes, no more, to a new file that is then on the disk."""
@@ -251,83 +267,3 @@ class Store:
     def remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):
             self._do(0, "rm", self._at(path), recursive=True)
-
-
-class InStore:
-    """See `storage.Storage`."""
-
-    locks: Final = False
-
-    def entries(self, folder: StorePath, form: re.Pattern[str]) -> list[StorePath]:
-        return [folder / name for name in folder.store.names(folder.key, form)]
-
-    def links(self, folder: StorePath, form: re.Pattern[str]) -> list[UnsafePath]:
-        return []
-
-    def refuse_link(self, path: StorePath) -> None:
-        """A store has none."""
-
-    def exists(self, path: StorePath) -> bool:
-        return path.store.size(path.key) is not None
-
-    def has_folder(self, path: StorePath) -> bool:
-        return bool(path.store.names(path.key, re.compile(".+")))
-
-    def read_small(self, path: StorePath, what: str, largest: int) -> bytes:
-        size = path.store.size(path.key)
-        if size is None:
-            raise NotAVault(f"{what} {path} cannot be read: No such file")
-        if size > largest:
-            raise NotAVault(f"{what} {path} is larger than {largest} bytes")
-        return path.store.read_range(path.key, 0, size)
-
-    def write(self, path: StorePath, content: bytes) -> None:
-        path.store.put(path.key, content, new=False)
-
-    def write_new(self, path: StorePath, content: bytes) -> None:
-        path.store.put(path.key, content, new=True)
-
-    def make_vault(self, path: StorePath, name: str, header: bytes) -> None:
-        self.write_new(path / name, header)
-
-    def make_folder(self, folder: StorePath) -> None:
-        """A folder is there when something is in it."""
-
-    def take_folder(self, folder: StorePath) -> None:
-        if self.has_folder(folder):
-            raise FileExistsError(str(folder))
-        # Random, so that a repeated put knows its own: see Store.put.
-        self.write_new(folder / _TAKEN, secrets.token_hex(16).encode())
-
-    @contextmanager
-    def new_file(self, path: StorePath) -> Iterator[int]:
-        """What is sealed goes to a file without a name, and then to the store."""
-        with tempfile.TemporaryFile() as file:
-            yield file.fileno()
-            if self.exists(path):
-                raise FileExistsError(str(path))
-            path.store.upload(file.fileno(), path.key, lambda count: None)
-
-    def open_file(self, path: StorePath, name: str) -> StoreFile:
-        size = path.store.size(path.key)
-        if size is None:
-            raise MissingPart(f"{name} is missing: restore {path} from a copy")
-        return StoreFile(path.store, path.key, size)
-
-    def settle(self, folder: StorePath, unsynced: str) -> None:
-        """What was put is there."""
-
-    def remove(self, root: StorePath, folder: StorePath, first: str | None = None) -> None:
-        if first is not None:
-            folder.store.remove((folder / first).key)
-        folder.store.remove(folder.key)
-
-    def held(self, path: StorePath, *, alone: bool, wait: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def claim(self, folder: StorePath) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def claimed(self, folder: StorePath, *, superseded: bool) -> bool:
-        """A store does not know who writes: what no later version follows may be in use."""
-        return not superseded

@@ -36,7 +36,8 @@ from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
 from sealring.vault.sealed import parse
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 from sealring.vault.watched import Watched
 
 KIND: Final = "files"

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
-    ForeignPart,
     KeysChanged,
-    NoSuchObject,
-    NotAVault,
     OutputExists,
-    RolledBack,
+    StoreFailed,
     VaultError,
 )
 from sealring.vault import header as headers
@@ -25,37 +22,24 @@ from sealring.vault.layout import (
     OBJECT,
     VERSION,
     collected,
-    complete,
     complete_copies,
     entries,
     is_complete,
 )
-from sealring.vault.ledger import Entry
 from sealring.vault.ledgers import ledger_of
-from sealring.vault.objects import Copy, Manifest
-from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
+from sealring.vault.objects import Copy
+from sealring.vault.opened import HEADER, KeyChange, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
 from sealring.vault.storage import VaultPath, storage_of, vault_path
+from sealring.vault.versions import Stored, Versions, entry_of, numbered
 
 _LOG = logging.getLogger("sealring")
 _LAST_VERSION: Final = 9_999_999_999
-REMOVED: Final = "removed"
-"""The kind of the version that says that an object was removed (removal.py)."""
+_MOST_TAKEN: Final = 100
+"""Numbers that other writers take after they were listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A complete version of an object, its manifest opened and authentic."""
-
-    copy: Copy
-    manifest: Manifest
-
-    @property
-    def whose(self) -> str:
-        return f"{self.manifest.name!r} version {self.manifest.object_version}"
-
-
-class Vault(OpenedHeader):
+class Vault(Versions):
     """Use `Vault.create` or `Vault.open`. `close()` wipes its keys.
 
     A dataset that was opened from it has keys of its own and stays open.
@@ -133,12 +117,14 @@ class Vault(OpenedHeader):
         """An empty copy of the next version. Its number is taken, so no two writers have one."""
         self.require_writer()
         folder = self.folder_of(name)
-        entries(folder.parent, OBJECT)  # no symlinks
         storage = storage_of(folder)
+        storage.refuse_link(folder.parent)
         storage.make_folder(folder)
-        entries(folder, VERSION)
-        number = 1 + self._newest_number(folder)
-        while True:
+        versions = numbered(folder)
+        number = 1 + self._newest_number(folder, versions)
+        for _ in range(_MOST_TAKEN):
+            while number in versions:  # what killed saves have left
+                number += 1
             if number > _LAST_VERSION:
                 raise VaultError(f"{name!r} has {_LAST_VERSION} versions: seal it by another name")
             version = folder / f"{number:010}"
@@ -147,13 +133,18 @@ class Vault(OpenedHeader):
                 break
             except FileExistsError:
                 number += 1
+        else:
+            raise VaultError(
+                f"{name!r} gets no number: {folder} refuses {_MOST_TAKEN} up to {number - 1} as "
+                "taken, and lists no versions there. Remove what lies there, or mend the store"
+            )
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
 
-    def _newest_number(self, folder: VaultPath) -> int:
+    def _newest_number(self, folder: VaultPath, versions: Mapping[int, VaultPath]) -> int:
         """Of the versions that are genuine: an attacker can make directories with any number."""
         known = self.ledger.newest(folder.name)
         recorded = known.version if known else 0
-        stored = self._newest_above(recorded, {int(one.name): one for one in complete(folder)})
+        stored = self._newest_above(recorded, versions)
         return stored.manifest.object_version if stored else recorded
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
@@ -162,6 +153,10 @@ class Vault(OpenedHeader):
         self.require_open()
         manifest = copy.commit(kind, name, parts, content)
         if not storage_of(copy.folder).locks:
+            if not copy.complete:  # before older versions are removed in its favour
+                raise StoreFailed(
+                    f"{copy.folder} has no manifest, and the store said that it was put: save again"
+                )
             # A change of keys may have missed what is complete only now.
             self.refresh()
             try:
@@ -173,39 +168,7 @@ class Vault(OpenedHeader):
         return manifest
 
     def record(self, copy: Copy, manifest: str) -> None:
-        self.ledger.record(self.header.key, self.header.generation, _entry(copy, manifest))
-
-    def find(self, name: str, version: int | None = None) -> Stored:
-        """The newest version, which must not be older than the ledger's; or the one asked for."""
-        stored = self._find(self.folder_of(name), repr(name), version)
-        if stored.manifest.kind == REMOVED:
-            raise NoSuchObject(f"{name!r} was removed from {self.path}")
-        return stored
-
-    def folder_of(self, name: str) -> VaultPath:
-        object_bytes = objects.object_id(self.ring, objects.check_name(name))
-        return self.path / "objects" / object_bytes.hex()
-
-    def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
-        """Of every object, in the order of their names; also those that only the ledger knows.
-
-        What is wrong with an object is raised, or put into `problems`.
-        """
-        found = {one.name for one in entries(self.path / "objects", OBJECT)}
-        recorded = self.ledger.objects()
-        stored = []
-        for name in sorted(found | recorded):
-            try:
-                if name not in recorded and not complete(self.path / "objects" / name):
-                    continue
-                found_one = self._find(self.path / "objects" / name, f"object {name}")
-                if found_one.manifest.kind != REMOVED:
-                    stored.append(found_one)
-            except VaultError as problem:
-                if problems is None:
-                    raise
-                problems.append(problem)
-        yield from sorted(stored, key=lambda one: one.manifest.name)
+        self.ledger.record(self.header.key, self.header.generation, entry_of(copy, manifest))
 
     def copies(self, problems: list[VaultError]) -> Iterator[Copy]:
         """All copies of all versions, complete or not.
@@ -265,111 +228,6 @@ class Vault(OpenedHeader):
             objects.remove(copy)
         storage_of(version).remove(self.path, version)
 
-    def incomplete(self, name: str) -> list[VaultPath]:
-        """Versions of this name that were never finished."""
-        folder = self.folder_of(name)
-        whole = set(complete(folder))  # and what cannot be read
-        return [one for one in entries(folder, VERSION) if one not in whole]
-
-    def left_behind(self, name: str) -> list[VaultPath]:
-        """Those of them that no process can be writing."""
-        newest = max((one.name for one in complete(self.folder_of(name))), default="")
-        return [
-            one
-            for one in self.incomplete(name)
-            if not storage_of(one).claimed(one, superseded=one.name < newest)
-        ]
-
-    def before(self, name: str, version: int) -> list[VaultPath]:
-        """The versions of this name that are whole, of those with a lower number; newest first."""
-        found = []
-        for one in reversed(complete(self.folder_of(name))):
-            if int(one.name) < version:
-                try:
-                    stored = self._open_version(one)
-                    for part in stored.manifest.parts:
-                        with stored.copy.opened(part, stored.whose):
-                            pass
-                    found.append(one)
-                except VaultError as problem:
-                    _LOG.warning("sealring: %s is left as it is: %s", one, problem)
-        return found
-
-    def _find(self, folder: VaultPath, what: str, version: int | None = None) -> Stored:
-        known = self.ledger.newest(folder.name)
-        numbers = {int(one.name): one for one in complete(folder)}
-        if version is not None:
-            if version not in numbers:
-                there = ", ".join(map(str, sorted(numbers))) or "none"
-                raise NoSuchObject(
-                    f"{what} has no version {version} in {self.path}: it has {there}"
-                )
-            return self._open_version(numbers[version])
-        recorded = known.version if known else 0
-        stored = self._newest_above(recorded, numbers)
-        if stored is not None:
-            self.record_quietly(self._seen, _entry(stored.copy, stored.manifest.digest))
-            return stored
-        if recorded and recorded not in numbers:
-            older = max((one for one in numbers if one < recorded), default=0)
-            raise RolledBack(
-                f"{what} was last written as version {recorded}, says {self.ledger.where}, and "
-                f"{self.path} has {f'version {older}' if older else 'none'}: an older copy of "
-                "the vault lies there. Restore the newest, or ask for a version by its number"
-            )
-        if not numbers:
-            raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
-        return self._open_version(numbers[recorded or max(numbers)])
-
-    def _newest_above(self, recorded: int, numbers: Mapping[int, VaultPath]) -> Stored | None:
-        """The newest version that opens, of those that the ledger does not know yet.
-
-        One that does not open may be an attacker's, so it hides no genuine one below it.
-        """
-        for number in sorted(numbers, reverse=True):
-            if number > recorded:
-                try:
-                    return self._open_version(numbers[number])
-                except VaultError as problem:
-                    _LOG.warning("sealring: %s is left out: %s", numbers[number], problem)
-        return None
-
-    def _open_version(self, version: VaultPath) -> Stored:
-        """The copy under the newest key of the vault. It is the recorded one, if one is."""
-        opened: list[Copy] = []
-        failure: VaultError | None = None
-        for folder in complete_copies(version):
-            try:
-                opened.append(objects.open_copy(folder, self.ring, self.header.vault))
-            except VaultError as problem:
-                failure = problem
-        if not opened:
-            raise failure or NotAVault(f"{version} holds no complete copy")
-        failure = None
-        newest = max(one.vault_key for one in opened)
-        for copy in opened:
-            if copy.vault_key == newest:
-                try:
-                    return self._as_recorded(version, copy)
-                except VaultError as problem:  # it does not hide the right one beside it
-                    failure = failure or problem
-        assert failure is not None
-        raise failure
-
-    def _as_recorded(self, version: VaultPath, copy: Copy) -> Stored:
-        stored = Stored(copy, copy.manifest())
-        if objects.object_id(self.ring, stored.manifest.name) != copy.place.object:
-            raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
-        found = copy.place.version, stored.manifest.digest
-        known = self.ledger.newest(version.parent.name)
-        if known is not None and known.version == found[0] and known.manifest != found[1]:
-            raise RolledBack(
-                f"{stored.whose} has another content than {self.ledger.where} has recorded: "
-                "another copy was put in its place, a holder of the vault's key has changed it, or "
-                "the ledger is another copy's"
-            )
-        return stored
-
 
 def _remove_unfinished(copy: Copy) -> None:
     """A holder that was revoked may know its key: nothing more is sealed under that.
@@ -379,7 +237,3 @@ def _remove_unfinished(copy: Copy) -> None:
     storage = storage_of(copy.folder)
     if not any(storage.claimed(one, superseded=False) for one in (copy.folder, copy.folder.parent)):
         objects.remove(copy.folder)
-
-
-def _entry(copy: Copy, manifest: str) -> Entry:
-    return Entry(copy.place.object.hex(), copy.place.version, manifest)

@@ -30,7 +30,8 @@ from sealring.vault.files import claim, claimed, remove_directory, write_file
 from sealring.vault.layout import COPY, entries
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import parse, read_small
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 _RECEIPT: Final = ".receipt"
 Progress = Callable[[int], None]

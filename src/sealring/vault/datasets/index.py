@@ -17,7 +17,7 @@ from sealring.strict import strictly
 from sealring.vault.datasets.fields import Field
 from sealring.vault.header import check_version
 from sealring.vault.sealed import parse
-from sealring.vault.vault import Stored
+from sealring.vault.versions import Stored
 
 KIND: Final = "dataset"
 VERSION: Final = 1

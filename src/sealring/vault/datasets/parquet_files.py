@@ -36,7 +36,8 @@ from sealring.vault.objects import Copy
 from sealring.vault.outputs import unfinished
 from sealring.vault.sealed import parse
 from sealring.vault.trees import check_text
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 KIND: Final = "parquet"
 _PART: Final = "keys"

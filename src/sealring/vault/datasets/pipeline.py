@@ -19,7 +19,8 @@ from sealring.vault.datasets.index import Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run
 from sealring.vault.datasets.stages import Stage, module_of, recorded
 from sealring.vault.objects import Part
-from sealring.vault.vault import Stored, Vault
+from sealring.vault.vault import Vault
+from sealring.vault.versions import Stored
 
 STAGES: Final = "STAGES"
 

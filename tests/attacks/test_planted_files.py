@@ -1,0 +1,67 @@
+"""What another process of the same user puts where a vault locks, or makes a folder."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sealring.errors import NoSuchObject, UnsafePath
+from sealring.vault import Vault, keys
+from tests.vault.test_checkpoints import load, refused, same, save, state
+from tests.workers import SECRET
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture
+def vault(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+    return Vault.create(tmp_path / "vault", keys.key_file(key), "owner")
+
+
+def a_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)  # its address is short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+@pytest.mark.parametrize("name", ["lock", "ledger.json.lock"])
+@pytest.mark.parametrize("kind", ["symlink", "directory", "socket"])
+def test_what_is_no_file_in_the_place_of_a_lock(
+    kind: str, name: str, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bare OSError."""
+    save(vault, 1)
+    path = vault.path / name
+    path.unlink(missing_ok=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"another's")
+    make: dict[str, Callable[[], object]] = {
+        "symlink": lambda: path.symlink_to(elsewhere),
+        "directory": path.mkdir,
+        "socket": lambda: a_socket(path, monkeypatch),
+    }
+    make[kind]()
+    refused(lambda: save(vault, 2), UnsafePath, f"{path} is not what a lock is held on")
+    assert elsewhere.read_bytes() == b"another's"
+    path.rmdir() if kind == "directory" else path.unlink()
+    save(vault, 3)
+    assert same(load(vault), state(3))
+
+
+@pytest.mark.parametrize("level", ["objects", "object"])
+def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) -> None:
+    """It was a bare FileExistsError or NotADirectoryError."""
+    folder = vault.folder_of("run")
+    path = folder if level == "object" else folder.parent
+    if level == "objects":
+        path.rmdir()
+    os.mkfifo(path)
+    refused(lambda: save(vault, 1), UnsafePath, "something that is no directory lies there")
+    with pytest.raises(NoSuchObject):
+        vault.find("run")
