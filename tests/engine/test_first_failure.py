@@ -7,6 +7,7 @@ import pytest
 
 from sealring._native import Failure, FailureCode, FirstFailure
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.engine.failures import failure_of
 from sealring.errors import GroupClosed, GroupError, TamperedRecord
 from sealring.schedule import Algorithm, Operation
 from tests.engine.attacker import Flip
@@ -70,3 +71,9 @@ def test_messages_end_with_what_collectives_saw_first_and_tell_it(settled: bool)
     kind, about = (GroupClosed, 2) if settled else (TamperedRecord, 1)
     assert facts(seen.value) == (kind, about, None, None)
     assert facts(heard.value) == (kind, about, None, 0)
+
+
+def test_a_text_that_is_not_utf_8_reaches_the_others() -> None:
+    """Of a file's name, for one: a failure that cannot be told would leave them waiting."""
+    told = failure_of(GroupClosed("cannot open 'a\udcff'"))
+    assert told.text == r"cannot open 'a\udcff'"

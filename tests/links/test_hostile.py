@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from sealring.errors import MalformedSetup, PeerUnreachable
+from sealring.errors import MalformedSetup, PeerUnreachable, WrongGroup
 from sealring.handshake import dial
 from tests.handshake.meeting import soon
 from tests.links.test_mesh import assert_linked
-from tests.links.worlds import ISSUER, SilentStore, World, address_key, world
+from tests.links.worlds import ISSUER, DictStore, SilentStore, World, address_key, world
 
 
 def stranger(address: tuple[str, int], send: Callable[[socket.socket], None]) -> threading.Thread:
@@ -198,6 +198,53 @@ def test_an_address_that_leads_into_another_group_ends_neither(
         other.join()
         assert_linked(one)
         assert_linked(other)
+
+
+class Ending(DictStore):
+    """Its process ends when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.ended:
+            raise RuntimeError("Connection reset by peer")
+        return super().check(keys)
+
+
+def test_a_refusal_counts_where_the_store_ends_with_the_one_that_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rank 0 has the store, and is in another group: what was met at its address stands."""
+    with (
+        caplog.at_level(logging.WARNING, "sealring"),
+        world(2, timeout=40.0) as one,
+        contextlib.closing(World(2, timeout=12.0)) as other,
+    ):
+        one.store = other.store = store = Ending()
+        other.start(0, own_terms=other.terms(0, epoch="9"))
+        one.start(1)
+        until_logged(caplog, "rank 0 in group 'default', epoch '9'")
+        store.ended = True
+        one.join()
+        assert isinstance(one.outcomes[1], WrongGroup), one.outcomes[1]
+        other.join()
+
+
+def test_members_that_list_different_members_end_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is no matter of addresses: both ends say so, and neither tries again."""
+    with world(3, timeout=30.0) as mesh, caplog.at_level(logging.WARNING, "sealring"):
+        mesh.start(0)
+        mesh.start(1, own_terms=mesh.terms(1, members=(0, 1)))
+        mesh.start(2)
+        mesh.join()
+        assert mesh.errors() == dict.fromkeys(range(3), WrongGroup)
+        for error in mesh.outcomes.values():
+            assert isinstance(error, WrongGroup)
+            assert not error.misdirected
 
 
 def test_a_workers_own_address_in_another_group_is_no_second_worker(

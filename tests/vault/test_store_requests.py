@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sealring.errors import NoSuchObject, RolledBack
+from sealring.errors import NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, objects, requests
+from sealring.vault.layout import VERSION, entries
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_checkpoints import load, refused, same, save, state
@@ -132,8 +133,59 @@ def test_errors_name_what_is_there(asked: Counter[str], key: Path) -> None:
     assert asked.total() < 30
 
 
+def test_what_a_listing_leaves_out_is_not_removed(
+    asked: Counter[str], key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing says what is there, and nothing of what it does not show."""
+    vault = Vault.create(URL, keys.key_file(key), "owner")
+    versions(vault, range(1, 9))
+    real = requests.ask
+
+    def without_two(files: Any, url: str, size: int, method: str, *args: Any, **more: Any) -> Any:
+        found = real(files, url, size, method, *args, **more)
+        return [one for one in found if f"{2:010}" not in one] if method == "find" else found
+
+    monkeypatch.setattr(requests, "ask", without_two)
+    assert opened(key).incomplete("run") == []
+    save(opened(key), 1)
+    assert asked["find"] > 0
+    assert [int(one) for one in names(vault)] == list(range(1, 10))
+
+    def empty(files: Any, url: str, size: int, method: str, *args: Any, **more: Any) -> Any:
+        if method == "find":
+            raise FileNotFoundError(args[0])
+        return real(files, url, size, method, *args, **more)
+
+    monkeypatch.setattr(requests, "ask", empty)
+    with pytest.raises(StoreFailed, match="it lists no files in objects/"):
+        opened(key).incomplete("run")
+    save(opened(key), 2)
+    assert [int(one) for one in names(vault)] == list(range(1, 11))
+
+
+def test_a_folder_that_does_not_answer_is_an_error(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec's own way to list all that is below a folder would leave it out."""
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path))
+    place = tmp_path / "stored"
+    place.mkdir()
+    vault = Vault.create(place.as_uri(), keys.key_file(key), "owner")
+    versions(vault, range(1, 8))
+    real = requests.ask
+
+    def one_is_gone(files: Any, url: str, size: int, method: str, *args: Any, **more: Any) -> Any:
+        if method == "ls" and args[0].endswith(f"{2:010}"):
+            raise TimeoutError("timed out")
+        return real(files, url, size, method, *args, **more)
+
+    monkeypatch.setattr(requests, "ask", one_is_gone)
+    with pytest.raises(StoreFailed, match="timed out"):
+        vault.incomplete("run")
+
+
 def names(vault: Vault) -> list[str]:
-    return sorted({one.split("/")[0] for one in Store(URL).below(folder(vault))})
+    return [one.name for one in entries(vault.folder_of("run"), VERSION)]
 
 
 def folder(vault: Vault) -> str:

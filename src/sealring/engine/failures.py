@@ -59,9 +59,9 @@ def failure_of(error: GroupError) -> Failure:
     if error.native is not None:
         return error.native
     code = next(code for code, kind in ERROR_BY_CODE.items() if isinstance(error, kind))
-    return Failure(
-        code, str(error), -1 if error.peer is None else error.peer, error.collective or 0
-    )
+    # A file's name that is not UTF-8 may be in it.
+    said = str(error).encode(errors="backslashreplace").decode()
+    return Failure(code, said, -1 if error.peer is None else error.peer, error.collective or 0)
 
 
 def unraised(error: GroupError) -> GroupError:

@@ -8,7 +8,9 @@ from sealring.engine.cuda.wires import Agreed, Wire, is_mixed
 from sealring.engine.datatypes import ReduceKind
 from sealring.schedule import (
     CALLED,
+    Algorithm,
     Levels,
+    Operation,
     Program,
     Topology,
     exchanged_bytes,
@@ -34,6 +36,9 @@ class Routes:
     ) -> None:
         self._native, self._rank, self._topology = native, rank, topology
         self._world = len(topology.host_of)
+        self._mixed = is_mixed(topology.host_of)
+        self._passing: dict[tuple[Operation, Algorithm], bool] = {}
+        """Whether ranks pass records on. Kept here: to look a large topology up takes longer."""
         self._record_bytes, self._gpu_record_bytes = record_bytes, gpu_record_bytes
         self.wire: Wire | None = None
         """None until the ranks have agreed."""
@@ -106,9 +111,12 @@ class Routes:
         """
         if self.apart is None:
             return False
-        return is_mixed(self._topology.host_of) or self._passes_records_on(collective)
+        return self._mixed or self._passes_records_on(collective)
 
     def _passes_records_on(self, collective: Collective) -> bool:
-        return passes_records_on(
-            collective.operation, collective.algorithm, self._world, self._topology
-        )
+        operation, algorithm = collective.operation, collective.algorithm
+        found = self._passing.get((operation, algorithm))
+        if found is None:
+            found = passes_records_on(operation, algorithm, self._world, self._topology)
+            self._passing[operation, algorithm] = found
+        return found

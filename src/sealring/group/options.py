@@ -97,7 +97,8 @@ def _run_around(ranks: Any, place: int) -> str:
         return ""
     if max(ranks) >= dist.get_world_size() or ranks[place] != dist.get_rank():
         return ""
-    return str(getattr(dist.group.WORLD, "run", ""))
+    run = getattr(dist.group.WORLD, "run", "")
+    return run if isinstance(run, str) else ""  # a foreign group's may be anything
 
 
 def _job_size(members: tuple[int, ...]) -> int:

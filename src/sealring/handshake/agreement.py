@@ -47,7 +47,8 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
     if hello.receiver != terms.rank:
         raise WrongRank(
             f"{who} meant to reach rank {hello.receiver} and reached rank {terms.rank}: the "
-            "rendezvous store is wrong"
+            "rendezvous store is wrong",
+            misdirected=True,
         )
     if hello.world != terms.world:
         raise WrongWorldSize(

@@ -28,8 +28,6 @@ from sealring.errors import (
     MalformedSetup,
     ProtocolMismatch,
     SealringError,
-    WrongGroup,
-    WrongRank,
 )
 from sealring.handshake.agreement import check_hello
 from sealring.handshake.channel import (
@@ -237,10 +235,7 @@ def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> 
     try:
         message = parse_message(raw)
         if message["type"] == "refusal":
-            error = error_of(message, connection.who, peer.rank)
-            if isinstance(error, WrongRank | WrongGroup):
-                error.misdirected = True  # as far as can be known before the peer has said hello
-            raise error
+            raise error_of(message, connection.who, peer.rank)
         hello = hello_of(message)
     except (MalformedSetup, ProtocolMismatch) as error:
         # The parser knows no peers.

@@ -48,6 +48,8 @@ from sealring.limits import MAX_WORLD
 _MAX_TEXT: Final = 600
 
 _REFUSAL: Final = frozenset({"type", "error", "text"})
+_MISDIRECTED: Final = "misdirected"
+"""Beside them, and true, where an address was false; else it is not there."""
 _ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
 
 _REFUSALS: Final[dict[str, type[HandshakeError]]] = {
@@ -122,14 +124,18 @@ def refusal_of(error: SealringError) -> Message:
         return _refusal_with(error.failure)
     # Other errors are ours alone: the peer learns that we are gone, not what happened here.
     known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
-    return {"type": "refusal", "error": known, "text": _clean(str(error))}
+    refusal: Message = {"type": "refusal", "error": known, "text": _clean(str(error))}
+    if isinstance(error, HandshakeError) and error.misdirected:
+        refusal[_MISDIRECTED] = True
+    return refusal
 
 
 def error_of(message: Message, who: str, peer: int) -> SealringError:
     """The error that a verified peer's refusal stands for."""
     if message.get("error") == GroupEnded.__name__:
         return _ended(message, who, peer)
-    exactly(message, _REFUSAL)
+    misdirected = message.get(_MISDIRECTED) is True
+    exactly(message, _REFUSAL | {_MISDIRECTED} if misdirected else _REFUSAL)
     name, reason = text(message, "error"), f"{who} says: {_clean(text(message, 'text'))}"
     if name == Unsupported.__name__:
         return Unsupported(reason)
@@ -137,7 +143,7 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
-    return _REFUSALS[name](reason, peer=peer, proven=True)
+    return _REFUSALS[name](reason, peer=peer, proven=True, misdirected=misdirected)
 
 
 def _refusal_with(failure: GroupError) -> Message:

@@ -206,7 +206,8 @@ class Dialer:
             if error.proven:  # its own signed word, which stays as it is
                 raise
             self.problems[rank] = error
-            addresses = ()
+            # One that cannot be asked says nothing new: what was met at the last address stands.
+            addresses = target.addresses if isinstance(error, PeerUnreachable) else ()
         now = time.monotonic()
         if addresses != target.addresses:
             target.addresses, target.since, target.invalid = addresses, now, None

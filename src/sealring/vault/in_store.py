@@ -40,7 +40,7 @@ class InStore:
     def entries(self, folder: StorePath, form: re.Pattern[str]) -> list[StorePath]:
         return [folder / name for name in folder.store.names(folder.key, form)]
 
-    def below(self, folder: StorePath) -> list[str]:
+    def below(self, folder: StorePath) -> list[str] | None:
         return folder.store.below(folder.key)
 
     def links(self, folder: StorePath, form: re.Pattern[str]) -> list[UnsafePath]:

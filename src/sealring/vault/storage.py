@@ -45,7 +45,7 @@ class Storage(Protocol[_Path]):
         """Folders whose name is of this form; other names are not the vault's."""
 
     def below(self, folder: _Path) -> list[str] | None:
-        """All files below a folder, as paths from it; None where to look there costs nothing."""
+        """All files below a folder, as paths from it; None where each is to be looked at."""
 
     def links(self, folder: _Path, form: re.Pattern[str]) -> list[UnsafePath]:
         """An error for each symlink with a name of this form: `entries` leaves them out."""

@@ -74,6 +74,16 @@ class StorePath:
         return self
 
 
+def _lists_at_once(files: Any) -> bool:
+    """Whether this kind of store has a listing of its own of all that is below a folder."""
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    if isinstance(files, AsyncFileSystem):
+        return type(files)._find is not AsyncFileSystem._find
+    return type(files).find is not AbstractFileSystem.find
+
+
 class Store:
     """The folder of one vault in a store."""
 
@@ -141,16 +151,23 @@ class Store:
         last = {str(one).rstrip("/").rpartition("/")[2] for one in found}
         return sorted(one for one in last if form.fullmatch(one))
 
-    def below(self, folder: str) -> list[str]:
-        """All files below a folder, as paths from it."""
+    def below(self, folder: str) -> list[str] | None:
+        """All files below a folder, which is there, as paths from it; None if no request has them.
+
+        fsspec's own `find` asks for each folder, and leaves those out that do not answer.
+        """
+        if not _lists_at_once(self._files):
+            return None
         start = self._at(folder) + "/"
         with self._asking():
             self._files.invalidate_cache()
             try:
                 found = self._do(_LARGEST_LISTING, "find", start.rstrip("/"))
             except (FileNotFoundError, NotADirectoryError):
-                return []
-        return [str(one)[len(start) :] for one in found if str(one).startswith(start)]
+                found = [""]
+        if not all(str(one).startswith(start) for one in found):
+            raise StoreFailed(f"{self.url} cannot be used: it lists no files in {folder}")
+        return [str(one)[len(start) :] for one in found]
 
     def size(self, path: str) -> int | None:
         with self._asking():

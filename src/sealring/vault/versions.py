@@ -89,7 +89,7 @@ class Versions(OpenedHeader):
         """Versions of this name that were never finished."""
         found = entries(self.folder_of(name), VERSION)
         whole = set(self._complete(found))  # and what cannot be read
-        return [one for one in found if one not in whole]
+        return [one for one in found if one not in whole and not may_be_complete(one)]
 
     def left_behind(self, name: str) -> list[VaultPath]:
         """Those of them that no process can be writing."""
@@ -99,7 +99,10 @@ class Versions(OpenedHeader):
         return [
             one
             for one in found
-            if one not in whole and not storage_of(one).claimed(one, superseded=one.name < newest)
+            if one not in whole
+            # A listing may have left it out, and what is left behind is removed.
+            and not may_be_complete(one)
+            and not storage_of(one).claimed(one, superseded=one.name < newest)
         ]
 
     def _complete(self, versions: Sequence[VaultPath]) -> list[VaultPath]:
