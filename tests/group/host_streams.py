@@ -125,4 +125,5 @@ def taken_for_a_gpu() -> HostCalls:
     """The default group, from now on with streams."""
     group: Any = dist.group.WORLD
     group._gpu = group._messages.gpu = calls = HostCalls(group._engine)
+    group._prepare = lambda *_: None  # what is kept is for tensors of a CPU, as these seem to be
     return calls
