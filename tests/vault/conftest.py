@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.vault import keys
 from sealring.vault.vault import Vault
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -32,8 +33,7 @@ def vault(tmp_path: Path, key: Path) -> Vault:
 def s3() -> Iterator[str]:
     """A server that speaks S3 over HTTP, in a process of its own."""
     pytest.importorskip("s3fs")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
