@@ -33,6 +33,8 @@ from sealring.errors import (
 
 _LOG = logging.getLogger("sealring.broker")
 _BACKLOG: Final = 2048
+_TURNS: Final = 3
+"""Of asyncio's loop, in which a connection that it has just taken becomes a stream."""
 
 MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Stream]
 
@@ -46,7 +48,7 @@ class Listener:
         self._rates = Rates(limits.requests_per_second, limits.burst)
         self._bodies = Bodies(limits.all_body_bytes)
         self._open: Counter[str] = Counter()
-        self._streams: set[Stream] = set()
+        self._streams: dict[asyncio.Future[None], Stream] = {}
 
     @asynccontextmanager
     async def listening(
@@ -59,9 +61,17 @@ class Listener:
                 raise TooManyRequests("too many requests from this address: come again later")
             return await _guarded(routes, request)
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is cancelled before it runs would leave its connection open.
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             address = str((writer.get_extra_info("peername") or ("gone",))[0])
-            await self._serve(make_stream(reader, writer), address, limited)
+            try:
+                stream = make_stream(reader, writer)
+            except BaseException:
+                writer.transport.abort()
+                raise
+            task = asyncio.ensure_future(self._serve(stream, address, limited))
+            self._streams[task] = stream
+            task.add_done_callback(self._streams.pop)
 
         try:
             server = await asyncio.start_server(connected, host, port, backlog=_BACKLOG)
@@ -70,10 +80,16 @@ class Listener:
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
+            # A connection that is taken, and no stream yet when the server is closed, stays open.
+            for each in server.sockets:
+                asyncio.get_running_loop().remove_reader(each.fileno())
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             server.close()
             # Idle clients do not delay the stop.
-            for stream in list(self._streams):
+            for stream in list(self._streams.values()):
                 stream.abort()
+            await asyncio.sleep(0)  # in which they are closed
 
     async def _serve(self, stream: Stream, address: str, routes: Handle) -> None:
         full = self._open.total() >= self._limits.connections
@@ -81,7 +97,6 @@ class Listener:
             stream.abort()
             return
         self._open[address] += 1
-        self._streams.add(stream)
         try:
             await serve_connection(
                 stream, address, self._limits, self._bodies, routes, self._explain
@@ -91,7 +106,6 @@ class Listener:
         except asyncio.CancelledError:
             stream.abort()
         finally:
-            self._streams.discard(stream)
             self._open[address] -= 1
             if not self._open[address]:
                 del self._open[address]
