@@ -108,7 +108,7 @@ class BrokerClient:
                 wait = pause * (0.5 + random.random())  # noqa: S311
                 if loop.time() + wait >= deadline:
                     raise
-                if loop.time() >= say_at:
+                if loop.time() + wait >= say_at:  # before a pause, not after it
                     say_at = loop.time() + _SAID_AGAIN
                     _LOG.log(
                         _first_of_this_host(),
