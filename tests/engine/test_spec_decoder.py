@@ -249,14 +249,14 @@ def test_further_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = tensors_of(large, 2)
         before = [each.bits() for each in tensors]
 
-        def one(rank: int) -> int:
+        def run_all(rank: int) -> int:
             engine, collective = local.engines[rank], tensors[rank].collective()
             number = 0
             for number, each in enumerate(engine.with_lanes(collective, 30.0), 1):
                 engine.run(number, each, 30.0)
             return number
 
-        (last,) = set(local.pool.map(one, range(2)))
+        (last,) = set(local.pool.map(run_all, range(2)))
     for middle in middles:
         middle.join(10)
         middle.source.close()

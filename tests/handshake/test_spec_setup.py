@@ -287,7 +287,7 @@ def test_what_was_changed_is_refused(three: Recorded) -> None:
     forth, back = (bytes(each) for each in three.streams[0])
     with pytest.raises(spec.NotTheSpecification, match="the step"):
         spec.opened(forth, back, sessions.__getitem__)  # the chain has gone on
-    connection = next(iter(three.connections.values()))
+    connection = three.connections[1, 0]
     (_, _, stated), (_, _, signed), _ = [
         spec.bundle_of(raw) for raw in connection.rounds(by_dialer=False)
     ]
