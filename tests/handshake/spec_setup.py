@@ -32,7 +32,17 @@ FIELDS: Final = {
     "ready": {"type", "transcript"},
     "refusal": {"type", "error", "text"},
 }  # fmt: skip
-"""Of every message that is JSON; a refusal may have more."""
+"""Of every message that is JSON; a refusal may have one or four more."""
+REFUSALS: Final = {
+    "WrongJob", "WrongRank", "WrongWorldSize", "WrongGroup", "DuplicateRank", "CertificateExpired",
+    "CertificateNotYetValid", "UnknownAuthority", "ProtocolMismatch", "SuiteMismatch",
+    "SettingsMismatch", "MalformedSetup", "PeerUnreachable", "Unsupported", "CertificateRevoked",
+    "NotAttested", "PeerNotAdmitted", "GroupEnded",
+}  # fmt: skip
+FAILURES: Final = {
+    "PeerLost", "PeerSilent", "NoLongerAdmitted", "GroupClosed", "OutOfStep", "TamperedRecord",
+    "MissingRecord", "ReplayedRecord",
+}  # fmt: skip
 UP, DOWN, AGREED = 1, 2, 3
 
 
@@ -178,8 +188,18 @@ def message_of(raw: bytes) -> dict[str, Any]:
     )
     kind = message["type"]
     require(kind in FIELDS, "a message's type")
-    fields = set(message)
-    require(fields == FIELDS[kind] or (kind == "refusal" and fields > FIELDS[kind]), "its fields")
+    fields = set(message) - FIELDS[kind]
+    require(FIELDS[kind] <= set(message), "its fields")
+    if kind == "refusal":
+        require(message["error"] in REFUSALS and len(message["text"]) <= 600, "a refusal")
+        if message["error"] == "GroupEnded":
+            require(fields == {"failure", "about", "by", "collective"}, "its fields")
+            require(message["failure"] in FAILURES, "a failure")
+        else:
+            require(not fields or message.get("misdirected") is True, "misdirected")
+            require(fields <= {"misdirected"}, "its fields")
+    else:
+        require(not fields, "its fields")
     if kind == "hello":
         require(message["version"] == 2 and "AES-256-GCM" in message["suites"], "a hello")
         require(len(bytes.fromhex(message["instance"])) == 16, "an instance")

@@ -12,20 +12,23 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
-from sealring.handshake import SessionTable
+from sealring.errors import HandshakeError, SettingsMismatch, WrongGroup
+from sealring.handshake import SecureChannel, SessionTable, Terms, accept, dial
 from sealring.identity import Credentials
 from sealring.links import Mesh, build_mesh
 from sealring.links.agreement import Transport
 from tests.engine.local_world import Middle
 from tests.handshake import spec_setup as spec
-from tests.handshake.meeting import terms
+from tests.handshake.meeting import in_background, soon, terms
 from tests.links.worlds import ISSUER, LOOPBACK, DictStore
 
 
@@ -111,6 +114,7 @@ def formed(
     *,
     transport: Transport,
     led: bool,
+    **settings: int,
 ) -> list[Mesh]:
     size = len(tables)
     members = tuple(reversed(range(size)))  # the group's order is not that of the ranks
@@ -119,7 +123,7 @@ def formed(
         return build_mesh(
             store.view_of(rank) if led else store,
             credentials[rank],
-            terms(rank, world=size, members=members),
+            terms(rank, world=size, members=members, settings={"record_bytes": 4096, **settings}),
             timeout=30.0,
             environ=LOOPBACK,
             transport=transport,
@@ -156,13 +160,17 @@ def known(tables: list[SessionTable]) -> dict[bytes, spec.Session]:
 class Recorded:
     """One group of `size` that formed under sessions, with all that passed."""
 
-    def __init__(self, size: int, transport: Transport) -> None:
+    def __init__(self, size: int, transport: Transport, **settings: int) -> None:
         self.tables = [SessionTable() for _ in range(size)]
         credentials = [ISSUER.credentials(rank, world=size) for rank in range(size)]
-        close(formed(LeadingStore(), credentials, self.tables, transport="tcp", led=False))
+        close(
+            formed(LeadingStore(), credentials, self.tables, transport="tcp", led=False, **settings)
+        )
         sessions = known(self.tables)
         store = LeadingStore()
-        self.meshes = formed(store, credentials, self.tables, transport=transport, led=True)
+        self.meshes = formed(
+            store, credentials, self.tables, transport=transport, led=True, **settings
+        )
         close(self.meshes)
         for wire in store.wires.values():
             wire.close()
@@ -185,6 +193,62 @@ def three() -> Recorded:
 def nine() -> Recorded:
     """The first links are a tree."""
     return Recorded(9, "tcp")
+
+
+def test_a_round_with_empty_entries_where_a_broker_gives_certificates() -> None:
+    one = Recorded(9, "tcp", peer_evidence=0)
+    for (child, _), connection in one.connections.items():
+        ups = [spec.bundle_of(raw) for raw in connection.rounds(by_dialer=True)]
+        downs = [spec.bundle_of(raw) for raw in connection.rounds(by_dialer=False)]
+        assert [kind for kind, _, _ in ups] == [spec.UP] * 4
+        assert [kind for kind, _, _ in downs] == [*[spec.DOWN] * 3, spec.AGREED]
+        below = range(child, min(9, child + (child & -child)))
+        assert ups[0][2] == dict.fromkeys(below, b"")
+        assert downs[0][2] == dict.fromkeys(range(9), b"")
+        assert {spec.Statement.parse(raw).rank for raw in downs[1][2].values()} == set(range(9))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "misdirected"),
+    [
+        ({"epoch": "other"}, WrongGroup, True),
+        ({"settings": {"record_bytes": 1024}}, SettingsMismatch, False),
+    ],
+)
+def test_a_refusal(changes: dict[str, Any], error: type[HandshakeError], misdirected: bool) -> None:
+    tables = [SessionTable(), SessionTable()]
+    credentials = [ISSUER.credentials(rank) for rank in range(2)]
+
+    def meet(
+        port: int, server: socket.socket, own: Terms, heard: AbstractContextManager[Any]
+    ) -> SecureChannel | BaseException:
+        near = socket.create_connection(("127.0.0.1", port))
+        far, _ = server.accept()
+
+        def answer() -> SecureChannel:
+            return accept(far, credentials[0], terms(0), soon(), sessions=tables[0])
+
+        with in_background(answer) as answered, heard:
+            dial(near, credentials[1], own, 0, soon(), tables[1]).close(until=0)
+        return answered[0]
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        met = meet(server.getsockname()[1], server, terms(1), contextlib.nullcontext())
+        assert isinstance(met, SecureChannel)
+        met.close(until=0)
+        sessions = known(tables)
+        wire = Wire(server.getsockname())
+        refused = meet(wire.port, server, terms(1, **changes), pytest.raises(error))
+        assert type(refused) is error
+        wire.close()
+    ((forth, back),) = wire.passed
+    connection = spec.opened(bytes(forth), bytes(back), sessions.__getitem__)
+    hello, *again = [each for each in connection.said if each.by_dialer]
+    (refusal,) = [each for each in connection.said if not each.by_dialer]
+    assert hello.words["type"] == "hello"
+    for each in (refusal, *again):  # the dialer may say it back
+        assert each.words["error"] == error.__name__
+        assert ("misdirected" in each.words) == misdirected
 
 
 def test_every_message_of_a_link(three: Recorded) -> None:
