@@ -28,6 +28,7 @@ SETUP: Final = Model(
     (
         "attempts", "other-group", "other-members", "other-settings", "other-world", "other-job",
         "outsider", "compromised", "two-groups", "three", "second-worker", "stolen-authority",
+        "two-runs",
     ),
     ("attempts", "compromised", "three", "second-worker"),
 )  # fmt: skip
@@ -50,7 +51,10 @@ FORMING: Final = Model(
     ("changed-words", "own-certificate", "own-commitment", "two-accounts"),
     (),
 )
-MODELS: Final = (SETUP, BROKER, FORMING)
+ARRIVALS: Final = Model(
+    "arrivals", "arrivals.maude", "ARRIVALS-SCENARIOS", "arrivals", ("late", "called-early"), ()
+)
+MODELS: Final = (SETUP, BROKER, FORMING, ARRIVALS)
 
 
 def _all_done(*sessions: str) -> str:
@@ -66,6 +70,11 @@ _FORMED = (
     "{ CS:Checks | member(0, S:Statement, 'done) member(2, X:Statement, 'done) OBJ:Objects } "
     ":= ST:State"
 )
+_FORMED_LATE = (
+    "{ CS:Checks | member(0, 'done, U:Nat, V:Nat) member(3, 'done, X:Nat, Y:Nat) "
+    "last-came(T:Nat) OBJ:Objects } := ST:State /\\ X:Nat < T:Nat"
+)
+"""The certificate with which rank 3 came had ended when the last member came."""
 _CERTIFIED = "{ CS:Checks | pub(cert('k1, 1, U:Nat, N:Nonce, T:Nat)) OBJ:Objects } := ST:State"
 _EVICTED = "{ CS:Checks | evicted('k1, M:Qid, 1, T:Nat) OBJ:Objects } := ST:State"
 
@@ -78,6 +87,7 @@ GOALS: Final[dict[Model, dict[str, str]]] = {
         "three": _all_done("a0", "a1", "a2"),
         "second-worker": _all_done("a0", "a1", "a2"),
         "stolen-authority": _all_done("a0", "a1"),
+        "two-runs": _all_done("a0", "a1", "b0", "b1"),
     },
     BROKER: {
         **{name: _CERTIFIED for name in BROKER.scenarios if not name.startswith("evicted")},
@@ -85,6 +95,7 @@ GOALS: Final[dict[Model, dict[str, str]]] = {
         "evicted-unnamed": _EVICTED,
     },
     FORMING: dict.fromkeys(FORMING.scenarios, _FORMED),
+    ARRIVALS: dict.fromkeys(ARRIVALS.scenarios, _FORMED_LATE),
 }
 
 
@@ -129,6 +140,8 @@ REMOVALS: Final = [
         ready                   three             agreement
         ready-names             second-worker     incomplete
         closed                  second-worker     agreement
+        run                     two-runs          mixed-runs
+        run-transcript          two-runs          mixed-runs
         label                   outsider          none
         context                 other-group       none
         context+label           outsider          link-secrecy
@@ -193,6 +206,17 @@ REMOVALS: Final = [
         commitments             own-commitment    identity
         certificates            own-certificate   identity
         own-entry               changed-words     identity
+        """,
+    ),
+    *_removals(
+        ARRIVALS,
+        """
+        arrivals                late              stale
+        below                   late              stale
+        current                 late              stale
+        dates                   called-early      expired
+        dates                   late              none
+        arrivals+dates          late              expired
         """,
     ),
 ]

@@ -1,4 +1,4 @@
-"""A second reader of records, written from docs/spec.md alone (sections 5, 7, 8, 9 and 14).
+"""A second reader of records, written from docs/spec.md alone (sections 5, 7, 8, 9, 14 and 18).
 
 It imports nothing of sealring. With the keys of a group it opens what was recorded on the links
 into one rank, and refuses whatever the specification does not allow.
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 PAIR, GROUP, ALERT, BYE, ANNOUNCE, ACCEPT, DATA, STATUS, FETCHED = range(1, 10)
 EVERYONE: Final = 0xFFFFFFFF
+FURTHER_LANES: Final = range(2, 65)
 FIRST_WIRE_LANE: Final = 256
 LONGEST: Final = 1 << 20
 LONGEST_OF_A_GPU: Final = 262144
@@ -62,14 +63,28 @@ class Ratchet:
 
 
 class Keys:
-    """A link key or a group key, with the one that GPUs use."""
+    """A link key or a group key, with the one that GPUs use and those of further lanes."""
 
     def __init__(self, key: bytes) -> None:
         self.cpu = Ratchet(key)
         self.gpu = Ratchet(derived(key, b"sealring 1 gpu"))
+        lanes = derived(key, b"sealring 1 lanes")
+        self.further = {
+            lane: Ratchet(derived(lanes, b"sealring 1 lane" + struct.pack("<I", lane)))
+            for lane in FURTHER_LANES
+        }
 
     def of(self, lane: int) -> Ratchet:
+        if lane in self.further:
+            return self.further[lane]
         return self.gpu if lane else self.cpu
+
+    def all(self) -> list[Ratchet]:
+        return [self.cpu, self.gpu, *self.further.values()]
+
+
+def by_gpu(lane: int) -> bool:
+    return lane != 0 and lane not in FURTHER_LANES
 
 
 @dataclass(frozen=True)
@@ -87,9 +102,11 @@ def parse_header(raw: bytes) -> dict[str, int]:
     require(values.pop("version") == 1, "version")
     kind, lane = values["kind"], values["lane"]
     require(PAIR <= kind <= FETCHED, "kind")
-    require(values["length"] <= (LONGEST_OF_A_GPU if lane else LONGEST), "length")
+    require(values["length"] <= (LONGEST_OF_A_GPU if by_gpu(lane) else LONGEST), "length")
     if lane == 1:
         require(kind in (PAIR, GROUP, DATA), "lane 1 of another kind")
+    elif lane in FURTHER_LANES:
+        require(kind in (PAIR, GROUP, ALERT, BYE, STATUS), "a further lane of another kind")
     elif lane:
         require(kind in (PAIR, GROUP) and FIRST_WIRE_LANE <= lane < 1 << 31, "lane")
     return values
@@ -124,15 +141,20 @@ class Inbox:
         sender: int,
         link_key: bytes,
         slots: Callable[[int], bytes] | None = None,
+        lane: int = 0,
     ) -> list[Opened]:
-        """Every record of one link in this direction. `slots` gives what the n-th run's
-        slot held."""
+        """Every record of one pipe in this direction, whose lane is 0 or a further one.
+
+        `slots` gives what the n-th run's slot held.
+        """
         link, opened, at = Keys(link_key), [], 0
         runs = 0
         while at < len(stream):
             require(len(stream) - at >= 80, "a stream ends within a header")
             sealed, fields = stream[at : at + 80], parse_header(stream[at : at + 64])
             at += 80
+            here = fields["lane"]
+            require(here == lane if lane else here not in FURTHER_LANES, "lane")
             in_group = fields["kind"] == GROUP
             require(fields["receiver"] == (EVERYONE if in_group else self.rank), "receiver")
             require(in_group or fields["sender"] == sender, "sender")
@@ -151,7 +173,7 @@ class Inbox:
     def finish(self) -> None:
         """Each sealer's group records came exactly once, over whichever links."""
         for keys in self._groups.values():
-            for ratchet in (keys.cpu, keys.gpu):
+            for ratchet in keys.all():
                 counts = sorted(ratchet.counts)
                 require(counts == list(range(len(counts))), "a group key's counts have a gap")
 
@@ -200,5 +222,5 @@ class Inbox:
         self, fields: dict[str, int], key: bytes, lane: int, header: bytes, sealed: bytes
     ) -> bytes:
         nonce = struct.pack("<IQ", lane, fields["count"])
-        suite = ChaCha20Poly1305(key) if fields["lane"] else AESGCM(key)
+        suite = ChaCha20Poly1305(key) if by_gpu(fields["lane"]) else AESGCM(key)
         return suite.decrypt(nonce, sealed, header + self._context)

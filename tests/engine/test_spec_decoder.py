@@ -9,6 +9,7 @@ import ast
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,13 @@ from cryptography.exceptions import InvalidTag
 
 from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
+from sealring.links.lanes import Lanes, Pipe
 from sealring.schedule import Algorithm, Operation
 from tests.engine import spec_decoder as spec
 from tests.engine.attacker import Splitter, Tap
 from tests.engine.cases import Case, tensors_of
 from tests.engine.cuda.test_wires import RUN, SLOT_BYTES
-from tests.engine.local_world import LocalMail, LocalWorld, receive, send, slot
+from tests.engine.local_world import LocalMail, LocalWorld, Middle, receive, send, slot, tcp_pair
 from tests.engine.spec_decoder import Alert, Inbox, Opened
 
 ALL_REDUCE = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 5000, DType.FLOAT32, ReduceKind.SUM)
@@ -36,8 +38,12 @@ def decoded(
     local: LocalWorld,
     taps: dict[tuple[int, int], Tap],
     slots: dict[tuple[int, int], Callable[[int], bytes]] | None = None,
+    lanes: dict[tuple[int, int, int], Tap] | None = None,
 ) -> dict[tuple[int, int], list[Opened]]:
-    """Every record on every link, by (sender, receiver) of the link."""
+    """Every record on every link, by (sender, receiver) of the link.
+
+    `lanes` has the further pipes, by (sender, receiver, lane).
+    """
     records = {}
     group_keys = {rank: bytes(local._key("group", rank)) for rank in range(local.world)}
     for receiver in range(local.world):
@@ -46,6 +52,10 @@ def decoded(
             if b == receiver:
                 key = bytes(local._key("pair", a, b))
                 records[a, b] = inbox.decode(bytes(tap.stream), a, key, (slots or {}).get((a, b)))
+        for (a, b, lane), tap in (lanes or {}).items():
+            if b == receiver:
+                key = bytes(local._key("pair", a, b))
+                records[a, b] += inbox.decode(bytes(tap.stream), a, key, lane=lane)
         inbox.finish()
     return records
 
@@ -206,6 +216,62 @@ def test_runs_in_slots(areas: dict[int, int]) -> None:
         assert max(one.generation for one in wired) > 0
         fetched = [one.total for one in each if one.kind == spec.FETCHED]
         assert fetched == sorted(set(fetched))
+
+
+def test_further_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three lanes of a pair, each with keys of its own."""
+    taps = tapped(2)
+    further: dict[tuple[int, int, int], Tap] = {}
+    middles: list[Middle] = []
+    plain = Lanes.take_pipes
+
+    def through_taps(self: Lanes) -> list[Pipe]:
+        pipes = plain(self)
+        if self._rank != 0:
+            return pipes
+        led = []
+        for pipe in pipes:
+            near, far = tcp_pair()
+            near.setblocking(False)
+            pipe.socket.setblocking(True)
+            ends = [(far, pipe.socket, (0, 1)), (pipe.socket, far, (1, 0))]
+            for source, sink, way in ends:
+                further[*way, 1 + pipe.lane] = tap = Tap()
+                middles.append(Middle(source, sink, tap))
+            led.append(replace(pipe, socket=near))
+        return led
+
+    monkeypatch.setattr(Lanes, "take_pipes", through_taps)
+    large = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 1 << 20, DType.FLOAT32, ReduceKind.SUM)
+    with LocalWorld(2, middle=dict(taps), rekey_bytes=1_000_000) as local:
+        for engine in local.engines:
+            engine._lanes._most = 3
+        tensors = tensors_of(large, 2)
+        before = [each.bits() for each in tensors]
+
+        def run_all(rank: int) -> int:
+            engine, collective = local.engines[rank], tensors[rank].collective()
+            number = 0
+            for number, each in enumerate(engine.with_lanes(collective, 30.0), 1):
+                engine.run(number, each, 30.0)
+            return number
+
+        (last,) = set(local.pool.map(run_all, range(2)))
+    for middle in middles:
+        middle.join(10)
+        middle.source.close()
+    records = decoded(local, taps, lanes=further)
+    assert {lane for _, _, lane in further} == {2, 3}
+    for (a, _), each in records.items():
+        data = [one for one in each if one.kind == spec.GROUP and one.collective == last]
+        # Of the further lanes' number n, headers have n + 1.
+        assert {one.lane for one in data} == {0, 2, 3}
+        for one in data:
+            number = one.segment // 4 % 3
+            assert one.lane == (number + 1 if number else 0)
+        assert max(one.generation for one in data if one.lane == 2) > 0
+        assert joined(each, spec.GROUP, collective=last) == before[a][0]
+        assert {one.lane for one in each if one.kind == spec.BYE} == {0, 2, 3}
 
 
 def test_the_decoder_refuses_what_was_changed() -> None:

@@ -15,10 +15,14 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from sealring import _native, _stand_ins, limits
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.handshake import Terms, group_context
-from sealring.handshake.statements import commitment_to
+from sealring.handshake.statements import Statement, Statements, commitment_to, group_keys
 from sealring.handshake.terms import members_digest
 from sealring.identity.secret import derive_authority
+from sealring.links import run_of
+from sealring.links.epoch import _epoch
 from sealring.schedule import Algorithm, Operation
+from sealring.schedule.table import AlgorithmTable, Placement, Row
+from tests.engine.spec_decoder import Keys
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec.md"
 
@@ -137,3 +141,54 @@ def test_contexts(vector: dict[str, str]) -> None:
     value = bytearray.fromhex(vector["confirmation-value"])
     assert digest(b"sealring 2 confirmation", bytes(value)) == vector["commitment"]
     assert commitment_to(value).hex() == vector["commitment"]
+
+
+def test_runs_and_groups_of_them(vector: dict[str, str]) -> None:
+    def digest(*fields: bytes) -> str:
+        framed = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+        return hashlib.sha256(framed).hexdigest()[:32]
+
+    transcript, run, drawn = bytes.fromhex(vector["transcript"]), vector["run"], vector["drawn"]
+    assert digest(b"sealring 2 run", transcript) == run
+    assert digest(b"sealring 2 epoch", run.encode(), drawn.encode()) == vector["epoch-within"]
+    assert run_of(transcript) == run
+    assert _epoch(run, drawn) == vector["epoch-within"]
+
+
+def test_group_keys(vector: dict[str, str]) -> None:
+    transcript = bytes.fromhex(vector["transcript"])
+    given = [bytes.fromhex(vector[f"contribution-{rank}"]) for rank in range(2)]
+
+    def hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
+        return HKDF(hashes.SHA256(), 32, salt, info).derive(secret)
+
+    secret = hkdf(transcript, b"".join(given), b"sealring 2 group secret")
+    assert secret.hex() == vector["group-secret"]
+    key = hkdf(b"", secret, b"sealring 2 group key" + (1).to_bytes(8, "big"))
+    assert key.hex() == vector["group-key-1"]
+
+    said = [
+        Statement(rank, "0" * 32, "host", b"", b"certificate", bytes(32), _native.Secret(each))
+        for rank, each in enumerate(given)
+    ]
+    ours = Statements(each.encode() for each in said).group_secret(transcript)
+    assert bytes(ours) == secret
+    assert bytes(group_keys(ours, [1])[0]) == key
+
+
+def test_lane_key(vector: dict[str, str]) -> None:
+    """The second reader opens what engines seal with such keys."""
+    assert Keys(bytes.fromhex(vector["key"])).of(2).key.hex() == vector["key-of-lane-2"]
+
+
+def test_algorithm_table() -> None:
+    text, number = re.findall(
+        r"that text is\n`(\[.*\])`, and\n`algorithm_table` is (\d+)\.", SPEC.read_text()
+    )[0]
+    assert int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) == int(number)
+    rows = (
+        Row(2, (24576,), (Algorithm.DIRECT, Algorithm.RING)),
+        Row(4, (), (Algorithm.PARAMETER_SERVER,)),
+    )
+    table = AlgorithmTable({(Operation.ALL_REDUCE, Placement.ONE): rows})
+    assert table.digest() == int(number)
