@@ -238,6 +238,8 @@ class HandshakeError(SealringError):
         self.misdirected = misdirected
         """The two are workers of the job with different ranks, groups or attempts than the dialer
         meant: an address was false, which is no fault of either."""
+        self.passed_on = ""
+        """What other members are told of it, where a peer has told it to this worker."""
 
 
 class WrongJob(HandshakeError):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sealring.group import interrupts
 from sealring.group.interrupts import heeding_interrupts, interrupt_on_signal
 from sealring.group.work import SealedWork
 
@@ -78,6 +79,25 @@ def test_an_event_loop_keeps_its_signals(waiting: Waiting) -> None:
 
 def test_a_backward_pass_within_a_backward_pass(waiting: Waiting) -> None:
     with heeding_interrupts(), pytest.raises(KeyboardInterrupt):
+        interrupt_oneself()
+    assert waiting.interrupted.wait(20)
+
+
+def test_a_backward_pass_goes_on_where_no_thread_can_be_started(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(interrupts, "_pipe", None)
+    passed, before = [], len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with heeding_interrupts():
+            passed.append("backward")
+    assert passed == ["backward"]
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(KeyboardInterrupt):  # the next one finds a thread
         interrupt_oneself()
     assert waiting.interrupted.wait(20)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -237,3 +238,79 @@ def test_a_rank_that_fails_after_the_group_was_made_is_not_waited_for(
         form_where_one_cannot_record, tmp_path / "done", group=False, rank_env=nowhere
     )
     assert kinds == [ConfigurationError, PeerLost]
+
+
+def no_thread(name: str) -> Callable[[threading.Thread], None]:
+    start = threading.Thread.start
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    return start_or_not
+
+
+def form_without_a_thread(rank: int, world: int, name: str, done: Path) -> str:
+    """The rank that fails keeps its error, and with it all that the traceback refers to."""
+    before = what_is_open()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(threading.Thread, "start", no_thread(name))
+        try:
+            dist.init_process_group("sealring", timeout=timedelta(seconds=30))
+        except ConfigurationError as error:
+            kept = error
+            while not done.exists():
+                time.sleep(0.01)
+            assert what_is_open() == before
+            return str(kept)
+    with pytest.raises(PeerLost) as caught:
+        twice()
+    done.touch()
+    dist.destroy_process_group()
+    return f"lost {caught.value.peer}"
+
+
+def test_a_rank_without_a_thread_for_its_group_is_not_waited_for(
+    workers: Workers, tmp_path: Path
+) -> None:
+    told = workers.run(form_without_a_thread, "sealring rank 0", tmp_path / "done", group=False)
+    assert told == [
+        "this worker cannot form a group (can't start new thread): raise this user's limit of "
+        "processes (ulimit -u), or the container's",
+        "lost 0",
+    ]
+
+
+def form_without_being_shown(rank: int, world: int, folder: Path) -> float:
+    os.environ["SEALRING_LIVE"] = str(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread("sealring live"))
+        dist.init_process_group("sealring", timeout=timedelta(seconds=30))
+    return total()
+
+
+def test_a_worker_that_cannot_be_shown_has_its_group(workers: Workers, tmp_path: Path) -> None:
+    folder = tmp_path / "live"
+    assert workers.run(form_without_being_shown, folder, group=False) == [2, 2]
+    assert list(folder.iterdir()) == []
+
+
+def sends_without_a_thread(rank: int, world: int) -> str:
+    dist.init_process_group("sealring", timeout=timedelta(seconds=30))
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(threading.Thread, "start", no_thread("sealring messages rank 0"))
+        with pytest.raises(GroupClosed) as caught:
+            dist.recv(torch.ones(4), 1 - rank)
+        with pytest.raises(GroupClosed):
+            total()
+    dist.destroy_process_group()
+    return str(caught.value)
+
+
+def test_a_rank_without_a_thread_for_its_messages_says_so(workers: Workers) -> None:
+    told = workers.run(sends_without_a_thread, group=False)
+    assert all("no thread to move its messages (can't start new thread)" in each for each in told)
+    assert "rank 0 reported" in told[1]

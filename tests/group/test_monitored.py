@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from sealring.errors import GroupClosed, PeerSilent
+from sealring.errors import GroupClosed, PeerLost, PeerSilent
 from sealring.group import monitored
 from tests.workers import Workers
 
@@ -83,3 +83,24 @@ def test_a_store_that_answers_no_more_is_not_waited_for() -> None:
         assert not store.ended.is_set()
     finally:
         store.ended.set()
+
+
+class BrokenStore(dist.HashStore):
+    def set(self, *_: object) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+
+def test_a_store_that_ended_with_rank_0_does_not_hide_that() -> None:
+    def meet() -> None:
+        raise PeerLost("the peer closed the connection", peer=0)
+
+    with pytest.raises(PeerSilent, match="waiting for send/recv from rank 0") as caught:
+        monitored.pass_barrier(
+            monitored.Arrivals(BrokenStore(), 1, 2, "0.1"),
+            1,
+            5.0,
+            wait_all_ranks=False,
+            meet=meet,
+            give_up=lambda: None,
+        )
+    assert caught.value.peer == 0

@@ -15,7 +15,9 @@ from sealring.errors import (
     DuplicateRank,
     HandshakeError,
     MalformedSetup,
+    PeerUnreachable,
     ProtocolMismatch,
+    SealringError,
     SettingsMismatch,
     SuiteMismatch,
     UnknownAuthority,
@@ -213,3 +215,17 @@ def test_a_refusal_carries_no_more_than_a_class_of_ours_and_clean_text() -> None
         told = error_of({"type": "refusal", "error": name, "text": ""}, "x", 3)
         assert type(told) is MalformedSetup
     assert refusal_of(HandshakeError("secret detail"))["error"] == "PeerUnreachable"
+
+
+def test_an_error_that_many_pass_on_still_names_the_missing_rank() -> None:
+    """In a group of 1,024 it can take 20 steps along the tree. Its text has 600 letters at most."""
+    error: SealringError = PeerUnreachable(
+        "rank 5 did not appear within 1800 s: check that it runs"
+    )
+    for rank in (4, *range(1000, 1020)):
+        who = f"rank {rank} at [2001:db8:1234:5678:9abc:def0:1234:5678]:65535"
+        error = error_of(refusal_of(error), who, rank)
+    assert isinstance(error, PeerUnreachable)
+    assert error.peer == 1019
+    told = "rank 4 at [2001:db8:1234:5678:9abc:def0:1234:5678]:65535 says: rank 5 did not appear"
+    assert f"{who} says: {told} within 1800 s: check that it runs" == str(error)

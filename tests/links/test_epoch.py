@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from sealring.errors import PeerUnreachable
-from sealring.links import Store, agreed_epoch
+from sealring.links import Store, agreed_epoch, epoch
+from sealring.links.threads import borrow
 from tests.links.worlds import DictStore, SilentStore, busy_threads
 
 MEMBERS = (3, 1, 2)
@@ -173,3 +175,28 @@ def test_a_store_that_leads_two_runs_together_gives_them_different_epochs() -> N
         assert own.result(20) != other.result(20)
         have_theirs.set()
         assert lowest.result(20) == own.result()
+
+
+def test_an_interrupt_while_the_lowest_rank_begins_to_answer_ends_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would give the next attempt's ranks the epoch of this one, for as long as it lives."""
+    store, threads = DictStore(), busy_threads()
+
+    def interrupted(*arguments: Any) -> None:
+        borrow(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(epoch, "borrow", interrupted)
+        with (
+            pytest.raises(KeyboardInterrupt),
+            agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20),
+        ):
+            pytest.fail("it was interrupted")
+    end = time.monotonic() + 20
+    while busy_threads() > threads:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    first, *others = attempt(store)
+    assert others == [first, first]

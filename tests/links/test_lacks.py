@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import resource
+import socket
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from sealring.bench import light
 from sealring.engine.engine import CollectiveEngine
 from sealring.errors import ConfigurationError, PeerLost, PeerUnreachable
-from sealring.links import lack_is_named, listening_thread, threads
+from sealring.links import lack_is_named, listening_thread, setting_up, threads
 from sealring.schedule import Algorithm
 from tests.links.teams import SIZE, Team, team
 
@@ -99,3 +100,25 @@ def test_a_worker_that_cannot_make_its_engine_is_lost_to_the_others(
             one.groups[number].all_reduce(values, Algorithm.RING, timeout_s=30.0)
 
         assert set(one.all(call, SIZE - 1)) == {(PeerLost, 3)}
+
+
+def test_a_worker_that_cannot_take_connections_says_so_when_its_time_is_up() -> None:
+    """Else its error would send the user to the other ranks, and to the network between them."""
+
+    def accept(listening: socket.socket) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch, team(2, formed=False) as one:
+        patch.setattr(setting_up, "accept", accept)
+        told: list[str] = []
+
+        def form(rank: int) -> None:
+            try:
+                one.workers[rank].form("default", range(2), timeout_s=2.0)
+            except PeerUnreachable as error:
+                told.append(str(error))
+
+        one.all(form)
+    assert len(told) == 2
+    why = "a connection could not be taken here (Too many open files): raise this process's limit"
+    assert sum(why in each for each in told) == 1

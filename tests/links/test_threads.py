@@ -378,6 +378,33 @@ def test_a_listener_that_cannot_be_added_is_not_served() -> None:
     one.close()
 
 
+def test_an_interrupt_while_the_thread_starts_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread runs by then: it must not go on without descriptors to wait for."""
+    start, begun = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    before = len(os.listdir("/proc/self/fd"))
+    listening, one = ListeningThread(), Ticking()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            listening.add(one)
+    begun[0].join(20)
+    assert not begun[0].is_alive()
+    assert not caplog.records
+    listening.add(one)  # another thread serves it
+    assert one.often.wait(20)
+    listening.remove(one)
+    one.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
     """Of bytes epoll tells once, and that turn had been told."""
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()

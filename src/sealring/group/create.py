@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -137,37 +138,39 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             raise
         finally:
             agreed.wipe()
-    recorder = start_recorder(
-        engine,
-        mailbox,
-        job=terms.job,
-        job_rank=rank,
-        group=terms.group,
-        group_id=group_context(terms).hex()[:16],
-        epoch=terms.epoch,
-        members=members,
-        directory=settings.trace_directory,
-        on_signal=settings.trace_signal,
-    )
-    if settings.live_directory is not None:
-        note_group(recorder, group_facts(engine, mailbox))
-        show(
-            settings.live_directory,
-            process_facts(options, terms, credentials.certificate, enrolment, os.environ),
+    with lack_is_named(), _closed_on_failure(engine, mailbox) as started:
+        recorder = start_recorder(
+            engine,
+            mailbox,
+            job=terms.job,
+            job_rank=rank,
+            group=terms.group,
+            group_id=group_context(terms).hex()[:16],
+            epoch=terms.epoch,
+            members=members,
+            directory=settings.trace_directory,
+            on_signal=settings.trace_signal,
         )
-    group = SealedProcessGroup(
-        group_rank,
-        group_world,
-        engine,
-        mailbox,
-        options.timeout,
-        recorder=recorder,
-        arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
-        selection=Selection(engine.topology, settings.table, settings.algorithms),
-        gpu=gpu,
-        gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
-        run=run_of(agreed.transcript),
-    )
+        started.callback(recorder.close)
+        if settings.live_directory is not None:
+            note_group(recorder, group_facts(engine, mailbox))
+            show(
+                settings.live_directory,
+                process_facts(options, terms, credentials.certificate, enrolment, os.environ),
+            )
+        group = SealedProcessGroup(
+            group_rank,
+            group_world,
+            engine,
+            mailbox,
+            options.timeout,
+            recorder=recorder,
+            arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
+            selection=Selection(engine.topology, settings.table, settings.algorithms),
+            gpu=gpu,
+            gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
+            run=run_of(agreed.transcript),
+        )
     if late is not None:
         # Messages have no links yet over which the members could hear of an objection.
         _require_agreement(group, objection)
@@ -186,6 +189,19 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         group.abort()
         raise
     return group
+
+
+@contextmanager
+def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[ExitStack]:
+    """The others have the group. Where this end of it fails, they are to see that at once.
+
+    The flight record of this process refers to the engine, and the error's traceback does too.
+    """
+    with ExitStack() as started:
+        started.callback(engine.close)
+        started.callback(mailbox.close)
+        yield started
+        started.pop_all()
 
 
 def _threads(host: str, hosts: Mapping[int, str]) -> int:

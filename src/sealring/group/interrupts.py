@@ -13,6 +13,7 @@ be wrong; it runs when the collective has ended.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -20,6 +21,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
+
+_LOG = logging.getLogger("sealring")
 
 
 class Interruptible(Protocol):
@@ -51,7 +54,12 @@ def heeding_interrupts() -> Iterator[None]:
     if not wanted:
         yield
         return
-    ours = _writing_end()
+    try:
+        ours = _writing_end()
+    except (OSError, RuntimeError) as problem:  # no descriptor or no thread is left
+        _LOG.warning("sealring: Ctrl-C ends no backward() before its collective: %s", problem)
+        yield
+        return
     before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     if before != -1:
         # Somebody (an event loop) reads signals in the same way: it stays with that.
@@ -68,11 +76,20 @@ def _writing_end() -> int:
     global _pipe, _owner
     with _lock:
         if _pipe is None or _owner != os.getpid():
-            _pipe, _owner = os.pipe2(os.O_CLOEXEC), os.getpid()
-            os.set_blocking(_pipe[1], False)
-            threading.Thread(
-                target=_watch, args=(_pipe[0], _interrupt_all), name="sealring-signals", daemon=True
-            ).start()
+            made = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(made[1], False)
+            try:
+                threading.Thread(
+                    target=_watch,
+                    args=(made[0], _interrupt_all),
+                    name="sealring-signals",
+                    daemon=True,
+                ).start()
+            except BaseException:
+                for descriptor in made:
+                    os.close(descriptor)
+                raise
+            _pipe, _owner = made, os.getpid()
         return _pipe[1]
 
 

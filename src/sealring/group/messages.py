@@ -153,21 +153,36 @@ class Messages:
     def _register(self, work: MessageWork) -> None:
         """It is under way, unless it is done already, or the group has ended meanwhile."""
         assert work.message is not None
+        lack = ""
         with self._lock:
             ended = self._ended
             if ended is None:
                 self._under_way[work.message] = work
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._report_finished,
-                    name=f"sealring messages {self._label}",
-                    daemon=True,
+                lack = self._start_thread()
+        if lack and ended is None:
+            raise self._fail(
+                GroupClosed(
+                    f"a rank has no thread to move its messages ({lack}): raise its user's limit "
+                    "of processes (ulimit -u), or its container's"
                 )
-                self._thread.start()
+            )
         if ended is not None:
             self._end_works([work], unraised(ended))
         elif work.message.done and work.message.error is None:
             self._deliver(work.message)
+
+    def _start_thread(self) -> str:
+        """Returns '' or why it cannot be started. It is kept once it runs: `close` waits for it."""
+        thread = threading.Thread(
+            target=self._report_finished, name=f"sealring messages {self._label}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as problem:
+            return str(problem)
+        self._thread = thread
+        return ""
 
     def drive(self, work: MessageWork) -> None:
         self._process.require("this message")

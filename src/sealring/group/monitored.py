@@ -39,8 +39,9 @@ class Arrivals:
         self._count += 1
         key, store = self._key(self._rank), self.store
         calls = StoreCalls(time.monotonic() + timeout_s)
-        # A store that does not answer: rank 0 may name this rank, and the ranks do not meet.
-        with suppress(TimeoutError):
+        # A store that does not answer, or whose process has ended: rank 0 may name this rank, and
+        # the ranks do not meet. That is what they are told, and not what the store says.
+        with suppress(RuntimeError, TimeoutError):
             calls.make(lambda: store.set(key, "here"))
 
     def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:

@@ -46,6 +46,7 @@ from sealring.handshake.messages import Message, exactly, integer, text
 from sealring.limits import MAX_WORLD
 
 _MAX_TEXT: Final = 600
+_SAYS: Final = " says: "
 
 _REFUSAL: Final = frozenset({"type", "error", "text"})
 _MISDIRECTED: Final = "misdirected"
@@ -124,7 +125,7 @@ def refusal_of(error: SealringError) -> Message:
         return _refusal_with(error.failure)
     # Other errors are ours alone: the peer learns that we are gone, not what happened here.
     known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
-    refusal: Message = {"type": "refusal", "error": known, "text": _clean(str(error))}
+    refusal: Message = {"type": "refusal", "error": known, "text": _clean(passed_on(error))}
     if isinstance(error, HandshakeError) and error.misdirected:
         refusal[_MISDIRECTED] = True
     return refusal
@@ -136,14 +137,26 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
         return _ended(message, who, peer)
     misdirected = message.get(_MISDIRECTED) is True
     exactly(message, _REFUSAL | {_MISDIRECTED} if misdirected else _REFUSAL)
-    name, reason = text(message, "error"), f"{who} says: {_clean(text(message, 'text'))}"
+    name, said = text(message, "error"), _clean(text(message, "text"))
+    reason = f"{who}{_SAYS}{said}"
     if name == Unsupported.__name__:
         return Unsupported(reason)
     if name not in _REFUSALS:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
-    return _REFUSALS[name](reason, peer=peer, proven=True, misdirected=misdirected)
+    error = _REFUSALS[name](reason, peer=peer, proven=True, misdirected=misdirected)
+    error.passed_on = said if _SAYS in said else reason
+    return error
+
+
+def passed_on(error: SealringError) -> str:
+    """What others are told of it.
+
+    Along a large group's tree an error takes many steps. It keeps the name of the worker that first
+    told it, and not of those in between: their names would take the place of what it says.
+    """
+    return (error.passed_on if isinstance(error, HandshakeError) else "") or str(error)
 
 
 def _refusal_with(failure: GroupError) -> Message:

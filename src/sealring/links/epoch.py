@@ -30,7 +30,7 @@ from sealring.errors import PeerUnreachable
 from sealring.handshake.terms import digest_of, is_instance
 from sealring.links.rendezvous import Store
 from sealring.links.store_calls import StoreCalls
-from sealring.links.threads import borrow
+from sealring.links.threads import Job, borrow
 
 _LOG = logging.getLogger("sealring")
 
@@ -67,13 +67,18 @@ def agreed_epoch(
     if not others:
         yield _epoch(within, drawn)
         return
-    answering = borrow("sealring-epoch", lambda: _answer(store, calls, keys, others, drawn, ended))
+    answering: Job | None = None
     try:
+        # In here, because Ctrl-C may come when the thread has started: it would answer for ever.
+        answering = borrow(
+            "sealring-epoch", lambda: _answer(store, calls, keys, others, drawn, ended)
+        )
         yield _epoch(within, drawn)
     finally:
         ended.set()
         calls.end()
-        answering.join()
+        if answering is not None:
+            answering.join()
 
 
 def run_of(transcript: bytes) -> str:

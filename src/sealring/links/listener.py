@@ -270,6 +270,14 @@ class Listener:
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:
             self._drop(one, "gave way, because this process has no descriptor left")
+        if not waiting:
+            # It may be a member's: if that one is missing in the end, this is why.
+            self._refuse(
+                PeerUnreachable(
+                    f"a connection could not be taken here ({problem.strerror}): raise this "
+                    "process's limit of open files (ulimit -n)"
+                )
+            )
 
     def _heard(self, one: Unproven) -> None:
         if one.refused is not None:

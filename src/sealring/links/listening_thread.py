@@ -54,8 +54,11 @@ class _Serving:
     """Of turns, and of the thread itself."""
 
     def close(self) -> None:
+        """May be called again."""
         self.epoll.close()
-        os.close(self.wake)
+        wake, self.wake = self.wake, -1
+        if wake >= 0:
+            os.close(wake)
 
 
 class ListeningThread:
@@ -78,7 +81,7 @@ class ListeningThread:
                     del serving.served[key]
                     raise
             else:
-                self._serving = self._started(key, listener)
+                self._start(key, listener)
 
     def remove(self, listener: Served) -> None:
         """It has no turn any more when this returns, nor the thread if it was the last one."""
@@ -103,7 +106,7 @@ class ListeningThread:
         if self._serving is not None:
             self._serving.close()
 
-    def _started(self, key: int, first: Served) -> _Serving:
+    def _start(self, key: int, first: Served) -> None:
         serving = _Serving(select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         try:
             serving.epoll.register(serving.wake, select.EPOLLIN)
@@ -112,11 +115,15 @@ class ListeningThread:
             serving.thread = threading.Thread(
                 target=self._run, args=(serving,), name="sealring-listen", daemon=True
             )
+            self._serving = serving
             serving.thread.start()
         except BaseException:
+            # Ctrl-C may have come when the thread had started. It waits for the caller's lock, and
+            # then ends, as there is nothing to serve.
+            self._serving = None
+            serving.served.clear()
             serving.close()
             raise
-        return serving
 
     def _run(self, serving: _Serving) -> None:
         """Until the last listener is removed: all groups of the process would wait for another."""

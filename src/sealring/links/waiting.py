@@ -15,6 +15,7 @@ from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
+from sealring.handshake.refusals import passed_on
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
 from sealring.links.diagnosis import is_telling
@@ -87,7 +88,7 @@ class WaitingLinks:
         # so such a peer is linked and then told.
         if self._told is not None and not isinstance(self._told, PeerUnreachable):
             self.mark_informed(rank)
-            raise type(self._told)(str(self._told))
+            raise type(self._told)(passed_on(self._told))
         if hello.instance == self._terms.instance:
             raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
         if rank <= self._terms.rank:
@@ -135,7 +136,7 @@ class WaitingLinks:
         if told is None:
             raise PeerUnreachable(f"the first links of rank {self._terms.rank} are there already")
         self.mark_informed(rank)
-        raise type(told)(str(told))
+        raise type(told)(passed_on(told))
 
     def remove(self, link: WaitingLink) -> bool:
         """Take out a link whose connection is cut; False if it is too late to do without it."""

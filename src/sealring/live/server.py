@@ -85,7 +85,13 @@ class StatusServer:
         self._window = (time.monotonic(), 0)
         self._open: dict[int, _Connection] = {}
         self._thread = threading.Thread(target=self._run, name="sealring live", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # the caller closes the directory
+            with contextlib.suppress(OSError):
+                directory.remove(self.name)
+            self._close_own()
+            raise
 
     def connections(self) -> set[int]:
         """Inodes of the sockets of its readers. Called on the thread that answers."""
@@ -104,10 +110,13 @@ class StatusServer:
         for connection in self._open.values():
             connection.socket.close()
         self._open.clear()
+        self._close_own()
+        self._directory.close()
+
+    def _close_own(self) -> None:
         self._listener.close()
         with contextlib.suppress(OSError):
             os.close(self._wake)
-        self._directory.close()
 
     # ---- on the thread
 

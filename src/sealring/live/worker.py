@@ -36,7 +36,7 @@ def show(directory: Path, facts: ProcessFacts) -> None:
             _server = None
         try:
             _server = _start(PrivateDirectory(directory, create=True))
-        except (OSError, ConfigurationError) as problem:
+        except (OSError, RuntimeError, ConfigurationError) as problem:  # no thread: RuntimeError
             _LOG.warning(
                 "sealring: `sealring top` will not show this worker: %s. %s=0 switches it off",
                 problem, SETTING,
