@@ -12,9 +12,11 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from sealring.errors import MissingPart, StoreFailed
+from sealring.errors import MissingPart, RolledBack, StoreFailed
 from sealring.vault import Vault, answers, keys, removal, requests, trees
+from sealring.vault.opened import KeyChange
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_store_faults import Answer, Proxy, proxy, stored
@@ -157,3 +159,38 @@ def test_a_store_that_does_not_keep_what_a_rotation_puts(
     assert (tmp_path / "opened").read_bytes() == b"1" * 100_000
     assert trees.rotate(vault, lambda _: None).versions == 1
     trees.verify(vault.find("data"), lambda _: None)
+
+
+@pytest.mark.parametrize("left_out", ["objects", "versions", "copies"])
+@pytest.mark.parametrize("change", ["rotate", "rekey"])
+def test_a_key_change_while_a_listing_leaves_something_out(
+    change: str, left_out: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that it had changed no version, and dropped the key that opens them."""
+    clear_memory_store()
+    (tmp_path / "ledgers").mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+    vault = Vault.create("memory://left-out", keys.key_file(key), "owner")
+    seal(vault, tmp_path, b"1")
+    real, depth = Store.names, {"objects": 1, "versions": 2, "copies": 3}[left_out]
+
+    def names(self: Store, folder: str, form: re.Pattern[str]) -> list[str]:
+        return [] if len(folder.split("/")) == depth else real(self, folder, form)
+
+    def work() -> KeyChange:
+        return vault.rekey() if change == "rekey" else trees.rotate(vault, lambda _: None)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "names", names)
+        with pytest.raises(RolledBack, match="1 in all did not open and stay as they are"):
+            work()
+    trees.open_object(vault.find("data"), tmp_path / "opened", lambda _: None)
+    assert (tmp_path / "opened").read_bytes() == b"1"
+    assert work().versions == 1
+    trees.verify(vault.find("data"), lambda _: None)
+    # What is gone for good is removed by its name; then keys change without it.
+    clear = [one for one in MemoryFileSystem.store if "/objects/" in one]
+    for one in clear:
+        del MemoryFileSystem.store[one]
+    removal.remove(vault, "data")
+    work()

@@ -67,7 +67,7 @@ class _Output(io.FileIO):
 
 
 @contextlib.contextmanager
-def new_output(path: Path, out: Path) -> Iterator[io.BufferedWriter]:
+def new_output(path: Path, out: Path) -> Iterator[Any]:
     """A new file for a library to write, then on the disk. `out`: what it will be called.
 
     On a full disk libraries raise errors of their own, about a format or about what they read.
