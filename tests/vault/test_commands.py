@@ -22,7 +22,7 @@ from sealring.errors import (
     OutputExists,
     UnsafePath,
 )
-from sealring.vault import files
+from sealring.vault import Vault, files, keys
 
 
 class Shell:
@@ -262,3 +262,20 @@ def test_a_full_disk_is_named(sh: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_command_in_a_pipe_writes_no_empty_lines(sh: Shell) -> None:
     result = CliRunner().invoke(app, ["vault", "seal", "v", "f"])
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("kind", ["\x1b[2J", "k" * 101])
+def test_a_kind_that_cannot_be_printed(kind: str, sh: Shell) -> None:
+    """Of a vault that somebody else made; it reached the terminal as it was."""
+    vault = Vault.open("v", keys.key_file(Path("k")))
+    vault.commit(vault.new_version("n"), kind, "n", [], "{}")
+    (problem,) = json.loads(sh("ls", "v", "--json"))["problems"]
+    assert problem["error"] == "NotAVault"
+    assert "a kind that cannot be printed" in problem["message"]
+
+
+def test_a_kind_is_no_markup(sh: Shell) -> None:
+    """`ls` ended with an error of the library that prints the table."""
+    vault = Vault.open("v", keys.key_file(Path("k")))
+    vault.commit(vault.new_version("n"), "[/x]", "n", [], "{}")
+    assert "[/x]" in sh("ls", "v")

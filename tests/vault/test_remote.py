@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sealring.errors import ConfigurationError, NoSuchObject, RolledBack, StoreFailed
+from sealring.errors import (
+    ConfigurationError,
+    ForeignPart,
+    MissingPart,
+    NoSuchObject,
+    RolledBack,
+    StoreFailed,
+    TruncatedFile,
+    UnsafePath,
+    VaultError,
+)
 from sealring.vault import Vault, keys, remote, trees
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
@@ -275,3 +285,57 @@ def test_a_store_that_is_not_there(vault: Vault) -> None:
     clear_memory_store()
     with pytest.raises(NoSuchObject, match="has no version of 'data'"):
         pull(vault, "memory://empty")
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("link", UnsafePath),
+        ("pipe", UnsafePath),
+        ("gone", MissingPart),
+        ("cut", TruncatedFile),
+        ("other", ForeignPart),
+    ],
+)
+def test_only_the_files_that_the_manifest_lists_are_pushed(
+    what: str, error: type[VaultError], vault: Vault
+) -> None:
+    """The owner of the vault's disk had any file that a link leads to pushed, in plaintext."""
+    clear_memory_store()
+    seal(vault, b"1")
+    folder = vault.find("data").copy.folder
+    part = folder / "00000002"
+    secret = vault.path.parent / "secret"
+    secret.write_bytes(b"a private key of the user who pushes")
+    content = part.read_bytes()
+    part.unlink()
+    if what == "link":
+        part.symlink_to(secret)
+    elif what == "pipe":
+        os.mkfifo(part)
+    elif what == "cut":
+        part.write_bytes(content[:-1])
+    elif what == "other":
+        part.write_bytes(bytes(len(content)))
+    with pytest.raises(error, match="part 00000002 of 'data' version 1"):
+        push(vault, "memory://place")
+    found = [one.getvalue() for one in MemoryFileSystem.store.values()]
+    assert not any(b"a private key" in one for one in found)
+    assert not any(one.endswith("/manifest") for one in MemoryFileSystem.store)
+
+
+@pytest.mark.parametrize("place", ["object", "version"])
+def test_a_link_in_the_vault_is_not_the_stores_fault(
+    place: str, vault: Vault, key: Path, pushed: str, tmp_path: Path
+) -> None:
+    """It was NoSuchObject: the store had no version that opens, said the message."""
+    other = elsewhere(vault, key)
+    folder = other.folder_of("data")
+    (tmp_path / "behind").mkdir()
+    if place == "version":
+        folder.mkdir()
+        folder /= "0000000001"
+    folder.symlink_to(tmp_path / "behind")
+    with pytest.raises(UnsafePath, match="is a symlink"):
+        pull(other, pushed)
+    assert not list((tmp_path / "behind").iterdir())

@@ -22,7 +22,8 @@ from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 Fault = Callable[[str, str], str | None]
-
+Answer = Callable[[str, str], tuple[int, bytes] | None]
+"""In the server's place: a status and a body."""
 
 _STATUS = {"refused": 403, "missing": 404, "failed condition": 412}
 
@@ -36,6 +37,7 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Passing)
         self.behind = urlsplit(server).netloc
         self.fault: Fault = lambda method, path: None
+        self.answer: Answer = lambda method, path: None
         self.rewrite: Callable[[str], str] = lambda path: path
         self.ended = threading.Event()
         self.sent = 0
@@ -61,10 +63,14 @@ class Passing(BaseHTTPRequestHandler):
         if fault == "endless":
             self._send_without_end()
             return
+        given = self.server.answer(self.command, self.path)
         if fault in _STATUS:
-            self.send_response(_STATUS[fault])
-            self.send_header("Content-Length", "0")
+            given = _STATUS[fault], b""
+        if given is not None:
+            self.send_response(given[0])
+            self.send_header("Content-Length", str(len(given[1])))
             self.end_headers()
+            self.wfile.write(given[1] if self.command != "HEAD" else b"")
             return
         connection = http.client.HTTPConnection(self.server.behind)
         path = self.server.rewrite(self.path)

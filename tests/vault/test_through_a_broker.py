@@ -40,7 +40,7 @@ def trains(rank: int, world: int, folder: str, also: str) -> tuple[float, str]:
         dist.destroy_process_group()
 
 
-def _granted(tmp_path: Path) -> tuple[Place, Vault]:
+def granted(tmp_path: Path) -> tuple[Place, Vault]:
     """A broker's files, and a vault that is open to its workers."""
     place = Place(tmp_path)
     for name in (RESOURCE, "gpt/key/other"):
@@ -59,7 +59,7 @@ def _granted(tmp_path: Path) -> tuple[Place, Vault]:
 
 
 def test_the_vaults_key_is_released_to_admitted_workers(workers: Workers, tmp_path: Path) -> None:
-    place, _ = _granted(tmp_path)
+    place, _ = granted(tmp_path)
     with running(place) as broker:
         results = workers.run(
             trains,
@@ -131,7 +131,7 @@ def rolls_back(rank: int, world: int, folder: str) -> list[str]:
 def test_a_disk_that_is_put_back_whole_is_seen_by_the_brokers_ledger(
     workers: Workers, tmp_path: Path
 ) -> None:
-    place, _ = _granted(tmp_path)
+    place, _ = granted(tmp_path)
     with running(place) as broker:
         environment = place.environment(broker.port) | {"SEALRING_VAULT_LEDGER": "broker"}
         results = workers.run(

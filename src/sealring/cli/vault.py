@@ -153,7 +153,9 @@ def ls(
     table = Table("object", "version", "kind", "parts", "size")
     for row in rows:
         size = human_bytes(row["bytes"])
-        table.add_row(Text(row["name"]), str(row["version"]), row["kind"], str(row["parts"]), size)
+        # As text: what somebody else has sealed is no markup.
+        name, kind = Text(row["name"]), Text(row["kind"])
+        table.add_row(name, str(row["version"]), kind, str(row["parts"]), size)
     console.print(table)
     say(
         f"The vault {opened.header.id} is open to "

@@ -9,14 +9,37 @@ from __future__ import annotations
 import functools
 import inspect
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import StoreFailed
 
 _OVERHEAD: Final = 16 << 20
 """Bytes: a page of a listing, or an error, is much shorter."""
-wanted: ContextVar[int] = ContextVar("wanted", default=0)
-"""Bytes of content that the request asks for."""
+LARGEST_LISTING: Final = 64 << 20
+"""Bytes, of the answers that list files: for about 200,000 of them."""
+
+
+@dataclass(slots=True)
+class Room:
+    """What the answers to one call of the client may hold: it may need several requests."""
+
+    wanted: int
+    """Bytes of content that each request asks for."""
+    listing: bool
+    """The pages of a listing count together: a store can always say that another one follows."""
+    came: int = 0
+
+    def take(self, answer: int, count: int) -> None:
+        """`answer`: bytes of the answer that these are the last `count` of."""
+        self.came += count
+        if answer > (longest := self.wanted + _OVERHEAD):
+            raise StoreFailed(f"an answer has more than {longest} bytes")
+        if self.listing and self.came > (longest := LARGEST_LISTING + _OVERHEAD):
+            raise StoreFailed(f"the answers to one question have more than {longest} bytes")
+
+
+room: ContextVar[Room | None] = ContextVar("room", default=None)
 
 
 def options_of(url: str) -> dict[str, Any]:
@@ -56,15 +79,15 @@ class _Requests:
 
     async def request(self, *args: Any, **options: Any) -> Any:
         answer = await self._session.request(*args, **options)
-        answer.content = _Content(answer, wanted.get() + _OVERHEAD)
+        answer.content = _Content(answer, room.get() or Room(0, listing=False))
         return answer
 
 
 class _Content:
     """aiohttp's reader of one answer's body."""
 
-    def __init__(self, answer: Any, longest: int) -> None:
-        self._answer, self._reader, self._longest = answer, answer.content, longest
+    def __init__(self, answer: Any, allowed: Room) -> None:
+        self._answer, self._reader, self._room = answer, answer.content, allowed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
@@ -75,7 +98,9 @@ class _Content:
         came = bytearray()
         while block := await self._reader.readany():
             came += block
-            if len(came) > self._longest:
+            try:
+                self._room.take(len(came), len(block))
+            except StoreFailed:
                 self._answer.close()
-                raise StoreFailed(f"an answer has more than {self._longest} bytes")
+                raise
         return bytes(came)

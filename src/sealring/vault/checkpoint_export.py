@@ -18,8 +18,8 @@ from sealring.vault import safetensors
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader
 from sealring.vault.checkpoint_writer import CheckpointWriter
-from sealring.vault.files import NEW_FILE, check_output, move_into_place
-from sealring.vault.outputs import unfinished
+from sealring.vault.files import check_output, move_into_place
+from sealring.vault.outputs import new_output, unfinished
 
 
 def load_whole(reader: CheckpointReader) -> dict[str, Any]:
@@ -88,10 +88,8 @@ def _plaintext_file(target: Path) -> Iterator[Any]:
     """A file of mode 0600 that gets its name when it is complete."""
     try:
         with unfinished(target) as temporary:
-            with open(os.open(temporary, NEW_FILE, 0o600), "wb") as file:
+            with new_output(temporary, target) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
             move_into_place(temporary, target)
     except OSError as problem:
         raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from problem

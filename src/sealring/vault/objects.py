@@ -55,6 +55,7 @@ MANIFEST: Final = "manifest"
 KEY_FILE: Final = "key.json"
 _PART: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
 _COMMITMENT: Final = slice(24, 56)
+_LONGEST_KIND: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,8 @@ class Copy:
             check_name(manifest.name)
         except ConfigurationError:
             raise NotAVault(f"the manifest {path} has a name that cannot be printed") from None
+        if not manifest.kind.isprintable() or len(manifest.kind) > _LONGEST_KIND:
+            raise NotAVault(f"the manifest {path} has a kind that cannot be printed")
         if manifest.object_version != self.place.version:
             raise ForeignPart(f"the manifest {path} is that of version {manifest.object_version}")
         return manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
@@ -12,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from sealring.errors import ConfigurationError
 from sealring.identity.private_files import name_beside
-from sealring.vault.files import claim, claimed
+from sealring.vault.files import NEW_FILE, claim, claimed
 
 _MARK: Final = ".sealring-unfinished-"
 _RANDOM_BYTES: Final = 8
@@ -49,6 +51,39 @@ def unfinished(out: Path) -> Iterator[Path]:
         finally:
             # No signal interrupts this: one has raised already, or `begin` was called.
             shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Output(io.FileIO):
+    """Remembers why it could not be written."""
+
+    problem: OSError | None = None
+
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as problem:
+            self.problem = problem
+            raise
+
+
+@contextlib.contextmanager
+def new_output(path: Path, out: Path) -> Iterator[Any]:
+    """A new file for a library to write, then on the disk. `out`: what it will be called.
+
+    On a full disk libraries raise errors of their own, about a format or about what they read.
+    """
+    raw = _Output(os.open(path, NEW_FILE, 0o600), "wb")
+    try:
+        with io.BufferedWriter(raw) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except Exception:
+        if raw.problem is None:
+            raise
+        raise ConfigurationError(
+            f"{out} cannot be written: {raw.problem.strerror}"
+        ) from raw.problem
 
 
 def _name_of(out: Path) -> str:

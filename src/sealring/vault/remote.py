@@ -20,15 +20,17 @@ from sealring.errors import (
     NoSuchObject,
     NotAVault,
     RolledBack,
+    SealringError,
+    UnsafePath,
     VaultError,
 )
 from sealring.vault import objects
 from sealring.vault.files import locked, make_folders, remove_directory, write_new
 from sealring.vault.header import Header, read_header, write_header
 from sealring.vault.layout import COPY, VERSION
-from sealring.vault.objects import KEY_FILE, MANIFEST
+from sealring.vault.objects import KEY_FILE, MANIFEST, Copy, Part
 from sealring.vault.opened import HEADER
-from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST
+from sealring.vault.sealed import LARGEST_DOCUMENT, LARGEST_MANIFEST, read_small
 from sealring.vault.stores import Progress, Store
 from sealring.vault.trees import verify
 from sealring.vault.vault import Vault
@@ -49,11 +51,11 @@ def push(vault: Vault, name: str, url: str, version: int | None, progress: Progr
         folder = copy.folder.relative_to(vault.path).as_posix()
         for part in stored.manifest.parts:
             if store.size(f"{folder}/{part.name}") != _native.sealed_length(part.length):
-                with (copy.folder / part.name).open("rb") as file:
-                    store.upload(file.fileno(), f"{folder}/{part.name}", progress)
+                _upload(store, copy, part, stored.whose, f"{folder}/{part.name}", progress)
         # The key's file changes with the vault's key; the manifest does not.
-        store.put(f"{folder}/{KEY_FILE}", (copy.folder / KEY_FILE).read_bytes(), new=False)
-        manifest = (copy.folder / MANIFEST).read_bytes()
+        key = read_small(copy.folder / KEY_FILE, "the object's key", _LARGEST_KEY)
+        store.put(f"{folder}/{KEY_FILE}", key, new=False)
+        manifest = read_small(copy.folder / MANIFEST, "the manifest", LARGEST_MANIFEST)
         try:
             store.put(f"{folder}/{MANIFEST}", manifest, new=True)
         except FileExistsError:
@@ -70,6 +72,19 @@ def push(vault: Vault, name: str, url: str, version: int | None, progress: Progr
                 store.remove(f"{above}/{other}/{MANIFEST}")
                 store.remove(f"{above}/{other}")
     return stored.manifest.object_version
+
+
+def _upload(
+    store: Store, copy: Copy, part: Part, whose: str, path: str, progress: Progress
+) -> None:
+    """The file that the manifest lists, and no other: what lies in its place may be a link."""
+    name = f"part {part.name} of {whose}"
+    file = objects.open_part(copy.folder / part.name, name, part.length, part.commitment)
+    try:
+        assert isinstance(file.source, int), "require_directory"
+        store.upload(file.source, path, progress)
+    finally:
+        file.close()
 
 
 def _put_header(vault: Vault, store: Store) -> None:
@@ -111,12 +126,21 @@ def pull(vault: Vault, name: str, url: str, version: int | None, progress: Progr
                     target = folder / f"{number:010}" / copy
                     try:
                         _fetch(vault, store, target, progress)
+                    except _Local as problem:  # it is not the store's fault, nor the version's
+                        raise problem.reason from None
                     except (VaultError, FileNotFoundError) as problem:
                         _LOG.warning("sealring: %s/%s is left out: %s", url, copy, problem)
                     else:
                         # The ledger decides whether it is old.
                         return vault.find(name, version).manifest.object_version
     raise NoSuchObject(f"{url} has no version of {name!r} that this vault's key opens")
+
+
+class _Local(Exception):
+    """What is wrong with the vault's own directory, so that no version can be fetched."""
+
+    def __init__(self, reason: SealringError) -> None:
+        self.reason = reason
 
 
 def _read_small(store: Store, path: str, largest: int) -> bytes:
@@ -133,9 +157,14 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
         return
     key = _read_small(store, f"{where}/{KEY_FILE}", _LARGEST_KEY)
     sealed = _read_small(store, f"{where}/{MANIFEST}", LARGEST_MANIFEST)
-    remove_directory(vault.path, target)  # what a fetch that was killed has left
-    make_folders(target.parent)
-    target.mkdir(mode=0o700)
+    try:
+        remove_directory(vault.path, target)  # what a fetch that was killed has left
+        make_folders(target.parent)
+        target.mkdir(mode=0o700)
+    except UnsafePath as problem:
+        raise _Local(problem) from None
+    except OSError as problem:
+        raise _Local(_not_written(target, problem)) from None
     try:
         write_new(target / KEY_FILE, key)
         copy = objects.open_copy(target, vault.ring, vault.header.vault)
@@ -148,5 +177,9 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
     except BaseException as problem:
         remove_directory(vault.path, target)
         if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError):
-            raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from None
+            raise _not_written(target, problem) from None
         raise
+
+
+def _not_written(target: Path, problem: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{target} cannot be written: {problem.strerror}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from sealring.errors import StoreFailed
@@ -12,6 +13,9 @@ from sealring.vault import answers
 SILENT_SECONDS: Final = 120.0
 """A request may take so long, with its client's repetitions, and longer by its size:"""
 _BYTES_A_SECOND: Final = 1 << 18
+_STOP_SECONDS: Final = 5.0
+"""For a request to end that is stopped. It does no more than close its connection."""
+_MOVES_CONTENT: Final = frozenset({"cat_file", "pipe_file", "put_file"})
 
 
 def can_be_stopped(files: Any) -> bool:
@@ -29,12 +33,10 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
     """
     if not can_be_stopped(files):
         return getattr(files, method)(*args, **options)
-    from fsspec.asyn import sync
-
     seconds = SILENT_SECONDS + size / _BYTES_A_SECOND
 
     async def bounded() -> Any:
-        answers.wanted.set(size)
+        answers.room.set(answers.Room(size, listing=method not in _MOVES_CONTENT))
         try:
             return await asyncio.wait_for(getattr(files, f"_{method}")(*args, **options), seconds)
         except TimeoutError:
@@ -42,7 +44,26 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
                 f"{url} did not answer within {seconds:.0f} seconds: try again later"
             ) from None
 
-    return sync(files.loop, bounded)
+    return _run(files.loop, bounded())
+
+
+def _run(loop: asyncio.AbstractEventLoop, request: Coroutine[Any, Any, Any]) -> Any:
+    """Waits for a request in fsspec's loop. Ctrl-C stops it: fsspec's own `sync` lets it go on."""
+    ended = threading.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    def begin() -> None:
+        tasks.append(loop.create_task(request))
+        tasks[0].add_done_callback(lambda _: ended.set())
+
+    loop.call_soon_threadsafe(begin)
+    try:
+        ended.wait()
+    except BaseException:
+        loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+        ended.wait(_STOP_SECONDS)
+        raise
+    return tasks[0].result()
 
 
 def condition_failed(problem: BaseException | None) -> bool:

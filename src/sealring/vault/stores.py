@@ -24,8 +24,7 @@ from sealring.vault import answers, requests
 from sealring.vault.files import NEW_FILE
 
 _BLOCK: Final = 8 << 20
-_LARGEST_LISTING: Final = 64 << 20
-"""Bytes, of the answers that list an object's files: for about 200,000 of them."""
+_LONGEST_REASON: Final = 300
 _ATTEMPTS: Final = 3
 """To read a small file that is replaced at the same time."""
 _ROOT: Final = PurePosixPath()
@@ -84,6 +83,12 @@ def _lists_at_once(files: Any) -> bool:
     return type(files).find is not AbstractFileSystem.find
 
 
+def _reason(problem: Exception) -> str:
+    """In one line, and not endless. The text may be the store's, and that an attacker's."""
+    told = str(problem).strip().splitlines() or [type(problem).__name__]
+    return "".join(one if one.isprintable() else "?" for one in told[0][:_LONGEST_REASON])
+
+
 class Store:
     """The folder of one vault in a store."""
 
@@ -134,8 +139,7 @@ class Store:
         except (SealringError, FileExistsError, FileNotFoundError):
             raise
         except Exception as problem:  # each store has exceptions of its own
-            reason = str(problem).strip() or type(problem).__name__
-            raise StoreFailed(f"{self.url} cannot be used: {reason.splitlines()[0]}") from problem
+            raise StoreFailed(f"{self.url} cannot be used: {_reason(problem)}") from problem
 
     def _do(self, size: int, method: str, *args: Any, **options: Any) -> Any:
         return requests.ask(self._files, self.url, size, method, *args, **options)
@@ -162,7 +166,7 @@ class Store:
         with self._asking():
             self._files.invalidate_cache()
             try:
-                found = self._do(_LARGEST_LISTING, "find", start.rstrip("/"))
+                found = self._do(answers.LARGEST_LISTING, "find", start.rstrip("/"))
             except (FileNotFoundError, NotADirectoryError):
                 found = [""]
         if not all(str(one).startswith(start) for one in found):
@@ -266,7 +270,8 @@ class Store:
                 try:
                     put()
                 except FileNotFoundError as problem:
-                    raise StoreFailed(f"{self.url}/{path} cannot be put: {problem}") from problem
+                    why = _reason(problem)
+                    raise StoreFailed(f"{self.url}/{path} cannot be put: {why}") from problem
 
     def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
         """So many bytes, no more, to a new file that is then on the disk."""
@@ -284,3 +289,9 @@ class Store:
     def remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):
             self._do(0, "rm", self._at(path), recursive=True)
+            # S3 may refuse single files and say so in an answer that s3fs takes for success.
+            if self._do(0, "exists", self._at(path)):
+                raise StoreFailed(
+                    f"{self.url}/{path} is still there after it was removed: the store refuses to "
+                    "remove it, or something was put there meanwhile. See what this user may do"
+                )

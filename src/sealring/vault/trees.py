@@ -15,6 +15,7 @@ from sealring.errors import (
     ConfigurationError,
     NotAVault,
     SourceChanged,
+    StoreFailed,
     TamperedChunk,
     UnsafePath,
     Unsupported,
@@ -36,6 +37,7 @@ from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
 from sealring.vault.sealed import parse
+from sealring.vault.storage import storage_of
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
 from sealring.vault.watched import Watched
@@ -207,8 +209,16 @@ def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
     for part in stored.manifest.parts:
         pieces = ([block] for block in _blocks(stored, part, progress))
         parts.append(copy.seal_part(part.name, pieces)[0])
+    in_store = not storage_of(copy.folder).locks
+    for part in parts if in_store else []:  # the copy before is removed in favour of these
+        with copy.opened(part, stored.whose):
+            pass
     manifest = stored.manifest
     copy.commit(manifest.kind, manifest.name, parts, manifest.content)
+    if in_store and not copy.complete:
+        raise StoreFailed(
+            f"{copy.folder} has no manifest, and the store said that it was put: rotate again"
+        )
 
 
 def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryview]:

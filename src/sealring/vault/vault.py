@@ -11,6 +11,7 @@ from sealring.errors import (
     ConfigurationError,
     KeysChanged,
     OutputExists,
+    RolledBack,
     StoreFailed,
     VaultError,
 )
@@ -25,6 +26,7 @@ from sealring.vault.layout import (
     complete_copies,
     entries,
     is_complete,
+    may_be_complete,
 )
 from sealring.vault.ledgers import ledger_of
 from sealring.vault.objects import Copy
@@ -213,6 +215,8 @@ class Vault(Versions):
 
     def _versions(self, problems: list[VaultError]) -> Iterator[VaultPath]:
         found = collected(self.path / "objects", OBJECT, problems)
+        if not storage_of(self.path).locks:
+            problems += self._left_out({one.name for one in found})
         for name in sorted(self.ledger.objects() - {one.name for one in found}):
             _LOG.warning(
                 "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
@@ -221,6 +225,25 @@ class Vault(Versions):
             )  # fmt: skip
         for folder in found:
             yield from collected(folder, VERSION, problems)
+
+    def _left_out(self, listed: set[str]) -> Iterator[VaultError]:
+        """What the ledger knows, and a store does not list: a single wrong answer can do that.
+
+        The keys of what is not listed now must not be dropped: it would never open again.
+        """
+        for name in sorted(self.ledger.objects()):
+            folder, known = self.path / "objects" / name, self.ledger.newest(name)
+            assert known is not None
+            version = folder / f"{known.version:010}"
+            if name in listed and version in entries(folder, VERSION) and may_be_complete(version):
+                continue
+            try:
+                newer = self._find(folder, f"object {name}")
+            except VaultError as problem:
+                yield problem
+            else:
+                if name not in listed or newer.manifest.object_version == known.version:
+                    yield RolledBack(f"{newer.whose} is in {self.path}, which did not list it")
 
     def remove_version(self, version: VaultPath) -> None:
         self.require_open()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from sealring.errors import ConfigurationError, NoSuchObject, StageFailed
+from sealring.errors import ConfigurationError, NoSuchObject, NotAVault, StageFailed
 from sealring.vault import Dataset, Stage, Stream, keys
 from sealring.vault.datasets.building import Built
+from sealring.vault.datasets.index import KIND, Index, Input
 from sealring.vault.datasets.pipeline import arranged, lineage, run_stages, stages_of
 from sealring.vault.datasets.running import InProcesses, Run, in_this_process
 from sealring.vault.vault import Vault
@@ -225,3 +226,50 @@ def test_build_and_lineage_as_commands(
     assert shown[0]["digest"][:12] in table
     with pytest.raises(ConfigurationError, match="it is local or ray"):
         sh("build", "v", "pipeline.py", "--engine", "dask")
+
+
+def recipe_of(stage: Any, code: Any = "00" * 32) -> str:
+    return json.dumps({"stage": stage, "code": {"sha256": code}, "parameters": {}})
+
+
+def forge(vault: Vault, name: str, inputs: list[Input], recipe: str) -> None:
+    """As a holder of the vault's key can, or who makes a vault for a person's public key."""
+    copy = vault.new_version(name)
+    vault.commit(copy, KIND, name, [], Index(1, [], recipe, inputs, []).text())
+
+
+def test_lineage_of_datasets_that_name_each_other(vault: Vault) -> None:
+    """It did not end: the number of ways back doubled with each dataset."""
+    for number in range(40):
+        before = [Input(f"data{number - 1}", 1, "00")] * 2 if number else []
+        itself = [Input(f"data{number}", 1, "00")]
+        forge(vault, f"data{number}", before + itself, recipe_of("stage"))
+    found = [one.name for one in lineage(vault, "data39")]
+    assert found == [f"data{number}" for number in reversed(range(40))]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "{",
+        "[" * 100_000,
+        '"ingest"',
+        "[]",
+        "{}",
+        json.dumps({"ingest": 1}),
+        json.dumps({"ingest": "\x1b[2J"}),
+        recipe_of("\x1b]0;title"),
+        recipe_of("stage", None),
+    ],
+)
+def test_a_recipe_that_is_none(recipe: str, vault: Vault) -> None:
+    """It ended with an error of Python's, or was printed with what steers a terminal."""
+    forge(vault, "data", [], recipe)
+    with pytest.raises(NotAVault, match="'data' version 1 does not say how it was made"):
+        list(lineage(vault, "data"))
+
+
+def test_an_input_with_a_name_that_is_none(vault: Vault) -> None:
+    forge(vault, "data", [Input("\x1b[2J", 1, "00")], recipe_of("stage"))
+    with pytest.raises(NotAVault, match="'data' version 1 does not say how it was made"):
+        list(lineage(vault, "data"))

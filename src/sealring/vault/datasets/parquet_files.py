@@ -33,7 +33,7 @@ from sealring.vault.datasets.stages import canonical
 from sealring.vault.files import check_inside, check_output, make_folders, move_into_place
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.objects import Copy
-from sealring.vault.outputs import unfinished
+from sealring.vault.outputs import new_output, unfinished
 from sealring.vault.sealed import parse
 from sealring.vault.trees import check_text
 from sealring.vault.vault import Vault
@@ -70,7 +70,8 @@ def seal_parquet(
             with unfinished(out) as folder:
                 for number, file in enumerate(files):
                     key = secrets.part(KEY_BYTES * number, KEY_BYTES)
-                    _encrypt(file, folder / file.inside, key, prefix(copy, file.inside), progress)
+                    aad = prefix(copy, file.inside)
+                    _encrypt(file, folder / file.inside, out / file.inside, key, aad, progress)
                 for made, _, _ in os.walk(folder):
                     sync_directory(Path(made))
                 content = Content([file.inside for file in files])
@@ -95,7 +96,7 @@ def _seal_keys(copy: Copy, secrets: _native.Secret) -> objects.Part:
 
 
 def _encrypt(
-    source: SourceFile, target: Path, key: _native.Secret, aad: bytes,
+    source: SourceFile, target: Path, out: Path, key: _native.Secret, aad: bytes,
     progress: Callable[[int], None],
 ) -> None:  # fmt: skip
     encryption, parquet = pyarrow("pyarrow.parquet.encryption"), pyarrow("pyarrow.parquet")
@@ -106,15 +107,15 @@ def _encrypt(
         properties = encryption.create_encryption_properties(
             bytes(key), aad_prefix=aad, store_aad_prefix=False, encryption_algorithm=ALGORITHM
         )
-        with open(target, "xb") as output:
-            with parquet.ParquetWriter(
+        with (
+            new_output(target, out) as output,
+            parquet.ParquetWriter(
                 output, opened.schema_arrow, encryption_properties=properties
-            ) as writer:
-                for number in range(opened.metadata.num_row_groups):
-                    writer.write_table(opened.read_row_group(number))
-                    progress(opened.metadata.row_group(number).total_byte_size)
-            output.flush()
-            os.fsync(output.fileno())
+            ) as writer,
+        ):
+            for number in range(opened.metadata.num_row_groups):
+                writer.write_table(opened.read_row_group(number))
+                progress(opened.metadata.row_group(number).total_byte_size)
     watched.check()
 
 

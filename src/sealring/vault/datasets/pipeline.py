@@ -6,19 +6,19 @@ parameters make those shards anew that depend on them, and no other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import ConfigurationError, NoSuchObject, StageFailed
+from sealring.errors import ConfigurationError, NoSuchObject, NotAVault, StageFailed
 from sealring.vault.datasets.building import Built, Plan, build
 from sealring.vault.datasets.index import Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run
 from sealring.vault.datasets.stages import Stage, module_of, recorded
-from sealring.vault.objects import Part
+from sealring.vault.objects import Part, check_name
+from sealring.vault.sealed import parse
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
 
@@ -110,11 +110,40 @@ class Ancestor:
 
 
 def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Ancestor]:
-    """The dataset, and those that it was made from, back to what was ingested."""
-    stored = vault.find(name, version)
-    index = index_of(stored)
-    number, recipe = stored.manifest.object_version, json.loads(index.recipe)
-    sources = [shard.source for shard in index.shards]
-    yield Ancestor(name, number, index.digest, index.samples, recipe, index.inputs, sources)
-    for one in index.inputs:
-        yield from lineage(vault, one.name, one.version)
+    """The dataset, and those that it was made from, back to what was ingested; each of them once.
+
+    Somebody else may have sealed them: two may name each other, or one of them a name many times.
+    """
+    waiting: list[tuple[str, int | None]] = [(name, version)]
+    seen: set[tuple[str, int]] = set()
+    while waiting:
+        stored = vault.find(*waiting.pop(0))
+        which = stored.manifest.name, stored.manifest.object_version
+        if which in seen:
+            continue
+        seen.add(which)
+        index = index_of(stored)
+        sources = [shard.source for shard in index.shards]
+        recipe = _recipe(index, stored.whose)
+        yield Ancestor(*which, index.digest, index.samples, recipe, index.inputs, sources)
+        waiting[:0] = dict.fromkeys((one.name, one.version) for one in index.inputs)
+
+
+def _recipe(index: Index, whose: str) -> dict[str, Any]:
+    """How it was made, in one of the two forms that this package writes."""
+    try:
+        recipe: Any = parse(index.recipe.encode())
+        if "ingest" in recipe:
+            texts = [recipe["ingest"]]
+        else:
+            texts = [recipe["stage"], recipe["code"]["sha256"], *recipe["parameters"].keys()]
+        if not all(isinstance(one, str) and one.isprintable() for one in texts):
+            raise ValueError("it has names that cannot be printed")
+        for one in index.inputs:
+            check_name(one.name)
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as problem:
+        raise NotAVault(
+            f"the index of {whose} does not say how it was made: {type(problem).__name__}"
+        ) from None
+    assert isinstance(recipe, dict)
+    return recipe
