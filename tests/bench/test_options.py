@@ -37,6 +37,8 @@ from sealring.errors import ConfigurationError
         (["step", "--wire", "rope"], "'rope' is not a wire; there is auto, host, peer, nccl"),
         (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
         (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
+        (["scale", "--ranks", "2,many"], "--ranks is '2,many': write numbers from 2 on with comm"),
+        (["scale", "--ranks", "1"], "--ranks is '1': write numbers from 2 on"),
         (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
         (["all", "--output", "/dev/null/x"], "/dev/null/x cannot be made: Not a directory"),
     ],

@@ -71,6 +71,23 @@ def test_messages_have_tracks_of_their_own() -> None:
     assert received_end["ts"] == 97.0, "what has not ended lasts until the record was written"
 
 
+@pytest.mark.parametrize("extra", [[], ["--messages"]])
+def test_show_of_ranks_that_did_nothing_yet_is_empty(extra: list[str], tmp_path: Path) -> None:
+    save(tmp_path, process(0), process(1))
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), *extra, "--json"])
+    assert (done.exit_code, done.stdout) == (0, "[]\n"), done.output
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), *extra, "--group", "other"])
+    assert isinstance(done.exception, ConfigurationError)
+    assert str(done.exception) == "no rank has a group named 'other': there is 'default'"
+
+
+def test_a_number_is_not_a_messages(tmp_path: Path) -> None:
+    save(tmp_path, with_messages(0, message(3)))
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), "--messages", "--number", "1"])
+    assert isinstance(done.exception, ConfigurationError)
+    assert str(done.exception) == "--number is a collective's: leave it out with --messages"
+
+
 def test_show_lists_messages_when_asked(tmp_path: Path) -> None:
     lost = message(6, peer=2, state="failed", error="PeerLost: \x1b[31mgone")
     save(tmp_path, with_messages(0, message(3), lost), with_messages(1))

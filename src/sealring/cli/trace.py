@@ -93,6 +93,8 @@ def show(
     """Show the last collectives of each rank, or what number N was on every one of them."""
     accounts = read_flight_records(paths)
     if messages:
+        if number is not None:
+            raise ConfigurationError("--number is a collective's: leave it out with --messages")
         _show_messages(accounts, group, last, as_json)
         return
     rows: list[tuple[int, str, CollectiveAccount | None]]
@@ -108,7 +110,7 @@ def show(
             for each in one.collectives[-last:]
         ]
     if not rows:
-        raise ConfigurationError(f"no rank has a group named {group!r}")
+        _require_group(accounts, group)
     if as_json:
         print_json([
             {"rank": rank, "group": name, "collective": each and dataclasses.asdict(each)}
@@ -123,6 +125,14 @@ def show(
     _print_errors((rank, each.error) for rank, _, each in rows if each and each.error)
 
 
+def _require_group(accounts: list[ProcessAccount], group: str | None) -> None:
+    """Nothing to show is an answer, but not of a group that no rank has."""
+    names = sorted({one.name for account in accounts for one in account.groups})
+    if group is not None and group not in names:
+        there = f"there is {', '.join(map(repr, names))}" if names else "there is none"
+        raise ConfigurationError(f"no rank has a group named {group!r}: {there}")
+
+
 def _show_messages(
     accounts: list[ProcessAccount], group: str | None, last: int, as_json: bool
 ) -> None:
@@ -133,6 +143,8 @@ def _show_messages(
         if group is None or one.name == group
         for each in one.messages[-last:]
     ]
+    if not rows:
+        _require_group(accounts, group)
     if as_json:
         print_json([
             {"rank": rank, "group": name, "message": dataclasses.asdict(each)}
