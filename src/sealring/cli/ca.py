@@ -88,7 +88,8 @@ def issue(
     if world_size is not None and max(ranks) >= world_size:
         # Before the first key is written: one that is there is never replaced.
         raise BadCertificate(
-            f"rank {max(ranks)} does not exist in a world of {world_size}: ranks are numbered from 0"
+            f"rank {max(ranks)} does not exist in a world of {world_size}: ranks are numbered from "
+            "0"
         )
     for each in ranks:
         file = None if request_file is None else Path(request_file.replace("{rank}", str(each)))
