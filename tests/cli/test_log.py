@@ -153,6 +153,11 @@ def test_an_age_that_is_none(log: tuple[Path, str], tmp_path: Path, age: str) ->
         run("verify", folder, "--policy", tmp_path / "policy", f"--max-age={age}")
 
 
+def test_a_file_in_place_of_the_key(log: tuple[Path, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--vkey is the key itself: "):
+        run("verify", log[0], "--vkey", tmp_path / "log.vkey")
+
+
 def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = log
     (tmp_path / "log.key").chmod(0o644)

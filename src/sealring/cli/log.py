@@ -133,7 +133,7 @@ def checkpoint(
     if json:
         _show(signed, {}, json)
     else:
-        sys.stdout.write(signed.note.encode().decode())
+        sys.stdout.buffer.write(signed.note.encode())  # signed bytes, whatever the encoding
 
 
 @app.command()
@@ -170,7 +170,7 @@ def proof(
     hashes = StoredTree(log, signed.size).inclusion_proof(index, signed.root)
     made = LogProof(index, tuple(hashes), signed.note.encode()).encode()
     if output is None:
-        sys.stdout.write(made.decode())
+        sys.stdout.buffer.write(made)
     else:
         write_public(output, made)
 
@@ -244,6 +244,8 @@ def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
         raise ConfigurationError("say whom to believe: --policy FILE, or --vkey KEY")
     if policy is not None:
         return read_policy(policy)
+    if "+" not in str(vkey) and Path(str(vkey)).is_file():
+        raise ConfigurationError(f'--vkey is the key itself: --vkey "$(cat {vkey})"')
     verifier = Verifier.parse(str(vkey))
     if verifier.kind is not Kind.NOTE:
         raise MalformedNote(f"the verifier key of {verifier.name} is a witness's, not a log's")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -121,7 +122,7 @@ def show(
     for rank, name, each in rows:
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
         table.add_row(str(rank), *(Text(printable(cell)) for cell in (name, *cells)))
-    console.print(table)
+    _print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each and each.error)
 
 
@@ -163,7 +164,7 @@ def _show_messages(
             _time(each.ended_ns - each.posted_ns) if each.ended_ns else "",
         ]
         table.add_row(str(rank), *(Text(printable(cell)) for cell in cells))
-    console.print(table)
+    _print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each.error)
 
 
@@ -174,6 +175,12 @@ def _table(*columns: str) -> Table:
         # No name of a collective or of an algorithm is cut: "reduce_scatter" is the longest.
         table.add_column(column, min_width=14 if column == "collective" else len(column))
     return table
+
+
+def _print(table: Table) -> None:
+    """Nothing is cut: in a terminal that is too narrow, lines go on in the next."""
+    least = Measurement.get(console, console.options.update(max_width=1000), table).minimum
+    console.print(table, width=max(console.width, least), crop=False, soft_wrap=False)
 
 
 def _print_errors(errors: Iterable[tuple[int, str]]) -> None:
