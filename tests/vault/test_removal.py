@@ -84,7 +84,7 @@ def test_the_command(vault: Vault, key: Path) -> None:
 def test_what_is_asked_is_not_among_the_json(vault: Vault, key: Path) -> None:
     """As a process: a test's runner shows answers on stdout, too."""
     seal(vault, "one")
-    command = ["vault", "rm", vault.path, "data", "--key", key, "--json"]
+    command = ["vault", "rm", str(vault.path), "data", "--key", str(key), "--json"]
     done = subprocess.run(
         [Path(sys.executable).parent / "sealring", *command],
         input="y\n", capture_output=True, text=True, timeout=60,

@@ -161,11 +161,11 @@ def _ask_snp(left: list[str]) -> Table:
     minimum: Table = {}
     for product, parts in TCB_BYTES.items():
         asked = f"{product}: least versions of {' '.join(parts)} (empty: not admitted)"
-        answer = _prompt(asked, default="").split()
-        if answer:
-            if len(answer) != len(parts) or not all(one.isdigit() for one in answer):
+        versions = _prompt(asked, default="").split()
+        if versions:
+            if len(versions) != len(parts) or not all(one.isdigit() for one in versions):
                 raise ConfigurationError(f"{product} takes {len(parts)} numbers")
-            minimum[product] = dict(zip(parts, map(int, answer), strict=True))
+            minimum[product] = dict(zip(parts, map(int, versions), strict=True))
     if minimum:
         table["minimum_tcb"] = minimum
     else:
