@@ -9,7 +9,7 @@ _held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port at which nobody else listens; for what cannot be told to choose one itself.
+    """A port at which no other process listens; for what cannot be told to choose one itself.
 
     No outgoing connection takes it either: it lies below those the system chooses from.
     """
