@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -99,6 +100,13 @@ def test_no_document_names_a_setting_that_does_not_exist() -> None:
     known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", page)) | BUILD_OPTIONS
     for path in DOCUMENTS:
         assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", path.read_text())) <= known, path.name
+
+
+def test_the_page_on_installing_lists_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = between((ROOT / "docs" / "install.md").read_text(), "| extra |", "There are two wheels")
+    listed = {name for row in rows(page) for name in re.findall(r"`([\w-]+)`", row[0])}
+    assert listed == project["optional-dependencies"].keys()
 
 
 def test_the_readme_is_read_to_the_end() -> None:

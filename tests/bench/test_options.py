@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from sealring.bench.place import CPU, Place
 from sealring.cli import app
 from sealring.cli.bench import options
 from sealring.errors import ConfigurationError
+from sealring.schedule.table import parse_table, shipped_table
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,9 @@ from sealring.errors import ConfigurationError
         (["step", "--wire", "rope"], "'rope' is not a wire; there is auto, host, peer, nccl"),
         (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
         (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
+        (["scale", "--ranks", "2,many"], "--ranks is '2,many': write numbers from 2 on with comm"),
+        (["algorithms", "--table", "no/such/t.toml"], "no/such/t.toml cannot be written: there is"),
+        (["scale", "--ranks", "1"], "--ranks is '1': write numbers from 2 on"),
         (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
         (["all", "--output", "/dev/null/x"], "/dev/null/x cannot be made: Not a directory"),
     ],
@@ -93,3 +98,8 @@ def test_variants_come_in_one_order_and_sealed_is_among_them() -> None:
 
 def test_this_machine_has_memory() -> None:
     assert 1 << 26 < CPU.free_bytes() < 1 << 50
+
+
+def test_the_table_in_force_as_json() -> None:
+    done = CliRunner().invoke(app, ["bench", "algorithms", "--show", "--json"])
+    assert parse_table(json.loads(done.stdout)["table"], "this") == shipped_table()

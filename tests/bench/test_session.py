@@ -88,6 +88,7 @@ def test_the_file_is_there_after_each_job(tmp_path: Path) -> None:
     [
         (KeyboardInterrupt(), 130, "stopped by Ctrl-C after 2 of 3 cases"),
         (signal.SIGTERM, 143, "stopped by SIGTERM after 2 of 3 cases"),
+        (signal.SIGHUP, 129, "stopped by SIGHUP after 2 of 3 cases"),
     ],
 )
 def test_a_user_who_stops_it_gets_what_was_measured(
@@ -108,6 +109,20 @@ def test_a_user_who_stops_it_gets_what_was_measured(
     assert (results.complete, results.stopped) == (False, why)
     assert len(results.allreduce) == 4
     assert f"{why}; they are in" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_nohup_ignores_does_not_stop_it(tmp_path: Path) -> None:
+    def measure(_: Any) -> Iterator[Exchange]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        yield exchange(8)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(Session("sealring bench", tmp_path / "r.json"), [Job("on", 1, measure)]) is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert read_results(tmp_path / "r.json").complete
 
 
 def test_a_worker_that_fails_loses_nothing_either(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.cli.ca import ranks_of
-from sealring.errors import ConfigurationError
+from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity.certificates import claims_of
 
 
@@ -47,3 +47,14 @@ def test_one_request_for_many_ranks_is_refused(
 def test_ranks_that_cannot_be(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--rank is"):
         ranks_of(text)
+
+
+def test_a_rank_beyond_the_world_leaves_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ca("init")
+    with pytest.raises(BadCertificate, match="rank 3 does not exist in a world of 2"):
+        ca("issue", "--job", "gpt", "--rank", "0-3", "--world-size", "2", "--out", "made")
+    assert not Path("made").exists()
+    ca("issue", "--job", "gpt", "--rank", "0-3", "--world-size", "4", "--out", "made")

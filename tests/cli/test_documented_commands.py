@@ -58,3 +58,38 @@ def test_commands_of_the_examples() -> None:
 def test_an_option_that_does_not_exist_is_seen() -> None:
     assert unknown("sealring audit run --no-such 1 -- --vault x") == ["--no-such"]
     assert len(list(commands((ROOT / "docs" / "provenance.md").read_text()))) > 15
+
+
+def leaves(
+    command: Any = None, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, as it is typed."""
+    command = command if command is not None else typer.main.get_command(app)
+    below = getattr(command, "commands", {})
+    if path and (not below or command.invoke_without_command):
+        yield path, command
+    for name, one in below.items():
+        yield from leaves(one, (*path, name))
+
+
+def test_the_table_of_commands_has_every_command() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    listed: set[tuple[str, ...]] = set()
+    for cell in re.findall(r"^\| (`sealring [^|]*) \|", page, re.MULTILINE):
+        # `sealring log verify`, `verify-proof`: the later ones are of the first one's verb.
+        first, *others = (re.sub(r" [^a-z].*| RUN.*", "", one) for one in cell.split("`")[1::2])
+        words = tuple(first.split()[1:])
+        listed |= {words[:1], words[:2], *((words[0], *one.split()[-1:]) for one in others)}
+    missing = {path for path, _ in leaves()} - listed
+    assert missing == set()
+
+
+def test_the_page_says_what_prints_json() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    (sentence,) = re.findall(r"These print JSON with `--json`: (.*?)\.\n", page, re.DOTALL)
+    named = {re.sub(r" --.*", "", one) for one in re.findall(r"`([^`]*)`", sentence)}
+    without = {"bench all"}  # as the sentence says
+    for path, command in leaves():
+        typed = " ".join(path)
+        listed = typed not in without and bool({typed, path[0]} & named)
+        assert listed == any("--json" in one.opts for one in command.params), typed

@@ -19,6 +19,7 @@ from sealring.errors import (
     SealringError,
     TruncatedLog,
 )
+from sealring.provenance.notes import Kind, Signer
 from sealring.provenance.writer import create_log, read_signer
 
 
@@ -125,6 +126,36 @@ def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> 
         run("append", folder)
     with pytest.raises(ConfigurationError, match="no file"):
         run("append", folder, tmp_path / "missing")
+
+
+def test_an_age_is_refused_where_no_witness_tells_it(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, vkey = log
+    run("append", folder, tmp_path / "entry")
+    run("proof", folder, 0, "--vkey", vkey, "-o", tmp_path / "proof")
+    (tmp_path / "alone.policy").write_text(f"log {vkey}\nquorum none\n")
+    for trust in (["--vkey", vkey], ["--policy", tmp_path / "alone.policy"]):
+        for question in (
+            ["verify", folder],
+            ["checkpoint", folder],
+            ["verify-proof", tmp_path / "proof", tmp_path / "entry"],
+        ):
+            run(*question, *trust)
+            with pytest.raises(ConfigurationError, match="no quorum of them is asked for"):
+                run(*question, *trust, "--max-age", 86400)
+
+
+@pytest.mark.parametrize("age", ["nan", "inf", "-1"])
+def test_an_age_that_is_none(log: tuple[Path, str], tmp_path: Path, age: str) -> None:
+    folder, vkey = log
+    witness = Signer.generate("example.org/w1", Kind.COSIGNATURE).verifier.encode()
+    run("policy", tmp_path / "policy", "--log", vkey, "--witness", witness)
+    with pytest.raises(ConfigurationError, match="it is a number of seconds, from 0"):
+        run("verify", folder, "--policy", tmp_path / "policy", f"--max-age={age}")
+
+
+def test_a_file_in_place_of_the_key(log: tuple[Path, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--vkey is the key itself: "):
+        run("verify", log[0], "--vkey", tmp_path / "log.vkey")
 
 
 def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -182,6 +184,19 @@ def test_a_new_policy_by_asking() -> None:
     assert rules.minimum_tcb == {"Milan": {"bootloader": 3, "tee": 0, "snp": 8, "microcode": 115}}
     wrong = sealring("policy", "new", answers="cca\n")
     assert type(wrong.exception) is ConfigurationError
+
+
+def test_a_policy_that_was_asked_for_can_be_written_to_a_file() -> None:
+    """As a process: a test's runner shows answers on stdout, too."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "sealring", "policy", "new"],
+        input=f"tdx\n{'5a' * 48}\n\n\n\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Kind of evidence" in done.stderr
+    assert parse_policy(done.stdout).kinds["tdx"].unchecked == {"rtmr0", "rtmr1", "rtmr2"}
 
 
 def test_foreign_evidence_is_judged_but_for_its_binding(tmp_path: Path) -> None:

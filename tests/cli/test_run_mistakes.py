@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sealring.cli.run import _check_passed_on, _check_workers, _errors_folder, _identity
+from sealring.cli.run import (
+    _brokered,
+    _check_passed_on,
+    _check_workers,
+    _errors_folder,
+    _identity,
+)
 from sealring.cli.variables import KNOWN, unknown_variables
 from sealring.errors import ConfigurationError
 from tests.cli.test_commands import sealring
@@ -65,6 +71,23 @@ def test_a_secret_file_beside_another_identity(
     monkeypatch.setenv(other, "something")
     message = refused(lambda: _identity(1, secret))
     assert f"--secret-file is given and {other} is set" in message
+
+
+@pytest.mark.parametrize("option", ["--authority", "--policy"])
+def test_what_judges_peers_of_a_broker_is_refused_without_one(option: str) -> None:
+    done = sealring("run", option, "judge.pem", __file__)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"ConfigurationError: {option} is for workers that join through a broker, and there is "
+        "none: pass --broker too, or leave it out"
+    )
+
+
+def test_a_secret_file_beside_a_broker(tmp_path: Path) -> None:
+    secret = tmp_path / "job.secret"
+    message = refused(lambda: _brokered("https://127.0.0.1:8443", None, None, secret))
+    assert message.startswith("--secret-file is given and there is a broker: a worker has one")
 
 
 def test_a_secret_file_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

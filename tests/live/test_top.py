@@ -122,3 +122,11 @@ def test_a_socket_that_does_not_answer_as_a_worker_is_named(tmp_path: Path) -> N
 
 def test_a_directory_that_is_not_there_has_no_workers(tmp_path: Path) -> None:
     assert read_all(WorkerStatus, tmp_path / "none").answers == []
+
+
+def test_a_view_that_no_terminal_shows_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["top", "--directory", str(tmp_path)])
+    assert isinstance(done.exception, ConfigurationError)
+    assert str(done.exception) == (
+        "the view is drawn over and over, and stdout is no terminal: pass --once"
+    )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,35 @@ def test_messages_have_tracks_of_their_own() -> None:
     assert sent["args"]["tag"] == 9
     assert (received["name"], received["id"] != sent["id"]) == ("recv from anyone", True)
     assert received_end["ts"] == 97.0, "what has not ended lasts until the record was written"
+
+
+@pytest.mark.parametrize("extra", [[], ["--messages"]])
+def test_show_of_ranks_that_did_nothing_yet_is_empty(extra: list[str], tmp_path: Path) -> None:
+    save(tmp_path, process(0), process(1))
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), *extra, "--json"])
+    assert (done.exit_code, done.stdout) == (0, "[]\n"), done.output
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), *extra, "--group", "other"])
+    assert isinstance(done.exception, ConfigurationError)
+    assert str(done.exception) == "no rank has a group named 'other': there is 'default'"
+
+
+def test_a_narrow_terminal_and_a_poor_encoding_hide_no_state(tmp_path: Path) -> None:
+    save(tmp_path, process(0, collective(1, 10)))
+    done = subprocess.run(
+        [Path(sys.executable).parent / "sealring", "trace", "show", tmp_path],
+        env={**os.environ, "COLUMNS": "40", "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split()[-2:] == ["state", "took"]
+    assert re.search(r" ring +done +5 \?s", done.stdout), done.stdout
+
+
+def test_a_number_is_not_a_messages(tmp_path: Path) -> None:
+    save(tmp_path, with_messages(0, message(3)))
+    done = CliRunner().invoke(app, ["trace", "show", str(tmp_path), "--messages", "--number", "1"])
+    assert isinstance(done.exception, ConfigurationError)
+    assert str(done.exception) == "--number is a collective's: leave it out with --messages"
 
 
 def test_show_lists_messages_when_asked(tmp_path: Path) -> None:

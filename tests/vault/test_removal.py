@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,18 @@ def test_the_command(vault: Vault, key: Path) -> None:
     assert run(app, ["vault", "rm", *options, "--yes"]).exit_code == 0
     listed = run(app, ["vault", "ls", str(vault.path), "--key", str(key), "--json"])
     assert json.loads(listed.stdout)["objects"] == []
+
+
+def test_what_is_asked_is_not_among_the_json(vault: Vault, key: Path) -> None:
+    """As a process: a test's runner shows answers on stdout, too."""
+    seal(vault, "one")
+    command = ["vault", "rm", str(vault.path), "data", "--key", str(key), "--json"]
+    done = subprocess.run(
+        [Path(sys.executable).parent / "sealring", *command],
+        input="y\n", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "It cannot be brought back" in done.stderr
+    assert json.loads(done.stdout) == {"name": "data", "version": None, "removed": 1}
 
 
 def test_ls_lists_the_rest_when_one_object_does_not_open(vault: Vault, key: Path) -> None:

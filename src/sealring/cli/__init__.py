@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -35,6 +36,9 @@ def _options(
 
 def main() -> None:
     """The console script. An error is one sentence, and a traceback only with --debug."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Where the encoding lacks a character (the µ of a time), the rest is shown all the same.
+        sys.stdout.reconfigure(errors="replace")
     try:
         typer.main.get_command(app)()
     except SealringError as error:

@@ -85,6 +85,12 @@ def issue(
             f"--request is {request_file!r} for {len(ranks)} ranks: each has a request of its own. "
             "Write {rank} where its number stands in the name"
         )
+    if world_size is not None and max(ranks) >= world_size:
+        # Before the first key is written: one that is there is never replaced.
+        raise BadCertificate(
+            f"rank {max(ranks)} does not exist in a world of {world_size}: ranks are numbered from "
+            "0"
+        )
     for each in ranks:
         file = None if request_file is None else Path(request_file.replace("{rank}", str(each)))
         issued = authority.issue_from_directory(

@@ -20,7 +20,7 @@ from sealring.bench.floor import aes_rate
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json
 from sealring.cli.variables import unknown_variables
-from sealring.errors import SealringError
+from sealring.errors import ConfigurationError, SealringError
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,8 @@ def doctor(
 
         watch_process(watch, as_json=json, directory=directory)
         return
+    if directory is not None:
+        raise ConfigurationError("--directory is for --watch PID, which is not given")
     findings = [finding for check in CHECKS for finding in check()]
     healthy = all(finding.verdict != "problem" for finding in findings)
     if json:
@@ -196,12 +198,12 @@ def _identity() -> Iterator[Finding]:
     from sealring.errors import NoIdentity
     from sealring.identity import load_credentials
 
-    rank = int(os.environ.get("RANK", "0"))
     if broker := os.environ.get("SEALRING_BROKER"):
         yield _brokered(broker)
         return
     try:
-        credentials = load_credentials(rank, int(os.environ.get("WORLD_SIZE", str(rank + 1))))
+        rank = _number("RANK", 0)
+        credentials = load_credentials(rank, _number("WORLD_SIZE", rank + 1))
     except NoIdentity as error:
         yield Finding("identity", "warning", "none configured in this shell", str(error))
     except SealringError as error:
@@ -211,6 +213,14 @@ def _identity() -> Iterator[Finding]:
         yield Finding(
             "identity", "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z"
         )
+
+
+def _number(variable: str, default: int) -> int:
+    """Of torchrun's variables, which a shell may have from elsewhere."""
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise ConfigurationError(f"{variable} is {text!r}, which is not a number: unset it")
+    return int(text)
 
 
 def _brokered(broker: str) -> Finding:

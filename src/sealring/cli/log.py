@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,14 @@ from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import read_limited
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
-from sealring.provenance.policy import Log, LogPolicy, Witness, byzantine_policy, read_policy
+from sealring.provenance.policy import (
+    NONE,
+    Log,
+    LogPolicy,
+    Witness,
+    byzantine_policy,
+    read_policy,
+)
 from sealring.provenance.proofs import MAX_PROOF_BYTES, LogProof, check_proof, parse_proof
 from sealring.provenance.statements import verify_statement
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
@@ -125,7 +133,7 @@ def checkpoint(
     if json:
         _show(signed, {}, json)
     else:
-        sys.stdout.write(signed.note.encode().decode())
+        sys.stdout.buffer.write(signed.note.encode())  # signed bytes, whatever the encoding
 
 
 @app.command()
@@ -162,7 +170,7 @@ def proof(
     hashes = StoredTree(log, signed.size).inclusion_proof(index, signed.root)
     made = LogProof(index, tuple(hashes), signed.note.encode()).encode()
     if output is None:
-        sys.stdout.write(made.decode())
+        sys.stdout.buffer.write(made)
     else:
         write_public(output, made)
 
@@ -224,7 +232,8 @@ def verify_proof(
     """Check that an entry is in a log, with nothing but the proof and the policy."""
     found = parse_proof(_read(proof, MAX_PROOF_BYTES))
     content = _read(entry, MAX_ENTRY_BYTES)
-    signed = check_proof(found, content, whom_to_believe(policy, vkey), _not_before(max_age))
+    trust = whom_to_believe(policy, vkey)
+    signed = check_proof(found, content, trust, _not_before(trust, max_age))
     cosigned = sorted(key.name for key in signed.cosigned)
     _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
 
@@ -235,6 +244,8 @@ def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
         raise ConfigurationError("say whom to believe: --policy FILE, or --vkey KEY")
     if policy is not None:
         return read_policy(policy)
+    if "+" not in str(vkey) and Path(str(vkey)).is_file():
+        raise ConfigurationError(f'--vkey is the key itself: --vkey "$(cat {vkey})"')
     verifier = Verifier.parse(str(vkey))
     if verifier.kind is not Kind.NOTE:
         raise MalformedNote(f"the verifier key of {verifier.name} is a witness's, not a log's")
@@ -242,11 +253,20 @@ def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
 
 
 def _opened(log: Path, policy: LogPolicy, max_age: float | None) -> SignedCheckpoint:
-    return open_checkpoint(read_checkpoint(log), policy, _not_before(max_age))
+    return open_checkpoint(read_checkpoint(log), policy, _not_before(policy, max_age))
 
 
-def _not_before(max_age: float | None) -> int:
-    return 0 if max_age is None else int(time.time() - max_age)
+def _not_before(policy: LogPolicy, max_age: float | None) -> int:
+    if max_age is None:
+        return 0
+    if policy.quorum == NONE:
+        raise ConfigurationError(
+            "--max-age counts from the witnesses' cosignatures, and no quorum of them is asked "
+            "for: pass a --policy with one, or leave it out"
+        )
+    if not 0 <= max_age < math.inf:
+        raise ConfigurationError(f"--max-age {max_age:g}: it is a number of seconds, from 0")
+    return int(time.time() - max_age)
 
 
 def _writer(log: Path, key: Path | None) -> LogWriter:

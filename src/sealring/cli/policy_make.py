@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -127,8 +127,8 @@ def _ask() -> dict[str, Table]:
     left: list[str] = []
 
     def each(name: str, question: str) -> list[str]:
-        answer = typer.prompt(f"{question} (several with spaces; empty: none)", default="")
-        found = str(answer).split()
+        answer = _prompt(f"{question} (several with spaces; empty: none)", default="")
+        found = answer.split()
         if not found:
             left.append(name)
         return found
@@ -161,11 +161,11 @@ def _ask_snp(left: list[str]) -> Table:
     minimum: Table = {}
     for product, parts in TCB_BYTES.items():
         asked = f"{product}: least versions of {' '.join(parts)} (empty: not admitted)"
-        answer = typer.prompt(asked, default="").split()
-        if answer:
-            if len(answer) != len(parts) or not all(one.isdigit() for one in answer):
+        versions = _prompt(asked, default="").split()
+        if versions:
+            if len(versions) != len(parts) or not all(one.isdigit() for one in versions):
                 raise ConfigurationError(f"{product} takes {len(parts)} numbers")
-            minimum[product] = dict(zip(parts, map(int, answer), strict=True))
+            minimum[product] = dict(zip(parts, map(int, versions), strict=True))
     if minimum:
         table["minimum_tcb"] = minimum
     else:
@@ -183,8 +183,12 @@ def _ask_snp(left: list[str]) -> Table:
 
 
 def _choice(question: str, known: Sequence[str], default: str | None = None) -> str:
-    prompt: Callable[..., str] = typer.prompt
-    answer = prompt(f"{question} ({', '.join(known)})", default=default)
+    answer = _prompt(f"{question} ({', '.join(known)})", default=default)
     if answer not in known:
         raise ConfigurationError(f"{question} is one of {', '.join(known)}")
     return answer
+
+
+def _prompt(question: str, default: str | None) -> str:
+    """On stderr: stdout is the policy, and may be a file."""
+    return str(typer.prompt(question, default=default, err=True))

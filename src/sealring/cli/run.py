@@ -163,7 +163,9 @@ def run(
         )
     if job is not None:
         os.environ["SEALRING_JOB"] = job
-    brokered = _brokered(broker, authority, policy)  # empty where the environment says it all
+    brokered = _brokered(
+        broker, authority, policy, secret_file
+    )  # empty where the environment says it all
     os.environ.update(_identity(machines, secret_file) if brokered is None else brokered)
     require_sealed()
     if transport is not None:
@@ -318,11 +320,23 @@ def _check_workers(text: str) -> str:
 
 
 def _brokered(
-    broker: str | None, authority: Path | None, policy: Path | None
+    broker: str | None, authority: Path | None, policy: Path | None, secret_file: Path | None
 ) -> dict[str, str] | None:
     """The environment of workers that join through a broker; None if there is none."""
     if broker is None and not os.environ.get("SEALRING_BROKER"):
+        for option, path in (("--authority", authority), ("--policy", policy)):
+            if path is not None:
+                # Without effect, a user would believe that peers are held to it.
+                raise ConfigurationError(
+                    f"{option} is for workers that join through a broker, and there is none: pass "
+                    "--broker too, or leave it out (certificates have SEALRING_AUTHORITY)"
+                )
         return None
+    if secret_file is not None:
+        raise ConfigurationError(
+            "--secret-file is given and there is a broker: a worker has one identity, leave out "
+            "one of them"
+        )
     chosen = {} if broker is None else {"SEALRING_BROKER": broker}
     for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):
         if path is not None:

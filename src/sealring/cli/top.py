@@ -41,6 +41,10 @@ def top(
     """Show the workers that run on this machine: what they seal, and whom they wait for."""
     if as_json and not once:
         raise ConfigurationError("--json prints one reading: pass --once besides")
+    if not once and not console.is_terminal:
+        raise ConfigurationError(
+            "the view is drawn over and over, and stdout is no terminal: pass --once"
+        )
     place = directory or chosen_directory(os.environ)
     if place is None:
         raise ConfigurationError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -93,6 +94,8 @@ def show(
     """Show the last collectives of each rank, or what number N was on every one of them."""
     accounts = read_flight_records(paths)
     if messages:
+        if number is not None:
+            raise ConfigurationError("--number is a collective's: leave it out with --messages")
         _show_messages(accounts, group, last, as_json)
         return
     rows: list[tuple[int, str, CollectiveAccount | None]]
@@ -108,7 +111,7 @@ def show(
             for each in one.collectives[-last:]
         ]
     if not rows:
-        raise ConfigurationError(f"no rank has a group named {group!r}")
+        _require_group(accounts, group)
     if as_json:
         print_json([
             {"rank": rank, "group": name, "collective": each and dataclasses.asdict(each)}
@@ -119,8 +122,16 @@ def show(
     for rank, name, each in rows:
         cells = ["", "not in the record", "", "", "", ""] if each is None else _cells(each)
         table.add_row(str(rank), *(Text(printable(cell)) for cell in (name, *cells)))
-    console.print(table)
+    _print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each and each.error)
+
+
+def _require_group(accounts: list[ProcessAccount], group: str | None) -> None:
+    """Nothing to show is an answer, but not of a group that no rank has."""
+    names = sorted({one.name for account in accounts for one in account.groups})
+    if group is not None and group not in names:
+        there = f"there is {', '.join(map(repr, names))}" if names else "there is none"
+        raise ConfigurationError(f"no rank has a group named {group!r}: {there}")
 
 
 def _show_messages(
@@ -133,6 +144,8 @@ def _show_messages(
         if group is None or one.name == group
         for each in one.messages[-last:]
     ]
+    if not rows:
+        _require_group(accounts, group)
     if as_json:
         print_json([
             {"rank": rank, "group": name, "message": dataclasses.asdict(each)}
@@ -151,7 +164,7 @@ def _show_messages(
             _time(each.ended_ns - each.posted_ns) if each.ended_ns else "",
         ]
         table.add_row(str(rank), *(Text(printable(cell)) for cell in cells))
-    console.print(table)
+    _print(table)
     _print_errors((rank, each.error) for rank, _, each in rows if each.error)
 
 
@@ -162,6 +175,12 @@ def _table(*columns: str) -> Table:
         # No name of a collective or of an algorithm is cut: "reduce_scatter" is the longest.
         table.add_column(column, min_width=14 if column == "collective" else len(column))
     return table
+
+
+def _print(table: Table) -> None:
+    """Nothing is cut: in a terminal that is too narrow, lines go on in the next."""
+    least = Measurement.get(console, console.options.update(max_width=1000), table).minimum
+    console.print(table, width=max(console.width, least), crop=False, soft_wrap=False)
 
 
 def _print_errors(errors: Iterable[tuple[int, str]]) -> None:

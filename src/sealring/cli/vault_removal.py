@@ -26,7 +26,9 @@ def rm(
     opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
     what = name if version is None else f"version {version} of {name}"
     if not yes:
-        typer.confirm(f"Remove {what} from {vault}? It cannot be brought back.", abort=True)
+        # On stderr: what programs read from stdout is JSON alone.
+        question = f"Remove {what} from {vault}? It cannot be brought back."
+        typer.confirm(question, abort=True, err=True)
     if version is None:
         count = removal.remove(opened, name)
         told = f"{name} is removed from {vault}: {counted(count, 'version')}."

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sealring.bench import algorithms as turns
 from sealring.bench.crossover import Cell, fit
-from sealring.cli.bench.options import AsJson, parse_size, parse_world_sizes
+from sealring.cli.bench.options import AsJson, check_writable, parse_size, parse_world_sizes
 from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
 from sealring.errors import ConfigurationError
 from sealring.group.settings import read_settings
@@ -43,8 +43,13 @@ def algorithms(
 ) -> None:
     """The algorithms of each operation, alternately, and the table of where they cross."""
     if show:
-        print(as_markdown(read_settings(os.environ).table))
+        in_force = read_settings(os.environ).table
+        if json:
+            print_json({"table": format_table(in_force, {})})
+        else:
+            print(as_markdown(in_force))
         return
+    check_writable(table)
     chosen = [name.strip() for name in only.split(",")] if only else list(OPERATIONS)
     plan = turns.plan_of(chosen, sorted({parse_size(size) for size in sizes.split(",")}))
     if launched:

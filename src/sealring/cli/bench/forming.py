@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Annotated
 
@@ -49,9 +50,11 @@ def scale(
     """What forming groups costs as ranks grow: light workers, many in a process, without torch."""
     from sealring.bench.scale import growth, measure_scale
 
-    numbers = sorted(several(ranks, int))
+    numbers = sorted(several(ranks, int)) if re.fullmatch(r"\d{1,6}(,\d{1,6})*", ranks) else []
     if not numbers or numbers[0] < 2:
-        raise ConfigurationError("--ranks are numbers from 2 on, with commas between them")
+        raise ConfigurationError(
+            f"--ranks is {ranks!r}: write numbers from 2 on with commas between them, as 2,16,64"
+        )
     with errors.status("light workers start") as status:
         cases = measure_scale(numbers, status.update)
     if json:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
@@ -16,9 +16,15 @@ from sealring.bench.session import Job, Session
 from sealring.cli.terminal import errors, progress_bar
 from sealring.errors import WorkerFailed
 
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Besides Ctrl-C: a scheduler's, and that of a connection or a terminal which is gone."""
+
 
 class _Stopped(BaseException):
-    """SIGTERM came."""
+    """One of these came."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
 
 
 def new_session(path: Path | None = None) -> Session:
@@ -32,7 +38,7 @@ def run(session: Session, jobs: Sequence[Job]) -> int | None:
     """
     total = sum(job.count for job in jobs)
     try:
-        with _sigterm_stops(), progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
+        with _signals_stop(), progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
             task = bar.add_task("starting", total=total)
             said: list[str] = []
 
@@ -45,9 +51,9 @@ def run(session: Session, jobs: Sequence[Job]) -> int | None:
 
             session.run(jobs, tell)
     except (KeyboardInterrupt, _Stopped) as stop:
-        status = 143 if isinstance(stop, _Stopped) else 130
-        _keep(session, f"stopped by {'SIGTERM' if status == 143 else 'Ctrl-C'}", total)
-        return status
+        by = stop.signal if isinstance(stop, _Stopped) else signal.SIGINT
+        _keep(session, f"stopped by {'Ctrl-C' if by is signal.SIGINT else by.name}", total)
+        return 128 + by
     except WorkerFailed:
         _keep(session, "a worker failed", total)
         raise
@@ -67,12 +73,17 @@ def end(status: int | None) -> None:
 
 
 @contextmanager
-def _sigterm_stops() -> Iterator[None]:
+def _signals_stop() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        raise _Stopped
+        raise _Stopped(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    # What nohup has the process ignore stays ignored.
+    before = {each: signal.getsignal(each) for each in _ENDS}
+    taken = {each: old for each, old in before.items() if old is not signal.SIG_IGN}
+    for each in taken:
+        signal.signal(each, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, old in taken.items():
+            signal.signal(each, old)
