@@ -49,8 +49,8 @@ _REMEDY: Final[dict[type[GroupError], str]] = {
 }
 
 _IN_AN_INTRODUCTION: Final = (
-    "; a rank in an introduction has its tensor on a GPU, or calls its first large collective: all "
-    "ranks must make the same calls, on the same kind of device"
+    "; a rank in an introduction forms the group, has its tensor on a GPU, or calls its first "
+    "large collective: all ranks must make the same calls, on the same kind of device"
 )
 
 
