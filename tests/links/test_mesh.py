@@ -24,6 +24,7 @@ from sealring.errors import (
     WrongRank,
     WrongWorldSize,
 )
+from sealring.handshake import SessionTable
 from sealring.links import Link, build_mesh
 from sealring.links.mesh import _Mesh
 from sealring.links.settling import Settling
@@ -274,9 +275,13 @@ def test_a_strangers_failure_does_not_stop_the_others() -> None:
 
 
 def test_a_worker_that_reached_another_rank() -> None:
+    sessions = SessionTable()
     with world(3, timeout=8.0) as mesh:
         mesh.start(0)
-        mesh.start(1)
+        mesh.start(1, sessions=sessions)
+        while not sessions.handshakes:  # with rank 0, which so hears what ends the others
+            assert 1 not in mesh.outcomes
+            time.sleep(0.005)
         host, port = mesh.store.address(1)
         mesh.store.overlay[address_key(0)] = f'[["{host}",{port}]]'.encode()
         mesh.start(2)
