@@ -5,12 +5,10 @@ Every kind of record, every lane, several generations of keys.
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +24,7 @@ from tests.engine.cases import Case, tensors_of
 from tests.engine.cuda.test_wires import RUN, SLOT_BYTES
 from tests.engine.local_world import LocalMail, LocalWorld, Middle, receive, send, slot, tcp_pair
 from tests.engine.spec_decoder import Alert, Inbox, Opened
+from tests.imports import packages_imported_by
 
 ALL_REDUCE = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 5000, DType.FLOAT32, ReduceKind.SUM)
 
@@ -288,11 +287,6 @@ def test_the_decoder_refuses_what_was_changed() -> None:
 
 
 def test_the_decoder_knows_nothing_of_sealring() -> None:
-    imported = set()
-    for node in ast.walk(ast.parse(Path(spec.__file__).read_text())):
-        if isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-        elif isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
+    imported = packages_imported_by(spec)
     assert "cryptography" in imported
     assert not imported & {"sealring", "tests"}

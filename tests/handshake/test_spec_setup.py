@@ -5,7 +5,6 @@ Every message of set-up, every key.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import socket
@@ -13,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from sealring.links.agreement import Transport
 from tests.engine.local_world import Middle
 from tests.handshake import spec_setup as spec
 from tests.handshake.meeting import in_background, soon, terms
+from tests.imports import packages_imported_by
 from tests.links.worlds import ISSUER, LOOPBACK, DictStore
 
 
@@ -365,11 +364,6 @@ def test_what_was_changed_is_refused(three: Recorded) -> None:
 
 
 def test_the_reader_knows_nothing_of_sealring() -> None:
-    imported = set()
-    for node in ast.walk(ast.parse(Path(spec.__file__).read_text())):
-        if isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").split(".")[0])
-        elif isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
+    imported = packages_imported_by(spec)
     assert "cryptography" in imported
     assert not imported & {"sealring", "tests"}

@@ -15,7 +15,7 @@ from rich.text import Text
 from sealring.cli.terminal import console, print_json
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity import authority
-from sealring.identity.certificates import claims_of
+from sealring.identity.certificates import check_rank, claims_of
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_public
 from sealring.limits import CERTIFICATE_HOURS
@@ -85,12 +85,8 @@ def issue(
             f"--request is {request_file!r} for {len(ranks)} ranks: each has a request of its own. "
             "Write {rank} where its number stands in the name"
         )
-    if world_size is not None and max(ranks) >= world_size:
-        # Before the first key is written: one that is there is never replaced.
-        raise BadCertificate(
-            f"rank {max(ranks)} does not exist in a world of {world_size}: ranks are numbered from "
-            "0"
-        )
+    # Before the first key is written: one that is there is never replaced.
+    check_rank(max(ranks), world_size)
     for each in ranks:
         file = None if request_file is None else Path(request_file.replace("{rank}", str(each)))
         issued = authority.issue_from_directory(

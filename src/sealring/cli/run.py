@@ -163,9 +163,8 @@ def run(
         )
     if job is not None:
         os.environ["SEALRING_JOB"] = job
-    brokered = _brokered(
-        broker, authority, policy, secret_file
-    )  # empty where the environment says it all
+    # Empty where the environment says it all.
+    brokered = _brokered(broker, authority, policy, secret_file)
     os.environ.update(_identity(machines, secret_file) if brokered is None else brokered)
     require_sealed()
     if transport is not None:

@@ -107,6 +107,11 @@ def make_authority(
     )
 
 
+def check_rank(rank: int, world: int | None) -> None:
+    if world is not None and not (1 <= world <= MAX_WORLD and rank < world):
+        raise BadCertificate(f"rank {rank} does not exist in a world of {world}")
+
+
 def issue(
     authority: x509.Certificate,
     authority_key: Ed25519PrivateKey,
@@ -122,8 +127,7 @@ def issue(
 
     `attestation` is what the issuer saw of the worker (attestation/claims.py).
     """
-    if world is not None and not (1 <= world <= MAX_WORLD and name.rank < world):
-        raise BadCertificate(f"rank {name.rank} does not exist in a world of {world}")
+    check_rank(name.rank, world)
     now = now or datetime.now(UTC)
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
