@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import atexit
 import random
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 # A port is a test process's own for as long as it holds the UDP port of the same number.
-_held: list[socket.socket] = []
+_held = ExitStack()
+atexit.register(_held.close)
 
 
 def free_port() -> int:
@@ -23,5 +26,5 @@ def free_port() -> int:
         except OSError:
             mine.close()
         else:
-            _held.append(mine)
+            _held.enter_context(mine)
             return port
