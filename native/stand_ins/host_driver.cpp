@@ -187,6 +187,9 @@ cuda::Driver make() {
   out.query_stream = [](cuda::Handle stream) {
     return stream_of(stream).idle() ? cuda::kSuccess : cuda::kNotReady;
   };
+  out.capture_status = [](cuda::Handle stream, int* status) {
+    return *status = stream_of(stream).captured ? 1 : 0, 0;
+  };
   out.nccl = host_nccl;
   out.create_event = [](cuda::Handle* made, unsigned) { return *made = new Event, 0; };
   out.destroy_event = [](cuda::Handle gone) { return delete &event_of(gone), 0; };

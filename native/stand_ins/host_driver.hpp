@@ -23,6 +23,8 @@ class HostStream {
   void put(std::function<void()> task);
   void synchronize();
   bool idle();
+  // What CUDA says of a stream whose work becomes a graph.
+  bool captured = false;
 
  private:
   static constexpr size_t kHolds = 1000;

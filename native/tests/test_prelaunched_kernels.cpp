@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -90,6 +91,20 @@ void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t 
 }
 
 }  // namespace
+
+TEST(no_kernel_is_launched_on_a_stream_that_is_captured) {
+  Stream stream;
+  stream.captured = true;
+  const gpu::BatchArgument argument{};
+  bool refused = false;
+  try {
+    gpu::launch(driver(), 1, 1, gpu::kThreads, 1, &argument, &stream);
+  } catch (const std::runtime_error& error) {
+    refused = std::strstr(error.what(), "cannot be part of a CUDA graph") != nullptr;
+  }
+  CHECK(refused);
+  CHECK(stream.idle());
+}
 
 TEST(every_command_is_run_once_and_queues_keep_their_order) {
   std::mt19937 random(1);

@@ -131,6 +131,30 @@ class NoRoom:
         raise RuntimeError("no room for a key")
 
 
+def a_first_program_beside_a_message(rank: int) -> float:
+    """All ranks receive, then call a program of which no GPU has the links, then send."""
+    world = dist.get_world_size()
+    data = torch.ones(1000, device="cuda")
+    dist.all_reduce(data)
+    got, sent = torch.zeros(1000, device="cuda"), torch.full((1000,), 1.0 + rank, device="cuda")
+    work = dist.irecv(got, (rank - 3) % world)
+    for root in range(3):
+        dist.broadcast(data, root)
+    dist.isend(sent, (rank + 3) % world)
+    assert work is not None
+    work.wait()
+    return got[-1].item()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("wait", ["stream", "host"])
+def test_nccl_is_connected_while_a_message_is_awaited(wait: str) -> None:
+    """A message's kernel runs until the message has come; connecting must not wait for it."""
+    environment = environment_of("nccl", SEALRING_CUDA_WAIT=wait)
+    found = in_group(10, a_first_program_beside_a_message, **environment)
+    assert found == [1.0 + (rank - 3) % 10 for rank in range(10)]
+
+
 def a_gpu_without_room(rank: int) -> tuple[str, float]:
     """The others must neither wait for it in NCCL nor give up what they have."""
     dist.all_reduce(torch.ones(10, device="cuda"))

@@ -19,6 +19,7 @@ from sealring import _native, _stand_ins
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
+from sealring.errors import Unsupported
 from sealring.group.completions import driver_calls
 from sealring.group.gpu import GpuCalls, MessageCaller
 from sealring.group.streams import Devices, Streams
@@ -85,12 +86,18 @@ class HostCalls(GpuCalls):
         self._streams = self.streams = HostStreams()
         self.serving = True
         """Off for calls with "CPU tensors"."""
+        self.capturing = False
+        """On for calls from a stream whose work becomes a CUDA graph."""
         self._mailbox_attached = False
         engine.shares_gpu = True
         attach_host_driver(engine._native, prelaunch=True)
 
     def serves(self, device: torch.device) -> bool:
         return self.serving
+
+    def require_no_capture(self, device: torch.device, what: str) -> None:
+        if self.capturing:
+            raise Unsupported(f"{what} cannot be part of a CUDA graph")
 
     def attach(self, device: torch.device) -> None:
         pass

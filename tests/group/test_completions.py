@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 from sealring import _native
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.engine import CollectiveEngine
-from sealring.errors import GroupClosed, OutOfStep, PeerSilent
+from sealring.errors import GroupClosed, OutOfStep, PeerSilent, Unsupported
 from sealring.group.completions import (
     CombinedCompletion,
     Completion,
@@ -68,6 +68,60 @@ def only_the_stream_waits(rank: int, world: int) -> list[float]:
 
 def test_the_host_goes_on_and_the_stream_waits(workers: Workers) -> None:
     assert workers.run(with_a_group, only_the_stream_waits, group=False) == [[3.0, 20.0]] * 2
+
+
+def called_beside_a_callback(rank: int, world: int) -> tuple[bool, float, float]:
+    """A future of a CPU call calls a collective of the GPU; the script calls one meanwhile."""
+    calls, store = taken_for_a_gpu(), _get_default_store()
+    first, inner, later = (torch.full((3000,), value) for value in (1.0, 10.0, 100.0))
+    if rank:
+        store.wait(["rank 0 has called both"])
+    with calls.on_cpu():
+        future = dist.all_reduce(first, async_op=True).get_future()
+
+    def call_another(done: Any) -> None:
+        dist.all_reduce(inner, async_op=True).wait()
+
+    called = future.then(call_another)
+    work = dist.all_reduce(later, async_op=True)
+    launched_ahead = rank == 0 and work.get_future().done()
+    if rank == 0:
+        store.set("rank 0 has called both", "")
+    called.wait()
+    work.wait()
+    return launched_ahead, inner[0].item(), later[0].item()
+
+
+def test_nothing_is_launched_ahead_of_a_futures_callback(workers: Workers) -> None:
+    """The callback's collective runs first, on all ranks, whatever was called meanwhile."""
+    found = workers.run(with_a_group, called_beside_a_callback, group=False)
+    assert found == [(False, 20.0, 200.0)] * 2
+
+
+def a_capture_is_refused(rank: int, world: int) -> tuple[list[str], float]:
+    """Nothing of the calls is queued: the ranks stay in step, and the next call is right."""
+    calls = taken_for_a_gpu()
+    data = torch.full((3000,), rank + 1.0)
+    refused = []
+    calls.capturing = True
+    for call in (
+        lambda: dist.all_reduce(data),
+        lambda: dist.broadcast(data, 0),
+        lambda: dist.isend(data, 1 - rank),
+        lambda: dist.irecv(data, 1 - rank),
+    ):
+        with pytest.raises(Unsupported, match="cannot be part of a CUDA graph") as caught:
+            call()
+        refused.append(str(caught.value).split()[0])
+    calls.capturing = False
+    dist.all_reduce(data)
+    return refused, calls.streams.put(lambda: data[0].item()).result(PATIENCE_S)
+
+
+def test_a_call_from_a_captured_stream_is_refused_before_it_is_queued(workers: Workers) -> None:
+    refused = ["all_reduce", "broadcast", "send", "recv"]
+    found = workers.run(with_a_group, a_capture_is_refused, group=False)
+    assert found == [(refused, 3.0)] * 2
 
 
 def futures_that_are_done(rank: int, world: int) -> tuple[float, float]:

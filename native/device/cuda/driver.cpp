@@ -21,6 +21,7 @@ Driver load() {
   library.find(out.destroy_stream, "cuStreamDestroy_v2");
   library.find(out.synchronize, "cuStreamSynchronize");
   library.find(out.query_stream, "cuStreamQuery");
+  library.find(out.capture_status, "cuStreamIsCapturing");
   library.find(out.wait_event, "cuStreamWaitEvent");
   library.find(out.create_event, "cuEventCreate");
   library.find(out.destroy_event, "cuEventDestroy_v2");

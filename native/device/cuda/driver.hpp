@@ -61,6 +61,7 @@ struct Driver {
   Result (*destroy_stream)(Handle);
   Result (*synchronize)(Handle);
   Result (*query_stream)(Handle);
+  Result (*capture_status)(Handle, int*);  // 0: what is put on the stream runs, and is not captured
   Result (*wait_event)(Handle, Handle, unsigned);
   Result (*create_event)(Handle*, unsigned);
   Result (*destroy_event)(Handle);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace sealring::gpu {
 namespace {
@@ -44,6 +45,12 @@ Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Point
 
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
             uint32_t cluster, const void* argument, cuda::Handle stream) {
+  int capture = 0;
+  cuda::check(driver.capture_status(stream, &capture), "cuStreamIsCapturing");
+  if (capture != 0) {
+    throw std::runtime_error(
+        "a kernel of sealring cannot be part of a CUDA graph: each replay would use its nonces again");
+  }
   cuda::LaunchAttribute attribute{};
   attribute.id = cuda::kClusterDimension;
   attribute.cluster = {cluster, 1, 1};

@@ -88,7 +88,8 @@ Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Point
                  bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
                  uint64_t* failed);
 
-// Launches a kernel of one argument in the calling thread's context.
+// Launches a kernel of one argument in the calling thread's context. Throws where the stream is being
+// captured: the argument has keys' places and nonces, and a graph would repeat it with every replay.
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
             uint32_t cluster, const void* argument, cuda::Handle stream);
 

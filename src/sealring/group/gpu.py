@@ -23,6 +23,7 @@ import torch
 
 from sealring import _native
 from sealring.engine.collective import Collective
+from sealring.engine.cuda.streams import require_no_capture
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import Unsupported
@@ -62,6 +63,10 @@ class GpuCalls:
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
+
+    def require_no_capture(self, device: torch.device, what: str) -> None:
+        """Raises Unsupported while the caller's stream is captured. Nothing is queued before it."""
+        require_no_capture(device, what)
 
     def attach(self, device: torch.device) -> None:
         """Makes ready what every call needs; raises Unsupported, with the reason, if it cannot."""

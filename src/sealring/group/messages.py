@@ -99,6 +99,8 @@ class Messages:
         self._process.require("this process group")
         if (deferred := self.deferred.take()) is not None:
             raise deferred
+        if self.gpu.serves(memory.device):
+            self.gpu.require_no_capture(memory.device, entry.way)
         work = MessageWork(result, entry, self.give_up, self.drive, self.deferred)
         where = slot(memory, written=entry.way == "recv")
         message = _native.Message(entry.way == "send", entry.peer, entry.tag, where, timeout_s)

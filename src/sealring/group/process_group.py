@@ -276,6 +276,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
+        self._gpu.require_no_capture(device, operation.name.lower())
         timeout_s = self._timeout.total_seconds()
         self._gpu_setup.ensure_done(device, self._introduce, timeout_s)
         return self._gpu_setup.selection(self.selection)(operation, nbytes)
@@ -317,6 +318,8 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
         ready = prelaunch = None
+        if self._gpu.serves(device):
+            self._gpu.require_no_capture(device, name.removeprefix("sealring::"))
         if self._gpu.serves(device) and isinstance(collectives, Collective):
             collectives, ready = self._gpu.prepare(collectives, device)
             self._gpu_setup.ensure_linked(

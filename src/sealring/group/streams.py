@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from sealring import _native
+from sealring.engine.cuda.streams import require_no_capture
 
 Devices: TypeAlias = list[int | str | torch.device]
 """What a future is bound to."""
@@ -71,6 +72,7 @@ class CudaStreams:
 
     def make_stream_wait(self, operation: _native.Completion) -> None:
         self.free_old()
+        require_no_capture(self._device, "waiting for a sealed call")
         with self.guard():
             operation.wait_on_stream(self.current)
 

@@ -15,7 +15,7 @@ from sealring import _native
 from sealring.engine.failures import timed_out
 from sealring.errors import GroupError, PeerSilent
 from sealring.group import profiles
-from sealring.group.completions import Completion, combined, completed
+from sealring.group.completions import Completion, combined, completed, driver_calls
 from sealring.group.deferred_errors import DeferredError
 from sealring.recorder.mail import MessageEntry
 
@@ -207,11 +207,17 @@ class SealedWork(dist.Work):
         future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 
         def resolve() -> None:
-            if self._error is None:
-                future.set_result(self._result)
-            else:
-                future.set_exception(self._error)
+            try:
+                if self._error is None:
+                    future.set_result(self._result)
+                else:
+                    future.set_exception(self._error)
+            finally:
+                driver_calls.end()
 
+        # A callback may call a collective, which then runs before all that the script has called
+        # meanwhile. So nothing of that may be launched ahead, on any rank.
+        driver_calls.begin()
         self.when_done(resolve)
         # DDP's C++ reads a future's value without asking for its error: an exception set from
         # Python is invisible to it, and it would take the exception object for tensors. One raised

@@ -23,7 +23,7 @@ from sealring.engine.cuda.kernels import (
     record_count,
     wire_bytes,
 )
-from sealring.engine.cuda.streams import new_event, new_stream, reached
+from sealring.engine.cuda.streams import new_event, new_stream, reached, require_no_capture
 from sealring.errors import ConfigurationError, TamperedRecord
 
 RECORD_BYTES: Final = 256 << 10
@@ -141,6 +141,7 @@ class Parking:
         The tensor may be changed or freed at once.
         """
         require_on(self.device, tensor)
+        require_no_capture(self.device, "parking a tensor")
         tensor = dense(tensor.detach())
         plain = memory_of(tensor)
         parked = self.place_for(tensor, wire_bytes(plain.nbytes, RECORD_BYTES))
@@ -155,6 +156,7 @@ class Parking:
 
     def prefetch(self, parked: Parked) -> None:
         """Begins to bring it back, beside what the current stream computes."""
+        require_no_capture(self.device, "fetching a parked tensor")
         if parked.coming is not None:
             return
         self._in.wait_event(parked.used)

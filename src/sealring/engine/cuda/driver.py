@@ -132,5 +132,11 @@ class Kernel:
         return int(_checked(self._driver.cuFuncGetAttribute(kind, self._function)))
 
     def launch(self, blocks: int, threads: int, cluster: int, argument: bytes, stream: int) -> None:
-        """`argument` is the kernel's one argument, which CUDA copies."""
-        _native.cuda_launch(self.handle, blocks, threads, cluster, argument, stream)
+        """`argument` is the kernel's one argument, which CUDA copies.
+
+        Raises Unsupported where CUDA refuses, and on a stream that is being captured.
+        """
+        try:
+            _native.cuda_launch(self.handle, blocks, threads, cluster, argument, stream)
+        except RuntimeError as problem:
+            raise Unsupported(str(problem)) from None
