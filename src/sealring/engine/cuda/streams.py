@@ -24,8 +24,8 @@ def require_no_capture(device: torch.device, what: str) -> None:
     if _is_captured(device):
         raise Unsupported(
             f"{what} cannot be part of a CUDA graph: a replay would repeat the GPU's part of it "
-            "alone. Call it outside of torch.cuda.graph() and make_graphed_callables(), and compile "
-            'code with functional collectives without mode="reduce-overhead" or "max-autotune"'
+            "alone. Call it outside of torch.cuda.graph() and make_graphed_callables(); compile "
+            'functional collectives without mode="reduce-overhead" and mode="max-autotune"'
         )
 
 
