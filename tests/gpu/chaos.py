@@ -321,6 +321,12 @@ class Workers:
             process.join()
         return found
 
+    def end(self) -> None:
+        for process, pipe in self._each:
+            if process.is_alive():
+                pipe.send(None)
+                process.join(10)
+
 
 def violations(world: World, found: dict[int, Outcome]) -> list[str]:
     out = []
@@ -368,6 +374,7 @@ def main() -> int:
         number += 1
         if given.world is not None:
             break
+    workers.end()
     print(
         f"seed {seed}: {number} worlds, {sum(done.values())} calls on ranks, of which "
         f"{3 * done['capture']} tried captures; {faults} faults, {bad} violations"
