@@ -30,7 +30,9 @@ Mailbox::Mailbox(int rank, int world, const Context& context, size_t record_byte
                  std::shared_ptr<FirstFailure> first_failure, Names names)
     : Endpoint(rank, world, context, std::max(record_bytes, kShortBytes), gpu_record_bytes,
                rekey_bytes, std::move(first_failure), std::move(names)),
-      peers_(static_cast<size_t>(world)) {}
+      peers_(static_cast<size_t>(world)) {
+  gpu_pool_.limit_to(most_buffers(static_cast<size_t>(world)));
+}
 
 Mailbox::~Mailbox() {
   close();

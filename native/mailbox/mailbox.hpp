@@ -157,6 +157,9 @@ class Mailbox final : public Endpoint {
   bool poison_results() noexcept;
   void stop_kernel_if_idle();
   bool reached(UnderWay& message);
+  // How many records of a group of this size can be on their way from or to its device.
+  static size_t most_buffers(size_t world);
+  bool may_seal_on_device(const Link& link) const;
   void seal_on_device(Link& link, Header& header, const UnderWay& message);
   void open_on_device(Link& link, const UnderWay& incoming, bool last);
   bool settle();

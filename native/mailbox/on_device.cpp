@@ -2,6 +2,7 @@
 //
 // A record is given to the device only when its memory may be used. So no record waits on the device
 // for a stream of the caller's, and none behind it does.
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -12,8 +13,12 @@
 namespace sealring {
 namespace {
 
-// Buffers for records: what the device has in hand, and what a link can have.
-constexpr size_t kInHand = 40, kOnALink = 16;
+// Buffers for records, which lie in pinned memory: what the device has in hand, what a link can have, and
+// what all links together can have, however many there are.
+constexpr size_t kInHand = 40, kOnALink = 16, kOnLinks = 144;
+// Of these, so many only receive. A record that has begun to arrive needs nothing but its sender, and the
+// device opens it in its own time: so these come free again, whatever happens to records that are sent.
+constexpr size_t kForReceiving = 16;
 // How often a stream is glanced at that has not come to its call.
 constexpr std::chrono::milliseconds kGlance{1};
 // Time for the group to record the error before streams are released. CUDA or the interpreter may block
@@ -21,6 +26,15 @@ constexpr std::chrono::milliseconds kGlance{1};
 constexpr std::chrono::milliseconds kToBeTold{500};
 
 }  // namespace
+
+size_t Mailbox::most_buffers(size_t world) {
+  return kInHand + std::min(kOnALink * (world - 1), kOnLinks);
+}
+
+bool Mailbox::may_seal_on_device(const Link& link) const {
+  return device_->has_room() && link.has_room_for_device() &&
+         gpu_pool_.room() > std::min(links_.size(), kForReceiving);
+}
 
 // ---- messages that streams wait for ------------------------------------------------------------
 
@@ -60,8 +74,7 @@ void Mailbox::start_persistent_kernel(Lock& lock) {
     call_without(lock, [&] {
       device_->enter();
       // Now: while the kernel runs, a call for memory would wait for it.
-      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(),
-                                     kInHand + kOnALink * (links_.size() - 1));
+      device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), most_buffers(links_.size()));
       device_->command_queue()->launch();
     });
   } catch (...) {

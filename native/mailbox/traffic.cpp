@@ -49,8 +49,7 @@ bool Mailbox::send_data(Link& link) {
     const bool on_device = message.ready.has_value();
     const size_t piece = piece_bytes(on_device);
     const size_t length = std::min(piece, message.bytes - message.processed);
-    const bool room =
-        on_device ? device_->has_room() && link.has_room_for_device() : link.has_room();
+    const bool room = on_device ? may_seal_on_device(link) : link.has_room();
     if (!room || !reached(message)) continue;
     Header header;
     header.kind = Kind::data;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <new>
 #include <utility>
@@ -63,6 +64,10 @@ class BufferPool {
     buffer->size = 0;
     return BufferRef(buffer);
   }
+  // The pool grows no further than this. Whoever takes one must then have asked for room.
+  void limit_to(size_t buffers) { limit_ = buffers; }
+  // How many buffers can be taken now.
+  size_t room() const { return free_.size() + limit_ - all_.size(); }
   // All buffers are unused: their memory goes.
   void clear() {
     free_.clear();
@@ -107,6 +112,7 @@ class BufferPool {
   }
 
   size_t payload_bytes_;
+  size_t limit_ = std::numeric_limits<size_t>::max() / 2;
   Device* device_ = nullptr;
   std::vector<Slab> all_;
   std::vector<Buffer*> free_;

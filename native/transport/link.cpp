@@ -145,11 +145,17 @@ bool Link::arm() {
   }
 }
 
-// The kind is not authentic yet. Believing it here costs time at most, and only where there are such records:
-// an attacker that can change it can keep the record back as well.
+// Records of a collective that this rank has not come to, and messages for which a device has no buffer.
+// Kind and lane are not authentic yet. Believing them here costs time at most, and only where there are such
+// records: an attacker that can change them can keep the record back as well.
 bool Link::postponed() const {
-  return in_ && !header_known_ && have_ == kSealedHeaderBytes && !expecting &&
-         in_->record[3] == static_cast<uint8_t>(Kind::group) && !keyring_.groups.empty();
+  if (!in_ || header_known_ || have_ != kSealedHeaderBytes) return false;
+  const Kind kind = static_cast<Kind>(in_->record[3]);
+  if (kind == Kind::group) return !expecting && !keyring_.groups.empty();
+  if (kind != Kind::data || keyring_.gpu_pool == nullptr || keyring_.gpu_pool->room() != 0)
+    return false;
+  Header unproven;
+  return Header::decode(in_->record, unproven) && unproven.lane == kGpuLane;
 }
 
 OpeningKey& Link::key_of(const Header& header) {

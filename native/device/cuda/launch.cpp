@@ -49,7 +49,8 @@ void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint
   cuda::check(driver.capture_status(stream, &capture), "cuStreamIsCapturing");
   if (capture != 0) {
     throw std::runtime_error(
-        "a kernel of sealring cannot be part of a CUDA graph: each replay would use its nonces again");
+        "a kernel of sealring cannot be part of a CUDA graph: each replay would use its nonces "
+        "again");
   }
   cuda::LaunchAttribute attribute{};
   attribute.id = cuda::kClusterDimension;

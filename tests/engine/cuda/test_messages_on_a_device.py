@@ -6,6 +6,7 @@ As in test_on_a_device.py; process groups with messages on a GPU are tested ther
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -60,6 +61,28 @@ def got(
 
 
 # ---- what arrives -------------------------------------------------------------------------------
+
+
+def test_all_pairs_of_a_large_group_share_a_few_buffers() -> None:
+    """So many records are on their way that links wait for a buffer; all messages arrive."""
+    world, size = 14, 60 * RECORD_BYTES
+    devices = {rank: 20 + rank for rank in range(world)}
+    with LocalMail(world, "tcp", RECORD_BYTES, devices=devices) as mail:
+
+        def exchange(rank: int) -> None:
+            box = mail.mailboxes[rank]
+            peers = [peer for peer in range(world) if peer != rank]
+            messages = {peer: values(size, 100 * rank + peer) for peer in peers}
+            memory = {peer: np.empty(size, np.uint8) for peer in peers}
+            there = [sent(box, peer, 7, messages[peer]) for peer in peers]
+            here = [got(box, peer, 7, memory[peer]) for peer in peers]
+            for each in (*there, *here):
+                box.wait(each)
+            for peer in peers:
+                assert (memory[peer] == values(size, 100 * peer + rank)).all()
+
+        with ThreadPoolExecutor(world) as pool:
+            list(pool.map(exchange, range(world)))
 
 
 def test_messages_of_every_length_come_back(three: LocalMail) -> None:
