@@ -30,6 +30,7 @@ from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.intel_collateral import SGX, TDX, Collateral
 from sealring.identity.attestation.intel_statements import check_statements
+from sealring.identity.attestation.revocation import out_of_dates
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -153,8 +154,10 @@ def _refusal(kind: str, problem: str) -> AttestationError:
     said = " ".join(problem.split())
     if "CertRevoked" in said:
         return ChainRevoked(f"Intel has revoked a certificate of its own statements: {said}")
-    if "CertExpired" in said or "expired" in said:
-        return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
+    if any(words in said for words in ("Expired", "expired", "NotValidYet", "not valid yet")):
+        return StaleRevocationList(
+            f"Intel's statements are not in force, fetch them again or set the clock: {said}"
+        )
     if "TCB level" in said:
         return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
     if "enabled" in said or "service TD" in said:
@@ -209,7 +212,7 @@ def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     if not made <= trust.now <= newest.until:
         raise StaleRevocationList(
             f"the Intel collateral for {family}, made {made:%Y-%m-%d}, is not in force on "
-            f"{trust.now:%Y-%m-%d}: fetch it again"
+            f"{trust.now:%Y-%m-%d}: {out_of_dates(made, trust.now, 'fetch it again')}"
         )
     return newest
 
