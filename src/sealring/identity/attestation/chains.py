@@ -102,7 +102,9 @@ def usual_pem(text: bytes) -> bytes:
 
 def _read_pem(text: bytes) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificates(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # As above.
+            return x509.load_pem_x509_certificates(text)
     except Exception:  # As above.
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
 
