@@ -29,7 +29,8 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.broker import ledger, nonces, strangers, vault_records
+from sealring.broker import audit, ledger, nonces, strangers, vault_records
+from sealring.broker.clock import SteadyClock
 from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.data_keys import DataKeys
 from sealring.broker.envelopes import seal
@@ -98,15 +99,19 @@ class Broker:
         self._keys = keys
         self._store = store
         self._rules = rules
-        self._clock = clock
+        self._clock = SteadyClock(clock, keys.authority.not_valid_before_utc.timestamp())
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
-        self.strangers = Strangers(socket.gethostname(), clock())
+        self.strangers = Strangers(socket.gethostname(), self._clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
         self._data_keys = DataKeys(rules.keys_directory)
         self._guests = GuestService(
             keys, store, self._ledger, rules.policy, rules.policy_digest, rules.trust,
-            self._data_keys, self.strangers, self._threads, clock,
+            self._data_keys, self.strangers, self._threads, self._clock,
         )  # fmt: skip
+
+    async def open(self) -> None:
+        """Before anything is answered. A store that is not there, or not ours, is refused here."""
+        self._clock.start_after(await self._store.transact(audit.newest_time))
 
     async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
