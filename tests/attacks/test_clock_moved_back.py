@@ -16,7 +16,7 @@ from sealring.broker import ledger
 from sealring.broker.etcd import EtcdStore
 from sealring.broker.http import Client
 from sealring.broker.tls import client_context, connect
-from sealring.errors import ExpiredNonce, ExpiredToken, RankTaken, ReusedNonce
+from sealring.errors import ChainExpired, ExpiredNonce, ExpiredToken, RankTaken, ReusedNonce
 from tests.broker.etcd_cluster import Cluster, cluster, needs_etcd
 from tests.broker.local import Place, Running, running
 from tests.broker.test_hostile_clients import Worker, talk
@@ -147,6 +147,17 @@ def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_mov
         with pytest.raises(ExpiredNonce):
             again(broker, unused, body)
         broker.join(2)
+
+
+def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_moved_back(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    with replica(place, etcd, wall) as broker:
+        for shift in (400 * 24 * HOUR, 0):
+            wall.shift = shift
+            with pytest.raises(ChainExpired):
+                broker.join(1)
 
 
 def test_brokers_whose_clocks_differ_give_each_rank_once(etcd: Cluster, place: Place) -> None:

@@ -178,6 +178,6 @@ def _check_dates(certificate: x509.Certificate, now: datetime) -> None:
     if not start <= now <= end:
         advice = "have the machine's certificates renewed, or set the clock"
         raise ChainExpired(
-            f"{name_of(certificate)} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the "
-            f"check is made for {now:%Y-%m-%d}: {out_of_dates(start, now, advice)}"
+            f"{name_of(certificate)} is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
+            f"and the check is made for {now:%Y-%m-%d %H:%M}: {out_of_dates(start, now, advice)}"
         )

@@ -211,8 +211,8 @@ def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     made = max(one.made for one in newest.statements)
     if not made <= trust.now <= newest.until:
         raise StaleRevocationList(
-            f"the Intel collateral for {family}, made {made:%Y-%m-%d}, is not in force on "
-            f"{trust.now:%Y-%m-%d}: {out_of_dates(made, trust.now, 'fetch it again')}"
+            f"the Intel collateral for {family}, made {made:%Y-%m-%d %H:%M}, is not in force at "
+            f"{trust.now:%Y-%m-%d %H:%M}: {out_of_dates(made, trust.now, 'fetch it again')}"
         )
     return newest
 

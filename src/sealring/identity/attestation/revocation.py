@@ -235,7 +235,7 @@ def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
 
 def _stale(what: str, made: datetime, now: datetime) -> StaleRevocationList:
     return StaleRevocationList(
-        f"the {what}, made {made:%Y-%m-%d}, is not in force on {now:%Y-%m-%d}: "
+        f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
         f"{out_of_dates(made, now, 'fetch it again')}"
     )
 
