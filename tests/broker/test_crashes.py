@@ -18,7 +18,7 @@ def test_killed_between_any_two_steps_it_gives_no_rank_twice(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # Three steps of the start, two of auth, five of attest, five of the certificate: each was fatal.
+    # Three steps of the start, two of auth, five of attest, five of the certificate: all fatal.
     assert found["steps"] == 15
     # Before the commit, before its end, after it: only what was committed counts, and it stays.
     assert found["revoked"] == [False, False, True]

@@ -69,7 +69,10 @@ def pck_chain(data: bytes) -> tuple[bytes, ...]:
 
 
 def canonical_quote(data: bytes) -> bytes:
-    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling."""
+    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling.
+
+    And without the zero at the end of its certificates, which no signature covers.
+    """
     end, version, signature = _signature(data)
     start = end - len(signature)
     # Behind the quote's signature and its key, and from version 4 on a type and a length, stand the
@@ -78,7 +81,19 @@ def canonical_quote(data: bytes) -> bytes:
     half = _SIGNATURE_BYTES // 2
     for at in (start, enclave):
         data = with_lower_s(data, at + half, half, P256_ORDER)
-    return data
+    cursor = Cursor(data[:end], "the quote", "little")
+    cursor.take(enclave + _SIGNATURE_BYTES)
+    cursor.sized(2)
+    cursor.take(2)
+    chain = cursor.at
+    if not cursor.sized(4).endswith(b"\0"):
+        return data
+    # Each length that counts the zero: the signature's, the certification's, the certificates'.
+    lengths = [start - 4, *([start + 2 * _SIGNATURE_BYTES + 2] if version > 3 else []), chain]
+    for at in lengths:
+        shorter = int.from_bytes(data[at : at + 4], "little") - 1
+        data = data[:at] + shorter.to_bytes(4, "little") + data[at + 4 :]
+    return data[: end - 1] + data[end:]
 
 
 def _signature(data: bytes) -> tuple[int, int, bytes]:
