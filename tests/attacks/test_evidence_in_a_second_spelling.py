@@ -115,3 +115,20 @@ def test_a_tpm_is_known_by_its_key_however_its_certificate_is_spelled() -> None:
     one = verify_evidence(MAKER.evidence(), MAKER.challenge(), MAKER.trust())
     two = verify_evidence(maker.evidence(), maker.challenge(), maker.trust())
     assert one.machine == two.machine
+
+
+@pytest.mark.parametrize("kind", ["tdx", "sgx"])
+def test_a_quote_whose_certificates_somebody_ended_with_a_zero(kind: str) -> None:
+    evidence, trust = INTEL.evidence(kind), INTEL.trust(INTEL.collateral(kind))
+    raw = evidence.parts["quote"]
+    verify_evidence(evidence, CHALLENGE, trust)
+    signature = 48 + (584 if kind == "tdx" else 384)
+    outer = [signature, *([signature + 4 + 128 + 2] if kind == "tdx" else [])]
+    longer = raw + b"\0"
+    for at in (*outer, raw.index(b"-----BEGIN") - 4):
+        size = int.from_bytes(longer[at : at + 4], "little") + 1
+        longer = longer[:at] + size.to_bytes(4, "little") + longer[at + 4 :]
+    with pytest.raises(MalformedEvidence, match="not in its one spelling"):
+        verify_evidence(replace(evidence, parts={"quote": longer}), CHALLENGE, trust)
+    # Some quoting enclaves write it: a worker sends the quote without.
+    assert canonical_quote(longer) == raw

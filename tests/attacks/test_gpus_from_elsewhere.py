@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.certificates import CHALLENGE, issue
 from sealring.bench.minting.nvidia import SWITCH, Nvidia, own_fields
-from sealring.errors import AttestationError, DeviceNotAllowed
+from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
 from sealring.identity.attestation import verify_evidence
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
@@ -17,14 +19,13 @@ ROOT = issue("NVIDIA Device Identity CA", None, ca=True)
 GPUS = [Nvidia(serial=f"48B02D92494BADF{n}", root=ROOT) for n in range(3)]
 SWITCHES = [Nvidia("LS_10", serial=f"48B02DFE0092CDD{n}", root=ROOT) for n in range(2)]
 OWN = [SWITCH, SWITCH[::-1]]
+LINKS = b"".join(one[::-1] for one in OWN) * 9
+RULES = DeviceRules(gpus=2, switches=1, require_reference=False)
 NONCE = CHALLENGE.device_nonce("snp")
 
 
-def gpu(n: int, links: bytes | None = None) -> DeviceEvidence:
-    own = b"".join(one[::-1] for one in OWN) * 9
-    return GPUS[n].evidence(
-        NONCE, opaque=own_fields("GH100") | {22: own if links is None else links}
-    )
+def gpu(n: int, links: bytes = LINKS) -> DeviceEvidence:
+    return GPUS[n].evidence(NONCE, opaque=own_fields("GH100") | {22: links})
 
 
 def switch(n: int, gpus: int = 3, links: bytes | None = None) -> DeviceEvidence:
@@ -32,10 +33,11 @@ def switch(n: int, gpus: int = 3, links: bytes | None = None) -> DeviceEvidence:
     return SWITCHES[n].evidence(NONCE, opaque=fields if links is None else fields | {26: links})
 
 
-def failed(*devices: DeviceEvidence) -> list[tuple[str, type[AttestationError]]]:
+def failed(
+    *devices: DeviceEvidence, rules: DeviceRules = RULES
+) -> list[tuple[str, type[AttestationError]]]:
     trust = replace(AMD.trust(), nvidia=frozenset({ROOT.fingerprint}))
     worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
-    rules = DeviceRules(gpus=2, switches=1, require_reference=False)
     return [(one.name, one.refusal) for one in judge_devices(rules, worker) if one.refusal]
 
 
@@ -61,6 +63,30 @@ def test_a_gpu_on_the_same_switches_that_is_not_shown() -> None:
 
 
 def test_switches_that_are_linked_to_different_gpus_or_tell_none() -> None:
-    for links in (b"", b"another." + b"\x90" * 8 + b"\x91" * 8):
+    for links in (b"", (b"another." + b"\x90" * 8 + b"\x91" * 8).ljust(128, b"\0")):
         shown = (gpu(0), gpu(1), gpu(2), switch(0), switch(1, links=links))
         assert failed(*shown) == [("links of switches", DeviceNotAllowed)]
+
+
+def test_a_switch_whose_list_of_gpus_is_cut() -> None:
+    cut = switch(1, links=b"\x90" * 8)
+    with pytest.raises(MalformedEvidence, match="list of GPUs is cut"):
+        failed(gpu(0), gpu(1), gpu(2), switch(0), cut)
+
+
+@pytest.mark.parametrize(
+    "says", [{21: b"\xaa"}, {36: b"\2\0"}, {21: b"\x55", 36: b"\2\0"}, {21: b"\1"}]
+)
+def test_gpus_in_protected_pcie_mode_whose_switches_are_left_out(says: dict[int, bytes]) -> None:
+    rules = replace(RULES, switches=0)
+    protected = [
+        GPUS[n].evidence(NONCE, opaque=own_fields("GH100") | {22: LINKS} | says) for n in range(3)
+    ]
+    assert failed(*protected, rules=rules) == [("switches of gpus", DeviceNotAllowed)]
+    some = failed(*protected, switch(0), rules=rules)
+    assert some == [("links of gpus", DeviceNotAllowed)]
+    assert failed(*protected, switch(0), switch(1), rules=rules) == []
+    for off in ({}, {21: b"\x55"}, {21: b"\x55", 36: b"\0\0"}, {36: b"\1\0"}):
+        alone = own_fields("GH100") | off
+        shown = [GPUS[n].evidence(NONCE, opaque=alone) for n in range(2)]
+        assert failed(*shown, rules=rules) == []

@@ -18,7 +18,7 @@ def test_killed_between_any_two_steps_it_gives_no_rank_twice(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # Two steps of auth, five of attest, five of the certificate: it died at each of them once.
-    assert found["steps"] == 12
+    # Three steps of the start, two of auth, five of attest, five of the certificate: all fatal.
+    assert found["steps"] == 15
     # Before the commit, before its end, after it: only what was committed counts, and it stays.
     assert found["revoked"] == [False, False, True]

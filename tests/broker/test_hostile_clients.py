@@ -166,8 +166,8 @@ def test_an_old_nonce_and_an_old_token(place: Place) -> None:
         now[0] += 11
         with pytest.raises(ExpiredNonce):
             await broker.attest(session, body)
-        now[0] -= 11
-        token = await broker.attest(session, body)
+        session, worker.nonce, _ = await broker.challenge(HELLO)
+        token = await broker.attest(session, worker.body())
         now[0] += 301
         with pytest.raises(ExpiredToken):
             await broker.resource(token, CERTIFICATE)

@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
@@ -91,3 +92,64 @@ def test_attest_says_what_is_wrong_with_a_tpm(tmp_path: Path) -> None:
         if one["kind"] == "tpm"
     ]
     assert "cannot be opened" in row["note"]
+
+
+def explained(folder: Path, table: str) -> str:
+    path = folder / "policy.toml"
+    path.write_text(f"version = 1\n{table}")
+    done = CliRunner().invoke(app, ["policy", "check", str(path)])
+    assert done.exit_code == 0, done.exception
+    return " ".join(done.stdout.split())
+
+
+SNP = f'''[snp]
+measurements = ["{"5a" * 48}"]
+minimum_tcb = {{Milan = {{bootloader = 3, tee = 0, snp = 8, microcode = 115}}}}
+platform_info = {{alias_check = true}}
+'''
+SGX = f'''[sgx]
+signers = ["{"5a" * 32}"]
+registers = {{isvprodid = ["0007"]}}
+minimum_tcb = {{isvsvn = 3}}
+'''
+TPM = f'''[tpm]
+roots = ["{"ab" * 32}"]
+pcrs = {{0 = ["{"cd" * 32}"], 4 = ["{"cd" * 32}"], 7 = ["{"cd" * 32}"]}}
+unchecked = ["ima"]
+'''
+
+
+@pytest.mark.parametrize("table", [SNP, SGX, f"{SNP}[freshness]\nrevocation_list_days = 7\n"])
+def test_a_policy_without_a_known_hole_says_so(tmp_path: Path, table: str) -> None:
+    assert explained(tmp_path, table).endswith("No known hole is left open.")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (f'[simulated]\nroots = ["{"ab" * 32}"]\nmeasurements = ["ab"]\n', "SIMULATED evidence"),
+        (TPM, "whose owner can read its memory"),
+        (SNP.replace("3, tee = 0, snp = 8, microcode = 115", "0, tee = 0, snp = 0, microcode = 0"),
+         "minimum_tcb: any firmware and microcode of Milan passes"),
+        (f'{SNP}signers = ["{"5a" * 48}"]\nguest_svn = 0\n', "guest_svn: every older image"),
+        (SNP.replace("true}", "true, other_bits = [6]}"), "platform_info: hosts pass that report"),
+        (SNP + "vlek = true\n", "vlek: reports pass"),
+        (SNP + "migration = 1\n", "migration: guests pass"),
+        (SNP + "vmpl = 1\n", "vmpl: software of privilege level 1 passes"),
+        (SNP + 'unchecked = ["launch_tcb"]\n', "launch_tcb is not checked"),
+        (SGX.replace("isvsvn = 3", "isvsvn = 0"), "isvsvn: every older enclave"),
+        (SGX + 'tcb_status = ["OutOfDate"]\n', "tcb_status: platforms pass"),
+        (TPM + "ak_certificates = true\n", "ak_certificates: quotes pass"),
+        (TPM.replace('unchecked = ["ima"]\n', "") + '[tpm.ima]\nexclude = ["/run/"]\nfiles = '
+         + f'{{"/bin/a" = ["{"ab" * 32}"]}}\n', "ima.exclude: any file passes"),
+        (SNP + "[nvidia]\nrequire_reference = false\n", "require_reference: firmware passes"),
+        (SNP + "[freshness]\nrequire_revocation_lists = false\n", "require_revocation_lists"),
+        (SNP + '[freshness]\nissuers_without_lists = ["CN=A"]\n', "what CN=A revoked is not asked"),
+    ],
+)  # fmt: skip
+def test_each_known_hole_of_a_policy_is_named_as_open(
+    tmp_path: Path, table: str, told: str
+) -> None:
+    said = explained(tmp_path, table)
+    assert "No known hole" not in said
+    assert any(told in part for part in said.split("OPEN ")[1:]), said

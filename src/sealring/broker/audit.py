@@ -77,6 +77,16 @@ def append(view: View, signer: Signer, now: float, event: str, facts: Row) -> No
     view.put(HEAD, {"size": size + 1, "peaks": [peak.hex() for peak in peaks]})
 
 
+def newest_time(view: View) -> float:
+    """When the newest entry was noted; 0 for an empty log."""
+    size, _ = _head(view)
+    row = view.get(_key(size - 1)) if size else {"entry": {"time": 0.0}}
+    try:
+        return float((row or {})["entry"]["time"])
+    except (KeyError, TypeError, ValueError):
+        raise BrokenAuditLog(f"entry {size - 1} of the log is not what was written") from None
+
+
 def check(view: View, key: Verifier) -> Audited:
     """The whole log, if it is whole; BrokenAuditLog says where it is not."""
     size, head = _head(view)

@@ -8,6 +8,7 @@ out/<job>/<key>              a key that is no longer of the job: revoked, left, 
 barred/..., alias/...        machines and ranks that may not join (bars.py)
 vault/<job>/...              what a job's vaults last held (vault_records.py)
 guest/<session>              an attested guest that is no rank (guests.py)
+forgotten/<nonce or token>   up to when used ones have been forgotten: older ones are refused
 
 A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
 which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
@@ -27,6 +28,7 @@ from sealring.broker.tokens import Grant
 from sealring.errors import (
     BrokerError,
     ConfigurationError,
+    ExpiredNonce,
     ExpiredToken,
     RankTaken,
     ReusedNonce,
@@ -41,6 +43,7 @@ SWEEP_ROWS: Final = 24
 REFUSALS_LOGGED: Final = 8
 """Of one token. Its holder was admitted, and must not fill the log all the same."""
 _LEFT: Final = "it left"
+_NONCES, _TOKENS = "nonce", "token"
 
 Objection = Callable[[Row], BrokerError | None]
 
@@ -131,7 +134,12 @@ class Ledger:
         spent = f"{_token(grant)}/{path}"
         holder = view.get(_place(name))
         refusal: BrokerError | None = None
-        if view.get(spent) is not None:
+        if grant.until <= _forgotten(view, _TOKENS):
+            refusal = ExpiredToken(
+                "what tokens of that time have fetched is forgotten: attest again. If this "
+                "repeats, a broker's clock is wrong"
+            )
+        elif view.get(spent) is not None:
             refusal = ReusedToken(f"the token has fetched {path} before: attest again")
         elif holder is None or holder["key"] != grant.key:
             refusal = RankTaken(f"rank {name.rank} of {name.job} is another worker's by now")
@@ -266,12 +274,18 @@ def keys_to_leave(view: View, job: str, now: float) -> list[str]:
 def sweep(view: View, now: float) -> int:
     """Forget some of what can no longer be used."""
     forgotten = 0
-    for prefix, kept in (("nonce/", KEPT_SECONDS), ("token/", 0)):
-        for key, _ in view.scan(prefix):
-            if forgotten == SWEEP_ROWS or int(key.split("/")[1]) + kept > now:
+    for kind, kept in ((_NONCES, KEPT_SECONDS), (_TOKENS, 0)):
+        until = before = _forgotten(view, kind)
+        for key, _ in view.scan(f"{kind}/"):
+            at = int(key.split("/")[1])
+            if forgotten == SWEEP_ROWS or at + kept > now:
                 break
             view.delete(key)
+            until = max(until, at)
             forgotten += 1
+        # Another broker's clock may be behind this one's: what was used must not be new to it.
+        if until != before:
+            view.put(f"forgotten/{kind}", {"until": until})
     ended = [key for key, row in view.scan("guest/") if row["until"] <= now]
     for key in ended[: SWEEP_ROWS - forgotten]:
         view.delete(key)
@@ -285,7 +299,16 @@ def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> 
     return bars.why_barred(view, name, machines)
 
 
+def _forgotten(view: View, kind: str) -> int:
+    return int((view.get(f"forgotten/{kind}") or {"until": -1})["until"])
+
+
 def use_nonce(view: View, nonce: str, made: int) -> None:
+    if made <= _forgotten(view, _NONCES):
+        raise ExpiredNonce(
+            "which nonces of that time were used is forgotten: ask for another one. If this "
+            "repeats, a broker's clock is wrong"
+        )
     # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
     used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:

@@ -16,14 +16,13 @@ import hmac
 import os
 from typing import Final
 
+from sealring.broker.clock import SKEW_SECONDS
 from sealring.errors import ExpiredNonce, UnknownNonce
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.limits import MAX_NONCE_SECONDS
 
 _TAG_AT: Final = 16
-_SKEW_SECONDS: Final = 60
-"""Replicas' clocks may differ by so much."""
-KEPT_SECONDS: Final = MAX_NONCE_SECONDS + 2 * _SKEW_SECONDS
+KEPT_SECONDS: Final = MAX_NONCE_SECONDS + 2 * SKEW_SECONDS
 """How long a used nonce is remembered: longer than any policy lets it be good, so that another
 `nonce_seconds` brings none back."""
 
@@ -49,7 +48,11 @@ def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int
     if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
         raise UnknownNonce("this broker gave out no such nonce in this session: ask for one")
     made = int.from_bytes(body[:8], "big") / 1000
-    if not -_SKEW_SECONDS <= now - made <= seconds:
+    if made - now > SKEW_SECONDS:
+        raise ExpiredNonce(
+            f"the nonce was made {made - now:.0f} s from now: the brokers' clocks differ, set them"
+        )
+    if now - made > seconds:
         raise ExpiredNonce(f"the nonce is older than {seconds} s: ask for another one")
     return int(made)
 

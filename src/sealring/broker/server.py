@@ -73,6 +73,7 @@ async def serving(
     `publish` shows the audit log to its readers and witnesses. It may take seconds.
     """
     _raise_descriptor_limit()
+    await broker.open()
 
     def explain(error: SealringError, address: str, path: str) -> Response:
         if not error.audited:

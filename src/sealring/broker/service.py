@@ -21,7 +21,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,8 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.broker import ledger, nonces, strangers, vault_records
+from sealring.broker import audit, ledger, nonces, strangers, vault_records
+from sealring.broker.clock import SteadyClock
 from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.data_keys import DataKeys
 from sealring.broker.envelopes import seal
@@ -98,15 +99,19 @@ class Broker:
         self._keys = keys
         self._store = store
         self._rules = rules
-        self._clock = clock
+        self._clock = SteadyClock(clock, keys.authority.not_valid_before_utc.timestamp())
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
-        self.strangers = Strangers(socket.gethostname(), clock())
+        self.strangers = Strangers(socket.gethostname(), self._clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
         self._data_keys = DataKeys(rules.keys_directory)
         self._guests = GuestService(
-            keys, store, self._ledger, rules.policy, rules.policy_digest, rules.trust,
-            self._data_keys, self.strangers, self._threads, clock,
+            keys, store, self._ledger, rules.policy, rules.policy_digest, self._trust,
+            self._data_keys, self.strangers, self._threads, self._clock,
         )  # fmt: skip
+
+    async def open(self) -> None:
+        """Before anything is answered. A store that is not there, or not ours, is refused here."""
+        self._clock.start_after(await self._store.transact(audit.newest_time))
 
     async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
@@ -120,7 +125,7 @@ class Broker:
             return session, nonce, {}
         extra = await asyncio.get_running_loop().run_in_executor(
             self._threads,
-            lambda: credential_for(introduction, self._keys.nonce_key, nonce, self._rules.trust()),
+            lambda: credential_for(introduction, self._keys.nonce_key, nonce, self._trust()),
         )
         return session, nonce, extra
 
@@ -228,10 +233,15 @@ class Broker:
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
+    def _trust(self) -> Trust:
+        """In the broker's own time: a clock that was moved back makes no ended chain good again."""
+        trust = self._rules.trust()
+        return replace(trust, now=max(trust.now, datetime.fromtimestamp(self._clock(), UTC)))
+
     def _judge(self, sent: Attestation) -> tuple[AttestedWorker, str]:
         evidence = parse_evidence(sent.evidence)
         challenge = challenge_of(evidence, self._keys.nonce_key, sent.nonce, sent.public_key)
-        worker = verify_evidence(evidence, challenge, self._rules.trust())
+        worker = verify_evidence(evidence, challenge, self._trust())
         judge(self._rules.policy, worker, sent.name.rank, sent.name.job).require()
         return worker, hashlib.sha256(evidence.encode()).hexdigest()
 

@@ -186,7 +186,6 @@ async def _serve(
     try:
         visible = published_log(state or ca, keys, log, log_policy)
         broker.check_data_keys()
-        await opened.transact(lambda view: None)  # a store that is not ours is refused here
     except BaseException:
         opened.close()
         raise

@@ -128,7 +128,8 @@ def _explain(rules: Policy, json: bool) -> None:
         mark = "OPEN  " if one.open else "      "
         say(f"{mark}{one.about}: {one.text}")
     left = sum(one.open for one in clauses)
-    say(f"{left} holes are left open by name." if left else "No known hole is left open.")
+    holes = "1 hole is" if left == 1 else f"{left} holes are"
+    say(f"{holes} left open by name." if left else "No known hole is left open.")
 
 
 def _nonce(text: str) -> bytes:

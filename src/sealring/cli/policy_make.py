@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,11 +12,11 @@ import typer
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.cli.terminal import errors, say
-from sealring.errors import BadPolicy, ConfigurationError
+from sealring.errors import AttestationError, BadPolicy, ConfigurationError
 from sealring.identity.attestation import (
     Cache,
     Evidence,
-    Trust,
+    Policy,
     describe_evidence,
     parse_evidence,
     parse_policy,
@@ -25,9 +26,13 @@ from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.kinds import KINDS
 from sealring.identity.attestation.policy_upgrade import upgrade as upgraded
 from sealring.identity.attestation.policy_words import explain
-from sealring.identity.attestation.policy_writing import Table, new_policy, tables_from
+from sealring.identity.attestation.policy_writing import (
+    Table,
+    check_admits,
+    new_policy,
+    tables_from,
+)
 from sealring.identity.attestation.snp import PLATFORM_BITS, TCB_BYTES
-from sealring.identity.attestation.worker import DescribedWorker
 from sealring.identity.private_files import read_public, write_public
 
 EvidenceFiles = Annotated[
@@ -55,12 +60,16 @@ def new(
     The evidence's signatures, chains and dates are verified; for whom it was made is not. So make
     it on a machine that you trust, and compare its measurements with your own build.
     """
-    tables = _shown(evidence, cache, at) if evidence else _ask()
-    text = new_policy(job, tables)
+    shown = _read(evidence or (), cache, at)
+    text = new_policy(job, shown.tables() if evidence else _ask())
+    policy = parse_policy(text)
+    missing = shown.not_at_hand(policy)
     _write(text, out)
-    for clause in explain(parse_policy(text)):
+    for clause in explain(policy):
         if clause.open:
             errors.print(f"LEFT OPEN {clause.about}: {clause.text}", markup=False, soft_wrap=True)
+    for told in missing:
+        errors.print(f"NOT AT HAND {told}", markup=False, highlight=False, soft_wrap=True)
 
 
 def upgrade(
@@ -78,7 +87,7 @@ def upgrade(
         text = read_public(policy, "the policy", BadPolicy).decode()
     except UnicodeDecodeError:
         raise BadPolicy(f"the policy {policy} is not UTF-8 text") from None
-    made, changes = upgraded(text, _shown(evidence, cache, at) if evidence else {})
+    made, changes = upgraded(text, _read(evidence or (), cache, at).tables())
     _write(made, out)
     for change in changes:
         mark = "LEFT OPEN" if change.open else "ADDED"
@@ -96,23 +105,49 @@ def _write(text: str, out: Path | None) -> None:
     errors.print(f"{out} was written.", markup=False, highlight=False, soft_wrap=True)
 
 
-def _shown(paths: Sequence[Path], cache: Path | None, at: datetime | None) -> dict[str, Table]:
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Evidence of machines, verified but for its binding; and what it was verified with."""
+
+    evidence: Mapping[Path, Evidence]
+    roots: Mapping[str, list[str]]
+    """By kind, where a policy names them: a TPM's maker is believed by the evidence's own word."""
+    kept: Cache
+    now: datetime
+
+    def tables(self) -> dict[str, Table]:
+        simulated, tpm = (frozenset(self.roots.get(kind, ())) for kind in ("simulated", "tpm"))
+        trust = self.kept.trust_roots(simulated, tpm, self.now)
+        workers = [describe_evidence(one, trust) for one in self.evidence.values()]
+        return tables_from(workers, self.roots)
+
+    def not_at_hand(self, policy: Policy) -> list[str]:
+        """What the policy asks of a verifier's cache, and is not in this one's.
+
+        AttestationError: no policy admits one of the machines.
+        """
+        trust = self.kept.trust(policy, self.now)
+        found = []
+        for path, one in self.evidence.items():
+            try:
+                rules = check_admits(policy, describe_evidence(one, trust))
+            except AttestationError as problem:
+                raise type(problem)(f"no policy can be written from {path}: {problem}") from None
+            found += [f"{rule.name}: {rule.found}; wanted: {rule.wanted}" for rule in rules]
+        return list(dict.fromkeys(found))
+
+
+def _read(paths: Sequence[Path], cache: Path | None, at: datetime | None) -> _Shown:
     now = at.replace(tzinfo=UTC) if at else datetime.now(UTC)
     kept = read_cache(cache, now) if cache else Cache()
-    workers: list[DescribedWorker] = []
-    roots: dict[str, str] = {}
+    evidence: dict[Path, Evidence] = {}
+    roots: dict[str, list[str]] = {}
     for path in paths:
         sent = parse_evidence(read_public(path, "the evidence", ConfigurationError))
         if sent.kind in _OWN_ROOTS:
-            roots[sent.kind] = _root(sent)
-        workers.append(describe_evidence(sent, _trust(kept, roots, now)))
-    return tables_from(workers, roots)
-
-
-def _trust(kept: Cache, roots: dict[str, str], now: datetime) -> Trust:
-    """A TPM's maker is believed here, by the evidence's own word: the policy then names it."""
-    named = {kind: frozenset({root}) for kind, root in roots.items()}
-    return kept.trust_roots(named.get("simulated", frozenset()), named.get("tpm", frozenset()), now)
+            roots.setdefault(sent.kind, []).append(_root(sent))
+        evidence[path] = sent
+    return _Shown(evidence, roots, kept, now)
 
 
 def _root(evidence: Evidence) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting.nvidia import Nvidia
 from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation import Trust, describe_evidence
 from sealring.identity.attestation.agent_evidence import devices_of, evidence_of
+from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.nvidia.device import verify_nvidia
 from tests.identity.attestation.test_az_vtpm import THEN
 from tests.identity.attestation.vectors import vectors
 
@@ -53,6 +58,28 @@ def test_forms_that_are_not_known() -> None:
             evidence_of(kind, {}, CHALLENGE)
     with pytest.raises(UnknownEvidence, match="version 3"):
         evidence_of("az-snp-vtpm", {"version": 3}, CHALLENGE)
+
+
+def test_a_gpus_report_that_ends_in_zeros_is_cut_where_it_ends() -> None:
+    gpu = Nvidia()
+    nonce = CHALLENGE.device_nonce("snp")
+    good = gpu.evidence(nonce)
+    chain = b"".join(load_certificate(one).public_bytes(Encoding.PEM) for one in good.chain)
+
+    def shown(report: bytes) -> str:
+        device = {"evidence": report.hex(), "certificate": base64.b64encode(chain).decode()}
+        return json.dumps({"nvidia": {"device_evidence_list": [device]}})
+
+    for filling in (b"", b"\0", bytes(100)):
+        (device,) = devices_of(shown(good.parts["report"] + filling))
+        assert device == good
+        assert verify_nvidia(device, nonce, gpu.trust()).model == "GH100"
+    with pytest.raises(MalformedEvidence, match="goes on behind its signature"):
+        devices_of(shown(good.parts["report"] + b"\0\1"))
+    # A worker sends it without: evidence has one spelling.
+    padded = replace(good, parts={"report": good.parts["report"] + b"\0"})
+    with pytest.raises(MalformedEvidence, match="not in its one spelling"):
+        verify_nvidia(padded, nonce, gpu.trust())
 
 
 def test_devices_of_other_forms() -> None:

@@ -39,7 +39,7 @@ from sealring.identity.attestation import (
 from sealring.identity.attestation.az_vtpm import verify_hcl_report
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.intel import canonical_quote, quote_size
-from sealring.identity.attestation.paravisor import SNP, TDX, parse_hcl_report
+from sealring.identity.attestation.paravisor import SNP, TDX, canonical_hcl_report, parse_hcl_report
 from sealring.identity.attestation.snp import _check_signature, parse_report
 from sealring.identity.attestation.tpm.verify import verify_quote
 from tests.identity.attestation.judging import Judge
@@ -80,7 +80,8 @@ def test_cut_and_extended_reports() -> None:
     for raw in (bare[:-1], bare[:100], bare + b"\1", bare + bytes(50) + b"\1"):
         refused(MalformedEvidence, changed(hcl_report=raw))
     refused(UnknownEvidence, changed(hcl_report=GUEST.hcl_report(version=3)))
-    assert verify(changed(hcl_report=GUEST.hcl_report(version=2))).label == "az-snp-vtpm Milan"
+    second = canonical_hcl_report(GUEST.hcl_report(version=2))
+    assert verify(changed(hcl_report=second)).label == "az-snp-vtpm Milan"
 
 
 def test_a_key_that_the_report_is_not_about() -> None:
@@ -221,6 +222,28 @@ def test_no_byte_of_tdx_evidence_can_be_changed(part: str) -> None:
             TD_JUDGE.verify(td_changed(**{part: bent}))
 
 
+def test_what_no_signature_covers_in_the_paravisors_report_has_one_value() -> None:
+    """Every byte in turn: of the head, of the TDX report that the quote stands for, and behind."""
+    for guest, judge in ((GUEST, JUDGE), (TD_GUEST, TD_JUDGE)):
+        good = guest.evidence()
+        raw = good.parts["hcl_report"]
+        covered = range(32, 32 + 1184) if guest is GUEST else range(0)
+        unsigned = [at for at in range(32 + 1184 + 20) if at not in covered]
+        spellings = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in unsigned]
+        spellings += [guest.hcl_report(version=2), guest.hcl_report(pad=1), raw + bytes(100)]
+        for other in spellings:
+            with pytest.raises((MalformedEvidence, UnknownEvidence)):
+                judge.verify(replace(good, parts={**good.parts, "hcl_report": other}))
+
+
+def test_what_a_guest_reads_from_its_tpm_is_sent_in_that_one_spelling() -> None:
+    guest = copy.copy(TD_GUEST)
+    guest.report = b"TDREPORT".ljust(1184, b"\1")
+    sent = canonical_hcl_report(guest.hcl_report(version=2, pad=100))
+    assert sent == TD_GOOD.parts["hcl_report"]
+    assert parse_hcl_report(guest.hcl_report()).report.startswith(b"TDREPORT")
+
+
 def test_a_tdx_quote_that_is_not_about_this_key() -> None:
     other = AzureGuest(INTEL)
     TD_JUDGE.refused(NotBound, td_changed(td_quote=other.td_quote))
@@ -247,7 +270,7 @@ def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> Non
     _, pcrs = verify_quote(bytes(message["message"]), signature, hcl.key, values)
     assert len(pcrs) == 22
     parts = {
-        "hcl_report": bytes(fields["hcl_report"]),
+        "hcl_report": canonical_hcl_report(bytes(fields["hcl_report"])),
         "td_quote": canonical_quote(quote),
         "quote": bytes(message["message"]),
         "signature": signature,

@@ -153,13 +153,13 @@ def test_a_policy_is_told_in_words_written_from_evidence_and_upgraded() -> None:
     rules = policy(PYTHON, TORCH, more='exclude = ["/tmp/"]', unchecked="ima_violations")
     told = [clause.text for clause in explain(rules) if clause.about == "tpm"]
     assert "It has measured none but 2 listed files since it booted." in told
-    assert "Not asked for: /tmp/." in told
+    assert "ima.exclude: any file passes that is measured as one of /tmp/." in told
     assert any(clause.open and "ima_violations" in clause.text for clause in explain(rules))
     # Paths are whatever a machine has: none of them may become a rule.
     odd = File('/a"]\n[tpm]\nunchecked = ["ima"]\\\x7fé', b"odd")
     one = worker(listed(*GOOD, odd), quoted(*GOOD, odd))
     shown = replace(one, registers={f"pcr{n}": "00" * 32 for n in (0, 4, 7)})
-    tables = tables_from([shown], {"tpm": "ab" * 32})
+    tables = tables_from([shown], {"tpm": ["ab" * 32]})
     text = new_policy("gpt", tables)
     assert set(tomllib.loads(text)["tpm"]["ima"]["files"]) == set(one.ima_files)
     written = parse_policy(text)
@@ -180,7 +180,7 @@ def test_evidence_without_a_list_leaves_the_rule_open_by_name() -> None:
     )
     weak = replace(bare, ima_entries=1, ima_files={"/x": ("sha1:" + "00" * 20,)})
     for shown in (bare, weak):
-        text = new_policy(None, tables_from([shown], {"tpm": "ab" * 32}))
+        text = new_policy(None, tables_from([shown], {"tpm": ["ab" * 32]}))
         assert parse_policy(text).kinds["tpm"].unchecked == {"ima"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -155,6 +156,47 @@ def test_collateral_that_is_stale_missing_forged_or_anothers() -> None:
         fields = json.loads(good.text)
         fields[name] = fields[name][:-1] + ("0" if fields[name][-1] != "0" else "1")
         refused(BadCollateral, GOOD, INTEL.trust(replace(good, text=json.dumps(fields))))
+
+
+CHAINS = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "qe_identity_issuer_chain")
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "no last newline": str.rstrip,
+    "two last newlines": lambda pem: pem + "\n",
+    "CRLF": lambda pem: pem.replace("\n", "\r\n"),
+    "words before": lambda pem: "Intel's\n" + pem,
+}
+
+
+def respelled(text: str, change: Callable[[str], str]) -> Collateral:
+    fields = json.loads(text)
+    assert all(change(fields[name]) != fields[name] for name in CHAINS)
+    return parse_collateral(json.dumps(fields | {name: change(fields[name]) for name in CHAINS}))
+
+
+@pytest.mark.parametrize("name", list(SPELLINGS))
+def test_intels_collateral_with_its_certificates_in_another_spelling(name: str) -> None:
+    good, change = INTEL.collateral(), SPELLINGS[name]
+    assert respelled(good.text, change).text == good.text
+    assert verify(GOOD, INTEL.trust(respelled(good.text, change))).tcb_status == "UpToDate"
+    # Another's certificates are another's in any spelling.
+    forged = respelled(Intel().collateral().text, change)
+    refused(BadCollateral, GOOD, INTEL.trust(forged))
+
+
+@pytest.mark.parametrize("name", list(SPELLINGS))
+def test_real_collateral_with_its_certificates_in_another_spelling(name: str) -> None:
+    quote, collateral = real("tdx_quote")
+    assert check(quote, "tdx", respelled(collateral.text, SPELLINGS[name])).tcb_status == "UpToDate"
+
+
+@pytest.mark.parametrize(
+    "pem", ["", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_collateral_without_readable_certificates_is_no_collateral(pem: str) -> None:
+    for name in CHAINS:
+        fields = json.loads(INTEL.collateral().text) | {name: pem}
+        with pytest.raises(ConfigurationError, match="not Intel collateral"):
+            parse_collateral(json.dumps(fields))
 
 
 def test_a_quote_of_a_guest_with_a_service_td_is_true_and_not_admitted() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.azure import AzureGuest
@@ -21,6 +22,7 @@ from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import AttestationUnavailable, TpmFailed
 from sealring.identity.attestation import parse_evidence, verify_evidence
 from sealring.identity.attestation.azure_guest import AK, HCL_REPORT, AzureMachine
+from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import encode_devices
 from sealring.identity.attestation.nvidia.collect import GpuCertificate, GpuReport, collect_gpus
 from sealring.identity.attestation.nvidia.device import verify_nvidia
@@ -118,6 +120,28 @@ def test_a_host_that_hands_out_no_certificates(
         TsmMachine(AMD.chain[:2], reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
 
 
+PEM = tuple(load_certificate(one).public_bytes(Encoding.PEM) for one in AMD.chain)
+
+
+@pytest.mark.parametrize(
+    "handed",
+    [
+        PEM,
+        tuple(one.replace(b"\n", b"\r\n") for one in PEM),
+        (PEM[0], PEM[1] + PEM[2]),
+        (PEM[0], *AMD.chain[1:]),
+    ],
+)
+def test_a_host_that_hands_out_certificates_as_pem(
+    handed: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel("sev_guest", lambda data: AMD.report(report_data=data), table(handed))
+    machine = TsmMachine(reports=kernel.install(tmp_path, monkeypatch))
+    evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
+    assert evidence.chain == AMD.chain
+    assert verify_evidence(evidence, CHALLENGE, AMD.trust()).product == "Milan"
+
+
 def test_a_host_that_hands_out_only_its_providers_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +195,7 @@ def test_a_guest_of_azures_with_a_real_virtual_tpm() -> None:
         with tpm.primary(RSA_AK) as (handle, public):
             tpm.call("EvictControl", 0x120, (OWNER, handle), (PASSWORD,), AK.to_bytes(4, "big"))
         guest = AzureGuest(AMD, modulus=int.from_bytes(public[-256:], "big"))
-        store(tpm, HCL_REPORT, guest.hcl_report(pad=0))
+        store(tpm, HCL_REPORT, guest.hcl_report(version=2, pad=16))
         machine = AzureMachine(tpm, AMD.chain)
         evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, AMD.trust())
@@ -192,7 +216,8 @@ def test_a_tdx_guest_of_azures_has_its_report_quoted_by_the_metadata_service() -
         with tpm.primary(RSA_AK) as (handle, public):
             tpm.call("EvictControl", 0x120, (OWNER, handle), (PASSWORD,), AK.to_bytes(4, "big"))
         guest = AzureGuest(INTEL, modulus=int.from_bytes(public[-256:], "big"))
-        store(tpm, HCL_REPORT, guest.hcl_report(pad=0))
+        guest.report = b"TDREPORT".ljust(1184, b"\0")
+        store(tpm, HCL_REPORT, guest.hcl_report(version=2, pad=16))
         machine = AzureMachine(tpm, (), service)
         evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, INTEL.trust())

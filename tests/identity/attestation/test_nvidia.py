@@ -30,6 +30,7 @@ from sealring.identity.attestation import (
     AttestedWorker,
     Challenge,
     Trust,
+    describe_evidence,
     parse_evidence,
     verify_evidence,
 )
@@ -37,6 +38,7 @@ from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import verify_nvidia, verify_report
 from sealring.identity.attestation.nvidia.spdm import canonical_report
 from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
+from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
 from sealring.identity.attestation.worker import AttestedDevice
 from tests.identity.attestation.judging import refusal
 from tests.identity.attestation.vectors import vectors
@@ -319,6 +321,37 @@ def test_eight_gpus_of_one_machine_are_linked_to_the_same_four_switches() -> Non
         linked.add(verify_nvidia(evidence, nonce, Trust(THEN)).switches)
     assert len(linked) == 1
     assert len(linked.pop()) == 4
+
+
+def real_machine() -> list[AttestedDevice]:
+    """NVIDIA's set of eight GPUs and four switches of one machine."""
+    shown = []
+    for name in ("gpu_evidence.json", "hgx-4-switches.json"):
+        for one in json.loads((vectors("nvidia") / name).read_bytes()):
+            report = canonical_report(base64.b64decode(one["evidence"]))
+            chain = chain_of(base64.b64decode(one["certificate"]))
+            evidence = DeviceEvidence("nvidia", {"report": report}, chain)
+            shown.append(verify_nvidia(evidence, bytes.fromhex(one["nonce"]), Trust(THEN)))
+    return shown
+
+
+def test_a_real_machine_of_eight_gpus_and_four_switches_is_one_machine() -> None:
+    devices = real_machine()
+    rules = DeviceRules(gpus=8, switches=4, require_reference=False)
+    assert refused_devices(rules, devices) == []
+    assert all(len(one.gpus) == 8 for one in devices if one.is_switch)
+    # Another count, or switches left out, is refused by name.
+    assert refused_devices(replace(rules, gpus=9), devices) == ["gpus"]
+    lenient = replace(rules, switches=0)
+    gpus = [one for one in devices if not one.is_switch]
+    assert refused_devices(lenient, gpus) == ["switches of gpus"]
+    assert refused_devices(lenient, devices[:-1]) == ["links of gpus"]
+    assert refused_devices(replace(lenient, gpus=7), devices[1:]) == ["links of switches"]
+
+
+def refused_devices(rules: DeviceRules, devices: list[AttestedDevice]) -> list[str]:
+    worker = replace(describe_evidence(AMD.evidence(), AMD.trust()), devices=tuple(devices))
+    return [one.name for one in judge_devices(rules, worker) if one.refusal]
 
 
 def test_every_field_of_a_real_report_changed_in_turn() -> None:

@@ -47,9 +47,9 @@ class AzureGuest:
             self.report = maker.report(report_data=bound, **changes)
         else:
             self.td_quote = maker.quote(tdx_body(bound, **changes))
-            self.report = b"TDREPORT".ljust(1184, b"\0")
+            self.report = bytes(1184)
 
-    def hcl_report(self, text: bytes | None = None, *, version: int = 1, pad: int = 100) -> bytes:
+    def hcl_report(self, text: bytes | None = None, *, version: int = 1, pad: int = 0) -> bytes:
         claims = self.text if text is None else text
         inner = 20 + len(claims)
         head = b"HCLA" + _numbers(version, 32 + len(self.report) + inner, 2) + bytes(16)

@@ -102,6 +102,7 @@ def issue(
     ca: bool,
     curve: ec.EllipticCurve | None = None,
     public_key: object = None,
+    days_old: int = 100,
     days: int = 1000,
     usage: Sequence[str] = (),
     extensions: Sequence[x509.ExtensionType] = (),
@@ -119,7 +120,7 @@ def issue(
         .issuer_name(issuer.certificate.subject if issuer else subject)
         .public_key(public_key or key.public_key())  # type: ignore[arg-type]
         .serial_number(x509.random_serial_number())
-        .not_valid_before(NOW - 100 * DAY)
+        .not_valid_before(NOW - days_old * DAY)
         .not_valid_after(NOW + days * DAY)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         .add_extension(x509.KeyUsage(**flags), critical=True)

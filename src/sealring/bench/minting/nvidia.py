@@ -155,8 +155,9 @@ class Nvidia:
 
 def own_fields(model: str, gpus: int = 1) -> dict[int, bytes]:
     if model.startswith("LS"):
-        linked = b"".join(bytes([0x90 + n]) * 8 for n in range(gpus))
-        return {6: VBIOS.encode(), 22: SWITCH, 26: linked + bytes(8)}
+        linked = b"".join(bytes([0x90 + n]) * 8 for n in range(gpus)).ljust(64, b"\0")
+        ports = bytes(port % gpus if port < 36 else 0xFF for port in range(64))
+        return {6: VBIOS.encode(), 22: SWITCH, 26: linked + ports}
     return {
         6: bytes.fromhex("00a5009601000000"),
         3: DRIVER.encode() + b"\0",

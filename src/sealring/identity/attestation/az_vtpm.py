@@ -38,7 +38,7 @@ def verify_az_snp_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
     raw, signed, signature, values, log, ima = evidence.only(
         "hcl_report", "quote", "signature", "pcrs", optional=("event_log", "ima_log")
     )
-    check_spelling(raw, canonical_hcl_report(raw), "the SNP report")
+    check_spelling(raw, canonical_hcl_report(raw), "the paravisor's report")
     report, chain, product, hcl = verify_hcl_report(raw, evidence.chain, trust)
     launched = claims_of(report, chain, product)
     return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log, ima))
@@ -53,6 +53,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
     hcl = parse_hcl_report(raw)
     if hcl.kind == SNP:
         raise UnknownEvidence(f"the paravisor's report is of SNP: that is {SNP_KIND} evidence")
+    check_spelling(raw, canonical_hcl_report(raw), "the paravisor's report")
     check_spelling(td_quote, canonical_quote(td_quote), "the quote")
     launched, bound = verify_td_quote(td_quote, TDX, trust)
     if bound != _hash(hcl):

@@ -20,6 +20,7 @@ from sealring.identity.attestation.revocation import (
     ListSeen,
     check_revocation,
     name_of,
+    out_of_dates,
 )
 
 
@@ -88,14 +89,28 @@ def _load(der: bytes) -> x509.Certificate:
 
 def split_pem(text: bytes) -> tuple[bytes, ...]:
     """The certificates (DER) of a text that holds them in their usual form, and nothing else."""
-    try:
-        found = x509.load_pem_x509_certificates(text)
-        again = b"".join(one.public_bytes(Encoding.PEM) for one in found)
-    except Exception:  # As above.
-        raise MalformedEvidence("a certificate of the chain cannot be read") from None
-    if again != text:
+    found = _read_pem(text)
+    if _write_pem(found) != text:
         raise MalformedEvidence("the certificates are not written in their one usual form")
     return tuple(one.public_bytes(Encoding.DER) for one in found)
+
+
+def usual_pem(text: bytes) -> bytes:
+    """The certificates of a text, in the form that `split_pem` takes."""
+    return _write_pem(_read_pem(text))
+
+
+def _read_pem(text: bytes) -> list[x509.Certificate]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # As above.
+            return x509.load_pem_x509_certificates(text)
+    except Exception:  # As above.
+        raise MalformedEvidence("a certificate of the chain cannot be read") from None
+
+
+def _write_pem(certificates: Sequence[x509.Certificate]) -> bytes:
+    return b"".join(one.public_bytes(Encoding.PEM) for one in certificates)
 
 
 def _check_link(
@@ -161,8 +176,8 @@ def _check_understood(certificate: x509.Certificate) -> None:
 def _check_dates(certificate: x509.Certificate, now: datetime) -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
+        advice = "have the machine's certificates renewed, or set the clock"
         raise ChainExpired(
-            f"{name_of(certificate)} is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d}, and the "
-            f"check is made for {now:%Y-%m-%d}: have the machine's certificates renewed, or set "
-            "the clock"
+            f"{name_of(certificate)} is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
+            f"and the check is made for {now:%Y-%m-%d %H:%M}: {out_of_dates(start, now, advice)}"
         )

@@ -33,6 +33,6 @@ def with_lower_s(
 def check_spelling(sent: bytes, canonical: bytes, what: str) -> None:
     if sent != canonical:
         raise MalformedEvidence(
-            f"the signature of {what} is not in its one spelling: another sealring wrote it, or "
-            "somebody changed it on the way"
+            f"{what} is not in its one spelling: another sealring wrote it, or somebody changed it "
+            "on the way"
         )

@@ -30,6 +30,7 @@ from sealring.identity.attestation.ecdsa import P256_ORDER, check_spelling, with
 from sealring.identity.attestation.evidence import Challenge, Evidence
 from sealring.identity.attestation.intel_collateral import SGX, TDX, Collateral
 from sealring.identity.attestation.intel_statements import check_statements
+from sealring.identity.attestation.revocation import out_of_dates
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.attestation.worker import Claims
 
@@ -68,7 +69,10 @@ def pck_chain(data: bytes) -> tuple[bytes, ...]:
 
 
 def canonical_quote(data: bytes) -> bytes:
-    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling."""
+    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling.
+
+    And without the zero at the end of its certificates, which no signature covers.
+    """
     end, version, signature = _signature(data)
     start = end - len(signature)
     # Behind the quote's signature and its key, and from version 4 on a type and a length, stand the
@@ -77,7 +81,19 @@ def canonical_quote(data: bytes) -> bytes:
     half = _SIGNATURE_BYTES // 2
     for at in (start, enclave):
         data = with_lower_s(data, at + half, half, P256_ORDER)
-    return data
+    cursor = Cursor(data[:end], "the quote", "little")
+    cursor.take(enclave + _SIGNATURE_BYTES)
+    cursor.sized(2)
+    cursor.take(2)
+    chain = cursor.at
+    if not cursor.sized(4).endswith(b"\0"):
+        return data
+    # Each length that counts the zero: the signature's, the certification's, the certificates'.
+    lengths = [start - 4, *([start + 2 * _SIGNATURE_BYTES + 2] if version > 3 else []), chain]
+    for at in lengths:
+        shorter = int.from_bytes(data[at : at + 4], "little") - 1
+        data = data[:at] + shorter.to_bytes(4, "little") + data[at + 4 :]
+    return data[: end - 1] + data[end:]
 
 
 def _signature(data: bytes) -> tuple[int, int, bytes]:
@@ -153,8 +169,10 @@ def _refusal(kind: str, problem: str) -> AttestationError:
     said = " ".join(problem.split())
     if "CertRevoked" in said:
         return ChainRevoked(f"Intel has revoked a certificate of its own statements: {said}")
-    if "CertExpired" in said or "expired" in said:
-        return StaleRevocationList(f"Intel's statements are out of date, fetch them again: {said}")
+    if any(words in said for words in ("Expired", "expired", "NotValidYet", "not valid yet")):
+        return StaleRevocationList(
+            f"Intel's statements are not in force, fetch them again or set the clock: {said}"
+        )
     if "TCB level" in said:
         return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
     if "enabled" in said or "service TD" in said:
@@ -208,8 +226,8 @@ def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     made = max(one.made for one in newest.statements)
     if not made <= trust.now <= newest.until:
         raise StaleRevocationList(
-            f"the Intel collateral for {family}, made {made:%Y-%m-%d}, is not in force on "
-            f"{trust.now:%Y-%m-%d}: fetch it again"
+            f"the Intel collateral for {family}, made {made:%Y-%m-%d %H:%M}, is not in force at "
+            f"{trust.now:%Y-%m-%d %H:%M}: {out_of_dates(made, trust.now, 'fetch it again')}"
         )
     return newest
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Final
 
 from cryptography import x509
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, MalformedEvidence
+from sealring.identity.attestation.chains import usual_pem
 from sealring.identity.attestation.revocation import ListSeen
 
 TDX, SGX = "tdx", "sgx"
+_CHAINS: Final = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "qe_identity_issuer_chain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ def parse_collateral(text: str) -> Collateral:
         fields = json.loads(text)
         # dcap-qvl would believe these in the place of the quote's own, which is what we check.
         fields.pop("pck_certificate_chain", None)
+        # Line ends differ by who fetched the file. dcap-qvl reads what is written here.
+        for name in _CHAINS:
+            fields[name] = usual_pem(fields[name].encode()).decode()
         tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
         lists = tuple(
             x509.load_der_x509_crl(bytes.fromhex(fields[name]))
@@ -55,7 +61,15 @@ def parse_collateral(text: str) -> Collateral:
             evaluation=int(tcb["tcbEvaluationDataNumber"]),
             until=min(_date(tcb["nextUpdate"]), _date(qe["nextUpdate"])),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (
+        MalformedEvidence,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ):
         raise ConfigurationError(
             "the file is not Intel collateral as dcap-qvl writes it: fetch it again"
         ) from None

@@ -15,13 +15,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.errors import AttestationError, BadCollateral, ChainExpired, ChainRevoked
+from sealring.errors import (
+    AttestationError,
+    BadCollateral,
+    ChainExpired,
+    ChainRevoked,
+    StaleRevocationList,
+)
 from sealring.identity.attestation.chains import split_pem, verify_chain
 from sealring.identity.attestation.trust import Trust
 
 
 def check_statements(text: str, family: str, trust: Trust) -> None:
-    """Raises BadCollateral if a statement or a list in the file is not signed by Intel."""
+    """Raises BadCollateral if a statement or a list in the file is not signed by Intel.
+
+    StaleRevocationList: its signer's certificate is not valid now. ChainRevoked: Intel revoked it.
+    """
     fields: dict[str, Any] = json.loads(text)
     try:
         for name in ("tcb_info", "qe_identity"):
@@ -39,8 +48,13 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
             key = _public(x509.load_der_x509_certificate(issuer))
             if not found.is_signature_valid(key):
                 raise InvalidSignature
-    except (ChainExpired, ChainRevoked):
-        return  # their own errors come where the quote is verified
+    except ChainRevoked:
+        raise
+    except ChainExpired as problem:
+        raise StaleRevocationList(
+            f"this verifier's own Intel collateral for {family} is not in force, fetch it again or "
+            f"set the clock: {problem}"
+        ) from None
     except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError):
         raise BadCollateral(
             f"this verifier's own Intel collateral for {family} is not signed by Intel: the worker "

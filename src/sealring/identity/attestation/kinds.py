@@ -35,6 +35,8 @@ class Kind:
     verify: Verifier
     rules: Callable[[Reader, str], KindRules]
     """Reads the policy's table for this kind."""
+    hole: bool = False
+    """Such a worker's memory is open to somebody whom the policy does not name."""
 
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -55,11 +57,13 @@ KINDS: Final[Mapping[str, Kind]] = {
         "a machine with a TPM 2.0, whose owner can read its memory",
         tpm.verify_tpm,
         policy_kinds.tpm_rules,
+        hole=True,
     ),
     simulated.KIND: Kind(
         "SIMULATED evidence, which proves nothing",
         simulated.verify_simulated,
         policy_kinds.simulated_rules,
+        hole=True,
     ),
 }
 DEVICE_KINDS: Final[Mapping[str, DeviceVerifier]] = {nvidia.KIND: nvidia.verify_nvidia}

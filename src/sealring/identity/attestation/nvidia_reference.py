@@ -24,7 +24,7 @@ from sealring.errors import (
     UntrustedChain,
 )
 from sealring.identity.attestation.chains import VerifiedChain, verify_chain
-from sealring.identity.attestation.revocation import ChainContext, ListSeen
+from sealring.identity.attestation.revocation import ChainContext, ListSeen, out_of_dates
 from sealring.identity.attestation.roots import NVIDIA_REFERENCE_ROOTS
 
 _SEAL: Final = object()
@@ -60,7 +60,8 @@ class Reference:
             start, end = f"{self.not_before:%Y-%m-%d}", f"{self.not_after:%Y-%m-%d}"
             raise ChainExpired(
                 f"the reference measurements of {self.version} are signed for {start} to {end}, "
-                f"not for {now:%Y-%m-%d}: fetch them again"
+                f"not for {now:%Y-%m-%d}: "
+                f"{out_of_dates(self.not_before, now, 'fetch them again')}"
             )
 
 

@@ -64,11 +64,16 @@ def parse_hcl_report(data: bytes) -> HclReport:
 
 
 def canonical_hcl_report(raw: bytes) -> bytes:
-    """As a worker sends it."""
-    if parse_hcl_report(raw).kind != SNP:
-        return raw
-    end = HEAD_BYTES + REPORT_BYTES
-    return raw[:HEAD_BYTES] + canonical_report(raw[HEAD_BYTES:end]) + raw[end:]
+    """As a worker sends it: whatever no signature covers has one value.
+
+    That is the version, of which nothing depends; the zeros at the end; and a TDX report, which the
+    host has turned into a quote that is sent beside this.
+    """
+    hcl = parse_hcl_report(raw)
+    report = canonical_report(hcl.report) if hcl.kind == SNP else bytes(REPORT_BYTES)
+    head = _MAGIC + _VERSIONS[0].to_bytes(4, "little") + raw[8:HEAD_BYTES]
+    size = int.from_bytes(raw[8:12], "little")
+    return head + report + raw[HEAD_BYTES + REPORT_BYTES : size]
 
 
 def _json(text: bytes) -> dict[str, Any]:

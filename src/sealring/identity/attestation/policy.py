@@ -21,7 +21,7 @@ from sealring.errors import (
 )
 from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
 from sealring.identity.attestation.policy_ima import ImaRules, judge_ima
-from sealring.identity.attestation.policy_rule import Rule, any_of, judged, shown
+from sealring.identity.attestation.policy_rule import Rule, any_of, bits, judged, shown
 from sealring.identity.attestation.worker import DescribedWorker
 
 
@@ -38,6 +38,8 @@ class KindRules:
     """The guest must have been launched under a TCB that meets the same minimum."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """The most that each fact of the launch may be: vmpl 0, migration 0."""
+    masks: Mapping[str, int] = field(default_factory=dict)
+    """The bits that each fact of the launch may have set."""
     floors: Mapping[str, int] = field(default_factory=dict)
     """The least that each fact of the launch may be: guest_svn 3."""
     facts: Mapping[str, int] = field(default_factory=dict)
@@ -186,6 +188,11 @@ def _launch(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
         has = worker.guest.get(name)
         fits = has is not None and has <= most
         results.append(judged(name, fits, f"at most {most}", shown(has), GuestNotAllowed))
+    for name, mask in rules.masks.items():
+        has = worker.guest.get(name)
+        fits = has is not None and not has & ~mask
+        found = shown(has) if has is None else bits(has)
+        results.append(judged(name, fits, f"at most {bits(mask)}", found, GuestNotAllowed))
     for name, least in rules.floors.items():
         has = worker.guest.get(name)
         fits = has is not None and has >= least

@@ -46,10 +46,17 @@ def judge_devices(rules: DeviceRules | None, worker: DescribedWorker) -> list[Ru
 
 
 def _linked(worker: DescribedWorker, gpus: int) -> list[Rule]:
-    """From both ends, where switches are shown: these GPUs and switches, and nothing besides."""
+    """From both ends, where switches are shown: these GPUs and switches, and nothing besides.
+
+    GPUs in protected PCIe mode share NVLinks that are not encrypted, so their switches must be
+    shown, whatever the policy's count of switches is.
+    """
     switches = [one for one in worker.devices if one.is_switch]
     if not switches:
-        return []
+        alone = sorted(one.identity for one in worker.devices if one.protected_pcie)
+        said = f"none, for {' '.join(alone)}"
+        wanted = "shown with every GPU in protected PCIe mode"
+        return [judged("switches of gpus", False, wanted, said, DeviceNotAllowed)] if alone else []
     shown = {one for device in switches for one in device.switches}
     wrong = sorted(
         device.identity

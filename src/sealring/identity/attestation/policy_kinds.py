@@ -14,7 +14,7 @@ from sealring.identity.attestation.policy import KindRules
 from sealring.identity.attestation.policy_ima import ImaRules, read_ima
 from sealring.identity.attestation.policy_openings import Openings
 from sealring.identity.attestation.policy_reader import Reader
-from sealring.identity.attestation.snp import PLATFORM_BITS, REGISTER_BYTES, TCB_BYTES
+from sealring.identity.attestation.snp import OTHER_BITS, PLATFORM_BITS, REGISTER_BYTES, TCB_BYTES
 from sealring.identity.attestation.tpm.structures import BANKS
 from sealring.identity.attestation.tpm.verify import RESETTABLE
 
@@ -29,7 +29,7 @@ _PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr
 _TDX_REGISTERS: Final = (
     *(f"rtmr{n}" for n in range(4)), "mrconfigid", "mrowner", "mrownerconfig",
 )  # fmt: skip
-_STATUSES: Final = {
+STATUSES: Final = {
     "UpToDate", "SWHardeningNeeded", "ConfigurationNeeded", "ConfigurationAndSWHardeningNeeded",
     "OutOfDate", "OutOfDateConfigurationNeeded",
 }  # fmt: skip
@@ -68,7 +68,7 @@ def _snp_rules(
     minimum = _snp_minimum(reader, table, where, products, openings)
     if signers:
         openings.need("guest_svn", "guest_svn" in table)
-    platform = reader.flags(table, where, "platform_info", PLATFORM_BITS)
+    platform, others = reader.flags(table, where, "platform_info", PLATFORM_BITS, OTHER_BITS)
     openings.need("platform_info", bool(platform))
     return KindRules(
         measurements=measurements,
@@ -80,9 +80,9 @@ def _snp_rules(
             "vmpl": reader.number(table, where, "vmpl", 0, 3, 0),
             "migration": reader.number(table, where, "migration", 0, 1, 0),
             "vlek": int(reader.flag(table, where, "vlek", False)),
-            **({"platform_unknown": 0} if platform else {}),
             **(limits or {}),
         },
+        masks={"platform_unknown": others} if platform else {},
         floors={"guest_svn": reader.number(table, where, "guest_svn", 0, 2**32 - 1, 0)}
         if "guest_svn" in table
         else {},
@@ -203,7 +203,7 @@ def _intel_minimum(
 
 
 def _statuses(reader: Reader, table: dict[str, Any], where: str) -> frozenset[str]:
-    statuses = reader.words(table, where, "tcb_status", _STATUSES, ["UpToDate"])
+    statuses = reader.words(table, where, "tcb_status", STATUSES, ["UpToDate"])
     reader.some(statuses, where, "tcb_status")
     return statuses
 

@@ -6,10 +6,12 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sealring.errors import BadPolicy
 from sealring.limits import MAX_WORLD
+
+_BITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +133,22 @@ class Reader:
         return {key: self.number(found, inner, key, 0, most, 0) for key in found}
 
     def flags(
-        self, table: dict[str, Any], where: str, name: str, known: Collection[str]
-    ) -> dict[str, int]:
-        """A table of true and false: {smt = false}; as 0 and 1."""
+        self, table: dict[str, Any], where: str, name: str, known: Collection[str], others: str
+    ) -> tuple[dict[str, int], int]:
+        """Bits of a number by name, {smt = false}, as 0 and 1; and `others`, a list of positions,
+        as a mask."""
         found = table.get(name, {})
         if not isinstance(found, dict):
             raise self.bad(where, name, "is a table of true and false")
         inner = f"{where}.{name}"
-        self.known(found, known, inner)
-        return {key: int(self.flag(found, inner, key, False)) for key in found}
+        self.known(found, {*known, others}, inner)
+        positions = found.get(others, [])
+        if not isinstance(positions, list) or not all(
+            type(one) is int and 0 <= one < _BITS for one in positions
+        ):
+            raise self.bad(inner, others, f"is a list of positions of bits, 0 to {_BITS - 1}")
+        named = {key: int(self.flag(found, inner, key, False)) for key in found if key != others}
+        return named, sum(1 << one for one in set(positions))
 
     def flag(self, table: dict[str, Any], where: str, name: str, default: bool) -> bool:
         value = table.get(name, default)

@@ -27,5 +27,11 @@ def any_of(names: Collection[str]) -> str:
     return " or ".join(sorted(names)) or "nothing"
 
 
+def bits(value: int) -> str:
+    """bits 6 9; no bits"""
+    found = [str(at) for at in range(value.bit_length()) if value >> at & 1]
+    return f"bits {' '.join(found)}" if found else "no bits"
+
+
 def shown(value: int | None) -> str:
     return "not stated" if value is None else str(value)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sealring.identity.attestation.kinds import KINDS
 from sealring.identity.attestation.policy import KindRules, Policy
 from sealring.identity.attestation.policy_openings import PASSES_WITHOUT
+from sealring.identity.attestation.policy_rule import bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ def explain(policy: Policy) -> list[Clause]:
     clauses = []
     for kind, rules in policy.kinds.items():
         clauses += [
-            Clause(kind, f"Admits {KINDS[kind].description}."),
+            Clause(kind, f"Admits {KINDS[kind].description}.", open=KINDS[kind].hole),
             *(Clause(kind, text) for text in _runs(rules)),
             *(Clause(kind, text) for text in _launch(rules)),
             *(
@@ -51,8 +52,6 @@ def _runs(rules: KindRules) -> Iterable[str]:
         yield f"{name} was extended with none but {len(values)} listed events, as a log shows."
     if rules.ima is not None:
         yield f"It has measured none but {len(rules.ima.files)} listed files since it booted."
-        if rules.ima.exclude:
-            yield f"Not asked for: {', '.join(sorted(rules.ima.exclude))}."
 
 
 def _launch(rules: KindRules) -> Iterable[str]:
@@ -68,7 +67,8 @@ def _launch(rules: KindRules) -> Iterable[str]:
         yield f"Intel calls its TCB {' or '.join(sorted(rules.tcb_status))}."
     facts = {name.removeprefix("platform_"): value for name, value in rules.facts.items()}
     if facts:
-        yield f"The platform reports {_switches(facts)}, and nothing unknown."
+        rest = "" if any(rules.masks.values()) else ", and no bit without a name is set"
+        yield f"The platform reports {_switches(facts)}{rest}."
 
 
 def _weak(rules: KindRules) -> Iterable[str]:
@@ -83,6 +83,18 @@ def _weak(rules: KindRules) -> Iterable[str]:
         yield "secure_boot: guests pass that booted with Secure Boot off."
     if vmpl := rules.limits.get("vmpl"):
         yield f"vmpl: software of privilege level {vmpl} passes, below the guest's kernel."
+    if rules.ima is not None and rules.ima.exclude:
+        listed = ", ".join(sorted(rules.ima.exclude))
+        yield f"ima.exclude: any file passes that is measured as one of {listed}."
+    for product, parts in rules.minimum_tcb.items():
+        if parts and not any(parts.values()):
+            yield f"minimum_tcb: any firmware and microcode of {product} passes, since 0 is any."
+    if rules.signers and rules.floors.get("guest_svn") == 0:
+        yield f"guest_svn: {PASSES_WITHOUT['guest_svn']}, since 0 is any."
+    if rules.signers and rules.minimum_tcb.get("SGX", {}).get("isvsvn") == 0:
+        yield f"isvsvn: {PASSES_WITHOUT['isvsvn']}, since 0 is any."
+    if mask := rules.masks.get("platform_unknown"):
+        yield f"platform_info: hosts pass that report {bits(mask)}, whose meaning is not known."
     if others := rules.tcb_status - {"UpToDate"}:
         yield f"tcb_status: platforms pass that Intel calls {' or '.join(sorted(others))}."
 

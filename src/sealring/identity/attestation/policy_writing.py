@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
+from sealring.identity.attestation.policy import Policy, judge
+from sealring.identity.attestation.policy_kinds import STATUSES
+from sealring.identity.attestation.policy_rule import Rule
+from sealring.identity.attestation.snp import OTHER_BITS, PLATFORM_BITS
 from sealring.identity.attestation.worker import AttestedDevice, DescribedWorker
 
 Table = dict[str, Any]
 """A table of a policy, as TOML reads it."""
 
 _IMA: Final = "ima"
+# A list that its issuer makes once a year, with the weeks in which it overlaps with the next.
+_YEARLY_LIST_DAYS: Final = 400
 _SNP_KINDS: Final = ("snp", "az-snp-vtpm")
 _PCRS: Final = {"tpm": (0, 4, 7), "az-snp-vtpm": (4, 7), "az-tdx-vtpm": (4, 7)}
 _COMMENTS: Final = {
@@ -22,8 +32,10 @@ _COMMENTS: Final = {
     "guest_svn": "The least security version of images by these signers.",
     "registers": "What was measured or given at launch, and after it.",
     "pcrs": "What was measured at boot, by PCR.",
+    "tcb_status": "What Intel calls the TCB. Update the machines, then leave UpToDate alone.",
     "ima": "The files that may have been measured since boot. Compare them with your own build.",
     "gpus": "At least so many GPUs.",
+    "revocation_list_days": "Lists may be so old. The issuer of one of them makes it once a year.",
     "unchecked": "Left open, each by its name: `sealring policy check` says what gets in.",
 }
 
@@ -49,16 +61,35 @@ def _line(key: str, value: Any) -> str:
     return (f"# {comment}\n" if comment else "") + f"{_key(key)} = {toml(value)}\n"
 
 
-def tables_from(workers: Sequence[DescribedWorker], roots: Mapping[str, str]) -> dict[str, Table]:
+def tables_from(
+    workers: Sequence[DescribedWorker], roots: Mapping[str, Sequence[str]]
+) -> dict[str, Table]:
     """The tables that admit what these workers show. `roots` by kind, where a policy names them."""
     tables: dict[str, Table] = {}
     for kind in sorted({one.kind for one in workers}):
         alike = [one for one in workers if one.kind == kind]
-        table: Table = {"roots": [roots[kind]]} if kind in roots else {}
+        table: Table = {"roots": _values(roots[kind])} if kind in roots else {}
         tables[kind] = table | _table(kind, alike)
-    if devices := [one.devices for one in workers if one.devices]:
-        tables["nvidia"] = _nvidia(devices)
-    return tables
+    if any(one.devices for one in workers):
+        tables["nvidia"] = _nvidia([one.devices for one in workers])
+    return tables | _freshness(workers)
+
+
+def check_admits(policy: Policy, worker: DescribedWorker) -> list[Rule]:
+    """Raises the refusal if the policy does not admit the worker that it was written from.
+
+    No policy admits a debug guest, for instance. Returns the rules that fail for what is not at
+    hand where this is asked: revocation lists and references are the verifier's, not the worker's.
+    """
+    devices = replace(policy.devices, require_reference=False) if policy.devices else None
+    itself = replace(
+        policy,
+        devices=devices,
+        require_revocation_lists=False,
+        revocation_list_days=timedelta.max.days,
+    )
+    judge(itself, worker, None).require()
+    return [rule for rule in judge(policy, worker, None).rules if rule.refusal is not None]
 
 
 def toml(value: Any) -> str:
@@ -76,38 +107,67 @@ def toml(value: Any) -> str:
 
 def _table(kind: str, workers: Sequence[DescribedWorker]) -> Table:
     table: Table = {}
+    left: list[str] = []
     if kind != "tpm":
         table["measurements"] = _values([one.measurement for one in workers])
     if kind in _SNP_KINDS:
-        table["minimum_tcb"] = _minimum(workers)
-        table["platform_info"] = _platform(workers)
-        if any(one.guest["vlek"] for one in workers):
-            table["vlek"] = True
-        host_data = [one.registers["host_data"] for one in workers]
-        if any(value.strip("0") for value in host_data):
-            table["registers"] = {"host_data": _values(host_data)}
+        table |= _snp(workers, left)
     if kind == "tdx":
         names = ("rtmr0", "rtmr1", "rtmr2")
         table["registers"] = {
             name: _values([one.registers[name] for one in workers]) for name in names
         }
+    statuses = STATUSES.intersection(one.tcb_status for one in workers)
+    if statuses - {"UpToDate"}:
+        table["tcb_status"] = sorted(statuses)
     if kind in _PCRS:
-        table["pcrs"] = {
-            str(pcr): _values([one.registers.get(f"pcr{pcr}", "") for one in workers])
-            for pcr in _PCRS[kind]
-        }
-        table |= _files(workers)
-    return {name: value for name, value in table.items() if value}
+        table["pcrs"] = _pcrs(_PCRS[kind], workers, left)
+        table |= _files(workers, left)
+    if any(one.guest.get("insecure_boot") for one in workers):
+        table["secure_boot"] = False
+    if any(one.guest.get("ak_certificate") for one in workers):
+        table["ak_certificates"] = True
+    kept = {name: value for name, value in table.items() if value is False or value}
+    return kept | ({"unchecked": left} if left else {})
 
 
-def _files(workers: Sequence[DescribedWorker]) -> Table:
+def _snp(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
+    table: Table = {"minimum_tcb": _minimum(workers), "platform_info": _platform(workers)}
+    if not table["platform_info"]:
+        left.append("platform_info")
+    if any(one.guest["vlek"] for one in workers):
+        table["vlek"] = True
+    for name in ("vmpl", "migration"):
+        table[name] = max(one.guest[name] for one in workers)
+    host_data = [one.registers["host_data"] for one in workers]
+    if any(value.strip("0") for value in host_data):
+        table["registers"] = {"host_data": _values(host_data)}
+    return table
+
+
+def _pcrs(numbers: Sequence[int], workers: Sequence[DescribedWorker], left: list[str]) -> Table:
+    """The values of each PCR; left open where one of the workers does not quote it."""
+    found: Table = {}
+    for pcr in numbers:
+        values = [one.registers.get(f"pcr{pcr}", "") for one in workers]
+        if all(values):
+            found[str(pcr)] = _values(values)
+        else:
+            left.append(f"pcr{pcr}")
+    return found
+
+
+def _files(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
     """What all of them have measured since boot; left open where one does not show it.
 
     Or shows digests of an algorithm that no policy can list.
     """
     every = [digest for one in workers for found in one.ima_files.values() for digest in found]
     if not all(one.ima_entries for one in workers) or any(":" in digest for digest in every):
-        return {"unchecked": [_IMA]}
+        left.append(_IMA)
+        return {}
+    if any(one.ima_violations for one in workers):
+        left.append("ima_violations")
     files: dict[str, list[str]] = {}
     for one in workers:
         for path, digests in one.ima_files.items():
@@ -127,15 +187,17 @@ def _minimum(workers: Sequence[DescribedWorker]) -> Table:
 
 
 def _platform(workers: Sequence[DescribedWorker]) -> Table:
-    """What all of them report alike."""
+    """What all of them report alike, and the bits without a name that any of them reports."""
     first, *others = workers
-    return {
-        name.removeprefix("platform_"): bool(value)
-        for name, value in first.guest.items()
-        if name.startswith("platform_")
-        and name != "platform_unknown"
-        and all(one.guest.get(name) == value for one in others)
+    named: Table = {
+        name: bool(first.guest[f"platform_{name}"])
+        for name in PLATFORM_BITS
+        if all(one.guest[f"platform_{name}"] == first.guest[f"platform_{name}"] for one in others)
     }
+    unnamed = reduce(or_, (one.guest["platform_unknown"] for one in workers))
+    if named and unnamed:
+        named[OTHER_BITS] = [at for at in range(unnamed.bit_length()) if unnamed >> at & 1]
+    return named
 
 
 def _nvidia(shown: Sequence[tuple[AttestedDevice, ...]]) -> Table:
@@ -146,8 +208,24 @@ def _nvidia(shown: Sequence[tuple[AttestedDevice, ...]]) -> Table:
         "models": _values([one.model for one in every]),
     }
     for key, name in (("drivers", "driver"), ("vbios", "vbios")):
-        table[key] = _values([one.firmware[name] for one in every if name in one.firmware])
+        versions = [one.firmware[name] for one in every if name in one.firmware]
+        if all(versions):
+            table[key] = _values(versions)
     return table
+
+
+def _freshness(workers: Sequence[DescribedWorker]) -> dict[str, Table]:
+    """Nothing where the default admits these workers' lists. Intel makes its root's once a year."""
+    ages = [
+        (one.verified_at - seen.made).days
+        for one in workers
+        for lists in (one.lists, *(device.lists for device in one.devices))
+        for seen in lists
+    ]
+    oldest = max(ages, default=0)
+    if oldest <= Policy(kinds={}).revocation_list_days:
+        return {}
+    return {"freshness": {"revocation_list_days": max(oldest, _YEARLY_LIST_DAYS)}}
 
 
 def _values(found: Sequence[str]) -> list[str]:

@@ -226,9 +226,17 @@ def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
     return True
 
 
+def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
+    """What to do about something that is not in force now; `advice` is for what has ended."""
+    if now < start:
+        return "it begins later, so this machine's clock may be behind: set it"
+    return advice
+
+
 def _stale(what: str, made: datetime, now: datetime) -> StaleRevocationList:
     return StaleRevocationList(
-        f"the {what}, made {made:%Y-%m-%d}, is not in force on {now:%Y-%m-%d}: fetch it again"
+        f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
+        f"{out_of_dates(made, now, 'fetch it again')}"
     )
 
 

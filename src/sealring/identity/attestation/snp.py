@@ -46,7 +46,8 @@ _TCB_OIDS: Final = {
     "microcode": _AMD + "3.8",
     "fmc": _AMD + "3.9",
 }
-# The bits of PLATFORM_INFO. What is beyond them counts as `platform_unknown`.
+# The bits of PLATFORM_INFO that AMD has named. The others count as `platform_unknown`: real Turin
+# machines set bit 6.
 PLATFORM_BITS: Final = {
     "smt": 0,
     "tsme": 1,
@@ -56,6 +57,8 @@ PLATFORM_BITS: Final = {
     "alias_check": 5,
     "tio": 7,
 }
+OTHER_BITS: Final = "other_bits"
+"""In a policy's `platform_info`: the positions of bits without a name that may be set."""
 REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "author_key": 48}
 
 

@@ -17,7 +17,7 @@ from cryptography import x509
 
 from sealring.errors import AttestationUnavailable, MalformedEvidence
 from sealring.identity.attestation.ccel import CCEL, matching_ccel
-from sealring.identity.attestation.chains import load_certificate
+from sealring.identity.attestation.chains import load_certificate, split_pem, usual_pem
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.evidence import (
     Challenge,
@@ -33,6 +33,7 @@ from sealring.identity.attestation.snp import canonical_report, common_name, par
 REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": SNP, "tdx_guest": TDX}
 _TRIES: Final = 8
+_PEM: Final = b"-----BEGIN CERTIFICATE-----"
 # How the host's firmware names the certificates that it hands to an SNP guest.
 _LEAVES: Final = (
     UUID("63da758d-e664-4564-adc5-f4b93be8accd"),
@@ -145,6 +146,8 @@ def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tu
 
 
 def _readable(certificates: Sequence[bytes]) -> Iterator[tuple[bytes, x509.Certificate]]:
-    for der in certificates:
+    """Some hosts' tables hold PEM, and some entries a chain of several certificates."""
+    for entry in certificates:
         with suppress(MalformedEvidence):
-            yield der, load_certificate(der)
+            for der in split_pem(usual_pem(entry)) if _PEM in entry else (entry,):
+                yield der, load_certificate(der)

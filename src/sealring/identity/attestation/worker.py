@@ -70,6 +70,8 @@ class AttestedDevice:
     """The firmware for which there was no reference."""
     mismatches: tuple[int, ...]
     """The measurements that are not what those say."""
+    protected_pcie: bool
+    """A GPU of a box whose NVLinks are shared and in the clear: its switches must be shown too."""
     switches: tuple[str, ...]
     """The switches that a GPU is linked to; a switch's own identity."""
     gpus: tuple[str, ...]
@@ -88,6 +90,7 @@ class AttestedDevice:
             "references": list(self.reference),
             "without_reference": list(self.unreferenced),
             "mismatches": list(self.mismatches),
+            "protected_pcie": self.protected_pcie,
             "not_after": self.not_after.isoformat(),
             **lists_as_json(self.lists, self.unlisted, now),
         }

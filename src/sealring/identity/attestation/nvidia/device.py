@@ -20,8 +20,10 @@ from sealring.identity.attestation.ecdsa import check_spelling
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.spdm import (
     DRIVER,
+    FEATURES,
     FWID,
     NVDEC0,
+    PROTECTED_PCIE,
     SIGNATURE_BYTES,
     SWITCH_GPUS,
     SWITCHES,
@@ -45,6 +47,10 @@ _SHA384_DIGEST: Final = bytes.fromhex("303d06096086480165030402020430")
 _NVDEC0_OFF: Final = b"\x55"
 _NVDEC0_MEASUREMENT: Final = 35
 _IDENTITY_BYTES: Final = 8
+# A switch lists this many GPUs (zeros: none), then for each port the place of its GPU in that list.
+_SWITCH_GPUS: Final = 8
+_PROTECTED_PCIE_OFF: Final = b"\x55"
+_PROTECTED_PCIE_FEATURE: Final = 2
 
 
 def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
@@ -68,8 +74,9 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
         reference=tuple(f"{one.model} {one.version}" for one in references),
         unreferenced=tuple(sorted(set(firmware) - set(fitting))),
         mismatches=_mismatches(report, references),
-        switches=_links(report, SWITCHES, reverse=not is_switch),
-        gpus=_links(report, SWITCH_GPUS) if is_switch else (),
+        protected_pcie=not is_switch and _protected_pcie(report),
+        switches=_switches(report, reverse=not is_switch),
+        gpus=_gpus_of_switch(report) if is_switch else (),
         lists=(*chain.lists, *(seen for one in references for seen in one.lists)),
         unlisted=(*chain.unlisted, *(issuer for one in references for issuer in one.unlisted)),
         not_after=chain.not_after,
@@ -172,16 +179,38 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
     return tuple(sorted(wrong))
 
 
-def _links(report: Report, field: int, *, reverse: bool = False) -> tuple[str, ...]:
-    """Identities of devices at the other ends of links, without those of links that are off.
+def _protected_pcie(report: Report) -> bool:
+    """The GPU shares its NVLinks with others in one box, in the clear: switches must be shown.
 
-    GPUs write the identities of switches from the other end.
+    NVIDIA's verifiers disagree on field 36 but for the value 2. Field 21 is 0x55 where the mode is
+    off; another value counts as on.
     """
-    raw = report.opaque.get(field, b"")
+    feature = int.from_bytes(report.opaque.get(FEATURES, b""), "little")
+    status = report.opaque.get(PROTECTED_PCIE, _PROTECTED_PCIE_OFF)
+    return status != _PROTECTED_PCIE_OFF or feature == _PROTECTED_PCIE_FEATURE
+
+
+def _switches(report: Report, *, reverse: bool) -> tuple[str, ...]:
+    """The switch of each link of a GPU, which writes it from the other end; a switch's own."""
+    raw = report.opaque.get(SWITCHES, b"")
+    return tuple(sorted(one[::-1].hex() if reverse else one.hex() for one in _identities(raw)))
+
+
+def _gpus_of_switch(report: Report) -> tuple[str, ...]:
+    """The port map behind the identities is not read: GPUs are counted, ports are not."""
+    raw = report.opaque.get(SWITCH_GPUS, b"")
+    size = _SWITCH_GPUS * _IDENTITY_BYTES
+    if raw and len(raw) < size:
+        raise MalformedEvidence("the switch's list of GPUs is cut")
+    return tuple(sorted(one.hex() for one in _identities(raw[:size])))
+
+
+def _identities(raw: bytes) -> set[bytes]:
+    """Each once, without the zeros of links that are off."""
     if len(raw) % _IDENTITY_BYTES:
         raise MalformedEvidence("the device's list of links is cut")
     each = {raw[at : at + _IDENTITY_BYTES] for at in range(0, len(raw), _IDENTITY_BYTES)}
-    return tuple(sorted((one[::-1] if reverse else one).hex() for one in each if any(one)))
+    return {one for one in each if any(one)}
 
 
 def _plain(model: str) -> str:

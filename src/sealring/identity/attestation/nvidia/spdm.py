@@ -20,7 +20,7 @@ _SIGNED, _ALL = 0x01, 0xFF
 _DMTF: Final = 1
 
 DRIVER, VBIOS, NVDEC0, CHIP_SKU, PROJECT, PROJECT_SKU = 3, 6, 11, 15, 17, 18
-FWID, SWITCHES, SWITCH_GPUS = 20, 22, 26
+FWID, PROTECTED_PCIE, SWITCHES, SWITCH_GPUS, FEATURES = 20, 21, 22, 26, 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,28 @@ class Report:
 
 
 def canonical_report(data: bytes) -> bytes:
-    """As a worker sends it (ecdsa.py)."""
+    """As a worker sends it (ecdsa.py), without the zeros that some drivers leave behind it."""
+    _, end = _read(data)
+    _check_rest(data, data[end:].rstrip(b"\0"))
     half = SIGNATURE_BYTES // 2
-    return with_lower_s(data, max(len(data) - half, 0), half, P384_ORDER)
+    return with_lower_s(data[:end], end - half, half, P384_ORDER)
 
 
 def parse_report(data: bytes) -> Report:
+    report, end = _read(data)
+    _check_rest(data, data[end:])
+    return report
+
+
+def _check_rest(data: bytes, rest: bytes) -> None:
+    if rest:
+        raise MalformedEvidence(
+            f"the device's report of {len(data)} bytes goes on behind its signature"
+        )
+
+
+def _read(data: bytes) -> tuple[Report, int]:
+    """The report, and where it ends."""
     cursor = Cursor(data, "the device's report", "little")
     version, code, attributes, which = cursor.take(4)
     if version != _VERSION:
@@ -71,8 +87,7 @@ def parse_report(data: bytes) -> Report:
     opaque = _opaque(cursor.sized(2))
     signed = data[: cursor.at]
     signature = cursor.take(SIGNATURE_BYTES)
-    cursor.end()
-    return Report(nonce, measurements, opaque, signed, signature)
+    return Report(nonce, measurements, opaque, signed, signature), cursor.at
 
 
 def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:

@@ -1,0 +1,189 @@
+"""Brokers over one real etcd, one of which has a clock that is behind or is moved back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sealring.broker import ledger
+from sealring.broker.etcd import EtcdStore
+from sealring.broker.http import Client
+from sealring.broker.tls import client_context, connect
+from sealring.errors import ChainExpired, ExpiredNonce, ExpiredToken, RankTaken, ReusedNonce
+from tests.broker.etcd_cluster import Cluster, cluster, needs_etcd
+from tests.broker.local import Place, Running, running
+from tests.broker.test_hostile_clients import Worker, talk
+
+pytestmark = needs_etcd
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("etcd"), members=1) as started:
+        yield started
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+class Wall:
+    """A machine's clock, which can be set."""
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.shift
+
+
+@contextmanager
+def replica(place: Place, etcd: Cluster, wall: Wall | None = None) -> Iterator[Running]:
+    other = copy.copy(place)
+    other.clock = wall or Wall()
+    store = EtcdStore(etcd.url, place.keys.name, place.keys.store_key)
+    with running(other, store=store) as broker:
+        yield broker
+
+
+def again(broker: Running, worker: Worker, body: bytes | None = None) -> None:
+    """The worker's evidence once more, or what its token fetches, on a connection of its own."""
+
+    async def act() -> None:
+        context = client_context([broker.place.keys.authority])
+        worker.client = Client(await connect("127.0.0.1", broker.port, context), "here")
+        try:
+            await (worker.fetch() if body is None else worker.attest(body))
+        finally:
+            worker.client.close()
+
+    asyncio.run(act())
+
+
+def met(broker: Running, *, joins: bool = True) -> tuple[Worker, bytes]:
+    """A worker that has a nonce and evidence for it, and has joined with it."""
+    kept: list[tuple[Worker, bytes]] = []
+
+    async def act(worker: Worker) -> None:
+        await worker.auth()
+        kept.append((worker, worker.body()))
+        if joins:
+            await worker.attest(kept[0][1])
+            await worker.fetch()
+
+    talk(broker, act)
+    return kept[0]
+
+
+def sweep_at(broker: Running, now: float) -> None:
+    """A replica's chore, at its own time."""
+    while broker.decide(lambda _, view: ledger.sweep(view, now)):
+        pass
+
+
+def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock_is_behind(
+    etcd: Cluster, place: Place
+) -> None:
+    with replica(place, etcd) as behind, replica(place, etcd) as ahead:
+        worker, body = met(behind)
+        with pytest.raises(ReusedNonce):
+            again(behind, worker, body)
+        sweep_at(ahead, time.time() + 2 * HOUR)
+        with pytest.raises(ExpiredNonce, match="clock"):
+            again(behind, worker, body)
+        # Nonces of later are good.
+        time.sleep(1.1)
+        behind.join(1)
+
+
+def test_a_used_token_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock_is_behind(
+    etcd: Cluster, place: Place
+) -> None:
+    with replica(place, etcd) as behind, replica(place, etcd) as ahead:
+        worker, _ = met(behind)
+        sweep_at(ahead, time.time() + HOUR)
+        with pytest.raises(ExpiredToken, match="clock"):
+            again(behind, worker)
+
+
+def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_back(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    with replica(place, etcd, wall) as broker:
+        unused, body = met(broker, joins=False)
+        joined, _ = met(broker)
+        wall.shift = HOUR
+        with pytest.raises(ExpiredNonce):
+            again(broker, unused, body)
+        wall.shift = 0
+        with pytest.raises(ExpiredNonce):
+            again(broker, unused, body)
+        with pytest.raises(ExpiredToken):
+            again(broker, joined)
+        # It goes on in its own time.
+        broker.join(2)
+
+
+def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_moved_back(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    with replica(place, etcd, wall) as broker:
+        unused, body = met(broker, joins=False)
+        wall.shift = HOUR
+        broker.join(1)
+    wall.shift = 0
+    with replica(place, etcd, wall) as broker:
+        with pytest.raises(ExpiredNonce):
+            again(broker, unused, body)
+        broker.join(2)
+
+
+def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_moved_back(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    with replica(place, etcd, wall) as broker:
+        for shift in (400 * 24 * HOUR, 0):
+            wall.shift = shift
+            with pytest.raises(ChainExpired):
+                broker.join(1)
+
+
+def test_brokers_whose_clocks_differ_give_each_rank_once(etcd: Cluster, place: Place) -> None:
+    wall = Wall()
+    wall.shift = -HOUR
+    with replica(place, etcd) as one, replica(place, etcd, wall) as other:
+
+        def ask(number: int) -> str:
+            try:
+                (one, other)[number % 2].join(number // 2, world=8)
+            except RankTaken:
+                return "taken"
+            return "joined"
+
+        with ThreadPoolExecutor(4) as threads:
+            outcomes = list(threads.map(ask, range(16)))
+    assert sorted(outcomes) == ["joined"] * 8 + ["taken"] * 8
+
+
+def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    wall.shift = -HOUR
+    with replica(place, etcd) as one, replica(place, etcd, wall) as other:
+        worker, body = met(one, joins=False)
+        with pytest.raises(ExpiredNonce, match="clocks"):
+            again(other, worker, body)
+        again(one, worker, body)
