@@ -52,7 +52,7 @@ def is_definitive(error: SealringError) -> bool:
     """Whether trying the same rank again cannot help."""
     if not isinstance(error, HandshakeError):
         return True
-    return error.proven and not (error.misdirected or isinstance(error, PeerUnreachable))
+    return error.of_a_member and not (error.misdirected or isinstance(error, PeerUnreachable))
 
 
 class Book(Protocol):
