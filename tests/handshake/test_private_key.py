@@ -116,6 +116,27 @@ def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
     assert places(key) == [kept]
 
 
+def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
+    """Strangers may begin a thousand of them."""
+    own, key = identity(1)
+    copies = []
+    ends, begun = [], []
+    for _ in range(5):
+        near, far = connected()
+        ends.append(far)
+        begun.append(TlsConnection(near, own, dialer=True, who="the peer", deadline=soon()))
+        assert begun[-1].advance() is None
+        copies.append(len(places(key)))
+    assert copies == [copies[0]] * 5
+    for connection in begun[:-1]:
+        connection.close(until=0.0)
+    assert len(places(key)) == copies[0], "the last one still needs it"
+    begun[-1].close(until=0.0)
+    assert len(places(key)) == 1
+    for end in ends:
+        end.close()
+
+
 def test_a_handshake_under_way_has_the_key() -> None:
     """So the search would find it."""
     own, key = identity(1)
