@@ -364,6 +364,33 @@ def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
     one.close()
 
 
+@pytest.mark.parametrize("place", ["_has_listeners", "_turn_is_over", "_log_failure"])
+def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Nor does it keep waiting the one that stops a listener whose turn could not be ended."""
+    owner: Any = module if place == "_log_failure" else ListeningThread
+    plain, failures = getattr(owner, place), iter([True] * 3)
+
+    def lacks(*given: Any, **named: Any) -> Any:
+        if next(failures, False):
+            raise MemoryError
+        return plain(*given, **named)
+
+    monkeypatch.setattr(module, "_FAILED_SECONDS", 0.001)
+    if place == "_log_failure":  # something must have failed before
+        monkeypatch.setattr(module, "select", SimpleNamespace(epoll=FailingEpoll, EPOLLIN=1))
+    monkeypatch.setattr(owner, place, lacks)
+    thread, one = ListeningThread(), Ticking()
+    thread.add(one)
+    assert one.often.wait(20)
+    removal = threading.Thread(target=thread.remove, args=(one,), daemon=True)
+    removal.start()
+    removal.join(20)
+    assert not removal.is_alive()
+    one.close()
+
+
 def test_a_listener_that_cannot_be_added_is_not_served() -> None:
     """No descriptor of it is left to wait for: OSError, and the others are served."""
     thread, one, closed = ListeningThread(), Ticking(), Ticking()
