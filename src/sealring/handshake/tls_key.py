@@ -20,26 +20,27 @@ class LoadedKey:
 
     def __init__(self, key: KeptKey) -> None:
         """pyOpenSSL's own function for it leaves copies of the key in memory."""
-        self.pointer: Any = ffi.NULL
+        loaded: Any = ffi.NULL
         encoded = key.enlarged()
         overwritten = _native.FreedMemoryOverwritten()
         with ffi.from_buffer(encoded) as memory:
             source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
             if source != ffi.NULL:
-                self.pointer = ffi.gc(lib.d2i_PrivateKey_bio(source, ffi.NULL), lib.EVP_PKEY_free)
+                loaded = lib.d2i_PrivateKey_bio(source, ffi.NULL)
                 ffi.release(source)
         del overwritten
-        if self.pointer == ffi.NULL:
+        if loaded == ffi.NULL:
             lib.ERR_clear_error()
             raise MemoryError("OpenSSL has no memory for a private key")
+        # Not in a __del__: that runs while another thread can still find this object.
+        self.pointer: Any = ffi.gc(loaded, _free)
 
-    def __del__(self) -> None:
-        if self.pointer == ffi.NULL:
-            return
-        overwritten = _native.FreedMemoryOverwritten()
-        with NoFork():
-            ffi.release(self.pointer)
-        del overwritten
+
+def _free(pointer: Any) -> None:
+    overwritten = _native.FreedMemoryOverwritten()
+    with NoFork():
+        lib.EVP_PKEY_free(pointer)
+    del overwritten
 
 
 _lock: Final = OwnLock()
