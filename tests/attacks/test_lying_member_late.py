@@ -2,7 +2,7 @@
 
 The liar was admitted and holds a valid certificate, so it gets as far as any member. What it says
 is out of turn, twice, of another group or epoch, half, or never. The rank that it lies to ends the
-connection with an error that names it; nobody else is accused, and the group goes on unless it
+connection with an error that names it; no other rank is accused, and the group goes on unless it
 needs the liar. Rank 6 is the liar's neighbour in the tree, so the two have a session.
 """
 

@@ -170,7 +170,7 @@ def test_an_address_that_cannot_be_reached_is_named_with_the_networks_answer(
         assert "firewall" in str(mesh.outcomes[1])
 
 
-def test_a_rank_that_nobody_dials_names_the_firewall() -> None:
+def test_a_rank_that_no_other_dials_names_the_firewall() -> None:
     with world(2, timeout=0.5) as mesh:
         mesh.start(0)
         mesh.join()

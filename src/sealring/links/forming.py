@@ -158,7 +158,7 @@ def agree(
     if made[terms.rank] == signature:
         del made[terms.rank]
     if (liar := wrong_signer(certificates, made, transcript)) is not None:
-        # Not proven, whoever sent it: that member may have been told something else by another.
+        # Not proven, even of a neighbour: another member may have told it something else.
         raise _not_as_told(terms, liar, "did not sign what", proven=False)
     shown = yield LastRound(bytearray(confirmation), transcript)
     place = statements.wrong_value(shown[rank] for rank in terms.members)
@@ -259,7 +259,7 @@ def _verified_member(
             where,
         )
     except HandshakeError as error:
-        # About the member that stated it, whoever's certificate it is; no address was false.
+        # About the member that stated it, also where the certificate is another's.
         error.peer, error.misdirected = statement.rank, False
         raise
     member = Member(
