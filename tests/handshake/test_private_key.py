@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
     assert len(places(key)) == 1
     for end in ends:
         end.close()
+
+
+def test_handshakes_that_end_while_others_begin() -> None:
+    """The last one frees the key while the next one takes it: it crashed where both were one."""
+    own, key = identity(1)
+
+    def begin_and_end(_: int) -> None:
+        near, far = connected()
+        with far:
+            TlsConnection(near, own, dialer=True, who="the peer", deadline=soon()).close(until=0.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(begin_and_end, range(1000)))
+    assert len(places(key)) == 1
 
 
 def test_a_handshake_under_way_has_the_key() -> None:

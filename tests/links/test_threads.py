@@ -159,6 +159,25 @@ def test_a_forked_child_frees_nothing_that_the_forming_of_a_group_was_using() ->
         assert not frozen_in_a_child()
 
 
+def test_a_forked_child_frees_nothing_that_a_listener_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group that ends in one thread while another forks: conversations run to their end."""
+    frozen: list[bool] = []
+    plain = TlsThreads.stop
+
+    def stop(self: TlsThreads) -> None:
+        frozen.append(frozen_in_a_child())
+        plain(self)
+
+    monkeypatch.setattr(TlsThreads, "stop", stop)
+    one = listener(queue.SimpleQueue())
+    one.start()
+    one.stop()
+    assert frozen == [True]
+    assert not frozen_in_a_child()
+
+
 def listener(refused: queue.SimpleQueue[SealringError]) -> Listener:
     def begin(_: socket.socket) -> Any:
         raise AssertionError("a defect of this listener alone")
