@@ -133,8 +133,10 @@ void bind_pieces(nb::module_& m) {
       "bytes"_a, "The fields of a record's header, or None where it is none.");
   m.def(
       "parse_alert",
-      [](const nb::bytes& bytes, int sender) { return decode_alert(span_of(bytes), sender); },
-      "bytes"_a, "sender"_a);
+      [](const nb::bytes& bytes, int sender, int receiver, int ranks) {
+        return decode_alert(span_of(bytes), sender, receiver, ranks);
+      },
+      "bytes"_a, "sender"_a, "receiver"_a, "ranks"_a);
   m.def(
       "gpu_key",
       [](const nb::bytes& key) {

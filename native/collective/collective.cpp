@@ -317,7 +317,8 @@ bool Collective::receive(Link& link) {
   switch (link.header().kind) {
     case Kind::alert: {
       link.open(link.arrived_payload());
-      Failure failure = decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      Failure failure = decode_alert({link.arrived_payload(), link.header().length}, link.peer,
+                                     keyring_.rank, static_cast<int>(links_.size()));
       if (link.header().collective != 0) {
         failure.views[link.peer] =
             names().rank(link.peer) + ": " + names().view(View::from(link.header()));

@@ -135,7 +135,8 @@ bool Mailbox::read(Link& link) {
       return take_data(link) || moved;
     case Kind::alert:
       link.open(link.arrived_payload());
-      throw decode_alert({link.arrived_payload(), link.header().length}, link.peer);
+      throw decode_alert({link.arrived_payload(), link.header().length}, link.peer, rank_,
+                         static_cast<int>(links_.size()));
     case Kind::bye:
       link.open(link.arrived_payload());
       link.said_bye = true;

@@ -31,7 +31,7 @@ std::vector<uint8_t> encode_alert(const Failure& failure, int rank) {
   return out;
 }
 
-Failure decode_alert(std::span<const uint8_t> in, int sender) {
+Failure decode_alert(std::span<const uint8_t> in, int sender, int receiver, int ranks) {
   if (in.size() < kFixedBytes || !is_failure_code(in[0])) {
     Failure failure(FailureCode::peer_lost, sender, "the peer failed and could not say why");
     failure.reported_by = sender;
@@ -43,7 +43,9 @@ Failure decode_alert(std::span<const uint8_t> in, int sender) {
     text.push_back(c >= 0x20 && c < 0x7f ? static_cast<char>(c) : '?');
   }
   Failure failure(static_cast<FailureCode>(in[0]), static_cast<int32_t>(take(in, 1, 4)), text);
-  failure.reported_by = static_cast<int32_t>(take(in, 5, 4));
+  const int witness = static_cast<int32_t>(take(in, 5, 4));
+  const bool possible = witness >= 0 && witness < ranks && witness != receiver;
+  failure.reported_by = possible ? witness : sender;
   failure.collective = take(in, 9, 8);
   return failure;
 }

@@ -29,7 +29,7 @@ TEST(alert_is_laid_out_as_specified) {
 }
 
 TEST(alert_comes_back_as_it_went) {
-  const Failure back = decode_alert(encode_alert(some_failure(), 5), 9);
+  const Failure back = decode_alert(encode_alert(some_failure(), 5), 9, 12, 16);
   CHECK(back.code == FailureCode::replayed);
   CHECK(back.peer == 0x01020304);
   CHECK(back.reported_by == 5);  // who saw it, not who passed it on
@@ -38,20 +38,30 @@ TEST(alert_comes_back_as_it_went) {
 }
 
 TEST(first_witness_stays_the_one_named) {
-  const Failure once = decode_alert(encode_alert(some_failure(), 5), 5);
-  const Failure twice = decode_alert(encode_alert(once, 6), 6);
+  const Failure once = decode_alert(encode_alert(some_failure(), 5), 5, 12, 16);
+  const Failure twice = decode_alert(encode_alert(once, 6), 6, 12, 16);
   CHECK(twice.reported_by == 5);
 }
 
+TEST(who_was_told_is_no_witness) {
+  Failure invented = some_failure();
+  for (int witness : {12, 16, 1 << 30}) {  // the receiver, or no rank of the group
+    invented.reported_by = witness;
+    CHECK(decode_alert(encode_alert(invented, 5), 5, 12, 16).reported_by == 5);
+  }
+  CHECK(decode_alert(encode_alert(some_failure(), -1), 5, 12, 16).reported_by == 5);
+}
+
 TEST(failure_about_no_rank_stays_so) {
-  const Failure back = decode_alert(encode_alert(Failure(FailureCode::closed, -1, ""), 2), 2);
+  const Failure back =
+      decode_alert(encode_alert(Failure(FailureCode::closed, -1, ""), 2), 2, 12, 16);
   CHECK(back.peer == -1);
 }
 
 TEST(every_code_travels) {
   for (int code = 1; code <= 7; ++code) {
     const Failure failure(static_cast<FailureCode>(code), 1, "x");
-    CHECK(decode_alert(encode_alert(failure, 0), 0).code == failure.code);
+    CHECK(decode_alert(encode_alert(failure, 0), 0, 12, 16).code == failure.code);
   }
 }
 
@@ -59,16 +69,16 @@ TEST(unreadable_alert_is_still_an_alert) {
   for (int code : {0, 9, 255}) {
     std::vector<uint8_t> bytes = encode_alert(some_failure(), 5);
     bytes[0] = static_cast<uint8_t>(code);
-    const Failure back = decode_alert(bytes, 9);
+    const Failure back = decode_alert(bytes, 9, 12, 16);
     CHECK(back.code == FailureCode::peer_lost);
     CHECK(back.peer == 9);
     CHECK(back.reported_by == 9);
   }
   const std::vector<uint8_t> whole = encode_alert(some_failure(), 5);
   for (size_t size = 0; size < 17; ++size) {
-    CHECK(decode_alert(std::span(whole).first(size), 9).code == FailureCode::peer_lost);
+    CHECK(decode_alert(std::span(whole).first(size), 9, 12, 16).code == FailureCode::peer_lost);
   }
-  CHECK(decode_alert(std::span(whole).first(17), 9).code == FailureCode::replayed);
+  CHECK(decode_alert(std::span(whole).first(17), 9, 12, 16).code == FailureCode::replayed);
 }
 
 TEST(text_is_cut_and_cleaned) {
@@ -76,11 +86,11 @@ TEST(text_is_cut_and_cleaned) {
   CHECK(encode_alert(loud, 0).size() == 17 + kMaxAlertText);
   std::vector<uint8_t> bytes = encode_alert(Failure(FailureCode::tampered, 1, ""), 0);
   for (int c = 0; c < 256; ++c) bytes.push_back(static_cast<uint8_t>(c));
-  const std::string text = decode_alert(bytes, 0).what();
+  const std::string text = decode_alert(bytes, 0, 12, 16).what();
   CHECK(text.size() == 256 || text.size() == std::strlen(text.c_str()));
   for (char c : text) CHECK(c >= 0x20 && c < 0x7f);
   bytes.resize(5000, 'b');
-  CHECK(std::string(decode_alert(bytes, 0).what()).size() == kMaxAlertText);
+  CHECK(std::string(decode_alert(bytes, 0, 12, 16).what()).size() == kMaxAlertText);
 }
 
 TEST(any_bytes_are_survived) {
@@ -88,9 +98,9 @@ TEST(any_bytes_are_survived) {
   for (int i = 0; i < 20000; ++i) {
     std::vector<uint8_t> bytes(random() % 64);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    const Failure back = decode_alert(bytes, 3);
+    const Failure back = decode_alert(bytes, 3, 12, 16);
     CHECK(is_failure_code(static_cast<uint8_t>(back.code)));
-    const Failure again = decode_alert(encode_alert(back, 0), 3);
+    const Failure again = decode_alert(encode_alert(back, 0), 3, 12, 16);
     CHECK(again.code == back.code && again.peer == back.peer &&
           again.collective == back.collective);
   }

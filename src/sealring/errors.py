@@ -228,6 +228,7 @@ class HandshakeError(SealringError):
         peer: int | None = None,
         proven: bool = False,
         misdirected: bool = False,
+        reported_by: int | None = None,
     ) -> None:
         super().__init__(message)
         self.peer = peer
@@ -238,8 +239,21 @@ class HandshakeError(SealringError):
         self.misdirected = misdirected
         """The two are workers of the job with different ranks, groups or attempts than the dialer
         meant: an address was false, which is no fault of either."""
+        self.reported_by = reported_by
+        """The neighbour that told this worker, which makes `peer` its claim: what is passed on is
+        not signed. None where this worker saw it itself."""
         self.passed_on = ""
         """What other members are told of it, where a peer has told it to this worker."""
+
+    @property
+    def met(self) -> int | None:
+        """The rank on whose connection this worker met the error."""
+        return self.peer if self.reported_by is None else self.reported_by
+
+    @property
+    def of_a_member(self) -> bool:
+        """Whether an admitted worker caused it or told it; else a stranger may have."""
+        return self.proven or self.reported_by is not None
 
 
 class WrongJob(HandshakeError):

@@ -51,6 +51,9 @@ def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries],
             head = 33 if message[0] == AGREED else 1  # with the transcript
             entries = parse_bundle(message[head:])
             change(UP if message[0] == UP else DOWN, receiver, entries)
+            if message[0] == UP:  # it does not find its own lie when that comes down again
+                kept = entries.keys() & self._collected.keys()
+                self._collected.update({rank: bytearray(entries[rank]) for rank in kept})
             send(receiver, message[:head] + encode_bundle(entries))
 
         plain(self, members, rank, conversation, altered if rank == LIAR else send)
@@ -78,12 +81,34 @@ def said_in(raw: bytearray) -> Statement:
     )
 
 
-def outcome(expected: type[HandshakeError]) -> None:
+def outcome(expected: type[HandshakeError]) -> dict[int, HandshakeError]:
+    """The errors of the honest members. None of them proves another honest member a liar."""
+    errors: dict[int, HandshakeError] = {}
     with team(formed=False) as one:
-        made = one.form(timeout_s=20.0)
-        assert not any(isinstance(each, LightGroup) for each in made)
-        honest = [each for rank, each in enumerate(made) if rank != LIAR]
-        assert {kind for kind, _ in honest} == {expected}
+
+        def form(rank: int) -> None:
+            try:
+                one.workers[rank].form("default", range(SIZE), timeout_s=20.0).close()
+            except HandshakeError as error:
+                errors[rank] = error
+
+        one.all(form)
+    del errors[LIAR]
+    assert {rank: type(error) for rank, error in errors.items()} == dict.fromkeys(
+        set(range(SIZE)) - {LIAR}, expected
+    )
+    for rank, error in errors.items():
+        if error.reported_by is not None:
+            assert error.reported_by in neighbours(rank)
+            assert not error.proven
+        if error.peer != LIAR:
+            # That a neighbour has told an error is seen; whom else it is about is not.
+            assert not error.proven or f"rank {error.peer} at " in str(error)
+    return errors
+
+
+def neighbours(rank: int) -> set[int]:
+    return forming.first_links(range(SIZE), rank, everybody=False)
 
 
 def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +172,57 @@ def test_another_certificate_in_a_members_place(
 
     lying(monkeypatch, change)
     outcome(error)
+
+
+@pytest.mark.parametrize("victim", [5, 7])
+def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
+    monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """Rank 6 passed it on, and rank 7, below it, proved to all that rank 6 had changed it."""
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        if (way, receiver) == (DOWN, 6 if victim == 7 else victim) and len(entries[7]) > 200:
+            entries[victim][-1] ^= 1
+
+    lying(monkeypatch, change)
+    errors = outcome(MalformedSetup)
+    witness = 6 if victim == 7 else victim
+    assert (errors[witness].peer, errors[witness].proven) == (LIAR, True)
+    assert f"rank {LIAR} changed what rank {victim} had said" in str(errors[witness])
+    # All others are told by a neighbour about whom it is.
+    assert {error.peer for error in errors.values()} == {LIAR}
+
+
+@pytest.mark.parametrize("told", [6, 0])
+def test_a_contribution_of_zeros_in_anothers_name(
+    monkeypatch: pytest.MonkeyPatch, told: int
+) -> None:
+    """The error says who passed it on: rank 5 was named, as proven."""
+
+    def change(way: int, receiver: int, entries: Entries) -> None:
+        if receiver == told:
+            forged(entries, contribution=_native.Secret.zeros(32))
+
+    lying(monkeypatch, change)
+    errors = outcome(MalformedSetup)
+    if told == 6:  # the root's witnesses are many: any of them may be the first
+        assert errors[6].peer == LIAR
+        assert not errors[6].proven
+        assert "rank 5 contributed no randomness (reported by rank 4" in str(errors[6])
+
+
+def test_an_innocent_member_accused_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The liar says that it saw rank 9 lie. Its word reaches all, and is no proof to any."""
+
+    def change(way: int, _: int, entries: Entries) -> None:
+        if way == UP:
+            raise WrongGroup("rank 9 did not sign", peer=9, proven=True)
+
+    lying(monkeypatch, change)
+    errors = outcome(WrongGroup)
+    assert {(error.peer, error.proven) for error in errors.values()} == {(9, False)}
+    assert errors[0].reported_by == errors[VICTIM].reported_by == LIAR
+    assert f"rank {LIAR} at " in str(errors[0])
 
 
 def test_a_member_left_out_or_spoken_for(monkeypatch: pytest.MonkeyPatch) -> None:

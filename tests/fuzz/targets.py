@@ -109,8 +109,8 @@ def record_header(data: bytes) -> None:
 
 def alert(data: bytes) -> None:
     """Native: any payload becomes a failure, and only plain characters reach a terminal."""
-    sender = 3
-    failure = _native.parse_alert(data, sender)
+    sender, receiver, ranks = 3, 0, 4
+    failure = _native.parse_alert(data, sender, receiver, ranks)
     code, text = failure.code, failure.text
     about, seen_by, collective = failure.peer, failure.reported_by, failure.collective
     assert code in ERROR_BY_CODE
@@ -120,9 +120,11 @@ def alert(data: bytes) -> None:
     if len(data) < ALERT_FIXED.size or data[0] not in ERROR_BY_CODE:
         assert (ERROR_BY_CODE[code].__name__, about, seen_by) == ("PeerLost", sender, sender)
     else:
-        assert (code, about, seen_by, collective) == ALERT_FIXED.unpack_from(data)
+        told = ALERT_FIXED.unpack_from(data)
+        witness = told[2] if 0 < told[2] < ranks else sender  # not the receiver
+        assert (code, about, seen_by, collective) == (*told[:2], witness, told[3])
         again = ALERT_FIXED.pack(code, about, seen_by, collective) + text.encode()
-        assert _native.parse_alert(again, sender) == failure
+        assert _native.parse_alert(again, sender, receiver, ranks) == failure
     assert isinstance(error_from(failure, Names(0, (0, 1, 2, 5), {3: "host"})), GroupError)
 
 

@@ -32,7 +32,7 @@ FIELDS: Final = {
     "ready": {"type", "transcript"},
     "refusal": {"type", "error", "text"},
 }  # fmt: skip
-"""Of every message that is JSON; a refusal may have one or four more."""
+"""Of every message that is JSON; a refusal may have two or four more."""
 REFUSALS: Final = {
     "WrongJob", "WrongRank", "WrongWorldSize", "WrongGroup", "DuplicateRank", "CertificateExpired",
     "CertificateNotYetValid", "UnknownAuthority", "ProtocolMismatch", "SuiteMismatch",
@@ -196,8 +196,9 @@ def message_of(raw: bytes) -> dict[str, Any]:
             require(fields == {"failure", "about", "by", "collective"}, "its fields")
             require(message["failure"] in FAILURES, "a failure")
         else:
-            require(not fields or message.get("misdirected") is True, "misdirected")
-            require(fields <= {"misdirected"}, "its fields")
+            require(message.get("misdirected", True) is True, "misdirected")
+            require(type(message.get("about", 0)) is int, "about")
+            require(fields <= {"misdirected", "about"}, "its fields")
     else:
         require(not fields, "its fields")
     if kind == "hello":

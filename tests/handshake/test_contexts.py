@@ -16,6 +16,7 @@ from OpenSSL._util import lib
 from sealring.errors import ConfigurationError, UnknownAuthority
 from sealring.handshake import tls
 from sealring.handshake.tls import TlsConnection
+from sealring.handshake.tls_key import loaded
 from tests.handshake.meeting import connected, in_background, meeting, soon, terms
 from tests.identity.issuing import Issuer
 
@@ -92,7 +93,8 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         acceptor = TlsConnection(far, zero, dialer=False, who="a client", deadline=soon())
         near.setblocking(True)
         client = SSL.Connection(client_context, near)
-        tls._identify(client, ISSUER.credentials(1))
+        own = ISSUER.credentials(1)
+        tls._identify(client, own, loaded(own.key))
         client.set_connect_state()
         if offered is not None:
             client.set_session(offered)

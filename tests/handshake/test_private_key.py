@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,41 @@ def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
             assert receiver.receive() == {"type": "linked", "instances": {}}
         assert channels[0].link_keys is not None
     assert places(key) == [kept]
+
+
+def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
+    """Strangers may begin a thousand of them."""
+    own, key = identity(1)
+    copies = []
+    ends, begun = [], []
+    for _ in range(5):
+        near, far = connected()
+        ends.append(far)
+        begun.append(TlsConnection(near, own, dialer=True, who="the peer", deadline=soon()))
+        assert begun[-1].advance() is None
+        copies.append(len(places(key)))
+    assert copies == [copies[0]] * 5
+    for connection in begun[:-1]:
+        connection.close(until=0.0)
+    assert len(places(key)) == copies[0], "the last one still needs it"
+    begun[-1].close(until=0.0)
+    assert len(places(key)) == 1
+    for end in ends:
+        end.close()
+
+
+def test_handshakes_that_end_while_others_begin() -> None:
+    """The last one frees the key while the next one takes it: it crashed where both were one."""
+    own, key = identity(1)
+
+    def begin_and_end(_: int) -> None:
+        near, far = connected()
+        with far:
+            TlsConnection(near, own, dialer=True, who="the peer", deadline=soon()).close(until=0.0)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(begin_and_end, range(1000)))
+    assert len(places(key)) == 1
 
 
 def test_a_handshake_under_way_has_the_key() -> None:

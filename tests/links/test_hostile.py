@@ -151,6 +151,35 @@ def test_an_address_that_leads_to_a_silent_server_is_put_back() -> None:
         assert_linked(mesh)
 
 
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [("255.255.255.255", "Network is unreachable"), ("127.0.0.1", "Connection refused")],
+)
+def test_an_address_that_cannot_be_reached_is_named_with_the_networks_answer(
+    address: str, problem: str
+) -> None:
+    """No TCP connection goes to a broadcast address, whatever the machine's routes."""
+    with world(2, timeout=1.0) as mesh:
+        mesh.store.overlay[address_key(0)] = f'[["{address}",1]]'.encode()
+        mesh.start(1)
+        mesh.join()
+        assert isinstance(mesh.outcomes[1], PeerUnreachable)
+        assert mesh.outcomes[1].peer == 0
+        told = f"rank 0 cannot be connected to at {address} port 1: {problem}"
+        assert told in str(mesh.outcomes[1])
+        assert "firewall" in str(mesh.outcomes[1])
+
+
+def test_a_rank_that_no_other_dials_names_the_firewall() -> None:
+    with world(2, timeout=0.5) as mesh:
+        mesh.start(0)
+        mesh.join()
+        assert isinstance(mesh.outcomes[0], PeerUnreachable)
+        assert mesh.outcomes[0].peer == 1
+        assert "this worker listens at 127.0.0.1 port" in str(mesh.outcomes[0])
+        assert "firewall" in str(mesh.outcomes[0])
+
+
 def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     end = time.monotonic() + 15
     while text not in caplog.text:

@@ -145,6 +145,8 @@ def test_a_member_that_says_nothing_is_named_by_all(
             error = mesh.outcomes[rank]
             assert isinstance(error, PeerUnreachable)
             assert f"rank {mute} did not finish" in str(error)
+            assert error.peer == mute
+            assert not error.proven
 
 
 def test_half_a_word_of_one_member_loses_no_other(

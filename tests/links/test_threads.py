@@ -159,6 +159,25 @@ def test_a_forked_child_frees_nothing_that_the_forming_of_a_group_was_using() ->
         assert not frozen_in_a_child()
 
 
+def test_a_forked_child_frees_nothing_that_a_listener_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group that ends in one thread while another forks: conversations run to their end."""
+    frozen: list[bool] = []
+    plain = TlsThreads.stop
+
+    def stop(self: TlsThreads) -> None:
+        frozen.append(frozen_in_a_child())
+        plain(self)
+
+    monkeypatch.setattr(TlsThreads, "stop", stop)
+    one = listener(queue.SimpleQueue())
+    one.start()
+    one.stop()
+    assert frozen == [True]
+    assert not frozen_in_a_child()
+
+
 def listener(refused: queue.SimpleQueue[SealringError]) -> Listener:
     def begin(_: socket.socket) -> Any:
         raise AssertionError("a defect of this listener alone")
@@ -361,6 +380,33 @@ def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
     assert one.often.wait(20)
     thread.remove(one)
     assert caplog.text.count("the thread that serves all listeners failed") == 2
+    one.close()
+
+
+@pytest.mark.parametrize("place", ["_has_listeners", "_turn_is_over", "_log_failure"])
+def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Nor does it keep waiting the one that stops a listener whose turn could not be ended."""
+    owner: Any = module if place == "_log_failure" else ListeningThread
+    plain, failures = getattr(owner, place), iter([True] * 3)
+
+    def lacks(*given: Any, **named: Any) -> Any:
+        if next(failures, False):
+            raise MemoryError
+        return plain(*given, **named)
+
+    monkeypatch.setattr(module, "_FAILED_SECONDS", 0.001)
+    if place == "_log_failure":  # something must have failed before
+        monkeypatch.setattr(module, "select", SimpleNamespace(epoll=FailingEpoll, EPOLLIN=1))
+    monkeypatch.setattr(owner, place, lacks)
+    thread, one = ListeningThread(), Ticking()
+    thread.add(one)
+    assert one.often.wait(20)
+    removal = threading.Thread(target=thread.remove, args=(one,), daemon=True)
+    removal.start()
+    removal.join(20)
+    assert not removal.is_alive()
     one.close()
 
 

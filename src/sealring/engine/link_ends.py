@@ -105,7 +105,7 @@ class LateEnds:
 
         def fail(rank: int, error: SealringError) -> None:
             if (alive := own()) is not None:
-                alive.fail(_failure_of(error, rank, self._members))
+                alive.fail(_failure_of(error, rank, self._members, self._links.terms.rank))
 
         links.attach(deliver, fail)
 
@@ -131,7 +131,9 @@ class LateEnds:
         self._links.group.refuse_from_now(failure)
 
 
-def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _native.Failure:
+def _failure_of(
+    error: SealringError, rank: int, members: Sequence[int], own: int
+) -> _native.Failure:
     """What a group ends with where a link with `rank` cannot be made."""
 
     def place(number: int | None) -> int:
@@ -141,8 +143,11 @@ def _failure_of(error: SealringError, rank: int, members: Sequence[int]) -> _nat
     if isinstance(error, GroupEnded) and error.failure is not None:
         ended = error.failure
         code = next(code for code, kind in ERROR_BY_CODE.items() if type(ended) is kind)
+        # As in an alert: this worker has seen nothing of it, whatever it is told.
+        possible = ended.reported_by in members and ended.reported_by != own
+        witness = ended.reported_by if possible else error.peer
         return _native.Failure(
-            code, str(ended), place(ended.peer), ended.collective or 0, place(ended.reported_by)
+            code, str(ended), place(ended.peer), ended.collective or 0, place(witness)
         )
     out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
     code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST

@@ -144,7 +144,9 @@ class Attributed:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, HandshakeError) and self._connection.admitted_rank is not None:
+        if not isinstance(error, HandshakeError) or self._connection.admitted_rank is None:
+            return
+        if error.reported_by is None:
             error.peer, error.proven = self._connection.admitted_rank, True
 
 

@@ -51,6 +51,8 @@ _SAYS: Final = " says: "
 _REFUSAL: Final = frozenset({"type", "error", "text"})
 _MISDIRECTED: Final = "misdirected"
 """Beside them, and true, where an address was false; else it is not there."""
+_ABOUT: Final = "about"
+"""Beside them, in what a worker tells that has ended: the rank that its error is about."""
 _ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
 
 _REFUSALS: Final[dict[str, type[HandshakeError]]] = {
@@ -128,15 +130,23 @@ def refusal_of(error: SealringError) -> Message:
     refusal: Message = {"type": "refusal", "error": known, "text": _clean(passed_on(error))}
     if isinstance(error, HandshakeError) and error.misdirected:
         refusal[_MISDIRECTED] = True
+    if isinstance(error, HandshakeError) and None not in (error.reported_by, error.peer):
+        refusal[_ABOUT] = error.peer
     return refusal
 
 
 def error_of(message: Message, who: str, peer: int) -> SealringError:
-    """The error that a verified peer's refusal stands for."""
+    """The error that a verified peer's refusal stands for.
+
+    That it refuses this worker is seen here; what it says about a rank is its word alone.
+    """
     if message.get("error") == GroupEnded.__name__:
         return _ended(message, who, peer)
     misdirected = message.get(_MISDIRECTED) is True
-    exactly(message, _REFUSAL | {_MISDIRECTED} if misdirected else _REFUSAL)
+    beside = {_ABOUT, _MISDIRECTED} if misdirected else {_ABOUT}
+    exactly(message, _REFUSAL | (message.keys() & beside))
+    reported = _ABOUT in message
+    about = integer(message, _ABOUT, 0, MAX_WORLD - 1) if reported else peer
     name, said = text(message, "error"), _clean(text(message, "text"))
     reason = f"{who}{_SAYS}{said}"
     if name == Unsupported.__name__:
@@ -145,7 +155,13 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
-    error = _REFUSALS[name](reason, peer=peer, proven=True, misdirected=misdirected)
+    error = _REFUSALS[name](
+        reason,
+        peer=about,
+        proven=not reported,
+        misdirected=misdirected,
+        reported_by=peer if reported else None,
+    )
     error.passed_on = said if _SAYS in said else reason
     return error
 

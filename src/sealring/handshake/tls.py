@@ -31,6 +31,7 @@ from sealring.errors import (
 from sealring.handshake.connection import Connection
 from sealring.handshake.refusals import from_alert, from_reason, from_verify_code
 from sealring.handshake.secrets import Erased
+from sealring.handshake.tls_key import LoadedKey, loaded
 from sealring.identity.certificates import claims_of
 from sealring.identity.credentials import Credentials
 from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
@@ -73,12 +74,15 @@ class TlsConnection(Connection):
         """Turns of TLS's own state after its handshake: two for each ticket or new key."""
         self._ahead = bytearray()
         """What a record held beyond the bytes that were taken."""
+        self._key: LoadedKey | None = None
+        """Until it has signed."""
         self._tls = self._new_tls(credentials, dialer=dialer)
 
     @NoFork()
     def _new_tls(self, credentials: Credentials, *, dialer: bool) -> SSL.Connection:
         tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), self._socket)
-        _identify(tls, credentials)
+        self._key = loaded(credentials.key)
+        _identify(tls, credentials, self._key)
         tls.set_app_data(self)
         tls.set_info_callback(self._on_info)
         # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
@@ -125,6 +129,7 @@ class TlsConnection(Connection):
         keyless = _without_key()._context
         overwritten = _native.FreedMemoryOverwritten()
         changed = lib.SSL_set_SSL_CTX(self._tls._ssl, keyless)
+        self._key = None
         del overwritten
         if changed == ffi.NULL:
             _forget_errors()
@@ -219,6 +224,7 @@ class TlsConnection(Connection):
         with NoFork():
             ffi.release(tls._ssl)
         tls._ssl = tls._context = None  # type: ignore[assignment]
+        self._key = None
         del overwritten
 
     def _run(self, call: Callable[[], T]) -> T:
@@ -356,33 +362,16 @@ for _cached in (_context_for, _without_key, _x509_of):
     os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
-def _identify(tls: SSL.Connection, credentials: Credentials) -> None:
-    """Give the connection this worker's certificate and private key.
-
-    pyOpenSSL's own function for the key leaves copies of it in memory.
-    """
+def _identify(tls: SSL.Connection, credentials: Credentials, key: LoadedKey) -> None:
+    """Give the connection this worker's certificate and private key."""
     certificate = _x509_of(credentials.certificate)
-    encoded = credentials.key.enlarged()
-    overwritten = _native.FreedMemoryOverwritten()
-    with ffi.from_buffer(encoded) as memory:
-        source = ffi.gc(lib.BIO_new_mem_buf(memory, len(encoded)), lib.BIO_free)
-        if source == ffi.NULL:
-            del overwritten
-            _forget_errors()
-            raise MemoryError("OpenSSL has no memory for a private key")
-        loaded = ffi.gc(lib.d2i_PrivateKey_bio(source, ffi.NULL), lib.EVP_PKEY_free)
-        ffi.release(source)
-    del overwritten
-    try:
-        # OpenSSL compares the key with the certificate that it has by then.
-        if (
-            lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
-            or lib.SSL_use_PrivateKey(tls._ssl, loaded) != 1
-        ):
-            _forget_errors()
-            raise ConfigurationError("OpenSSL does not take this worker's private key")
-    finally:
-        ffi.release(loaded)
+    # OpenSSL compares the key with the certificate that it has by then.
+    if (
+        lib.SSL_use_certificate(tls._ssl, certificate._x509) != 1
+        or lib.SSL_use_PrivateKey(tls._ssl, key.pointer) != 1
+    ):
+        _forget_errors()
+        raise ConfigurationError("OpenSSL does not take this worker's private key")
 
 
 def _forget_errors() -> None:

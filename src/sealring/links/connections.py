@@ -145,7 +145,7 @@ class Connections:
             return
         harmless = self._decided or (
             isinstance(error, HandshakeError)
-            and (not error.proven or error.misdirected or isinstance(error, PeerUnreachable))
+            and (not error.of_a_member or error.misdirected or isinstance(error, PeerUnreachable))
         )
         if harmless:
             self._waiting.note_stranger(error)

@@ -73,8 +73,9 @@ def time_is_up(
     hint = f"this worker listens at {where}" if where else "no address is in the rendezvous store"
     refused = f"; the last connection refused: {strangers[-1]}" if strangers else ""
     return PeerUnreachable(
-        f"{text} ({hint}{refused}): check that they run, that they use one rendezvous, and that "
-        "SEALRING_INTERFACE or SEALRING_ADDRESS names the network between the machines",
+        f"{text} ({hint}{refused}): check that they run, that they use one rendezvous, that "
+        "SEALRING_INTERFACE or SEALRING_ADDRESS names the network between the machines, and that "
+        "no firewall keeps them out",
         peer=missing[0],
     )
 

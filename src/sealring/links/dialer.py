@@ -52,7 +52,7 @@ def is_definitive(error: SealringError) -> bool:
     """Whether trying the same rank again cannot help."""
     if not isinstance(error, HandshakeError):
         return True
-    return error.proven and not (error.misdirected or isinstance(error, PeerUnreachable))
+    return error.of_a_member and not (error.misdirected or isinstance(error, PeerUnreachable))
 
 
 class Book(Protocol):
@@ -266,11 +266,12 @@ class Dialer:
             if self._stopping:
                 sock.close()
                 return None
-            if refused := _connect(sock, address, rank):
+            if refused := _connect(sock, address):
                 sock.close()
                 self.problems[rank] = PeerUnreachable(
                     f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
-                    f"{os.strerror(refused)}",
+                    f"{os.strerror(refused)}; check that it runs, the routes and firewalls between "
+                    "the machines, and SEALRING_INTERFACE or SEALRING_ADDRESS there",
                     peer=rank,
                 )
                 return refused
@@ -310,20 +311,14 @@ class Dialer:
         _LOG.warning("sealring: %s; trying again", self.problems[rank])
 
 
-def _connect(sock: socket.socket, address: Address, rank: int) -> int:
+def _connect(sock: socket.socket, address: Address) -> int:
     """Connect, without blocking where it could not be interrupted; the errno if it cannot be."""
     sock.setblocking(False)
     problem = sock.connect_ex(address)
-    if problem:
-        poll = select.poll()
-        poll.register(sock, select.POLLOUT)
-        end = time.monotonic() + _CONNECT_SECONDS
-        while not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-            if time.monotonic() >= end:
-                raise PeerUnreachable(
-                    f"nothing answers at {address[0]} port {address[1]}, where rank {rank} is said "
-                    "to listen: check the firewall between the machines",
-                    peer=rank,
-                )
-        problem = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    return problem
+    if problem != errno.EINPROGRESS:
+        return problem  # of this call alone: the socket itself has no error then
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(_CONNECT_SECONDS * 1000):
+        return errno.ETIMEDOUT
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -25,7 +25,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native, limits
-from sealring.errors import DuplicateRank, MalformedSetup, WrongGroup
+from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
 from sealring.handshake.peers import admitted
 from sealring.handshake.statements import (
     Stated,
@@ -141,7 +141,7 @@ def agree(
     own.contribution.wipe()
     said = yield encoded
     credentials = current()
-    statements = Statements(said[rank] for rank in terms.members)
+    statements = _read_statements(said, terms)
     _check_statements(statements, terms)
     readings = _read_certificates(statements, credentials, known)
     members: dict[int, Member] = {}
@@ -158,12 +158,14 @@ def agree(
     if made[terms.rank] == signature:
         del made[terms.rank]
     if (liar := wrong_signer(certificates, made, transcript)) is not None:
-        raise _not_as_told(terms, liar, "did not sign what")
+        # Not proven, even of a neighbour: another member may have told it something else.
+        raise _not_as_told(terms, liar, "did not sign what", proven=False)
     shown = yield LastRound(bytearray(confirmation), transcript)
     place = statements.wrong_value(shown[rank] for rank in terms.members)
     if place is not None:
         liar = terms.members[place]
-        raise _not_as_told(terms, liar, "did not confirm that every member signed what")
+        what = "did not confirm that every member signed what"
+        raise _not_as_told(terms, liar, what, proven=True)
     return Agreed(transcript, members, statements.group_secret(transcript))
 
 
@@ -196,10 +198,26 @@ def _check_linked(members: Mapping[int, Member], linked: Mapping[int, Proven]) -
             )
 
 
+def _read_statements(said: Mapping[int, bytearray], terms: Terms) -> Statements:
+    try:
+        return Statements(said[rank] for rank in terms.members)
+    except MalformedSetup:
+        for rank in terms.members:
+            try:
+                Statements([said[rank]])
+            except MalformedSetup as error:
+                raise MalformedSetup(f"rank {rank}: {error}", peer=rank, proven=True) from None
+        raise
+
+
 def _check_statements(statements: Statements, terms: Terms) -> None:
     for rank, each in zip(terms.members, statements.members, strict=True):
         if each.rank != rank:
-            raise MalformedSetup(f"a statement of rank {each.rank} came as that of rank {rank}")
+            raise MalformedSetup(
+                f"a statement of rank {each.rank} came as that of rank {rank}",
+                peer=rank,
+                proven=True,
+            )
         if not each.contributes:
             raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
 
@@ -216,7 +234,9 @@ def _read_certificates(
     )
     for each, reading in zip(statements.members, readings, strict=True):
         if isinstance(reading, _native.ReadCertificate) and not reading.readable:
-            raise MalformedSetup(f"rank {each.rank}'s certificate is none")
+            raise MalformedSetup(
+                f"rank {each.rank}'s certificate is none", peer=each.rank, proven=True
+            )
     return readings
 
 
@@ -228,25 +248,30 @@ def _verified_member(
     known: KnownCertificates | None,
 ) -> tuple[Member, SignedCertificate]:
     where = f"{statement.host}, as another member passed it on"
-    signed = require_signed(reading, credentials.authorities, where, known)
-    peer, _ = admitted(
-        signed,
-        lambda: x509.load_der_x509_certificate(statement.certificate),
-        credentials,
-        terms,
-        statement.rank,
-        where,
-    )
+    try:
+        signed = require_signed(reading, credentials.authorities, where, known)
+        peer, _ = admitted(
+            signed,
+            lambda: x509.load_der_x509_certificate(statement.certificate),
+            credentials,
+            terms,
+            statement.rank,
+            where,
+        )
+    except HandshakeError as error:
+        # About the member that stated it, also where the certificate is another's.
+        error.peer, error.misdirected = statement.rank, False
+        raise
     member = Member(
         statement.host, peer.key, statement.addresses, statement.instance, peer.fingerprint
     )
     return member, signed
 
 
-def _not_as_told(terms: Terms, rank: int, what: str) -> WrongGroup:
+def _not_as_told(terms: Terms, rank: int, what: str, *, proven: bool) -> WrongGroup:
     return WrongGroup(
         f"rank {rank} {what} rank {terms.rank} was told about group {terms.group!r}: a member "
         "between them changed what it passed on, or they do not mean the same group",
         peer=rank,
-        proven=True,
+        proven=proven,
     )

@@ -253,7 +253,8 @@ class LinksOfAKind:
             )
 
     def _on_failed(self, error: SealringError) -> None:
-        rank = error.peer if isinstance(error, HandshakeError | NoLongerAdmitted) else None
+        rank = error.met if isinstance(error, HandshakeError) else None
+        rank = error.peer if isinstance(error, NoLongerAdmitted) else rank
         with self._lock:
             fail = self._fail
             if rank in self._linked:

@@ -28,6 +28,7 @@ from sealring.links.link import send_without_delay
 from sealring.links.listening import listen
 from sealring.links.listening_thread import ListeningThread, listening_thread
 from sealring.links.rendezvous import Address
+from sealring.links.threads import AtWork
 from sealring.links.tls_threads import TlsThreads, advanced
 from sealring.links.unproven import (
     ALWAYS_FREE,
@@ -128,6 +129,10 @@ class Listener:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        with AtWork():  # conversations are closed, which a forked child must leave alone
+            self._close_all(until)
+
+    def _close_all(self, until: float) -> None:
         shares.leave(self)
         if self._thread is not None:
             self._thread.remove(self)

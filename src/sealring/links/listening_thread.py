@@ -127,17 +127,25 @@ class ListeningThread:
 
     def _run(self, serving: _Serving) -> None:
         """Until the last listener is removed: all groups of the process would wait for another."""
-        while self._has_listeners(serving):
+        while True:
             try:
+                if not self._has_listeners(serving):
+                    break
                 self._look(serving)
             except BaseException:
                 # What has come is still to be read, and is seen again.
-                _log_failure(serving, "sealring: the thread that serves all listeners failed")
-                time.sleep(_FAILED_SECONDS)
+                try:
+                    time.sleep(_FAILED_SECONDS)
+                    _log_failure(serving, "sealring: the thread that serves all listeners failed")
+                except BaseException:  # noqa: S110  (no memory to say so)
+                    pass
         serving.close()
 
     def _has_listeners(self, serving: _Serving) -> bool:
         with self._lock:  # `remove` writes to the eventfd, which is closed after this
+            if serving.in_turn is not None:  # its end failed; `remove` may wait for it
+                serving.in_turn = None
+                self._lock.notify_all()
             return bool(serving.served)
 
     def _look(self, serving: _Serving) -> None:

@@ -44,7 +44,6 @@ class Settling:
         """What each of them proved."""
         self._by_rank: dict[int, WaitingLink] = {}
         self._exchange: TreeExchange[Agreed] | None = None
-        self._heard_last: int | None = None
 
     def start(self, conversation: Conversation) -> None:
         """Take messages of neighbours; this worker sends its own after `say_linked`."""
@@ -80,8 +79,7 @@ class Settling:
         for link in [] if self._sparse else links:
             link.channel.send({"type": "linked", "instances": said}, self._deadline)
             self._check_linked(link)
-        with _LaidTo(self._heard_last):
-            self.exchange.start()
+        self.exchange.start()
 
     @property
     def agreed(self) -> Agreed | None:
@@ -104,7 +102,7 @@ class Settling:
             if message is None:
                 return
             if isinstance(message, bytearray):
-                link.closed, self._heard_last = True, link.rank
+                link.closed = True
                 self.exchange.take(link.rank, message)
             else:
                 self._hear_words(link, message)
@@ -189,20 +187,16 @@ class Settling:
                     f"rank {link.rank} and rank {self._terms.rank} are linked to different workers "
                     f"of rank {rank}: two workers were started with one RANK, or an earlier run is "
                     "still alive",
-                    peer=link.rank,
-                    proven=True,
+                    peer=link.rank,  # not proven: it is told so, or tells so
                 )
 
 
 class _LaidTo:
-    """In it, a message that cannot be taken is MalformedSetup about the neighbour that sent it.
-
-    Certificates that other members made are parsed by libraries whose errors are many.
-    """
+    """In it, a message that cannot be taken is MalformedSetup about the neighbour that sent it."""
 
     __slots__ = ("_rank",)
 
-    def __init__(self, rank: int | None) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
 
     def __enter__(self) -> None:
@@ -211,7 +205,7 @@ class _LaidTo:
     def __exit__(self, _: object, problem: BaseException | None, __: object) -> None:
         if isinstance(problem, Exception) and not isinstance(problem, SealringError | MemoryError):
             raise MalformedSetup(
-                f"rank {self._rank} sent or passed on what cannot be read: {problem!r}"[:300],
+                f"rank {self._rank} sent what cannot be read: {problem!r}"[:300],
                 peer=self._rank,
                 proven=True,
             ) from problem

@@ -129,7 +129,10 @@ class TreeExchange(Generic[Result]):
         with Erased(raw):
             kind = raw[0]
             start = 1 + (_TRANSCRIPT_BYTES if kind == _AGREED else 0)
-            transcript, entries = bytes(raw[1:start]), parse_bundle(raw, start)
+            try:
+                transcript, entries = bytes(raw[1:start]), parse_bundle(raw, start)
+            except MalformedSetup as problem:
+                raise _malformed(sender, f"sent what cannot be read: {problem}") from None
         if kind == _UP and sender in self._awaited:
             if entries.keys() != self._place.subtrees[sender]:
                 raise _malformed(sender, "spoke for other members than those below it")
@@ -171,8 +174,11 @@ class TreeExchange(Generic[Result]):
 
     def _finish_round(self, entries: dict[int, bytearray]) -> None:
         collected = self._collected
-        if entries[self._rank] != collected[self._rank]:
-            raise _malformed(self._place.parent, "changed what this worker had said")
+        # All that was sent up, before it is passed down: then a member's parent that shows it
+        # changed words of its own has changed them itself, and not a member further away.
+        for rank, entry in collected.items():
+            if entries[rank] != entry:
+                raise _malformed(self._place.parent, f"changed what rank {rank} had said")
         if self._last is not None:
             self._passed_on = bytes(encode_bundle(entries, bytes([_AGREED]) + self._last))
         else:
@@ -183,6 +189,15 @@ class TreeExchange(Generic[Result]):
             following = self._conversation.send(entries)
         except StopIteration as ended:
             self.result = ended.value
+        except HandshakeError as error:
+            if error.peer in (None, self._rank, *self.neighbours):
+                raise
+            raise self._reported(error) from error
+        except MemoryError:
+            raise
+        except Exception as problem:  # certificates are parsed by libraries whose errors are many
+            what = f"a member's message cannot be read: {problem!r}"
+            raise MalformedSetup(what[:300], peer=self._place.parent) from problem
         else:
             self._collected = {}
             self._awaited = set(self._place.children)
@@ -190,6 +205,16 @@ class TreeExchange(Generic[Result]):
             self._say(following)
         finally:
             _native.erase_each((*entries.values(), *collected.values()))
+
+    def _reported(self, error: HandshakeError) -> HandshakeError:
+        """The error of a message that was passed on: its author or a member between changed it.
+
+        What is certain is which neighbour it came from.
+        """
+        below = (child for child, tree in self._place.subtrees.items() if error.peer in tree)
+        neighbour = next(below, self._place.parent)
+        text = f"{error} (reported by rank {neighbour}, and not by rank {error.peer} itself)"
+        return type(error)(text, peer=neighbour)
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import threading
@@ -15,7 +16,6 @@ from sealring import _native
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError, WrongRank
 from sealring.handshake.channel import SecureChannel
 from sealring.handshake.messages import Hello
-from sealring.handshake.refusals import passed_on
 from sealring.handshake.terms import Terms
 from sealring.links.agreement import Settled
 from sealring.links.diagnosis import is_telling
@@ -88,7 +88,7 @@ class WaitingLinks:
         # so such a peer is linked and then told.
         if self._told is not None and not isinstance(self._told, PeerUnreachable):
             self.mark_informed(rank)
-            raise type(self._told)(passed_on(self._told))
+            raise copy.copy(self._told)
         if hello.instance == self._terms.instance:
             raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
         if rank <= self._terms.rank:
@@ -136,7 +136,7 @@ class WaitingLinks:
         if told is None:
             raise PeerUnreachable(f"the first links of rank {self._terms.rank} are there already")
         self.mark_informed(rank)
-        raise type(told)(passed_on(told))
+        raise copy.copy(told)
 
     def remove(self, link: WaitingLink) -> bool:
         """Take out a link whose connection is cut; False if it is too late to do without it."""
@@ -156,12 +156,12 @@ class WaitingLinks:
         # A refusal is known at both ends; of a rank held twice, there is another one to tell.
         if (
             isinstance(error, HandshakeError)
-            and error.proven
-            and error.peer is not None
+            and error.of_a_member
+            and error.met is not None
             and not error.misdirected
             and not isinstance(error, DuplicateRank | PeerUnreachable)
         ):
-            self.mark_informed(error.peer)
+            self.mark_informed(error.met)
         self._wake()
 
     def release(self) -> None:
@@ -231,9 +231,12 @@ class WaitingLinks:
 
     def take_all(self, told: SealringError) -> list[WaitingLink]:
         """Close, and leave all links to the caller. Who comes later is to be `told` why."""
+        report = copy.copy(told)
+        if isinstance(report, HandshakeError):
+            report.reported_by = self._terms.rank  # so it is told with the rank that it is about
         with self._lock:
             self._closed = True
-            self._told = told
+            self._told = report
             links = [*self._links.values(), *self._replaced]
             self._links.clear()
             self._replaced.clear()

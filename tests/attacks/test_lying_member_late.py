@@ -1,0 +1,427 @@
+"""A live member lies on the links that a group makes later, at either end, by TLS and by session.
+
+The liar was admitted and holds a valid certificate, so it gets as far as any member. What it says
+is out of turn, twice, of another group or epoch, half, or never. The rank that it lies to ends the
+connection with an error that names it; no other rank is accused, and the group goes on unless it
+needs the liar. Rank 6 is the liar's neighbour in the tree, so the two have a session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealring import _native
+from sealring.errors import (
+    GroupEnded,
+    GroupError,
+    HandshakeError,
+    MalformedSetup,
+    PeerLost,
+    PeerSilent,
+    PeerUnreachable,
+    SealringError,
+    TamperedRecord,
+    WrongGroup,
+    WrongRank,
+)
+from sealring.handshake.channel import receive_message, send_message, understood
+from sealring.handshake.connection import Connection
+from sealring.handshake.messages import encode_message, write_hello
+from sealring.handshake.refusals import refusal_of
+from sealring.handshake.resumption import SessionConnection
+from sealring.handshake.terms import Terms
+from sealring.handshake.tls import TlsConnection
+from sealring.links import connections
+from tests.handshake.meeting import soon
+from tests.links.teams import SIZE, Team, team
+
+LIAR, VICTIM, OTHER = 7, 6, 9
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Liar:
+    """Speaks to the victim's listener in the name of a member, message by message."""
+
+    def __init__(self, one: Team, by: str) -> None:
+        self.one, self.by = one, by
+        late = one.groups[LIAR].engine._late_links
+        assert late is not None
+        self.terms: Terms = late.messages.terms
+        self.address = one.groups[LIAR].agreed.members[VICTIM].addresses[0]
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """Admitted: the handshake is done, and nothing else is said."""
+        worker = self.one.workers[LIAR]
+        sock = socket.create_connection(self.address)
+        session = worker.sessions.with_rank(VICTIM)
+        connection: Connection
+        if self.by == "session" and session is not None:
+            connection = SessionConnection(
+                sock, worker.sessions, session=session, who="the victim", deadline=soon(30.0)
+            )
+        else:
+            connection = TlsConnection(
+                sock, worker.credentials, dialer=True, who="the victim", deadline=soon(30.0)
+            )
+        try:
+            connection.handshake()
+            yield connection
+        finally:
+            connection.close(until=0.0)
+
+    def hello(self, **changes: Any) -> bytes:
+        return write_hello(replace(self.terms, **changes), VICTIM)
+
+
+Lie = Callable[[Liar, Connection], None]
+
+
+def say(connection: Connection, *messages: bytes) -> None:
+    for message in messages:
+        send_message(connection, message)
+
+
+def answered(connection: Connection, *messages: bytes) -> None:
+    """Says them when the victim's hello has come."""
+    receive_message(connection)
+    say(connection, *messages)
+
+
+def greeted(*messages: dict[str, Any]) -> Lie:
+    def lie(liar: Liar, connection: Connection) -> None:
+        say(connection, liar.hello())
+        answered(connection, *map(encode_message, messages))
+
+    return lie
+
+
+def halved(message: bytes) -> bytes:
+    return len(message).to_bytes(4, "big") + message[: len(message) // 2]
+
+
+INNOCENT = TamperedRecord("a record was changed", peer=OTHER, reported_by=VICTIM)
+ACCUSATION = WrongGroup("rank 9 lied", peer=OTHER, reported_by=LIAR)
+
+LIES: dict[str, tuple[Lie, type[HandshakeError]]] = {
+    "hello twice": (
+        lambda liar, connection: say(connection, liar.hello(), liar.hello()),
+        MalformedSetup,
+    ),
+    "accept before hello": (
+        lambda _, connection: say(connection, encode_message({"type": "accept", "shm": None})),
+        MalformedSetup,
+    ),
+    "a hello of another group": (
+        lambda liar, connection: say(connection, liar.hello(group="other")),
+        WrongGroup,
+    ),
+    "a hello of another epoch": (
+        lambda liar, connection: say(connection, liar.hello(epoch="9")),
+        WrongGroup,
+    ),
+    "a hello of another transcript": (
+        lambda liar, connection: say(connection, liar.hello(transcript="0" * 64)),
+        WrongGroup,
+    ),
+    "a hello of a group that forms": (
+        lambda liar, connection: say(connection, liar.hello(transcript="")),
+        WrongGroup,
+    ),
+    "a hello in another's name": (
+        lambda liar, connection: say(connection, liar.hello(rank=OTHER)),
+        WrongRank,
+    ),
+    "half a hello": (
+        lambda liar, connection: connection.send(halved(liar.hello())),
+        PeerUnreachable,
+    ),
+    "a message without end": (
+        lambda _, connection: connection.send((1 << 30).to_bytes(4, "big")),
+        MalformedSetup,
+    ),
+    "rubbish": (lambda _, connection: say(connection, b"\x01\x02\x03"), MalformedSetup),
+    "silence": (lambda *_: None, PeerUnreachable),
+    "no accept": (greeted(), PeerUnreachable),
+    "a memory that is none": (greeted({"type": "accept", "shm": {"socket": 1}}), MalformedSetup),
+    "an accept of another form": (greeted({"type": "accept"}), MalformedSetup),
+    "ready in place of accept": (
+        greeted({"type": "ready", "transcript": "0" * 64}),
+        MalformedSetup,
+    ),
+    "a group's end in place of accept": (
+        greeted(refusal_of(GroupEnded("", failure=INNOCENT))),
+        GroupEnded,
+    ),
+    "an accusation in place of accept": (greeted(refusal_of(ACCUSATION)), WrongGroup),
+}
+
+
+def message(one: Team, sender: int, receiver: int, timeout_s: float = 60.0) -> set[Any]:
+    """What a message of one rank to another comes to, at both ends."""
+    sent, received = np.ones(10), np.zeros(10)
+
+    def call(rank: int) -> Any:
+        sends, there = rank == sender, sent if rank == sender else received
+        where = (there.ctypes.data, there.nbytes)
+        box = one.groups[rank].mailbox
+        peer = receiver if sends else sender
+        return box.wait(box.submit(_native.Message(sends, peer, 1, where, timeout_s)))
+
+    return set(one.all(call, *set(range(SIZE)) - {sender, receiver}))
+
+
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[SealringError]:
+    """What listeners refuse from now on."""
+    errors: list[SealringError] = []
+    plain = connections.Connections.refused
+
+    def note(self: Any, error: SealringError) -> None:
+        errors.append(error)
+        plain(self, error)
+
+    monkeypatch.setattr(connections.Connections, "refused", note)
+    return errors
+
+
+def end_of(connection: Connection) -> None:
+    """Reads until the victim ends the connection, which it does in time."""
+    sock = connection.socket
+    sock.settimeout(30.0)
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize("by", ["tls", "session"])
+@pytest.mark.parametrize("name", LIES)
+def test_a_member_that_lies_when_it_makes_a_link(
+    monkeypatch: pytest.MonkeyPatch, name: str, by: str
+) -> None:
+    monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
+    (lie, expected), errors = LIES[name], refused(monkeypatch)
+    with team() as one:
+        errors.clear()
+        liar = Liar(one, by)
+        with liar.connected() as connection:
+            assert isinstance(connection, SessionConnection) is (by == "session")
+            with contextlib.suppress(SealringError):  # it may be refused before it has done
+                lie(liar, connection)
+            end_of(connection)
+        assert [type(error) for error in errors] == [expected], errors
+        (error,) = errors
+        assert isinstance(error, HandshakeError)
+        assert error.met == LIAR
+        assert not (error.proven and error.peer == OTHER)
+        del liar, error
+        errors.clear()
+        monkeypatch.undo()
+        assert message(one, OTHER, VICTIM) == {VICTIM, OTHER}
+        assert message(one, LIAR, VICTIM) == {VICTIM, LIAR}
+
+
+def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lie, again and again, with as many connections at once as it likes."""
+    monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
+    with team() as one:
+        late = one.groups[VICTIM].engine._late_links
+        assert late is not None
+        listener = late._listener
+        del late
+
+        def lie_much(times: int) -> None:
+            for turn in range(times):
+                with contextlib.ExitStack() as open_ones, contextlib.suppress(SealringError):
+                    liar = Liar(one, ["tls", "session"][turn % 2])
+                    for lie, _ in LIES.values():
+                        connection = open_ones.enter_context(liar.connected())
+                        with contextlib.suppress(SealringError):
+                            lie(liar, connection)
+
+        def settled() -> tuple[int, int]:
+            until = time.monotonic() + 30
+            while listener._by_descriptor or listener._admitted:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            gc.collect()
+            return len(os.listdir("/proc/self/fd")), resident_bytes()
+
+        lie_much(5)
+        descriptors, before = settled()
+        lie_much(20)
+        after = settled()
+        assert after[0] <= descriptors
+        assert after[1] - before < 8 << 20
+        assert message(one, OTHER, VICTIM) == {VICTIM, OTHER}
+
+
+# ---- the liar is dialed ------------------------------------------------------------------------
+
+
+def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[[], None]:
+    """In the liar's place, where it said that it listens. Returns what ends it."""
+    late = one.groups[LIAR].engine._late_links
+    assert late is not None
+    address = one.groups[LIAR].agreed.members[LIAR].addresses[0]
+    late._listener.stop()
+    server = socket.create_server(address)
+    server.settimeout(0.1)
+    ended = threading.Event()
+    kept: list[socket.socket] = []
+
+    def run() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                sock, _ = server.accept()
+                kept.append(sock)
+                with contextlib.suppress(SealringError, OSError):
+                    behave(Liar(one, "tls"), sock)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+        for sock in (server, *kept):
+            sock.close()
+
+    return end
+
+
+def by_tls(liar: Liar, sock: socket.socket) -> Connection:
+    """It has no session any more, and makes TLS."""
+    if sock.recv(1, socket.MSG_PEEK) == b"\x1f":
+        sock.sendall(bytes.fromhex("1f00020000"))
+        sock.close()
+        raise PeerUnreachable("by TLS next time")
+    worker = liar.one.workers[LIAR]
+    connection = TlsConnection(
+        sock, worker.credentials, dialer=False, who="the victim", deadline=soon(20.0)
+    )
+    connection.handshake()
+    return connection
+
+
+def telling(*said: Callable[[Liar], bytes]) -> Callable[[Liar, socket.socket], None]:
+    """Says these after the victim's hello, whatever the victim says."""
+
+    def behave(liar: Liar, sock: socket.socket) -> None:
+        connection = by_tls(liar, sock)
+        understood(receive_message(connection), "the victim", VICTIM)
+        say(connection, *(each(liar) for each in said))
+
+    return behave
+
+
+def telling_refusal(error: SealringError) -> Callable[[Liar, socket.socket], None]:
+    return telling(lambda _: encode_message(refusal_of(error)))
+
+
+def half_a_record(_: Liar, sock: socket.socket) -> None:
+    sock.sendall(b"\x16\x03\x03\x40")
+
+
+def half_an_answer(_: Liar, sock: socket.socket) -> None:
+    sock.sendall(bytes.fromhex("1f00020040") + bytes(10))
+
+
+def drips(_: Liar, sock: socket.socket) -> None:
+    """An answer to an opening, or a TLS record, of which a byte comes now and then."""
+    first = sock.recv(1, socket.MSG_PEEK)
+    whole = bytes.fromhex("1f00020040" if first == b"\x1f" else "1603034000") + bytes(64)
+    for byte in whole:
+        sock.sendall(bytes([byte]))
+        time.sleep(0.2)
+
+
+def greeting(liar: Liar) -> bytes:
+    return write_hello(liar.terms, VICTIM)
+
+
+HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[type[GroupError]]]] = {
+    "silence": (lambda *_: None, {PeerSilent, PeerLost}),
+    "half a record": (half_a_record, {PeerSilent, PeerLost}),
+    "half an answer": (half_an_answer, {PeerSilent, PeerLost}),
+    "a byte now and then": (drips, {PeerSilent, PeerLost}),
+    "silence after TLS": (telling(), {PeerSilent, PeerLost}),
+    "no transport": (telling(greeting), {PeerSilent, PeerLost}),
+    "hello twice": (telling(greeting, greeting), {PeerLost}),
+    "a hello of another group": (
+        telling(lambda liar: write_hello(replace(liar.terms, group="other"), VICTIM)),
+        {PeerLost, PeerSilent},
+    ),
+    "a hello of another epoch": (
+        telling(lambda liar: write_hello(replace(liar.terms, epoch="9"), VICTIM)),
+        {PeerLost, PeerSilent},
+    ),
+    "no hello": (telling(lambda _: b"\x01\x02"), {PeerLost}),
+    "not now, for ever": (telling_refusal(PeerUnreachable("not now")), {PeerSilent}),
+    "a false address, for ever": (
+        telling_refusal(WrongRank("not I", misdirected=True)),
+        {PeerLost, PeerSilent},
+    ),
+    "an accusation": (telling_refusal(ACCUSATION), {PeerLost}),
+    "an accusation of a rank that the victim is linked with": (
+        telling_refusal(WrongGroup("rank 4 lied", peer=4, reported_by=LIAR)),
+        {PeerLost},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
+    """The call that needs the link ends by its timeout, about the liar; so does the group."""
+    behave, expected = HOSTS[name]
+    with team() as one:
+        end = serve(one, behave)
+        try:
+            ((kind, peer),) = outcome(one)
+            assert kind in expected
+            assert peer == LIAR
+        finally:
+            end()
+
+
+def test_a_member_says_that_the_victim_saw_another_rank_tamper() -> None:
+    """The failure is named as the liar's report, and not as what the victim has seen itself."""
+    with team() as one:
+        end = serve(one, telling_refusal(GroupEnded("", failure=INNOCENT)))
+        try:
+            there = np.ones(10)
+            box = one.groups[VICTIM].mailbox
+            where = (there.ctypes.data, there.nbytes)
+            with pytest.raises(TamperedRecord, match=f"rank {LIAR} reported: ") as caught:
+                box.wait(box.submit(_native.Message(True, LIAR, 1, where, 5.0)))
+            assert (caught.value.peer, caught.value.reported_by) == (OTHER, LIAR)
+            del caught, box
+        finally:
+            end()
+
+
+def outcome(one: Team) -> list[Any]:
+    """What the victim's message to the liar comes to."""
+    there = np.ones(10)
+
+    def call(rank: int) -> Any:
+        box = one.groups[rank].mailbox
+        where = (there.ctypes.data, there.nbytes)
+        return box.wait(box.submit(_native.Message(True, LIAR, 1, where, 3.0)))
+
+    return one.all(call, *set(range(SIZE)) - {VICTIM})
