@@ -19,6 +19,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.identity.certificates import claims_of
+from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
@@ -176,7 +177,7 @@ def _signer_said(envelope: bytes) -> str:
     try:
         (signature,) = json.loads(envelope)["signatures"]
         pem = base64.b64decode(signature["certificate"], validate=True)
-        name = claims_of(x509.load_pem_x509_certificate(pem)).name
+        name = claims_of(certificate_from_pem(pem, ValueError())).name
     except (ValueError, KeyError, TypeError, RecursionError):
         return "the author of the file"
     return f"the author of the file, which names rank {name.rank} of {name.job}"

@@ -21,6 +21,7 @@ from sealring.identity.attestation.revocation import (
     check_revocation,
     name_of,
 )
+from sealring.identity.loading import certificate_from_der, certificates_from_pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _load(der: bytes) -> x509.Certificate:
     with warnings.catch_warnings():
         # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
         warnings.simplefilter("ignore")
-        certificate = x509.load_der_x509_certificate(der)
+        certificate = certificate_from_der(der, ValueError())
         # These are read on first use. What cannot be read must fail here and not later.
         _ = certificate.subject, certificate.issuer, certificate.extensions
         _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -89,7 +90,7 @@ def _load(der: bytes) -> x509.Certificate:
 def split_pem(text: bytes) -> tuple[bytes, ...]:
     """The certificates (DER) of a text that holds them in their usual form, and nothing else."""
     try:
-        found = x509.load_pem_x509_certificates(text)
+        found = certificates_from_pem(text, ValueError())
         again = b"".join(one.public_bytes(Encoding.PEM) for one in found)
     except Exception:  # As above.
         raise MalformedEvidence("a certificate of the chain cannot be read") from None

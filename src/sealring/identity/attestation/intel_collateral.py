@@ -13,6 +13,7 @@ from cryptography import x509
 
 from sealring.errors import ConfigurationError
 from sealring.identity.attestation.revocation import ListSeen
+from sealring.identity.loading import revocation_list_from
 
 TDX, SGX = "tdx", "sgx"
 
@@ -40,7 +41,7 @@ def parse_collateral(text: str) -> Collateral:
         fields.pop("pck_certificate_chain", None)
         tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
         lists = tuple(
-            x509.load_der_x509_crl(bytes.fromhex(fields[name]))
+            revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
             for name in ("root_ca_crl", "pck_crl")
         )
         return Collateral(
