@@ -264,11 +264,12 @@ def _of_all(chain: Sequence[Turn]) -> list[int]:
     before: dict[tuple[str, str, str], int] = {}
     found = []
     for turn in chain:
-        everyone = set(range(turn.interval.world))
+        world = turn.interval.world
         groups = {
             (group.name, group.epoch)
             for group in turn.interval.groups
-            if set(group.members) == everyone
+            # A set of all ranks would be as large as the statement says that the world is.
+            if len(set(group.members)) == world == max(group.members, default=-1) + 1
         }
         new = 0
         for one in turn.interval.collectives:

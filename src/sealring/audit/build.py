@@ -45,19 +45,21 @@ def mark_faults(graph: Graph, findings: list[Finding]) -> None:
 
     A record that contradicts another is at fault only if its rank is one of those that may be.
     """
-    behind: dict[str, list[Node]] = {}
+    intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
+    parties = {record: f"rank {node.rank}" for node in intervals for record in node.records}
+    faulty = {record for finding in findings for record in finding.records}
+    also = {
+        record
+        for finding in findings
+        for named in [set(finding.parties)]
+        for record in finding.against
+        if parties.get(record) in named
+    }
     for node in graph.nodes.values():
         if node.kind is not NodeKind.CHECKPOINT:
-            for record in node.records:
-                behind.setdefault(record, []).append(node)
-    for finding in findings:
-        parties = set(finding.parties)
-        for record in finding.records:
-            for node in behind.get(record, ()):
-                node.faulty = True
-        for record in finding.against:
-            for node in behind.get(record, ()):
-                node.faulty |= f"rank {node.rank}" in parties
+            node.faulty |= not faulty.isdisjoint(node.records)
+    for node in intervals:
+        node.faulty |= not also.isdisjoint(node.records)
 
 
 def _key(turn: Turn) -> str:
@@ -100,7 +102,7 @@ def _transformation(graph: Graph, made: Made) -> None:
     kind = NodeKind.DATA if node.kind is NodeKind.STAGE else NodeKind.MODEL
     for one in content.outputs:
         found = _data(graph, one.name, one.sha256, kind)
-        found.records = [*found.records, made.digest]
+        found.records.append(made.digest)
         graph.connect(node.key, artefact(one.sha256), "output")
 
 

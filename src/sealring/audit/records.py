@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -77,10 +78,24 @@ class Records:
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
     keys: dict[str, str] = field(default_factory=dict)
     """By the same digest: SHA-256 of the certificate's public key, as a broker names its holder."""
+    worlds: dict[str, int | None] = field(default_factory=dict)
+    """By the same digest: the size of the world that the certificate was issued for."""
     findings: list[Finding] = field(default_factory=list)
 
     chains: dict[int, list[Turn]] = field(default_factory=dict)
     """By rank, in the order of sequence numbers."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks, as most certificates say; as most statements say if none does.
+
+        A worker whose certificate does not say it could name any.
+        """
+        firsts = [chain[0] for chain in self.chains.values()]
+        said = [self.worlds[turn.worker.certificate] for turn in firsts]
+        votes = Counter(one for one in said if one is not None)
+        votes = votes or Counter(turn.interval.world for turn in firsts)
+        return max(votes, key=votes.__getitem__, default=0)
 
 
 def read_records(
@@ -155,6 +170,7 @@ def _read(
         records.certificates[found.worker.certificate] = found.certificate
         assert isinstance(found.signer, VerifiedPeer)  # a worker's signature has no other signer
         records.keys[found.worker.certificate] = found.signer.key
+        records.worlds[found.worker.certificate] = found.signer.world
     if isinstance(found.content, Interval):
         assert found.worker is not None  # verify_statement demands a worker's signature
         records.turns.append(Turn(digest, found.worker, found.content))
