@@ -28,7 +28,9 @@ def build_graph(records: Records) -> Graph:
         for one in turn.interval.checkpoints_out:
             _checkpoint(graph, one).sequence = turn.interval.sequence
     for made in records.made:
-        _transformation(graph, made)
+        _connect(graph, made, _transformation(graph, made))
+    for made in records.uncounted:  # a shape of its own, which nothing comes from
+        _transformation(graph, made).facts.append(("counts", f"no: {made.signer} alone signed it"))
     for rank, chain in records.chains.items():
         before: Turn | None = None
         for turn in chain:
@@ -84,7 +86,7 @@ def _data(graph: Graph, name: str, sha256: str, kind: NodeKind) -> Node:
     return node
 
 
-def _transformation(graph: Graph, made: Made) -> None:
+def _transformation(graph: Graph, made: Made) -> Node:
     content = made.content
     node = graph.add(f"t:{made.digest}", _KINDS[content.kind], content.name)
     node.records = [made.digest]
@@ -96,6 +98,11 @@ def _transformation(graph: Graph, made: Made) -> None:
         ("parameters", content.parameters.text[:400]),
         ("when", f"{_when(content.started)} to {_when(content.finished)}"),
     ]
+    return node
+
+
+def _connect(graph: Graph, made: Made, node: Node) -> None:
+    content = made.content
     for one in content.inputs:
         _data(graph, one.name, one.sha256, NodeKind.RAW)
         graph.connect(artefact(one.sha256), node.key, "input")

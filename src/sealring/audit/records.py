@@ -29,6 +29,8 @@ from sealring.provenance.statements import of_another_run, statement_digest, ver
 from sealring.provenance.transformations import Transformation
 
 _STATEMENT_STARTS = b'{"payload"'
+NOT_COUNTED = "an owner's record counts, or one that all ranks sign where no owner is named"
+"""Why a worker's own record of a stage or an export does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,17 @@ class Made:
     signer: str
     """Who signed, in words."""
     content: Transformation
+    rank: int | None = None
+    """The worker that signed; None: an owner, or all ranks."""
 
 
 @dataclass(slots=True)
 class Records:
     turns: list[Turn] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
+    """Those that count: an owner signed, or all ranks where the auditor names no owner."""
+    uncounted: list[Made] = field(default_factory=list)
+    """Of single workers: any of them could pass any file off as an output of the run."""
     payloads: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, x509.Certificate] = field(default_factory=dict)
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
@@ -124,7 +131,29 @@ def read_records(
             _read(records, head, digest, f"the log's entry {digest[:12]}", entry, trust)
     for turn in sorted(records.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
         records.chains.setdefault(turn.rank, []).append(turn)
+    records.made, records.uncounted = _counted(records, named_owners=bool(trust.owners))
     return records
+
+
+def _counted(records: Records, *, named_owners: bool) -> tuple[list[Made], list[Made]]:
+    """What is said by an owner, or by all ranks alike; and what single workers say."""
+    counted = [one for one in records.made if one.rank is None]
+    by_content: dict[object, dict[int, Made]] = {}
+    for one in records.made:
+        if one.rank is not None:
+            by_content.setdefault(_essence(one.content), {}).setdefault(one.rank, one)
+    everyone = frozenset() if named_owners else frozenset(range(records.world))
+    alike = [said for said in by_content.values() if everyone and said.keys() == everyone]
+    counted += [Made(said[0].digest, f"all {len(said)} ranks", said[0].content) for said in alike]
+    known = {one.digest for said in alike for one in said.values()}
+    single = [one for one in records.made if one.rank is not None and one.digest not in known]
+    return counted, single
+
+
+def _essence(one: Transformation) -> object:
+    """All but the times, which differ between ranks that did the same."""
+    lists = tuple(map(tuple, (one.inputs, one.outputs, one.code)))
+    return one.kind, one.name, lists, one.parameters
 
 
 def _not_logged(name: str, digest: str, envelope: bytes) -> Finding:
@@ -176,8 +205,9 @@ def _read(
         records.turns.append(Turn(digest, found.worker, found.content))
     else:
         worker = found.worker
-        signer = f"rank {worker.rank}" if worker else f"the owner {str(found.signer)[:12]}"
-        records.made.append(Made(digest, signer, found.content))
+        rank = worker.rank if worker else None
+        signer = f"the owner {str(found.signer)[:12]}" if rank is None else f"rank {rank}"
+        records.made.append(Made(digest, signer, found.content, rank))
 
 
 def _fault_of(problem: SealringError) -> Fault:
