@@ -20,7 +20,7 @@ from sealring.audit.audit import Question, audit
 from sealring.audit.chains import check_chains
 from sealring.audit.claims import Aggregation, Claims
 from sealring.audit.data import check_data
-from sealring.audit.findings import MAX_AGAINST, Fault, Finding, absent_ranks
+from sealring.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding, absent_ranks
 from sealring.audit.graph import NodeKind
 from sealring.audit.page import page
 from sealring.audit.records import Records, Turn
@@ -37,7 +37,7 @@ from sealring.provenance.intervals import (
     Worker,
 )
 from sealring.provenance.replay import unrepeatable
-from tests.audit.made_runs import CLEANER, MadeRun, checkpoint, sha, stage
+from tests.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
 
 
 def audited(made: MadeRun, path: Path, question: Question | None = None) -> tuple[AuditResult, int]:
@@ -243,3 +243,14 @@ def test_very_many_findings_are_shown_in_part(tmp_path: Path) -> None:
     html = page(result)
     assert html.count("<li><b>") == 1000
     assert "And 200 more" in html
+
+
+def test_a_long_name_is_not_repeated_whole_in_each_finding(tmp_path: Path) -> None:
+    made = MadeRun(world=1, count=1)
+    long = "n" * 20_000
+    out = [Named(f"o{number}", sha(f"o{number}")) for number in range(100)]
+    made.made += [stage(long, "stage", [], out, CLEANER), stage("b", "stage", [RAW], out, CLEANER)]
+    result, _ = audited(made, tmp_path / "run")
+    found = of(result, Fault.TRANSFORMATION)
+    assert len(found) == 100
+    assert max(len(one.text) for one in found) == MAX_TEXT + 1

@@ -70,6 +70,8 @@ WAYS: Final = {
 
 MAX_AGAINST: Final = 64
 """Records that a finding names as contradicting it. A stranger could have any number of each."""
+MAX_TEXT: Final = 2000
+"""Characters of a finding: names in statements are as long as their signer likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "against", self.against[:MAX_AGAINST])
+        if len(self.text) > MAX_TEXT:
+            object.__setattr__(self, "text", f"{self.text[:MAX_TEXT]}…")
 
     @property
     def way(self) -> Way:
