@@ -107,7 +107,9 @@ def test_an_export_that_all_ranks_sign_counts_where_no_owner_is_named(
     assert answer(ask(run, made.trust, FOREIGN), "model")[0] is Said.NOT_SHOWN
 
 
-def test_rank_3_signs_how_data_was_made_that_nobody_approved(made: MadeRun, tmp_path: Path) -> None:
+def test_rank_3_signs_how_data_was_made_that_no_owner_approved(
+    made: MadeRun, tmp_path: Path
+) -> None:
     foreign = Named("foreign", sha("foreign"))
     made.made = made.made[2:]
     for rank in range(4):

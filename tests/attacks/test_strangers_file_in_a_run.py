@@ -44,7 +44,7 @@ def as_pem(der: bytes) -> bytes:
 
 
 def with_certificate(envelope: bytes, pem: bytes) -> bytes:
-    """An envelope that nobody signed: another one's, with a certificate in place of its own."""
+    """Another signer's envelope, with this certificate in place of its own."""
     document = json.loads(envelope)
     document["signatures"][0]["certificate"] = base64.b64encode(pem).decode()
     return json.dumps(document, separators=(",", ":")).encode()
@@ -107,12 +107,20 @@ def a_folder(path: Path, _: bytes) -> None:
     path.mkdir()
 
 
+def a_folder_with_files(path: Path, _: bytes) -> None:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "file").write_bytes(b"")
+
+
 def deep_json(path: Path, _: bytes) -> None:
     path.write_bytes(b"[" * 60_000)
 
 
 Plant = Callable[[Path, bytes], None]
-PLANTS = [a_statement, a_large_file, a_link, a_link_to_nothing, a_fifo, a_folder, deep_json]
+PLANTS = [
+    a_statement, a_large_file, a_link, a_link_to_nothing, a_fifo, a_folder, a_folder_with_files,
+    deep_json,
+]  # fmt: skip
 
 
 def logged(folder: RunFolder) -> int:

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring import _native
 from sealring.errors import BadCertificate
-from sealring.identity.loading import certificate_from_der
+from sealring.identity.loading import require_key_and_extensions
 from sealring.identity.names import URI_HOST, WorkerName
 from sealring.limits import MAX_WORLD
 
@@ -62,7 +62,7 @@ def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
 
 def _require_readable(der: bytes) -> None:
     """The form of a key and of extensions that sealring does not issue. The core knows its own."""
-    certificate_from_der(der, ValueError("its key or its extensions cannot be read"))
+    require_key_and_extensions(der, ValueError("its key or its extensions cannot be read"))
 
 
 def make_authority(

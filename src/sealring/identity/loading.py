@@ -34,6 +34,11 @@ def certificates_from_pem(pem: bytes, refusal: Exception) -> list[x509.Certifica
     return _read(x509.load_pem_x509_certificates, _whole_certificates, pem, refusal)
 
 
+def require_key_and_extensions(der: bytes, refusal: Exception) -> None:
+    """Of a certificate whose other fields the native core has read, or does not look at."""
+    _read(x509.load_der_x509_certificate, _key_and_extensions, der, refusal)
+
+
 def request_from_pem(pem: bytes, refusal: Exception) -> x509.CertificateSigningRequest:
     return _read(x509.load_pem_x509_csr, _whole_request, pem, refusal)
 
@@ -72,6 +77,11 @@ def _whole_certificate(found: x509.Certificate) -> x509.Certificate:
     _ = found.not_valid_before_utc, found.not_valid_after_utc
     found.public_key()
     return found
+
+
+def _key_and_extensions(found: x509.Certificate) -> None:
+    found.public_key()
+    _ = found.extensions
 
 
 def _whole_certificates(found: list[x509.Certificate]) -> list[x509.Certificate]:

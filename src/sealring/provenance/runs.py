@@ -11,6 +11,7 @@ The log's key lies beside the folder and not in it: RUN.key, and its verifier ke
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -119,13 +120,17 @@ class RunFolder:
         try:
             waiting.mkdir(exist_ok=True)
             os.rename(path, aside := waiting / secrets.token_hex(8))
-            if not stat.S_ISREG(os.lstat(aside).st_mode):
-                os.rmdir(aside) if stat.S_ISDIR(os.lstat(aside).st_mode) else os.unlink(aside)
         except OSError as problem:
             raise ConfigurationError(
                 f"{path} is not what this run wrote there, and cannot be moved away: "
                 f"{problem.strerror}"
             ) from None
+        with contextlib.suppress(OSError):  # an audit refuses links, pipes and folders there
+            mode = os.lstat(aside).st_mode
+            if stat.S_ISDIR(mode):
+                os.rmdir(aside)
+            elif not stat.S_ISREG(mode):
+                os.unlink(aside)
 
     def evidence(self, digest: str) -> bytes | None:
         """The file with this digest; None if the folder does not have it."""
