@@ -38,10 +38,10 @@ def mixed(first: MadeRun, second: MadeRun, path: Path) -> RunFolder:
     return folder
 
 
-def ask(folder: RunFolder, made: MadeRun, **trust: str) -> AuditResult:
+def ask(folder: RunFolder, made: MadeRun, job: str | None = None) -> AuditResult:
     file = folder.path.with_name("model.bin")
     file.write_bytes(MODEL)
-    return audit(folder.path, replace(made.trust, **trust), Question(CLAIMS, file))
+    return audit(folder.path, replace(made.trust, job=job), Question(CLAIMS, file))
 
 
 @pytest.mark.parametrize(

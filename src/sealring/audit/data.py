@@ -281,6 +281,7 @@ class _Coverage:
         sequence = reads[0].turn.interval.sequence
         stated = self._places.get(sequence, [])
         if not self._budget.spend(len(stated)):
+            self._found = _MAX_FOUND + 1  # nothing more is compared
             yield self._too_many()
             return
 
