@@ -110,11 +110,9 @@ def test_files_that_no_run_has(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
     statements = run.path / "statements"
-    for name in ("letter", "Upper.dsse.json", "x.json"):
+    for name in ("letter", "Upper.dsse.json", "x.json"):  # an audit refuses the whole folder
         (statements / name).write_bytes(b"")
-        with pytest.raises(MalformedRun, match="no such file"):
-            list(run.statements())
-        (statements / name).unlink()
+        assert list(run.statements()) == [("rank-0-0", b"zero")]
     os.symlink("/etc/hostname", statements / "link.dsse.json")
     with pytest.raises(MalformedRun, match="is a link"):
         list(run.statements())

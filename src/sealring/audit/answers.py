@@ -11,9 +11,9 @@ from sealring.audit.claims import Claims
 from sealring.audit.collectives import uncompared
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph
-from sealring.audit.lineage import Ways, unlisted_sources
+from sealring.audit.lineage import Ways, signed_by, unknown_origin, unlisted_sources
 from sealring.audit.links import LinksChecked
-from sealring.audit.records import Records, Turn
+from sealring.audit.records import Made, Records, Turn
 from sealring.audit.result import Answer, Said
 
 _GAPS = {
@@ -117,7 +117,8 @@ def _trained_only_on(claims: Claims, shown: Shown) -> Answer:
         )  # fmt: skip
     read = {data.sha256 for turn in shown.records.turns for data in turn.interval.data}
     text = f"all that ranks state to have read is from what is listed; datasets read: {len(read)}"
-    return Answer(name, Said.YES, text)
+    stages = [made for made in shown.records.made if made.content.kind in ("ingest", "stage")]
+    return Answer(name, Said.YES, f"{text}{signed_by(stages)}")
 
 
 def _stages(claims: Claims, shown: Shown) -> Answer:
@@ -132,6 +133,7 @@ def _stages(claims: Claims, shown: Shown) -> Answer:
     }
     if not datasets:
         return Answer("stages", Said.NOT_SHOWN, "no statement names the data that was read")
+    used: dict[str, Made] = {}
     for sha256, name in sorted(datasets.items()):
         found = ways.of(sha256)
         if found is None:
@@ -139,8 +141,9 @@ def _stages(claims: Claims, shown: Shown) -> Answer:
             return Answer("stages", Said.NOT_SHOWN, text)
         for way in sorted(found):
             taken = [ways.made[digest].content for digest in way]
+            used |= {digest: ways.made[digest] for digest in way}
             if not taken and claims.stages:
-                return Answer("stages", Said.NOT_SHOWN, f"no record says how {name} was made")
+                return Answer("stages", Said.NOT_SHOWN, unknown_origin(shown.records, name))
             names = [one.name for one in taken]
             if names != [stage.name for stage in claims.stages]:
                 text = f"{name} was made by {' -> '.join(names) or 'no stage'}, not by {wanted}"
@@ -149,9 +152,8 @@ def _stages(claims: Claims, shown: Shown) -> Answer:
                 if stage.code is not None and stage.code not in {code.sha256 for code in one.code}:
                     text = f"{one.name} ran other code than is claimed"
                     return Answer("stages", Said.NO, text, (digest,))
-    return Answer(
-        "stages", Said.YES, f"all data was made by {wanted}; datasets read: {len(datasets)}"
-    )
+    text = f"all data was made by {wanted}; datasets read: {len(datasets)}"
+    return Answer("stages", Said.YES, f"{text}{signed_by(used.values())}")
 
 
 def _code(claims: Claims, shown: Shown) -> Answer:
@@ -264,11 +266,12 @@ def _of_all(chain: Sequence[Turn]) -> list[int]:
     before: dict[tuple[str, str, str], int] = {}
     found = []
     for turn in chain:
-        everyone = set(range(turn.interval.world))
+        world = turn.interval.world
         groups = {
             (group.name, group.epoch)
             for group in turn.interval.groups
-            if set(group.members) == everyone
+            # A set of all ranks would be as large as the statement says that the world is.
+            if len(set(group.members)) == world == max(group.members, default=-1) + 1
         }
         new = 0
         for one in turn.interval.collectives:

@@ -28,7 +28,9 @@ def build_graph(records: Records) -> Graph:
         for one in turn.interval.checkpoints_out:
             _checkpoint(graph, one).sequence = turn.interval.sequence
     for made in records.made:
-        _transformation(graph, made)
+        _connect(graph, made, _transformation(graph, made))
+    for made in records.uncounted:  # a shape of its own, which nothing comes from
+        _transformation(graph, made).facts.append(("counts", f"no: {made.signer} alone signed it"))
     for rank, chain in records.chains.items():
         before: Turn | None = None
         for turn in chain:
@@ -45,19 +47,21 @@ def mark_faults(graph: Graph, findings: list[Finding]) -> None:
 
     A record that contradicts another is at fault only if its rank is one of those that may be.
     """
-    behind: dict[str, list[Node]] = {}
+    intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
+    parties = {record: f"rank {node.rank}" for node in intervals for record in node.records}
+    faulty = {record for finding in findings for record in finding.records}
+    also = {
+        record
+        for finding in findings
+        for named in [set(finding.parties)]
+        for record in finding.against
+        if parties.get(record) in named
+    }
     for node in graph.nodes.values():
         if node.kind is not NodeKind.CHECKPOINT:
-            for record in node.records:
-                behind.setdefault(record, []).append(node)
-    for finding in findings:
-        parties = set(finding.parties)
-        for record in finding.records:
-            for node in behind.get(record, ()):
-                node.faulty = True
-        for record in finding.against:
-            for node in behind.get(record, ()):
-                node.faulty |= f"rank {node.rank}" in parties
+            node.faulty |= not faulty.isdisjoint(node.records)
+    for node in intervals:
+        node.faulty |= not also.isdisjoint(node.records)
 
 
 def _key(turn: Turn) -> str:
@@ -82,7 +86,7 @@ def _data(graph: Graph, name: str, sha256: str, kind: NodeKind) -> Node:
     return node
 
 
-def _transformation(graph: Graph, made: Made) -> None:
+def _transformation(graph: Graph, made: Made) -> Node:
     content = made.content
     node = graph.add(f"t:{made.digest}", _KINDS[content.kind], content.name)
     node.records = [made.digest]
@@ -94,13 +98,18 @@ def _transformation(graph: Graph, made: Made) -> None:
         ("parameters", content.parameters.text[:400]),
         ("when", f"{_when(content.started)} to {_when(content.finished)}"),
     ]
+    return node
+
+
+def _connect(graph: Graph, made: Made, node: Node) -> None:
+    content = made.content
     for one in content.inputs:
         _data(graph, one.name, one.sha256, NodeKind.RAW)
         graph.connect(artefact(one.sha256), node.key, "input")
     kind = NodeKind.DATA if node.kind is NodeKind.STAGE else NodeKind.MODEL
     for one in content.outputs:
         found = _data(graph, one.name, one.sha256, kind)
-        found.records = [*found.records, made.digest]
+        found.records.append(made.digest)
         graph.connect(node.key, artefact(one.sha256), "output")
 
 

@@ -7,9 +7,9 @@ to which. And each rank has a key of its own: else one worker counts as several.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.findings import MAX_AGAINST, Fault, Finding, absent_ranks, split
 from sealring.audit.records import Records, Turn
 
 
@@ -19,7 +19,7 @@ def check_chains(records: Records) -> list[Finding]:
     found += _alike(chains, "world", lambda turn: turn.interval.world)
     found += _alike(chains, "script", lambda turn: turn.interval.code.script.sha256)
     found += _same_steps(chains)
-    found += _missing_ranks(chains)
+    found += _missing_ranks(records)
     found += _missing_ends(chains)
     found += _started_again(chains)
     found += _shared_keys(records)
@@ -53,14 +53,16 @@ def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
         if after != before + 1:
             yield _gap(following[0], before + 1, after, last[0])
             continue
+        digests = {one.digest: one for one in last}
+        known = tuple(digests)[:MAX_AGAINST]
         for turn in following:
-            yield from _continued(last, turn)
+            yield from _continued(digests, known, turn)
 
 
-def _continued(last: Sequence[Turn], turn: Turn) -> Iterator[Finding]:
-    named = [one for one in last if one.digest == turn.interval.previous]
-    known = tuple(one.digest for one in last)
-    if not named:
+def _continued(last: dict[str, Turn], known: tuple[str, ...], turn: Turn) -> Iterator[Finding]:
+    """`last` has the statements before it, by digest: one, but for a rank that signed several."""
+    before = last.get(turn.interval.previous or "")
+    if before is None:
         yield Finding(
             Fault.BROKEN_CHAIN, (turn.party,),
             f"{turn.where} continues a statement {str(turn.interval.previous)[:12]}, and the one "
@@ -68,7 +70,6 @@ def _continued(last: Sequence[Turn], turn: Turn) -> Iterator[Finding]:
             (turn.digest,), known,
         )  # fmt: skip
         return
-    (before,) = named
     if before.interval.final:
         yield Finding(
             Fault.BROKEN_CHAIN, (turn.party,), f"{turn.where} follows a final statement",
@@ -137,23 +138,21 @@ def _same_steps(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
         )
 
 
-def _missing_ranks(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
-    if not chains:
-        return
-    worlds = [chain[0].interval.world for chain in chains.values()]
-    world = max(set(worlds), key=worlds.count)
-    absent = sorted(set(range(world)) - set(chains))
-    for rank in absent[:64]:
+def _missing_ranks(records: Records) -> Iterator[Finding]:
+    chains, world = records.chains, records.world
+    against = tuple(chain[0].digest for chain in islice(chains.values(), MAX_AGAINST))
+    for absent in absent_ranks(chains, world)[:64]:
         yield Finding(
-            Fault.GAP, (f"rank {rank}",),
-            f"rank {rank} has no statement at all, and the others name a world of {world}",
-            (), tuple(chain[0].digest for chain in chains.values()),
+            Fault.GAP, (absent,),
+            f"of {absent} there is no statement at all, and the run has a world of {world}",
+            (), against,
         )  # fmt: skip
 
 
 def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
     """A chain without an end beside one that has it. If none has, the whole run was cut off."""
-    ended = [turn for chain in chains.values() for turn in chain if turn.interval.final]
+    finals = (turn for chain in chains.values() for turn in chain if turn.interval.final)
+    ended = tuple(turn.digest for turn in islice(finals, MAX_AGAINST))
     for chain in chains.values():
         last = chain[-1]
         if ended and not any(turn.interval.final for turn in chain):
@@ -161,7 +160,7 @@ def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
                 Fault.GAP, (last.party,),
                 f"the chain of {last.party} ends after {last.where} without a final statement, and "
                 "other ranks' chains go on to theirs",
-                (last.digest,), tuple(turn.digest for turn in ended),
+                (last.digest,), ended,
             )  # fmt: skip
 
 

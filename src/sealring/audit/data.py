@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sealring.audit.findings import Fault, Finding, split
+from sealring.audit.findings import Fault, Finding, absent_ranks, split
 from sealring.audit.records import Records, Turn
 from sealring.provenance.intervals import DataRange, Share
 
@@ -66,15 +66,20 @@ def check_data(records: Records) -> list[Finding]:
                 read for read in shared if read.data.first < read.data.end
             )
     found: list[Finding] = []
+    told: set[tuple[str, ...]] = set()
     reads: dict[tuple[str, int], list[_Read]] = {}
     for _, together in sorted(by_sequence.items()):
         if len({read.turn.digest for read in together}) > len({r.turn.rank for r in together}):
             left_out = True  # a rank signed two statements: which of them counts is not known
             continue
-        others = list(_other_datasets(together))
-        found += [one for one in others if one.parties not in {each.parties for each in found}]
-        left_out |= bool(others)
-        for read in [] if others else together:
+        other = _other_datasets(together)
+        if other is not None:
+            left_out = True
+            if other.parties not in told:
+                told.add(other.parties)
+                found.append(other)
+            continue
+        for read in together:
             reads.setdefault((read.data.sha256, read.data.epoch), []).append(read)
     places: _Places = {}
     for turn in records.turns:
@@ -82,7 +87,7 @@ def check_data(records: Records) -> list[Finding]:
     budget = _Budget(sum(map(len, reads.values())))
     for same in reads.values():
         found += _seeds(same)
-        found += _coverage(same, places, left_out, budget)
+        found += _Coverage(same, places, records.world, left_out, budget).findings()
     return found
 
 
@@ -99,28 +104,27 @@ def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
     in_part = False
     for turn in chain:
         first = turn.interval.first_step
-        if turn.went_back:
-            undone = [one for one in kept if one.interval.end_step > first]
-            in_part |= any(one.interval.first_step < first for one in undone)
-            kept = [one for one in kept if one.interval.end_step <= first]
+        while turn.went_back and kept and kept[-1].interval.end_step > first:
+            in_part |= kept.pop().interval.first_step < first
         kept.append(turn)
     return kept, in_part
 
 
-def _other_datasets(reads: Sequence[_Read]) -> Iterator[Finding]:
+def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
     """Of one interval: ranks that share ranges share the datasets."""
     turns = {read.turn.party: read.turn for read in reads}
     said: dict[str, set[tuple[str, int]]] = {}
     for read in reads:
         said.setdefault(read.turn.party, set()).add((read.data.sha256, read.data.epoch))
     sides = split({party: frozenset(named) for party, named in said.items()})
-    if sides is not None:
-        one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-        yield sides.finding(
-            Fault.DATA,
-            f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
-            {party: turn.digest for party, turn in turns.items()},
-        )
+    if sides is None:
+        return None
+    one, other = turns[sides.blamed[0]], turns[sides.against[0]]
+    return sides.finding(
+        Fault.DATA,
+        f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
+        {party: turn.digest for party, turn in turns.items()},
+    )
 
 
 def _named(turn: Turn) -> str:
@@ -150,62 +154,147 @@ def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
         )
 
 
-def _coverage(
-    reads: Sequence[_Read], places: _Places, left_out: bool, budget: _Budget
-) -> Iterator[Finding]:
-    """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
-    edges = sorted({edge for read in reads for edge in (read.data.first, read.data.end)})
-    starting: dict[int, list[_Read]] = {}
-    for read in reads:
-        starting.setdefault(read.data.first, []).append(read)
-    open_reads: list[_Read] = []
-    told: set[tuple[str, ...]] = set()
-    found = 0
-    for first, end in pairwise(edges):
-        open_reads = [read for read in open_reads if read.data.end > first]
-        open_reads += starting.get(first, [])
-        if not budget.spend(1 + len(open_reads) + _spans_at_most(first, end, open_reads)):
+class _Coverage:
+    """The pieces of one dataset's order in one epoch."""
+
+    def __init__(
+        self, reads: Sequence[_Read], places: _Places, world: int, left_out: bool, budget: _Budget
+    ) -> None:
+        """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
+        self._reads = reads
+        self._name = reads[0].data.name
+        self._places = places
+        self._world = world
+        self._left_out = left_out
+        self._budget = budget
+        self._told: set[tuple[str, ...]] = set()
+        self._found = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """The first one about the same ranks."""
+        edges = sorted({edge for read in self._reads for edge in (read.data.first, read.data.end)})
+        starting: dict[int, list[_Read]] = {}
+        for read in self._reads:
+            starting.setdefault(read.data.first, []).append(read)
+        open_reads: list[_Read] = []
+        for first, end in pairwise(edges):
+            open_reads = [read for read in open_reads if read.data.end > first]
+            open_reads += starting.get(first, [])
+            if not self._budget.spend(1 + len(open_reads) + _spans_at_most(first, end, open_reads)):
+                yield self._too_many()
+                return
+            if self._left_out and not open_reads:
+                continue
+            yield from self._piece(first, end, open_reads)
+            if self._found > _MAX_FOUND:
+                return
+
+    def _too_many(self) -> Finding:
+        text = f"the ranges of {self._name} overlap in too many ways to be compared"
+        return Finding(Fault.DATA, self._everybody(), text)
+
+    def _everybody(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(read.turn.party for read in self._reads))
+
+    def _is_new(self, parties: tuple[str, ...]) -> bool:
+        self._found += 1
+        new = parties not in self._told
+        self._told.add(parties)
+        return new
+
+    def _piece(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
+        """`reads` all cover the whole piece."""
+        if not reads:
+            if self._is_new(("no rank",)):  # for which all of them may be to blame, named once
+                yield Finding(
+                    Fault.DATA, self._everybody(),
+                    f"samples {first} to {end} of {self._name} were read by no rank, and later "
+                    "ones were",
+                    (), tuple(read.turn.digest for read in self._reads[:8]),
+                )  # fmt: skip
+            return
+        shares = _one_of_each(reads)
+        period = _common_period(first, shares)
+        length = end - first
+        if _spans_at_most(first, end, shares) > _MAX_LISTED:
             parties = tuple(dict.fromkeys(read.turn.party for read in reads))
-            text = f"the ranges of {reads[0].data.name} overlap in too many ways to be compared"
-            yield Finding(Fault.DATA, parties, text)
+            if self._is_new(parties):
+                text = f"the shares of samples {first} to {end} of {self._name} have different"
+                digests = tuple(dict.fromkeys(read.turn.digest for read in reads))
+                yield Finding(Fault.DATA, parties, f"{text} periods", digests)
             return
-        if left_out and not open_reads:
-            continue
-        for finding in _piece(first, end, open_reads, reads, places):
-            if finding.parties not in told:  # the first one about the same ranks
-                told.add(finding.parties)
-                yield finding
-            found += 1
-        if found > _MAX_FOUND:
+        if period is None:
+            spans = [span for read in shares for span in _listed(first, end, read)]
+            period = length
+        else:
+            spans = [span for read in shares for span in _in_period(first, period, read)]
+        yield from self._tiles(first, min(period, length), spans, reads)
+
+    def _tiles(
+        self, first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read]
+    ) -> Iterator[Finding]:
+        at = 0
+        before: _Span | None = None
+        unread: tuple[int, int] | None = None
+        twice = False
+        for span in sorted(spans, key=lambda span: (span.first, span.end)):
+            if span.first >= length or span.first == span.end:
+                continue
+            if span.first < at and before is not None:
+                twice = True
+                yield from self._twice(first, span, before)
+            if span.first > at and unread is None:
+                unread = first + at, first + span.first
+            if span.end >= at:
+                at, before = span.end, span
+        if at < length and unread is None:
+            unread = first + at, first + length
+        if unread is not None and not twice:  # else one rank read another's in place of its own
+            yield from self._unread(*unread, reads)
+
+    def _twice(self, first: int, span: _Span, before: _Span) -> Iterator[Finding]:
+        one, other = span.read.turn, before.read.turn
+        parties = tuple(dict.fromkeys((one.party, other.party)))
+        if self._is_new(parties):
+            yield Finding(
+                Fault.DATA, parties,
+                f"sample {first + span.first} of {self._name} was read twice: {one.where}, and "
+                f"{other.where}",
+                (one.digest,), (other.digest,),
+            )  # fmt: skip
+
+    def _unread(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
+        """At fault: ranks that read nothing of the piece; else those with other shares than most.
+
+        The records do not tell more about a second gap in the same piece.
+        """
+        readers = {read.turn.rank: read for read in reads}
+        parties = absent_ranks(readers, self._world)
+        blamed: set[str] | None = None
+        if not parties:
+            lengths = {read.turn.party: read.share.length for read in readers.values()}
+            sides = split(lengths)
+            parties = tuple(lengths) if sides is None else sides.parties
+            blamed = set(parties)
+        if not self._is_new(parties):
+            return
+        sequence = reads[0].turn.interval.sequence
+        stated = self._places.get(sequence, [])
+        if not self._budget.spend(len(stated)):
+            self._found = _MAX_FOUND + 1  # nothing more is compared
+            yield self._too_many()
             return
 
+        def at_fault(turn: Turn) -> bool:
+            return turn.rank not in readers if blamed is None else turn.party in blamed
 
-def _piece(
-    first: int, end: int, reads: Sequence[_Read], everything: Sequence[_Read], places: _Places
-) -> Iterator[Finding]:
-    """`reads` all cover the whole piece."""
-    name = everything[0].data.name
-    if not reads:
         yield Finding(
-            Fault.DATA, tuple(dict.fromkeys(read.turn.party for read in everything)),
-            f"samples {first} to {end} of {name} were read by no rank, and later ones were",
-            (), tuple(read.turn.digest for read in everything[:8]),
+            Fault.DATA, parties,
+            f"samples {first} to {end} of {self._name} were read by no rank, and their neighbours "
+            "were",
+            tuple(turn.digest for turn in stated if at_fault(turn)),
+            tuple(read.turn.digest for read in readers.values() if not at_fault(read.turn)),
         )  # fmt: skip
-        return
-    reads = _one_of_each(reads)
-    period = _common_period(first, reads)
-    length = end - first
-    if _spans_at_most(first, end, reads) > _MAX_LISTED:
-        parties = tuple(dict.fromkeys(read.turn.party for read in reads))
-        text = f"the shares of samples {first} to {end} of {name} have different periods"
-        yield Finding(Fault.DATA, parties, text, tuple(read.turn.digest for read in reads))
-        return
-    if period is None:
-        spans = [span for read in reads for span in _listed(first, end, read)]
-        period = length
-    else:
-        spans = [span for read in reads for span in _in_period(first, period, read)]
-    yield from _tiles(first, min(period, length), spans, reads, places)
 
 
 def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
@@ -245,50 +334,3 @@ def _listed(first: int, end: int, read: _Read) -> Iterator[_Span]:
         low, high = max(at, first) - first, min(at + read.share.length, end) - first
         if low < high:
             yield _Span(low, high, read)
-
-
-def _tiles(
-    first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read], places: _Places
-) -> Iterator[Finding]:
-    at = 0
-    before: _Span | None = None
-    unread: list[Finding] = []
-    twice = False
-    for span in sorted(spans, key=lambda span: (span.first, span.end)):
-        if span.first >= length or span.first == span.end:
-            continue
-        if span.first < at and before is not None:
-            one, other = span.read.turn, before.read.turn
-            twice = True
-            yield Finding(
-                Fault.DATA, tuple(dict.fromkeys((one.party, other.party))),
-                f"sample {first + span.first} of {span.read.data.name} was read twice: "
-                f"{one.where}, and {other.where}",
-                (one.digest,), (other.digest,),
-            )  # fmt: skip
-        if span.first > at:
-            unread.append(_unread(first + at, first + span.first, reads, places))
-        if span.end >= at:
-            at, before = span.end, span
-    if at < length:
-        unread.append(_unread(first + at, first + length, reads, places))
-    if not twice:  # else one rank read another's samples in place of its own
-        yield from unread
-
-
-def _unread(first: int, end: int, reads: Sequence[_Read], places: _Places) -> Finding:
-    """At fault: ranks that read nothing of the piece; else those with other shares than most."""
-    readers = {read.turn.party: read for read in reads}
-    sequence, world = reads[0].turn.interval.sequence, reads[0].turn.interval.world
-    blamed = tuple(party for rank in range(world) if (party := f"rank {rank}") not in readers)
-    if not blamed:
-        sides = split({party: read.share.length for party, read in readers.items()})
-        blamed = tuple(readers) if sides is None else sides.parties
-    stated = [turn for turn in places.get(sequence, []) if turn.party in blamed]
-    return Finding(
-        Fault.DATA, blamed,
-        f"samples {first} to {end} of {reads[0].data.name} were read by no rank, and their "
-        "neighbours were",
-        tuple(turn.digest for turn in stated),
-        tuple(read.turn.digest for party, read in readers.items() if party not in blamed),
-    )  # fmt: skip

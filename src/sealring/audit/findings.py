@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 
@@ -69,6 +70,8 @@ WAYS: Final = {
 
 MAX_AGAINST: Final = 64
 """Records that a finding names as contradicting it. A stranger could have any number of each."""
+MAX_TEXT: Final = 2000
+"""Characters of a finding: names in statements are as long as their signer likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "against", self.against[:MAX_AGAINST])
+        if len(self.text) > MAX_TEXT:
+            object.__setattr__(self, "text", f"{self.text[:MAX_TEXT]}…")
 
     @property
     def way(self) -> Way:
@@ -98,6 +103,16 @@ class Finding:
             "records": list(self.records),
             "contradicted_by": list(self.against),
         }
+
+
+def absent_ranks(present: Iterable[int], world: int) -> tuple[str, ...]:
+    """The other ranks of a world, as ranges: a statement could name a world of any size."""
+    edges = [-1, *sorted({rank for rank in present if rank < world}), world]
+    return tuple(
+        f"rank {after - 1}" if after - before == 2 else f"ranks {before + 1} to {after - 1}"
+        for before, after in pairwise(edges)
+        if after - before > 1
+    )
 
 
 class Split(NamedTuple):

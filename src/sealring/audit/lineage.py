@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sealring.audit.build import artefact
 from sealring.audit.graph import Graph, NodeKind
-from sealring.audit.records import Made, Records
+from sealring.audit.records import NOT_COUNTED, Made, Records
 
 _MAX_WAYS = 1000
 _MAX_STAGES = 1 << 20
@@ -27,6 +29,23 @@ def unlisted_sources(graph: Graph, listed: frozenset[str]) -> list[str]:
             found.append(key)
         waiting += before
     return sorted(found)
+
+
+def unknown_origin(records: Records, name: str) -> str:
+    """What is said of a dataset that no record which counts says the making of."""
+    alone = [
+        one.signer for one in records.uncounted if any(o.name == name for o in one.content.outputs)
+    ]
+    said = f"; {alone[0]} alone says how: {NOT_COUNTED}" if alone else ""
+    return f"no record says how {name} was made{said}"
+
+
+def signed_by(made: Iterable[Made]) -> str:
+    """The end of an answer that rests on these records."""
+    signers = sorted({one.signer for one in made})
+    more = f" and {len(signers) - 4} more" if len(signers) > 4 else ""
+    listed = ", ".join(signers[:4])
+    return f"; how data was made is signed by {listed}{more}" if signers else ""
 
 
 class Ways:

@@ -102,8 +102,7 @@ def _left_out(
     for link in turn.interval.links:
         present[turn.rank, link.group, link.epoch][link.peer, link.kind] = None
     for key, links in present.items():
-        before = named.get(key, {})
-        named[key] = before | links
+        before = named.setdefault(key, {})
         for peer, kind in [] if before.keys() <= links.keys() else before:
             if (peer, kind) in links:
                 continue
@@ -117,6 +116,7 @@ def _left_out(
                 (turn.digest,), tuple(dict.fromkeys(one.digest for one in known)),
             )  # fmt: skip
             break  # one of them is enough
+        before.update(links)
 
 
 def _note(

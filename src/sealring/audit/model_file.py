@@ -9,7 +9,7 @@ from pathlib import Path
 from sealring.audit.build import artefact
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph, NodeKind
-from sealring.audit.records import Records
+from sealring.audit.records import NOT_COUNTED, Made, Records
 from sealring.audit.result import Answer, Said
 from sealring.errors import ConfigurationError
 
@@ -22,28 +22,42 @@ def digest_of(path: Path) -> str:
         raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from None
 
 
+def _wrote(made: Made, digest: str) -> bool:
+    exports = made.content.kind == "export"
+    return exports and any(out.sha256 == digest for out in made.content.outputs)
+
+
+def _not_exported(
+    name: str, digest: str, records: Records, exports: Sequence[Made]
+) -> tuple[Answer, list[Finding]]:
+    text = f"{name} ({digest[:12]}) is not what an export of this run wrote"
+    alone = [one for one in records.uncounted if _wrote(one, digest)]
+    if alone:
+        text += f"; {alone[0].signer} alone says that it is: {NOT_COUNTED}"
+    named = [one for one in exports if any(out.name == name for out in one.content.outputs)]
+    against = tuple(one.digest for one in named)
+    if named:
+        finding = Finding(Fault.MODEL, ("the holder of the file",), text, (), against)
+        return Answer("model", Said.NO, text, tuple(one.digest for one in exports)), [finding]
+    said = Said.NOT_SHOWN if alone else Said.NO
+    return Answer("model", said, text, tuple(one.digest for one in alone or exports)), []
+
+
 def check_model(
     path: Path, records: Records, graph: Graph, findings: Sequence[Finding]
 ) -> tuple[Answer, list[Finding]]:
     """It is the output of an export, whose input is a checkpoint that this run's ranks wrote."""
     digest = digest_of(path)
     exports = [one for one in records.made if one.content.kind == "export"]
-    found = [one for one in exports if any(out.sha256 == digest for out in one.content.outputs)]
-    records_of = tuple(one.digest for one in exports)
+    found = [one for one in exports if _wrote(one, digest)]
     if not found:
-        text = f"{path.name} ({digest[:12]}) is not what an export of this run wrote"
-        named = [one for one in exports if any(o.name == path.name for o in one.content.outputs)]
-        finding = Finding(
-            Fault.MODEL, ("the holder of the file",), text, (), tuple(one.digest for one in named)
-        )
-        return Answer("model", Said.NO, text, records_of), [finding] if named else []
+        return _not_exported(path.name, digest, records, exports)
     written = {one.sha256: one for turn in records.turns for one in turn.interval.checkpoints_out}
     contradicted = {record for finding in findings for record in finding.records}
     for export in found:
         if export.digest in contradicted:
-            text = (
-                f"{path.name} is what {export.content.name} wrote, which other records contradict"
-            )
+            text = f"{path.name} is what {export.content.name} wrote, as {export.signer} signed; "
+            text += "other records contradict it"
             return Answer("model", Said.NO, text, (export.digest,)), []
         sources = [written[one.sha256] for one in export.content.inputs if one.sha256 in written]
         others = [one.name for one in export.content.inputs if one.sha256 not in written]
@@ -58,7 +72,8 @@ def check_model(
             last = max(steps)
             step = max(one.step for one in sources)
             older = f"; the run went on to a checkpoint of step {last}" if step < last else ""
-            text = f"{path.name} was exported from {sources[0].name}, of step {step}{older}"
+            text = f"{path.name} was exported from {sources[0].name}, of step {step}, as "
+            text += f"{export.signer} signed{older}"
             return Answer("model", Said.YES, text, (export.digest,)), []
     text = f"{path.name} was exported from something that no rank of this run wrote"
     return Answer("model", Said.NO, text, tuple(one.digest for one in found)), []

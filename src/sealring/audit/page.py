@@ -34,6 +34,9 @@ _LEGEND: Final = {
     NodeKind.EXPORT: "export, evaluation, model file",
 }  # fmt: skip
 
+MAX_SHOWN: Final = 1000
+"""Findings on the page: a folder of tiny files could have a million of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Beside:
@@ -128,9 +131,9 @@ def _claims(answers: Iterable[Answer], places: dict[str, int]) -> str:
     )
 
 
-def _findings(findings: Iterable[Finding], places: dict[str, int]) -> str:
+def _findings(findings: Sequence[Finding], places: dict[str, int]) -> str:
     items = []
-    for finding in findings:
+    for finding in findings[:MAX_SHOWN]:
         against = f" Contradicted by:{_links(finding.against, places)}" if finding.against else ""
         items.append(
             f"<li><b>{escape(' or '.join(finding.parties))}</b> "
@@ -139,7 +142,9 @@ def _findings(findings: Iterable[Finding], places: dict[str, int]) -> str:
         )
     if not items:
         return "<h2>Findings</h2><p>None.</p>"
-    return f'<h2>Findings</h2><ul class="findings">{"".join(items)}</ul>'
+    more = len(findings) - MAX_SHOWN
+    rest = f"<p>And {more} more: <code>--json</code> lists all.</p>" if more > 0 else ""
+    return f'<h2>Findings</h2><ul class="findings">{"".join(items)}</ul>{rest}'
 
 
 def _links(records: Iterable[str], places: dict[str, int]) -> str:

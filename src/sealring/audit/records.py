@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from sealring.errors import (
     SealringError,
 )
 from sealring.identity.certificates import claims_of
+from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_WORLD
 from sealring.provenance.intervals import Interval, Worker
@@ -27,6 +29,8 @@ from sealring.provenance.statements import of_another_run, statement_digest, ver
 from sealring.provenance.transformations import Transformation
 
 _STATEMENT_STARTS = b'{"payload"'
+NOT_COUNTED = "an owner's record counts, or one that all ranks sign where no owner is named"
+"""Why a worker's own record of a stage or an export does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +69,40 @@ class Made:
     signer: str
     """Who signed, in words."""
     content: Transformation
+    rank: int | None = None
+    """The worker that signed; None: an owner, or all ranks."""
 
 
 @dataclass(slots=True)
 class Records:
     turns: list[Turn] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
+    """Those that count: an owner signed, or all ranks where the auditor names no owner."""
+    uncounted: list[Made] = field(default_factory=list)
+    """Of single workers: any of them could pass any file off as an output of the run."""
     payloads: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, x509.Certificate] = field(default_factory=dict)
     """SHA-256 of a certificate that signed a statement here, and the certificate."""
     keys: dict[str, str] = field(default_factory=dict)
     """By the same digest: SHA-256 of the certificate's public key, as a broker names its holder."""
+    worlds: dict[str, int | None] = field(default_factory=dict)
+    """By the same digest: the size of the world that the certificate was issued for."""
     findings: list[Finding] = field(default_factory=list)
 
     chains: dict[int, list[Turn]] = field(default_factory=dict)
     """By rank, in the order of sequence numbers."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks, as most certificates say; as most statements say if none does.
+
+        A worker whose certificate does not say it could name any.
+        """
+        firsts = [chain[0] for chain in self.chains.values()]
+        said = [self.worlds[turn.worker.certificate] for turn in firsts]
+        votes = Counter(one for one in said if one is not None)
+        votes = votes or Counter(turn.interval.world for turn in firsts)
+        return max(votes, key=votes.__getitem__, default=0)
 
 
 def read_records(
@@ -108,7 +131,29 @@ def read_records(
             _read(records, head, digest, f"the log's entry {digest[:12]}", entry, trust)
     for turn in sorted(records.turns, key=lambda turn: (turn.rank, turn.interval.sequence)):
         records.chains.setdefault(turn.rank, []).append(turn)
+    records.made, records.uncounted = _counted(records, named_owners=bool(trust.owners))
     return records
+
+
+def _counted(records: Records, *, named_owners: bool) -> tuple[list[Made], list[Made]]:
+    """What is said by an owner, or by all ranks alike; and what single workers say."""
+    counted = [one for one in records.made if one.rank is None]
+    by_content: dict[object, dict[int, Made]] = {}
+    for one in records.made:
+        if one.rank is not None:
+            by_content.setdefault(_essence(one.content), {}).setdefault(one.rank, one)
+    everyone = frozenset() if named_owners else frozenset(range(records.world))
+    alike = [said for said in by_content.values() if everyone and said.keys() == everyone]
+    counted += [Made(said[0].digest, f"all {len(said)} ranks", said[0].content) for said in alike]
+    known = {one.digest for said in alike for one in said.values()}
+    single = [one for one in records.made if one.rank is not None and one.digest not in known]
+    return counted, single
+
+
+def _essence(one: Transformation) -> object:
+    """All but the times, which differ between ranks that did the same."""
+    lists = tuple(map(tuple, (one.inputs, one.outputs, one.code)))
+    return one.kind, one.name, lists, one.parameters
 
 
 def _not_logged(name: str, digest: str, envelope: bytes) -> Finding:
@@ -154,13 +199,15 @@ def _read(
         records.certificates[found.worker.certificate] = found.certificate
         assert isinstance(found.signer, VerifiedPeer)  # a worker's signature has no other signer
         records.keys[found.worker.certificate] = found.signer.key
+        records.worlds[found.worker.certificate] = found.signer.world
     if isinstance(found.content, Interval):
         assert found.worker is not None  # verify_statement demands a worker's signature
         records.turns.append(Turn(digest, found.worker, found.content))
     else:
         worker = found.worker
-        signer = f"rank {worker.rank}" if worker else f"the owner {str(found.signer)[:12]}"
-        records.made.append(Made(digest, signer, found.content))
+        rank = worker.rank if worker else None
+        signer = f"the owner {str(found.signer)[:12]}" if rank is None else f"rank {rank}"
+        records.made.append(Made(digest, signer, found.content, rank))
 
 
 def _fault_of(problem: SealringError) -> Fault:
@@ -176,7 +223,7 @@ def _signer_said(envelope: bytes) -> str:
     try:
         (signature,) = json.loads(envelope)["signatures"]
         pem = base64.b64decode(signature["certificate"], validate=True)
-        name = claims_of(x509.load_pem_x509_certificate(pem)).name
+        name = claims_of(certificate_from_pem(pem, ValueError())).name
     except (ValueError, KeyError, TypeError, RecursionError):
         return "the author of the file"
     return f"the author of the file, which names rank {name.rank} of {name.job}"

@@ -45,6 +45,7 @@ from sealring.errors import (
 from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of
+from sealring.identity.loading import certificate_from_pem
 from sealring.identity.names import WorkerName
 from sealring.provenance.broker_entries import CERTIFICATE
 
@@ -241,10 +242,10 @@ class _Join:
         return open_envelope(answer_of(response, where), key)
 
     def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
-        try:
-            certificate = x509.load_pem_x509_certificate(pem.encode())
-        except (AttributeError, ValueError):
-            raise MalformedAnswer(f"the broker at {where} gave no certificate") from None
+        refusal = MalformedAnswer(f"the broker at {where} gave no certificate")
+        if not isinstance(pem, str):
+            raise refusal
+        certificate = certificate_from_pem(pem.encode(errors="replace"), refusal)
         found = certificate.public_key().public_bytes(
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )

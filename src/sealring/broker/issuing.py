@@ -9,12 +9,12 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_der_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.broker.keys import BrokerKeys
 from sealring.errors import ConfigurationError
 from sealring.identity.certificates import CLOCK_SKEW, issue
+from sealring.identity.loading import public_key_from_der
 from sealring.identity.names import WorkerName
 
 SERVER_DAYS: Final = 7
@@ -31,7 +31,7 @@ def issue_to_worker(
     now: datetime,
 ) -> x509.Certificate:
     """It ends with the hardware's own chain, if that is sooner."""
-    holder = load_der_public_key(public_key)
+    holder = public_key_from_der(public_key, ConfigurationError("the worker's key cannot be read"))
     assert isinstance(holder, Ed25519PublicKey)  # parse_attestation saw to it
     return issue(
         keys.authority,

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
-    load_der_public_key,
 )
 
 from sealring.broker.envelopes import check_jwk
 from sealring.errors import ConfigurationError, MalformedRequest
+from sealring.identity.loading import public_key_from_der
 from sealring.identity.names import WorkerName
 from sealring.limits import MAX_WORLD
 
@@ -218,16 +218,14 @@ def _checked(
 
 
 def _check_proof(public_key: bytes, signature: bytes, signed: bytes) -> None:
+    key = public_key_from_der(public_key, MalformedRequest("the worker's key cannot be read"))
     try:
-        key = load_der_public_key(public_key)
         if not isinstance(key, Ed25519PublicKey):
             raise MalformedRequest("the worker's key is an Ed25519 key")
         canonical = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if canonical != public_key:
             raise MalformedRequest("the worker's key is not in its canonical form")
         key.verify(signature, signed)
-    except (ValueError, UnsupportedAlgorithm):
-        raise MalformedRequest("the worker's key cannot be read") from None
     except InvalidSignature:
         raise MalformedRequest("the request is not signed by the worker's key") from None
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from sealring.audit.audit import Question
 from sealring.audit.audit import audit as audit_run
 from sealring.audit.claims import Claims, read_claims
-from sealring.audit.page import write_page
+from sealring.audit.page import MAX_SHOWN, write_page
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
@@ -180,7 +180,7 @@ def _show(result: AuditResult) -> None:
         table = Table(title="Findings")
         for column in ("who", "what", "record", "contradicted by"):
             table.add_column(column)
-        for finding in result.findings:
+        for finding in result.findings[:MAX_SHOWN]:
             table.add_row(
                 Text(printable(" or ".join(finding.parties))),
                 Text(f"{finding.fault.value}: {printable(finding.text)}"),
@@ -188,6 +188,8 @@ def _show(result: AuditResult) -> None:
                 Text(_some(finding.against)),
             )
         console.print(table)
+        if (more := len(result.findings) - MAX_SHOWN) > 0:
+            say(f"And {more} more findings: --json lists all.")
     log = "no believed log" if result.log is None else f"a log of {result.log.size} entries"
     job = printable(", ".join(result.jobs)) or "not shown"
     say(

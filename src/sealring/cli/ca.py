@@ -16,6 +16,7 @@ from sealring.cli.terminal import console, print_json
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity import authority
 from sealring.identity.certificates import check_rank, claims_of
+from sealring.identity.loading import certificates_from_pem
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import read_public
 from sealring.limits import CERTIFICATE_HOURS
@@ -121,10 +122,8 @@ def show(
 ) -> None:
     """Show what a certificate says."""
     content = read_public(file, "the certificate", BadCertificate)
-    try:
-        rows = [_described(one) for one in x509.load_pem_x509_certificates(content)]
-    except ValueError as problem:
-        raise BadCertificate(f"{file} holds no PEM certificate") from problem
+    found = certificates_from_pem(content, BadCertificate(f"{file} holds no PEM certificate"))
+    rows = [_described(one) for one in found]
     if as_json:
         print_json(rows)
         return

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -22,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity.certificates import CLOCK_SKEW, issue, make_authority
+from sealring.identity.loading import certificate_from_pem, request_from_pem
 from sealring.identity.names import WorkerName
 from sealring.identity.private_files import (
     read_private,
@@ -112,16 +114,12 @@ def issue_from_directory(
 
 def _holder_of(path: Path, name: WorkerName) -> Ed25519PublicKey:
     """The key in a request, if the request is whole and asks for `name` and nothing else."""
-    try:
-        csr = x509.load_pem_x509_csr(read_public(path, "the request", BadCertificate))
-        valid = csr.is_signature_valid
-        extensions = list(csr.extensions)
-    except ValueError as problem:
-        raise BadCertificate(f"the request {path} cannot be read") from problem
-    if not valid:
+    content = read_public(path, "the request", BadCertificate)
+    csr = request_from_pem(content, BadCertificate(f"the request {path} cannot be read"))
+    if not csr.is_signature_valid:
         raise BadCertificate(f"the request {path} is not signed by the key that it names")
     wanted = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)])
-    if [extension.value for extension in extensions] != [wanted]:
+    if [extension.value for extension in csr.extensions] != [wanted]:
         raise BadCertificate(f"the request {path} does not ask for {name.uri} alone")
     key = csr.public_key()
     if not isinstance(key, Ed25519PublicKey):
@@ -133,13 +131,12 @@ def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey
     certificate_path, key_path = directory / "authority.pem", directory / "authority.key"
     pem = read_public(certificate_path, "the authority", BadCertificate)
     key_pem = read_private(key_path, "the authority's key", BadCertificate)
+    refusal = BadCertificate(f"{directory} does not hold an authority of `sealring ca init`")
+    certificate = certificate_from_pem(pem, refusal)
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
         key = load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError):
-        raise BadCertificate(
-            f"{directory} does not hold an authority of `sealring ca init`"
-        ) from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise refusal from None
     if not isinstance(key, Ed25519PrivateKey) or key.public_key() != certificate.public_key():
         raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
     if certificate.not_valid_after_utc < datetime.now(UTC):

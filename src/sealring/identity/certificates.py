@@ -15,13 +15,13 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring import _native
 from sealring.errors import BadCertificate
+from sealring.identity.loading import require_key_and_extensions
 from sealring.identity.names import URI_HOST, WorkerName
 from sealring.limits import MAX_WORLD
 
@@ -62,18 +62,7 @@ def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
 
 def _require_readable(der: bytes) -> None:
     """The form of a key and of extensions that sealring does not issue. The core knows its own."""
-    try:
-        certificate = x509.load_der_x509_certificate(der)
-        certificate.public_key()
-        list(certificate.extensions)
-    except (
-        ValueError,
-        TypeError,
-        UnsupportedAlgorithm,
-        x509.DuplicateExtension,
-        x509.UnsupportedGeneralNameType,
-    ):
-        raise ValueError("its key or its extensions cannot be read") from None
+    require_key_and_extensions(der, ValueError("its key or its extensions cannot be read"))
 
 
 def make_authority(

@@ -27,6 +27,7 @@ from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
 from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.kept_key import KeptKey, PrivateKey
+from sealring.identity.loading import certificates_from_pem
 from sealring.identity.names import WorkerName, check_job
 from sealring.identity.private_files import read_public, read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
@@ -207,10 +208,7 @@ def read_authorities(path: Path) -> tuple[x509.Certificate, ...]:
 
 def _certificates(path: Path, what: str) -> list[x509.Certificate]:
     content = read_public(path, what, BadCertificate)
-    try:
-        return x509.load_pem_x509_certificates(content)
-    except ValueError as problem:
-        raise BadCertificate(f"{what} {path} is not a PEM certificate") from problem
+    return certificates_from_pem(content, BadCertificate(f"{what} {path} is not a PEM certificate"))
 
 
 def _private_key(path: Path) -> PrivateKey:

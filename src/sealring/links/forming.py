@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native, limits
@@ -38,6 +37,7 @@ from sealring.handshake.statements import (
 )
 from sealring.handshake.terms import Terms
 from sealring.identity.credentials import PEER_EVIDENCE, Credentials
+from sealring.identity.loading import certificate_from_der
 from sealring.identity.verification import (
     KnownCertificates,
     Reading,
@@ -252,7 +252,10 @@ def _verified_member(
         signed = require_signed(reading, credentials.authorities, where, known)
         peer, _ = admitted(
             signed,
-            lambda: x509.load_der_x509_certificate(statement.certificate),
+            lambda: certificate_from_der(
+                statement.certificate,
+                MalformedSetup(f"rank {statement.rank}'s certificate is none"),
+            ),
             credentials,
             terms,
             statement.rank,

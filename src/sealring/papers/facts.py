@@ -92,6 +92,7 @@ def facts_of(
     transformations: list[tuple[Transformation, bytes]] = []
     attestations: dict[Attestation, None] = {}
     issuers: dict[x509.Certificate, None] = {}
+    statements = 0
     for name, envelope in run.statements():
         found = verify_statement(envelope, authorities, owners=owners)
         if strange := of_another_run(found, run.head.run, run.head.job):
@@ -99,8 +100,10 @@ def facts_of(
                 f"{name} is {strange}, and {run.path} is of run {run.head.run} of job "
                 f"{run.head.job}: remove it, or ask `sealring audit` who put it there"
             )
+        statements += 1
         if isinstance(found.content, Transformation):
-            transformations.append((found.content, envelope))
+            if found.worker is None:  # a worker could pass any file off as an export
+                transformations.append((found.content, envelope))
         elif found.worker is not None:
             intervals.append((found.worker.rank, found.content))
             chains.setdefault(found.worker.rank, []).append((found.content, found.digest))
@@ -135,7 +138,7 @@ def facts_of(
         started=min(one.started for one in contents),
         finished=max(one.finished for one in contents),
         complete=all(_has_end(chains.get(rank, [])) for rank in range(last.world)),
-        statements=len(intervals) + len(transformations),
+        statements=statements,
         code=last.code,
         packages=packages,
         configuration=last.configuration,

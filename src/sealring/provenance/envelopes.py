@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement, Unsupported
 from sealring.identity.credentials import Credentials
+from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import is_issued_by
 from sealring.provenance.notes import decode_base64, encode_base64
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
@@ -162,10 +163,8 @@ def _spelled(payload: str, signature: _Signature | _WorkerSignature) -> bytes:
 @lru_cache(maxsize=1024)
 def _certificate(pem: bytes) -> x509.Certificate:
     """Parsed once: many statements carry the same one."""
-    try:
-        found = x509.load_pem_x509_certificate(pem)
-    except ValueError:
-        raise MalformedStatement("the statement's certificate cannot be read") from None
+    refusal = MalformedStatement("the statement's certificate cannot be read")
+    found = certificate_from_pem(pem, refusal)
     if found.public_bytes(Encoding.PEM) != pem:
         raise MalformedStatement("the statement's certificate has something beside it")
     return found

@@ -47,6 +47,8 @@ def read_limited(
         content = os.read(fd, min(status.st_size, limit) + 1)
         while len(content) <= limit and (more := os.read(fd, _MORE_BYTES)):
             content += more
+    except OSError as problem:  # a disk or a network that fails
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
     finally:
         os.close(fd)
     if len(content) > limit:

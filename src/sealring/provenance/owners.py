@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
 
 from sealring.errors import ConfigurationError
+from sealring.identity.loading import public_key_from_pem
 from sealring.identity.private_files import (
     read_public,
     read_secret_file,
@@ -47,10 +47,8 @@ def read_owner_key(path: Path) -> Ed25519PrivateKey:
 
 def read_owner(path: Path) -> Ed25519PublicKey:
     content = read_public(path, "the owner's public key", ConfigurationError)
-    try:
-        key = load_pem_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
+    refusal = ConfigurationError(f"{path} is not a PEM file of an Ed25519 public key")
+    key = public_key_from_pem(content, refusal)
     if not isinstance(key, Ed25519PublicKey):
-        raise ConfigurationError(f"{path} is not a PEM file of an Ed25519 public key")
+        raise refusal
     return key

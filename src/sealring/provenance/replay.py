@@ -8,6 +8,8 @@ with `records.steps` and `records.replay.checkpoint` (docs/provenance.md).
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 import json
 import math
 import os
@@ -151,7 +153,7 @@ class _Parts:
         """What the part began from that led to it."""
         self._led = False
         contents: dict[str, str] = {}
-        waiting: list[CheckpointRef] = []
+        order, waiting = itertools.count(), list[tuple[int, int, CheckpointRef]]()
         for number, interval in enumerate(intervals):
             begun = [
                 replace(one, content=one.content or contents.get(one.sha256))
@@ -159,16 +161,17 @@ class _Parts:
                 if number == 0 or one.step == interval.first_step
             ]
             if begun:
-                self.left += waiting
+                self.left += [one for *_, one in sorted(waiting)]
                 waiting, self._last, self._led = [], begun[-1], False
             for end in (one for one in interval.checkpoints_out if one.step):
                 if end.content is None:
-                    waiting.append(end)
+                    heapq.heappush(waiting, (end.step, next(order), end))
                     continue
                 contents[end.sha256] = end.content
                 self._add(interval, end)
-                waiting = [one for one in waiting if one.step > end.step]
-        self.left += waiting
+                while waiting and waiting[0][0] <= end.step:
+                    heapq.heappop(waiting)
+        self.left += [one for *_, one in sorted(waiting)]
 
     def _add(self, interval: Interval, end: CheckpointRef) -> None:
         last = self._last

@@ -11,10 +11,13 @@ The log's key lies beside the folder and not in it: RUN.key, and its verifier ke
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,14 +71,13 @@ class RunFolder:
         return write_statement(self.path, name, envelope)
 
     def statement_names(self) -> list[str]:
+        """Files with other names are passed over: `audit.hostile` refuses a folder that has any,
+        and a worker that records goes on beside them.
+        """
         folder = self.path / "statements"
         found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        for file in found:
-            if not file.endswith(SUFFIX) or _NAME.fullmatch(file.removesuffix(SUFFIX)) is None:
-                raise MalformedRun(
-                    f"{folder / file} is not a statement: a run's folder has no such file"
-                )
-        return [file.removesuffix(SUFFIX) for file in found]
+        names = [file.removesuffix(SUFFIX) for file in found if file.endswith(SUFFIX)]
+        return [name for name in names if _NAME.fullmatch(name) is not None]
 
     def read_statement(self, name: str) -> bytes:
         """The envelope, of which nothing has been checked."""
@@ -97,11 +99,38 @@ class RunFolder:
                 f"a file beside a run's statements has at most {MAX_EVIDENCE_BYTES} bytes"
             )
         digest = hashlib.sha256(content).hexdigest()
-        if not (self.path / "evidence" / digest).exists():
+        try:
+            present = self.evidence(digest) is not None
+        except MalformedRun:  # a stranger's file has its name
+            present = False
+            self._put_aside(self.path / "evidence" / digest)
+        if not present:
             batch = Batch(self.path)
             batch.write(f"evidence/{digest}", content)
             batch.sync()
         return digest
+
+    def put_statement_aside(self, name: str) -> None:
+        """Frees a statement's name that a stranger's file has."""
+        self._put_aside(self.statement_path(name))
+
+    def _put_aside(self, path: Path) -> None:
+        """Moves a file, a link or a folder to `.new`, which readers pass over."""
+        waiting = self.path / ".new"
+        try:
+            waiting.mkdir(exist_ok=True)
+            os.rename(path, aside := waiting / secrets.token_hex(8))
+        except OSError as problem:
+            raise ConfigurationError(
+                f"{path} is not what this run wrote there, and cannot be moved away: "
+                f"{problem.strerror}"
+            ) from None
+        with contextlib.suppress(OSError):  # an audit refuses links, pipes and folders there
+            mode = os.lstat(aside).st_mode
+            if stat.S_ISDIR(mode):
+                os.rmdir(aside)
+            elif not stat.S_ISREG(mode):
+                os.unlink(aside)
 
     def evidence(self, digest: str) -> bytes | None:
         """The file with this digest; None if the folder does not have it."""
@@ -169,7 +198,7 @@ _PARTS: Final = frozenset({".new", "statements", "log", "evidence"})
 
 def open_run(path: Path) -> RunFolder:
     path = path.absolute()
-    content = read_limited(path / "run.json", _MAX_HEAD_BYTES, MalformedRun)
+    content = read_limited(path / "run.json", _MAX_HEAD_BYTES, MalformedRun, links=False)
     if content is None:
         raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
     try:

@@ -6,11 +6,12 @@ statements valid; one that is started again continues the chain.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Final
 
-from sealring.errors import ConfigurationError, MalformedRun
+from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.identity.credentials import Credentials
 from sealring.provenance.intervals import Interval
 from sealring.provenance.runs import RunFolder
@@ -86,7 +87,24 @@ class Chain:
             # The certificate has its digest alone, and an auditor judges the evidence itself.
             self._run.write_evidence(credentials.admission.evidence)
         envelope = sign_statement(interval(self.sequence, self.previous), credentials)
-        self._run.write_statement(statement_name(credentials.rank, self.sequence), envelope)
+        name = statement_name(credentials.rank, self.sequence)
+        if self._is_strangers(name, credentials):
+            self._run.put_statement_aside(name)
+        self._run.write_statement(name, envelope)
         self.sequence += 1
         self.previous = statement_digest(envelope)
         return envelope
+
+    def _is_strangers(self, name: str, own: Credentials) -> bool:
+        """Whether something has the name of the next statement that is not this rank's statement.
+
+        One that is was written by a second worker of this rank, and stays.
+        """
+        if not os.path.lexists(self._run.statement_path(name)):
+            return False
+        try:
+            found = verify_statement(self._run.read_statement(name), own.authorities)
+        except SealringError:
+            return True
+        stated = interval_of(self._run, found)
+        return stated is None or (rank_of(found), stated.sequence) != (own.rank, self.sequence)

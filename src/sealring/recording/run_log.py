@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ class RunLog:
         self._authorities = authorities
         self._refused = refused
         self._names: set[str] = set()
+        self._passed_over: dict[str, tuple[int, int]] = {}
+        """Files that were not logged, by name. A rank may replace a stranger's by its own."""
         self._logged: set[str] = set()
         self.final: set[int] = set()
         """Ranks whose final statement is in the log."""
@@ -83,19 +86,24 @@ class RunLog:
     def append_new(self) -> None:
         """Logs the statements in the folder that are not in the log, if they are valid today.
 
+        Anybody who can write to the folder can put anything there: what cannot be read or is not
+        valid is reported once and passed over.
+
         An owner's are logged as they are: their readers are given the owner's key, and this rank
         is not.
         """
         found, now = {}, datetime.now(UTC)
         for name in self._run.statement_names():
-            if name in self._names:
+            if name in self._names or (file := _file_of(self._run, name)) is None:
                 continue
-            envelope = self._run.read_statement(name)
+            if self._passed_over.get(name) == file:
+                continue
             try:
+                envelope = self._run.read_statement(name)
                 if is_of_worker(envelope):
                     self._require_ours(name, verify_statement(envelope, self._authorities, now))
             except SealringError as problem:
-                self._names.add(name)
+                self._passed_over[name] = file
                 self._refused(name, problem)
             else:
                 found[name] = envelope
@@ -147,3 +155,12 @@ class RunLog:
     def _writer(self) -> LogWriter:
         remembered = self._run.key.with_name(f"{self._run.key.name}.signed")
         return LogWriter(self._run.log, self._signer, remembered, wait=_WAIT_SECONDS)
+
+
+def _file_of(run: RunFolder, name: str) -> tuple[int, int] | None:
+    """What tells the file apart from another one under its name; None if there is none."""
+    try:
+        status = os.lstat(run.statement_path(name))
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
 from sealring.identity import Credentials, verify
+from sealring.identity.loading import certificate_from_pem
 from sealring.recording.credentials import credentials_of as credentials_of
 from sealring.strict import strictly
 from sealring.vault.sealed import parse
@@ -89,7 +90,7 @@ def from_document(document: Any, where: str) -> Signed:
 def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, where: str) -> Signer:
     """What the statement says, if a worker of this job signed it."""
     try:
-        certificate = x509.load_pem_x509_certificate(signed.certificate.encode())
+        certificate = certificate_from_pem(signed.certificate.encode(), ValueError())
         _check_signature(certificate, bytes.fromhex(signed.signature), signed.statement.encode())
         document = parse(signed.statement.encode())
         rank, world, when = document["rank"], document["world"], document["time"]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -31,6 +31,7 @@ from sealring.identity.attestation.tpm.ima import IMA_LOG
 from sealring.identity.attestation.tpm.machine import DEVICE, Logs, TpmMachine, read_issuers
 from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.attestation.tsm import TsmMachine
+from sealring.identity.loading import certificate_from_pem
 from sealring.identity.private_files import read_private, read_public, write_private, write_public
 
 _SIMULATOR_DAYS: Final = 365
@@ -203,12 +204,13 @@ def make_simulator(directory: Path) -> SimulatedAttester:
 def open_simulator(directory: Path) -> SimulatedAttester:
     pem = read_public(directory / "simulator.pem", "the simulator", ConfigurationError)
     key_pem = read_private(directory / "simulator.key", "the simulator's key", ConfigurationError)
+    refusal = ConfigurationError(f"{directory} does not hold a simulator")
+    certificate = certificate_from_pem(pem, refusal)
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
         key = load_pem_private_key(key_pem, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigurationError(f"{directory} does not hold a simulator")
+        raise refusal
     measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
     return SimulatedAttester(Simulator(certificate, key), measurement)

@@ -25,6 +25,11 @@ from sealring.identity.attestation.intel_collateral import Collateral, parse_col
 from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.trust import Trust
+from sealring.identity.loading import (
+    certificates_from_pem,
+    ocsp_response_from_der,
+    revocation_list_from,
+)
 from sealring.identity.private_files import read_public
 
 
@@ -90,29 +95,20 @@ def read_cache(folder: Path, now: datetime | None = None) -> Cache:
 
 def read_certificates(path: Path) -> tuple[bytes, ...]:
     content = read_public(path, "the issuers' certificates", ConfigurationError)
-    try:
-        found = x509.load_pem_x509_certificates(content)
-    except ValueError:
-        raise ConfigurationError(f"{path} holds no certificates in PEM") from None
+    refusal = ConfigurationError(f"{path} holds no certificates in PEM")
+    found = certificates_from_pem(content, refusal)
     return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
 def read_list(path: Path) -> x509.CertificateRevocationList:
     content = read_public(path, "the revocation list", ConfigurationError)
-    try:
-        if content.startswith(b"-----"):
-            return x509.load_pem_x509_crl(content)
-        return x509.load_der_x509_crl(content)
-    except ValueError:
-        raise ConfigurationError(f"{path} holds no revocation list") from None
+    return revocation_list_from(content, ConfigurationError(f"{path} holds no revocation list"))
 
 
 def read_answer(path: Path) -> ocsp.OCSPResponse:
     content = read_public(path, "the OCSP answer", ConfigurationError)
-    try:
-        answer = ocsp.load_der_ocsp_response(content)
-    except ValueError:
-        raise ConfigurationError(f"{path} holds no OCSP answer") from None
+    refusal = ConfigurationError(f"{path} holds no OCSP answer")
+    answer = ocsp_response_from_der(content, refusal)
     if answer.response_status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
         raise ConfigurationError(
             f"{path} holds the OCSP error {answer.response_status.name}: ask again"

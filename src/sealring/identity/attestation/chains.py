@@ -22,6 +22,7 @@ from sealring.identity.attestation.revocation import (
     name_of,
     out_of_dates,
 )
+from sealring.identity.loading import certificate_from_der, certificates_from_pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def load_certificate(der: bytes) -> x509.Certificate:
             return _load(der)
         except ValueError:
             return _load(with_sets_in_order(der))
-    except Exception:  # Strange bytes raise ValueError, TypeError, InvalidVersion and more.
+    except ValueError:
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
 
 
@@ -79,12 +80,7 @@ def _load(der: bytes) -> x509.Certificate:
     with warnings.catch_warnings():
         # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
         warnings.simplefilter("ignore")
-        certificate = x509.load_der_x509_certificate(der)
-        # These are read on first use. What cannot be read must fail here and not later.
-        _ = certificate.subject, certificate.issuer, certificate.extensions
-        _ = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-        certificate.public_key()
-    return certificate
+        return certificate_from_der(der, ValueError())
 
 
 def split_pem(text: bytes) -> tuple[bytes, ...]:
@@ -101,12 +97,10 @@ def usual_pem(text: bytes) -> bytes:
 
 
 def _read_pem(text: bytes) -> list[x509.Certificate]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # As above.
-            return x509.load_pem_x509_certificates(text)
-    except Exception:  # As above.
-        raise MalformedEvidence("a certificate of the chain cannot be read") from None
+    unreadable = MalformedEvidence("a certificate of the chain cannot be read")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # As above.
+        return certificates_from_pem(text, unreadable)
 
 
 def _write_pem(certificates: Sequence[x509.Certificate]) -> bytes:

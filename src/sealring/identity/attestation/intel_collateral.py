@@ -15,6 +15,7 @@ from cryptography import x509
 from sealring.errors import ConfigurationError, MalformedEvidence
 from sealring.identity.attestation.chains import usual_pem
 from sealring.identity.attestation.revocation import ListSeen
+from sealring.identity.loading import revocation_list_from
 
 TDX, SGX = "tdx", "sgx"
 _CHAINS: Final = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "qe_identity_issuer_chain")
@@ -46,7 +47,7 @@ def parse_collateral(text: str) -> Collateral:
             fields[name] = usual_pem(fields[name].encode()).decode()
         tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
         lists = tuple(
-            x509.load_der_x509_crl(bytes.fromhex(fields[name]))
+            revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
             for name in ("root_ca_crl", "pck_crl")
         )
         return Collateral(

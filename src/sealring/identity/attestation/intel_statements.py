@@ -24,6 +24,7 @@ from sealring.errors import (
 )
 from sealring.identity.attestation.chains import split_pem, verify_chain
 from sealring.identity.attestation.trust import Trust
+from sealring.identity.loading import certificate_from_der, revocation_list_from
 
 
 def check_statements(text: str, family: str, trust: Trust) -> None:
@@ -44,8 +45,8 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
         chain = split_pem(fields["pck_crl_issuer_chain"].encode())
         _signer(fields["pck_crl_issuer_chain"], trust)
         for name, issuer in (("pck_crl", chain[0]), ("root_ca_crl", chain[-1])):
-            found = x509.load_der_x509_crl(bytes.fromhex(fields[name]))
-            key = _public(x509.load_der_x509_certificate(issuer))
+            found = revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
+            key = _public(certificate_from_der(issuer, ValueError(name)))
             if not found.is_signature_valid(key):
                 raise InvalidSignature
     except ChainRevoked:

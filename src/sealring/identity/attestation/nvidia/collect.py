@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import AttestationUnavailable
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia.device import KIND
 from sealring.identity.attestation.nvidia.spdm import canonical_report
+from sealring.identity.loading import certificates_from_pem
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 NONCE_BYTES: Final = 32
@@ -64,10 +64,7 @@ def _one(nvml: Any, index: int, nonce: bytes) -> DeviceEvidence:
     name = "nvmlDeviceGetConfComputeGpuAttestationReport"
     _check(name, getattr(nvml, name)(device, ctypes.byref(report)))
     pem = bytes(certificate.attestation_chain)[: certificate.attestation_chain_size]
-    try:
-        chain = x509.load_pem_x509_certificates(pem)
-    except ValueError:
-        raise AttestationUnavailable(f"GPU {index} gives no certificates") from None
+    chain = certificates_from_pem(pem, AttestationUnavailable(f"GPU {index} gives no certificates"))
     return DeviceEvidence(
         KIND,
         {"report": canonical_report(bytes(report.report)[: report.size])},

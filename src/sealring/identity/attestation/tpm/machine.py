@@ -47,6 +47,7 @@ from sealring.identity.attestation.tpm.structures import (
     parse_quote,
 )
 from sealring.identity.attestation.tpm.verify import KIND, RESETTABLE
+from sealring.identity.loading import certificates_from_pem
 
 _LOG = logging.getLogger("sealring")
 DEVICE: Final = "/dev/tpmrm0"
@@ -260,7 +261,8 @@ def _matching_events(quoted: dict[int, bytes], bank: int, path: Path) -> bytes:
 
 def read_issuers(pem: bytes) -> tuple[bytes, ...]:
     """A chain's certificates, as DER, from the text that its maker publishes."""
-    return tuple(one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(pem))
+    found = certificates_from_pem(pem, ValueError("no certificates in PEM"))
+    return tuple(one.public_bytes(Encoding.DER) for one in found)
 
 
 def _kind_of(key: object) -> str:

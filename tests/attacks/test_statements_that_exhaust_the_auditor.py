@@ -1,0 +1,256 @@
+"""An admitted worker signs what takes an auditor more than the folder's size to compare.
+
+Each folder here is small. Peaks of memory are measured; work is counted by what would be done for
+each pair of records.
+"""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from sealring.audit.audit import Question, audit
+from sealring.audit.chains import check_chains
+from sealring.audit.claims import Aggregation, Claims
+from sealring.audit.data import check_data
+from sealring.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding, absent_ranks
+from sealring.audit.graph import NodeKind
+from sealring.audit.page import page
+from sealring.audit.records import Records, Turn
+from sealring.audit.result import AuditResult
+from sealring.limits import MAX_WORLD
+from sealring.provenance.digests import Named
+from sealring.provenance.intervals import (
+    CheckpointRef,
+    Commitment,
+    GroupEpoch,
+    Interval,
+    LinkAccount,
+    Share,
+    Worker,
+)
+from sealring.provenance.replay import unrepeatable
+from tests.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
+
+
+def audited(made: MadeRun, path: Path, question: Question | None = None) -> tuple[AuditResult, int]:
+    """What was found, and the most bytes that were held at a time."""
+    run = made.write(path)
+    tracemalloc.start()
+    try:
+        result = audit(run.path, made.trust, question)
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def of(result: AuditResult, fault: Fault) -> list[Finding]:
+    return [one for one in result.findings if one.fault is fault]
+
+
+def overlapping(world: int, count: int) -> MadeRun:
+    """One statement, whose ranges overlap and whose shares have periods of their own."""
+    made = MadeRun(world=1, count=1)
+    made.workers[0] = made.authority.worker(0, None)  # its certificate names no world
+    one = made.turns[0, 0].data[0]
+    data = [
+        replace(one, first=at, end=1_000_000 - at, share=Share(4000 + at, 0, 1))
+        for at in range(count)
+    ]
+    made.change(0, 0, world=world, data=data)
+    return made
+
+
+@pytest.mark.parametrize("world", [1024, MAX_WORLD])
+def test_150_overlapping_ranges_of_one_worker(world: int, tmp_path: Path) -> None:
+    """It took 4.2 GB at a world of 1,024, and ended with MemoryError at 4,096."""
+    result, most = audited(overlapping(world, 150), tmp_path / "run")
+    assert most < 60_000_000
+    assert [one.parties for one in of(result, Fault.DATA)] == [
+        ("rank 0",),
+        (f"ranks 1 to {world - 1}",),
+    ]
+
+
+def test_a_certificate_without_a_world_does_not_say_how_large_it_is(tmp_path: Path) -> None:
+    """The other ranks' certificates do."""
+    made = MadeRun(world=4, count=1)
+    made.workers[3] = made.authority.worker(3, None)
+    made.change(3, 0, world=MAX_WORLD)
+    result, _ = audited(made, tmp_path / "run")
+    assert of(result, Fault.GAP) == []
+    assert [one.parties for one in of(result, Fault.DISAGREEMENT)] == [("rank 3",)]
+
+
+def test_a_gap_is_not_blamed_on_ranks_that_read_the_same_share(tmp_path: Path) -> None:
+    """Ranks 0 and 1 hold parts of one model and read the same samples, and so do 2 and 3."""
+    made = MadeRun(world=6, count=1)
+    for rank in range(4):
+        one = made.turns[rank, 0].data[0]
+        made.change(rank, 0, data=[replace(one, share=Share(12, rank // 2 * 4, 4))])
+    for rank in (4, 5):
+        made.change(rank, 0, data=[])
+    result, _ = audited(made, tmp_path / "run")
+    assert [one.parties for one in of(result, Fault.DATA)] == [("ranks 4 to 5",)]
+
+
+def test_absent_ranks_are_named_as_ranges(tmp_path: Path) -> None:
+    assert absent_ranks([0, 1, 3, 7], 10) == ("rank 2", "ranks 4 to 6", "ranks 8 to 9")
+    assert absent_ranks([], MAX_WORLD) == (f"ranks 0 to {MAX_WORLD - 1}",)
+    assert absent_ranks([0, 12], 1) == ()
+    made = MadeRun(world=1, count=1)
+    made.workers[0] = made.authority.worker(0, None)
+    made.change(0, 0, world=MAX_WORLD)
+    result, _ = audited(made, tmp_path / "run")
+    assert [one.parties for one in of(result, Fault.GAP)] == [(f"ranks 1 to {MAX_WORLD - 1}",)]
+
+
+def test_many_intervals_of_a_world_of_the_largest_size(tmp_path: Path) -> None:
+    """Whether a group has all ranks was asked with a set of all ranks, for each statement."""
+    made = MadeRun(world=1, count=60)
+    made.workers[0] = made.authority.worker(0, None)
+    made.each(0, lambda one: replace(one, world=MAX_WORLD))
+    claims = Claims(aggregation=Aggregation(frozenset({"all_reduce"}), False))
+    result, most = audited(made, tmp_path / "run", Question(claims))
+    assert "names no collective of all ranks" in result.answers[0].text
+    assert most < 3_000_000  # one set of all ranks has 4 MB
+
+
+def work(function: Callable[[], object]) -> int:
+    """Opcodes of Python that a call takes: unlike seconds, always the same number."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def chain_of(intervals: Iterable[Interval]) -> Records:
+    """The records of one rank, as `read_records` makes them."""
+    worker = Worker("job", 0, sha("certificate"), None)
+    turns = [Turn(sha(f"{n}"), worker, one) for n, one in enumerate(intervals)]
+    return Records(
+        turns, keys={worker.certificate: "key"}, worlds={worker.certificate: 1}, chains={0: turns}
+    )
+
+
+def test_two_numbers_of_a_chain_signed_many_times_are_not_compared_in_pairs() -> None:
+    first, second = MadeRun(world=1, count=2).turns.values()
+
+    def signed(many: int) -> Records:
+        return chain_of([first] * many + [second] * many)
+
+    found = check_chains(signed(100))
+    assert [one.fault for one in found[:2]] == [Fault.TWO_STATEMENTS] * 2
+    assert [one.fault for one in found[2:]] == [Fault.BROKEN_CHAIN] * 100
+    assert max(len(one.against) for one in found) == MAX_AGAINST
+    assert work(lambda: check_chains(signed(200))) < 3 * work(lambda: check_chains(signed(100)))
+
+
+def test_a_chain_that_goes_back_in_each_statement_is_gone_through_once() -> None:
+    """Each statement read the checkpoint of the step that it begins with."""
+
+    def going_back(many: int) -> Records:
+        return chain_of(
+            replace(one, checkpoints_in=[checkpoint(one.first_step)])
+            for one in MadeRun(world=1, count=many).turns.values()
+        )
+
+    records, twice = going_back(300), going_back(600)
+    assert check_data(records) == []
+    assert work(lambda: check_data(twice)) < 3 * work(lambda: check_data(records))
+
+
+def test_ranges_with_gaps_between_them_are_not_all_named_for_each_gap() -> None:
+    one = MadeRun(world=1, count=1).turns[0, 0]
+
+    def with_gaps(many: int) -> Records:
+        ranges = [
+            replace(one.data[0], first=10 * n, end=10 * n + 2, share=Share(2, 0, 2))
+            for n in range(many)
+        ]
+        return chain_of([replace(one, data=ranges)])
+
+    records, twice = with_gaps(100), with_gaps(200)
+    (finding,) = check_data(records)
+    assert "samples 2 to 10 of corpus were read by no rank" in finding.text
+    assert work(lambda: check_data(twice)) < 3 * work(lambda: check_data(records))
+
+
+def test_links_that_change_in_each_statement_are_not_copied_each_time(tmp_path: Path) -> None:
+    made = MadeRun(world=1, count=40)
+    made.workers[0] = made.authority.worker(0, None)
+    each = 150
+    group = GroupEpoch("0", "e1", [0], "open")
+    said = Commitment(1, sha("x"))
+    for sequence in range(40):
+        links = [
+            LinkAccount("0", "e1", 1 + sequence * each + peer, "message", said, said)
+            for peer in range(each)
+        ]
+        made.change(0, sequence, world=MAX_WORLD, groups=[group], links=links)
+    result, _ = audited(made, tmp_path / "run")
+    # One of each statement but the first: it leaves out a link of the one before it.
+    assert len([one for one in of(result, Fault.LINK) if "leaves out" in one.text]) == 39
+
+
+def test_many_stages_that_say_they_made_one_file(tmp_path: Path) -> None:
+    made = MadeRun(world=1, count=1)
+    out = [Named(f"o{number}", sha(f"o{number}")) for number in range(30)]
+    made.made += [
+        stage(f"s{number}", "stage", [Named("i", sha(f"i{number}"))], out, CLEANER)
+        for number in range(30)
+    ]
+    result, most = audited(made, tmp_path / "run")
+    assert len(of(result, Fault.TRANSFORMATION)) == 29 * 30
+    faulty = [node for node in result.graph.nodes.values() if node.faulty]
+    assert len([node for node in faulty if node.kind is NodeKind.STAGE]) == 29
+    assert most < 20_000_000
+
+
+def test_unnamed_checkpoints_of_later_steps_are_not_gone_through_each_time() -> None:
+    made = MadeRun(world=1, count=1)
+    late = [CheckpointRef(f"l{n}", 10**9 - n % 2, sha(f"l{n}"), None) for n in range(20_000)]
+    early = [CheckpointRef(f"e{n}", n + 1, sha(f"e{n}"), sha(f"c{n}")) for n in range(20_000)]
+    chain = [replace(made.turns[0, 0], checkpoints_out=late + early)]
+    assert len(unrepeatable(chain)) == len(late)
+
+
+def test_very_many_findings_are_shown_in_part(tmp_path: Path) -> None:
+    made = MadeRun(world=1, count=1)
+    run = made.write(tmp_path / "run")
+    for number in range(600):
+        run.statement_path(f"x{number}").write_bytes(b'{"n":%d}' % number)
+    result = audit(run.path, made.trust)
+    assert len(result.findings) == 2 * 600
+    html = page(result)
+    assert html.count("<li><b>") == 1000
+    assert "And 200 more" in html
+
+
+def test_a_long_name_is_not_repeated_whole_in_each_finding(tmp_path: Path) -> None:
+    made = MadeRun(world=1, count=1)
+    long = "n" * 20_000
+    out = [Named(f"o{number}", sha(f"o{number}")) for number in range(100)]
+    made.made += [stage(long, "stage", [], out, CLEANER), stage("b", "stage", [RAW], out, CLEANER)]
+    result, _ = audited(made, tmp_path / "run")
+    found = of(result, Fault.TRANSFORMATION)
+    assert len(found) == 100
+    assert max(len(one.text) for one in found) == MAX_TEXT + 1

@@ -1,0 +1,223 @@
+"""A file that a stranger puts into a run's folder ends neither the training nor the audit."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+
+import sealring
+from sealring.audit.audit import audit
+from sealring.audit.findings import Fault
+from sealring.errors import BadCertificate, ConfigurationError, MalformedStatement, UnadmittedSigner
+from sealring.identity import load_credentials
+from sealring.identity.loading import certificate_from_der, certificate_from_pem
+from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.folder import read_checkpoint
+from sealring.provenance.intervals import Interval
+from sealring.provenance.notes import Verifier
+from sealring.provenance.policy import Log, LogPolicy
+from sealring.provenance.runs import RunFolder, open_run
+from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.provenance.tiles import MAX_ENTRY_BYTES
+from sealring.vault import signing
+from tests.audit.made_runs import MadeRun
+from tests.workers import SECRET
+
+
+def of_version_8(der: bytes) -> bytes:
+    """A certificate whose version field is 7: X.509 counts from 0, and 2 is the highest."""
+    assert der.count(b"\xa0\x03\x02\x01\x02") == 1
+    return der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07")
+
+
+def as_pem(der: bytes) -> bytes:
+    text = base64.b64encode(der).decode()
+    lines = "\n".join(text[at : at + 64] for at in range(0, len(text), 64))
+    return f"-----BEGIN CERTIFICATE-----\n{lines}\n-----END CERTIFICATE-----\n".encode()
+
+
+def with_certificate(envelope: bytes, pem: bytes) -> bytes:
+    """Another signer's envelope, with this certificate in place of its own."""
+    document = json.loads(envelope)
+    document["signatures"][0]["certificate"] = base64.b64encode(pem).decode()
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+
+
+@pytest.fixture(scope="module")
+def strange_statement() -> bytes:
+    made = MadeRun(world=1, count=1)
+    *_, (_, envelope) = made.envelopes()
+    return with_certificate(
+        envelope, as_pem(of_version_8(made.workers[0].certificate.public_bytes(Encoding.DER)))
+    )
+
+
+def test_a_certificate_of_version_8_is_refused_by_every_loader() -> None:
+    """cryptography's InvalidVersion is no ValueError."""
+    der = of_version_8(MadeRun(world=1, count=1).workers[0].certificate.public_bytes(Encoding.DER))
+    refusal = BadCertificate("it cannot be read")
+    with pytest.raises(BadCertificate, match="it cannot be read"):
+        certificate_from_der(der, refusal)
+    with pytest.raises(BadCertificate, match="it cannot be read"):
+        certificate_from_pem(as_pem(der), refusal)
+    signed = signing.Signed("{}", as_pem(der).decode(), "00")
+    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+        signing.check(signed, (), "job", "the manifest")
+
+
+def test_a_statement_with_a_certificate_of_version_8_is_malformed(strange_statement: bytes) -> None:
+    with pytest.raises(MalformedStatement, match="certificate cannot be read"):
+        verify_statement(strange_statement, [])
+
+
+def a_statement(path: Path, envelope: bytes) -> None:
+    path.write_bytes(envelope)
+
+
+def a_large_file(path: Path, _: bytes) -> None:
+    with path.open("wb") as file:
+        file.truncate(MAX_ENTRY_BYTES + 1)
+
+
+def a_link(path: Path, _: bytes) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_link_to_nothing(path: Path, _: bytes) -> None:
+    path.symlink_to("nothing")
+
+
+def a_fifo(path: Path, _: bytes) -> None:
+    os.mkfifo(path)
+
+
+def a_folder(path: Path, _: bytes) -> None:
+    path.mkdir()
+
+
+def a_folder_with_files(path: Path, _: bytes) -> None:
+    (path / "deep").mkdir(parents=True)
+    (path / "deep" / "file").write_bytes(b"")
+
+
+def deep_json(path: Path, _: bytes) -> None:
+    path.write_bytes(b"[" * 60_000)
+
+
+Plant = Callable[[Path, bytes], None]
+PLANTS = [
+    a_statement, a_large_file, a_link, a_link_to_nothing, a_fifo, a_folder, a_folder_with_files,
+    deep_json,
+]  # fmt: skip
+
+
+def logged(folder: RunFolder) -> int:
+    policy = LogPolicy((Log(Verifier.parse(folder.vkey.read_text().strip())),))
+    return open_checkpoint(read_checkpoint(folder.log), policy).size
+
+
+def own_statements(folder: RunFolder, world: int = 1) -> int:
+    found = 0
+    for name in folder.statement_names():
+        if name.startswith("rank-00000-"):
+            verify_statement(folder.read_statement(name), load_credentials(0, world).authorities)
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_training_goes_on_after_a_strangers_statement(
+    plant: Plant, tmp_path: Path, strange_statement: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:
+                plant(tmp_path / "run/statements/stranger.dsse.json", strange_statement)
+    folder = open_run(tmp_path / "run")
+    assert "stranger is not logged" in caplog.text
+    assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "A.dsse.json", "\u202ex.dsse.json", ".nfs0001"])
+def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Path) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:
+                (tmp_path / "run/statements" / name).write_bytes(b"")
+    folder = open_run(tmp_path / "run")
+    assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_training_goes_on_where_a_stranger_took_the_name_of_the_next_statement(
+    plant: Plant, tmp_path: Path, strange_statement: bytes
+) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:  # rank 0 sees it in the next interval, before it needs the name
+                plant(tmp_path / "run/statements/rank-00000-00000002.dsse.json", strange_statement)
+    folder = open_run(tmp_path / "run")
+    assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+def test_a_second_worker_of_the_rank_still_ends_the_recording(tmp_path: Path) -> None:
+    """The name is taken by this rank's own, validly signed statement."""
+    own = load_credentials(0, 1)
+    records = sealring.record_run(tmp_path / "run", every=1, rank=0, world=1)
+    records.step()
+    records.wait()
+    folder = open_run(tmp_path / "run")
+    first = verify_statement(folder.read_statement("rank-00000-00000000"), own.authorities)
+    assert isinstance(first.content, Interval)
+    second = sign_statement(replace(first.content, sequence=1, previous=first.digest), own)
+    folder.write_statement("rank-00000-00000001", second)
+    records.step()
+    with pytest.raises(ConfigurationError, match="exists, or is no name"):
+        records.wait()
+    with pytest.raises(ConfigurationError, match="exists, or is no name"):
+        records.close()
+    assert folder.read_statement("rank-00000-00000001") == second
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_strangers_file_in_the_place_of_evidence_is_replaced(
+    plant: Plant, tmp_path: Path, strange_statement: bytes
+) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        records.step()
+        text = b'{"lr": 1}'
+        folder = open_run(tmp_path / "run")
+        digest = folder.write_evidence(text)
+        (folder.path / "evidence" / digest).unlink()
+        plant(folder.path / "evidence" / digest, strange_statement)
+        records.configure(1, {"lr": 1})
+        records.step()
+        assert folder.evidence(digest) == text
+
+
+def test_an_audit_goes_on_after_a_statement_with_a_certificate_of_version_8(
+    tmp_path: Path, strange_statement: bytes
+) -> None:
+    made = MadeRun(world=2, count=2)
+    run = made.write(tmp_path / "run")
+    run.statement_path("stranger").write_bytes(strange_statement)
+    found = audit(run.path, made.trust).findings
+    assert [(one.fault, one.parties[0]) for one in found] == [
+        (Fault.NOT_LOGGED, "the author of the file"),
+        (Fault.UNREADABLE, "the author of the file"),
+    ]

@@ -1,0 +1,119 @@
+"""Records of two jobs, or of two runs of one job, in one folder: none is taken for the other's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sealring.audit.audit import Question, audit
+from sealring.audit.claims import Claims
+from sealring.audit.findings import Fault
+from sealring.audit.result import AuditResult, Said, Status
+from sealring.provenance.runs import RunFolder
+from sealring.provenance.statements import sign_statement
+from tests.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage
+
+CLAIMS = Claims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)
+
+
+def a_run(first: MadeRun | None = None, job: str = JOB, run: str = RUN, world: int = 2) -> MadeRun:
+    """Of the same authority and the same owner as `first`, where one is given."""
+    made = MadeRun(world=world, count=2)
+    if first is not None:
+        made = replace(made, authority=first.authority, owner=first.owner, signer=first.signer)
+    made.workers = {rank: made.authority.worker(rank, world, job=job) for rank in range(world)}
+    made.turns = {place: replace(one, run=run) for place, one in made.turns.items()}
+    return made
+
+
+def mixed(first: MadeRun, second: MadeRun, path: Path) -> RunFolder:
+    """The folder of the first, with all of the second's statements in it and in its log."""
+    folder = first.write(path)
+    for name, envelope in second.envelopes():
+        if name.startswith("rank-"):
+            first.add(folder, f"second-{name}", envelope)
+    return folder
+
+
+def ask(folder: RunFolder, made: MadeRun, job: str | None = None) -> AuditResult:
+    file = folder.path.with_name("model.bin")
+    file.write_bytes(MODEL)
+    return audit(folder.path, replace(made.trust, job=job), Question(CLAIMS, file))
+
+
+@pytest.mark.parametrize(
+    ("job", "run"), [("job2", RUN), ("job2", "run-2"), (JOB, "run-2"), (JOB, RUN + " ")]
+)
+def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) -> None:
+    first = a_run()
+    result = ask(mixed(first, a_run(first, job, run), tmp_path / "run"), first)
+    assert {one.fault for one in result.findings} == {Fault.OTHER_JOB}
+    assert len(result.findings) == 4
+    assert {one.parties[0] for one in result.findings} == {f"rank {r} of {job}" for r in range(2)}
+    assert (result.status, result.jobs, result.ranks) == (Status.REFUTED, (JOB,), 2)
+    # What the first job's records show is not changed by it.
+    said = {one.claim: one.said for one in result.answers}
+    assert said == {
+        "trained_only_on": Said.YES, "ranks": Said.YES, "no_gaps": Said.NO, "model": Said.YES,
+    }  # fmt: skip
+
+
+def test_the_folders_word_does_not_choose_the_job(tmp_path: Path) -> None:
+    """`run.json` is not signed: it names the second job, and the auditor asks for the first."""
+    first = a_run()
+    folder = mixed(first, a_run(first, "job2"), tmp_path / "run")
+    head = json.loads((folder.path / "run.json").read_text())
+    (folder.path / "run.json").write_text(json.dumps({**head, "job": "job2"}))
+    result = ask(folder, first, job=JOB)
+    assert result.jobs == (JOB,)
+    assert result.findings[0].parties == ("the disk",)
+    assert "run.json names run run-1 of job job2" in result.findings[0].text
+
+
+def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
+    """Both sign with valid certificates of the job: every number of the chains is there twice."""
+    first = a_run()
+    result = ask(mixed(first, a_run(first), tmp_path / "run"), first)
+    assert [one.parties for one in result.findings if one.fault is Fault.TWO_STATEMENTS] == [
+        (f"rank {rank}",) for rank in (0, 0, 1, 1)
+    ]
+    assert result.status is Status.REFUTED
+
+
+def test_the_ranks_of_a_larger_job_beside_those_of_a_smaller(tmp_path: Path) -> None:
+    """Ranks 2 and 3 are of a second start, of four ranks: they are no ranks of the first."""
+    first = a_run()
+    second = a_run(first, world=4)
+    second.turns = {place: one for place, one in second.turns.items() if place[0] >= 2}
+    result = ask(mixed(first, second, tmp_path / "run"), first)
+    assert Fault.DISAGREEMENT in {one.fault for one in result.findings}
+    assert {one.claim: one.said for one in result.answers}["ranks"] is Said.NO
+
+
+def test_the_owners_export_of_another_job(tmp_path: Path) -> None:
+    """An owner's record names no run: the checkpoint that went into it tells."""
+    first = a_run()
+    end = checkpoint(999)
+    exported = replace(
+        first.made[2], inputs=[replace(first.made[2].inputs[0], name=end.name, sha256=end.sha256)]
+    )
+    first.made = first.made[:2]
+    folder = first.write(tmp_path / "run")
+    first.add(folder, "second-export", sign_statement(exported, first.owner))
+    result = ask(folder, first)
+    (answer,) = (one for one in result.answers if one.claim == "model")
+    assert answer.said is Said.NO
+    assert "exported from something that no rank of this run wrote" in answer.text
+
+
+def test_a_workers_stage_of_another_job(tmp_path: Path) -> None:
+    first = a_run()
+    second = a_run(first, "job2")
+    folder = first.write(tmp_path / "run")
+    one = stage("export", "export", first.made[2].inputs, first.made[2].outputs, RAW)
+    first.add(folder, "second-export", sign_statement(one, second.workers[0]))
+    (finding,) = ask(folder, first).findings
+    assert (finding.fault, finding.parties) == (Fault.OTHER_JOB, ("rank 0 of job2", "the disk"))
