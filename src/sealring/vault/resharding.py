@@ -31,7 +31,7 @@ from sealring.errors import (
     WorkerFailed,
 )
 from sealring.strict import strictly
-from sealring.vault.checkpoint_form import check_entry, dtype_name
+from sealring.vault.checkpoint_form import dtype_name, load_entry
 from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
 
 _MESSAGE_BYTES: Final = 32 << 20
@@ -160,9 +160,7 @@ class _State:
 
     def finish(self) -> None:
         for name, content in self.pickled.items():
-            pickled = bytes(content.numpy())
-            check_entry(name, pickled)
-            value = torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
+            value = load_entry(name, bytes(content.numpy()))
             set_element(self._whole, self._paths[name], value)  # type: ignore[arg-type]
 
     def _view(self, move: Move) -> torch.Tensor:
@@ -198,7 +196,7 @@ def _local(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, Part] | None:
 def _pickle(name: str, value: Any) -> torch.Tensor:
     content = io.BytesIO()
     torch.save(value, content)
-    check_entry(name, content.getvalue())
+    load_entry(name, content.getvalue())
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
 
 
