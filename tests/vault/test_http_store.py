@@ -1,0 +1,149 @@
+"""A vault behind an HTTP server: what the server's failures, redirects and pages can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sealring.errors import ConfigurationError, NotAVault, StoreFailed, Unsupported
+from sealring.vault import Vault, keys
+from tests.vault.http_store import Answer, HttpStore, serving
+from tests.vault.test_checkpoints import load, refused, same, save, state
+from tests.workers import SECRET
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture
+def server(vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpStore]:
+    """It has two versions of one checkpoint. Those who load it have a ledger that knows neither."""
+    monkeypatch.setenv("SEALRING_SECRET", SECRET)
+    monkeypatch.setenv("SEALRING_JOB", "tests")
+    save(vault, 1)
+    save(vault, 2)
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "fresh"))
+    with serving(tmp_path) as server:
+        yield server
+
+
+def opened(server: HttpStore, key: Path) -> Vault:
+    return Vault.open(f"{server.address}/vault", keys.key_file(key))
+
+
+def loaded(server: HttpStore, key: Path) -> int:
+    """The version that a new process would load."""
+    into = load(opened(server, key))
+    assert same(into, state(into["step"]))
+    return int(into["step"])
+
+
+def in_newest(path: str) -> bool:
+    return "/0000000002/" in path
+
+
+def test_a_checkpoint_is_loaded(server: HttpStore, key: Path) -> None:
+    assert loaded(server, key) == 2
+
+
+@pytest.mark.parametrize("ledger", ["fresh", "known"])
+@pytest.mark.parametrize("name", ["key.json", "manifest", "rank-00000", ""])
+@pytest.mark.parametrize("fault", ["503", "403", "401", "429", "200 without a length", "lost"])
+def test_an_outage_yields_no_older_version(
+    fault: str, name: str, ledger: str, server: HttpStore, key: Path
+) -> None:
+    """It was version 1, and with a ledger that knows version 2 a false `RolledBack`."""
+    if ledger == "known":
+        assert loaded(server, key) == 2
+    found = Answer(int(fault[:3])) if fault != "lost" else Answer(lost=True)
+    if fault.startswith("200"):
+        found.headers["Content-Length"] = "none"
+
+    def answer(method: str, path: str) -> Answer | None:
+        return found if in_newest(path) and path.endswith(f"/{name}") else None
+
+    server.answer = answer
+    refused(lambda: load(opened(server, key)), StoreFailed, server.address)
+    server.answer = lambda method, path: None
+    assert loaded(server, key) == 2
+
+
+def test_a_question_whose_second_attempt_fails(server: HttpStore, key: Path) -> None:
+    """The client asks with HEAD and then with GET: the last answer decides."""
+    statuses = {"HEAD": 404, "GET": 503}
+
+    def answer(method: str, path: str) -> Answer | None:
+        return Answer(statuses[method]) if in_newest(path) and "manifest" in path else None
+
+    server.answer = answer
+    refused(lambda: load(opened(server, key)), StoreFailed, "503")
+    statuses = {"HEAD": 503, "GET": 404}  # so the version is not complete
+    assert loaded(server, key) == 1
+
+
+def test_a_server_that_is_down_has_no_word_on_the_vault(server: HttpStore, key: Path) -> None:
+    """It was told that `sealring vault init` makes one."""
+    server.answer = lambda method, path: Answer(503)
+    with pytest.raises(StoreFailed, match="503"):
+        opened(server, key)
+    with serving(server.directory) as other:
+        gone = f"{other.address}/vault"
+    with pytest.raises(StoreFailed, match="cannot be used: Cannot connect"):
+        Vault.open(gone, keys.key_file(key))
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_what_a_server_says_is_gone_is_gone(status: int, server: HttpStore, key: Path) -> None:
+    def answer(method: str, path: str) -> Answer | None:
+        return Answer(status) if in_newest(path) and path.endswith("manifest") else None
+
+    server.answer = answer
+    assert loaded(server, key) == 1
+    server.answer = lambda method, path: Answer(status)
+    with pytest.raises(NotAVault, match="there is no vault in"):
+        opened(server, key)
+
+
+@pytest.mark.parametrize("url", ["gs://b/v", "sftp://h/v", "simplecache::http://h/v", "zip://v"])
+def test_a_kind_of_store_that_cannot_tell_failure_from_absence(url: str, key: Path) -> None:
+    with pytest.raises(Unsupported, match="may call a file absent that it could not read"):
+        Vault.open(url, keys.key_file(key))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:hunter2@127.0.0.1:1/vault",
+        "https://hunter2@127.0.0.1:1/vault",
+        "http://127.0.0.1:1/vault?token=hunter2",
+        "http://me:hunter2/x@127.0.0.1/vault",
+        "http://[me:hunter2@127.0.0.1/vault",
+        "s3://me:hunter2@bucket/vault",
+    ],
+)
+def test_a_password_in_a_url_is_neither_shown_nor_recorded(
+    url: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ledgers").mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
+    with pytest.raises(ConfigurationError, match="a user name, a password, a query") as failed:
+        Vault.open(url, keys.key_file(key))
+    assert "hunter2" not in str(failed.value)
+    assert list((tmp_path / "ledgers").iterdir()) == []
+
+
+def test_credentials_of_a_server_are_given_to_its_client(
+    server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the error of a URL with a password says."""
+    import fsspec
+
+    monkeypatch.setenv("FSSPEC_HTTP", '{"headers": {"Authorization": "Basic abc"}}')
+    conf: dict[str, object] = {}
+    fsspec.config.set_conf_env(conf)  # as fsspec does when it is imported
+    monkeypatch.setattr(fsspec.config, "conf", conf)
+    monkeypatch.setattr("fsspec.spec.apply_config", lambda cls, kwargs: {**conf["http"], **kwargs})
+    assert loaded(server, key) == 2
+    assert {headers.get("Authorization") for _, _, headers, _ in server.requests} == {"Basic abc"}
