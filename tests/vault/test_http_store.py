@@ -6,9 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
-from sealring.errors import ConfigurationError, NotAVault, StoreFailed, Unsupported
-from sealring.vault import Vault, keys
+from sealring.errors import (
+    ConfigurationError,
+    NotAVault,
+    SealringError,
+    StoreFailed,
+    TamperedChunk,
+    TruncatedFile,
+    Unsupported,
+)
+from sealring.vault import Vault, answers, keys, requests
 from tests.vault.http_store import Answer, HttpStore, serving
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET
@@ -147,3 +156,123 @@ def test_credentials_of_a_server_are_given_to_its_client(
     monkeypatch.setattr("fsspec.spec.apply_config", lambda cls, kwargs: {**conf["http"], **kwargs})
     assert loaded(server, key) == 2
     assert {headers.get("Authorization") for _, _, headers, _ in server.requests} == {"Basic abc"}
+
+
+def a_page(*names: str) -> bytes:
+    return "".join(f'<li><a href="{one}">x</a></li>' for one in names).encode()
+
+
+TRICKS = [
+    "../../../etc/passwd", "/etc/passwd", "..", ".", "", "/", "//", "http://127.0.0.1:9/0000000009",
+    "file:///etc/passwd", "0000000009\0", "0000000009%00", "0000000009/..", "..%2f0000000009",
+    "0000000009?x", "0000000009#x", "000000000९", "00000000\u0660\u0661", "0000000002/",
+    "0000000002", "A" * 5000, "0" * 5000, "\u202e2000000000", "javascript:0000000009",
+    "0000000009\n", "-000000009",
+]  # fmt: skip
+
+
+def test_names_in_a_listing_that_lead_elsewhere(server: HttpStore, key: Path) -> None:
+    """Only names of the vault's own form are used, and only below the vault's folder."""
+
+    def answer(method: str, path: str) -> Answer | None:
+        folder = server.directory / path.strip("/")
+        if path.endswith("/vault/objects/") or not path.endswith("/") or not folder.is_dir():
+            return None
+        genuine = sorted(one.name for one in folder.iterdir())
+        return Answer(body=a_page(*TRICKS, *genuine, *genuine, *map(str.upper, genuine)))
+
+    server.answer = answer
+    assert loaded(server, key) == 2
+    for _, path, _, _ in server.requests:
+        assert path.startswith("/vault/")
+        assert ".." not in path
+        assert "%" not in path
+
+
+@pytest.mark.parametrize("body", [b"<a" + b" " * 100_000, b"<a href" * 100_000, b"href=" * 100_000])
+def test_a_listing_that_takes_hours_to_read(body: bytes, server: HttpStore, key: Path) -> None:
+    """fsspec looks for links with an expression whose time grows with the third power."""
+    pages = {"/vault/objects/": body}
+    server.answer = lambda method, path: Answer(body=pages[path]) if path in pages else None
+    assert list(opened(server, key).newest()) == []
+
+
+@pytest.mark.parametrize("name", ["vault.json", "objects/", "manifest", "rank-00000"])
+def test_an_answer_without_an_end(
+    name: str, server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "_OVERHEAD", 1 << 20)
+
+    def answer(method: str, path: str) -> Answer | None:
+        # HEAD tells a length that is allowed.
+        if method != "GET" or not path.endswith(name if name[-1] != "/" else "/"):
+            return None
+        return Answer(body=b"<a href='0000000009'>" * 3000, endless=True)
+
+    server.answer = answer
+    with pytest.raises((StoreFailed, CheckpointException)) as failed:
+        load(opened(server, key))
+    assert "an answer has more than" in str(failed.value)
+
+
+@pytest.mark.parametrize("name", ["vault.json", "/", "manifest", "rank-00000"])
+def test_a_byte_a_second(
+    name: str, server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No silence is long enough for a limit on silence: the whole answer has one."""
+    monkeypatch.setattr(requests, "SILENT_SECONDS", 2.0)
+
+    def answer(method: str, path: str) -> Answer | None:
+        slow = method == "GET" and path.endswith(name)
+        return Answer(body=bytes(1000), slowly=0.2) if slow else None
+
+    server.answer = answer
+    with pytest.raises((StoreFailed, CheckpointException)) as failed:
+        load(opened(server, key))
+    assert "did not answer within 2 seconds" in str(failed.value)
+
+
+@pytest.mark.parametrize("length", [0, 1, 10_000, -1])
+@pytest.mark.parametrize("name", ["vault.json", "key.json", "manifest", "rank-00000"])
+def test_a_length_that_is_not_the_files(
+    name: str, length: int, server: HttpStore, key: Path
+) -> None:
+    """No older version is taken. What is no length is asked for again, with GET."""
+
+    def answer(method: str, path: str) -> Answer | None:
+        newest = "objects" not in path or in_newest(path)
+        lies = method == "HEAD" and path.endswith(name) and newest
+        return Answer(headers={"Content-Length": str(length)}) if lies else None
+
+    server.answer = answer
+    if length == -1:
+        assert loaded(server, key) == 2
+        return
+    error: type[Exception] = TruncatedFile if name == "rank-00000" else StoreFailed
+    with pytest.raises((SealringError, CheckpointException)) as failed:
+        load(opened(server, key))
+    found = failed.value
+    if isinstance(found, CheckpointException):
+        found = found.failures[0][0]
+    assert type(found) is error
+
+
+def test_a_file_that_changes_between_two_ranges(server: HttpStore, key: Path) -> None:
+    """With another ETag and the same length: the older version's part behind the newer's start."""
+    older, newer = (
+        (server.directory / "vault").glob(f"objects/*/{number}/*/rank-00000")
+        for number in ("0000000001", "0000000002")
+    )
+    content, other = next(newer), next(older).read_bytes()
+
+    def answer(method: str, path: str) -> Answer | None:
+        if method == "GET" and in_newest(path) and path.endswith("rank-00000"):
+            count.append(path)
+            if len(count) > 2:  # its head has been read, and opened
+                content.write_bytes(other)
+        return None
+
+    count: list[str] = []
+    server.answer = answer
+    refused(lambda: load(opened(server, key)), TamperedChunk, "part rank-00000 of 'run' version 2")
+    assert len(count) > 2

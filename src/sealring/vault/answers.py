@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import MissingExtra, SealringError, StoreFailed, Unsupported
+from sealring.vault.sealed import shown
 
 _OVERHEAD: Final = 16 << 20
 """Bytes: a page of a listing, or an error, is much shorter."""
@@ -134,8 +135,7 @@ def _other_address(answer: Any) -> str:
         return "no address"
     if origin == answer.url.origin():
         return ""
-    shown = str(origin)[:_LONGEST_ADDRESS]
-    return "".join(one if one.isprintable() else "?" for one in shown)
+    return shown(str(origin), _LONGEST_ADDRESS)
 
 
 def _no_word() -> OSError:

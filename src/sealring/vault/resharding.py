@@ -33,6 +33,7 @@ from sealring.errors import (
 from sealring.strict import strictly
 from sealring.vault.checkpoint_form import dtype_name, load_entry
 from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
+from sealring.vault.sealed import shown
 
 _MESSAGE_BYTES: Final = 32 << 20
 """The most of a pair's bytes that are staged at once."""
@@ -93,7 +94,8 @@ def reshard(
     for other, one in enumerate(everyone):
         if one.problem is not None:
             raise WorkerFailed(
-                f"rank {other} cannot take part in this change of layout: {_shown(one.problem)}"
+                f"rank {other} cannot take part in this change of layout: "
+                f"{shown(one.problem, _LARGEST_REASON)}"
             )
     layouts = [_layout(other, one.held) for other, one in enumerate(everyone)]
     moves = plan(layouts, [_wanted(other, one, layouts) for other, one in enumerate(everyone)])
@@ -198,12 +200,6 @@ def _pickle(name: str, value: Any) -> torch.Tensor:
     torch.save(value, content)
     load_entry(name, content.getvalue())
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
-
-
-def _shown(reason: str) -> str:
-    """What another rank wrote, for this rank's terminal."""
-    cut = reason[:_LARGEST_REASON]
-    return "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
 def _layout(rank: int, said: list[_Named]) -> Layout:

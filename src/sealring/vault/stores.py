@@ -24,6 +24,7 @@ from sealring.errors import (
 )
 from sealring.vault import answers, requests
 from sealring.vault.files import NEW_FILE
+from sealring.vault.sealed import shown
 
 _BLOCK: Final = 8 << 20
 _LONGEST_REASON: Final = 300
@@ -89,7 +90,7 @@ def _lists_at_once(files: Any) -> bool:
 def _reason(problem: Exception) -> str:
     """In one line, and not endless. The text may be the store's, and that an attacker's."""
     told = str(problem).strip().splitlines() or [type(problem).__name__]
-    return "".join(one if one.isprintable() else "?" for one in told[0][:_LONGEST_REASON])
+    return shown(told[0], _LONGEST_REASON)
 
 
 def _refuse_credentials(url: str) -> None:
