@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 
-from sealring.vault.children import connect_to_parent, fill
+from sealring.vault.children import connect_to_parent, fill, receive
 from sealring.vault.keys import KEY_BYTES
 
 ANSWERS = {
@@ -22,8 +22,29 @@ ANSWERS = {
 }
 
 
+MESSAGES = {
+    "no json": b"\xff\xfe{",
+    "a number": b"7",
+    "a list of one": b"[{}]",
+    "no document": b"[7, 0]",
+    "nested": b"[" * 100_000,
+    "many keys": b"[{}, 1000000000]",
+    "no error": b'[{"error": "annotations", "message": "x"}, 0]',
+    "an error that is none": b'[{"error": [], "message": {}}, 0]',
+    "nothing": b"[{}, 0]",
+    "no progress": b'[{"progress": "x"}, 0]',
+}
+"""In place of what a process that seals shards answers to an order."""
+
+
 def main(kind: str, address: str) -> None:
     parent = connect_to_parent(address)
+    if kind.startswith("message: "):
+        receive(parent)
+        text = MESSAGES.get(kind.removeprefix("message: "), b"")
+        parent.sendall((len(text) or 0xFFFFFFFF).to_bytes(4, "big") + text)
+        parent.recv(1)
+        return
     head = socket.recv_fds(parent, 4, 2)[0]
     fill(parent, memoryview(bytearray(int.from_bytes(head, "big") + KEY_BYTES)))
     if kind == "killed":

@@ -20,6 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from sealring.errors import VaultError, WorkerFailed
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
+from sealring.vault.children import Child
+from tests.attacks.false_helper import MESSAGES
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 from tests.workers import SECRET
 
@@ -123,7 +125,7 @@ def in_place_of_helpers(
         started.append(real([sys.executable, *module, command[-1]], cwd=CHECKOUT, **options))
         return started[-1]
 
-    monkeypatch.setattr("sealring.vault.staging.subprocess.Popen", false)
+    monkeypatch.setattr(subprocess, "Popen", false)
     monkeypatch.setattr("sealring.vault.staging._END_SECONDS", 0.1)
     return started
 
@@ -218,3 +220,15 @@ def test_saves_go_on_while_the_helper_of_another_hangs(
 
 def stopped(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("kind", [*MESSAGES, "four gigabytes"])
+def test_what_a_process_that_seals_shards_answers_is_an_error_by_name(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bare ValueError, TypeError or KeyError, or filled the memory."""
+    in_place_of_helpers(f"message: {kind}", monkeypatch)
+    child = Child("sealring.vault.datasets.work")
+    with pytest.raises(WorkerFailed):
+        child.ask({"part": "shard-00000000"}, [], lambda count: None)
+    child.close()

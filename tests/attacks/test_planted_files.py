@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import NoSuchObject, UnsafePath
-from sealring.vault import Vault, keys, trees
+from sealring.vault import Vault, keys, removal, trees
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET
 
@@ -90,3 +90,16 @@ def test_what_is_planted_as_an_unfinished_output_stops_no_open(
     assert out.read_bytes() == b"content"
     assert (elsewhere / "file").read_bytes() == b"another's"
     assert os.path.lexists(planted) == (kind != "directory of another" or os.getuid() != 0)
+
+
+def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault: Vault) -> None:
+    """`rm` ended with a bare IsADirectoryError, and the object could not be removed."""
+    save(vault, 1)
+    folder = vault.find("run").copy.folder
+    (folder / "manifest").unlink()
+    (folder / "manifest").mkdir()
+    (folder / "manifest" / "file").touch()
+    removal.remove(vault, "run")
+    assert not folder.exists()
+    with pytest.raises(NoSuchObject):
+        vault.find("run")

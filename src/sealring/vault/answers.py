@@ -97,6 +97,7 @@ def options_of(url: str) -> dict[str, Any]:
         )
     import fsspec
 
+    watching: Any
     try:
         if scheme in HTTP:
             import aiohttp
