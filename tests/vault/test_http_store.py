@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -143,18 +146,11 @@ def test_a_password_in_a_url_is_neither_shown_nor_recorded(
     assert list((tmp_path / "ledgers").iterdir()) == []
 
 
-def test_credentials_of_a_server_are_given_to_its_client(
-    server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_of_a_server_are_given_to_its_client(server: HttpStore, key: Path) -> None:
     """As the error of a URL with a password says."""
-    import fsspec
-
-    monkeypatch.setenv("FSSPEC_HTTP", '{"headers": {"Authorization": "Basic abc"}}')
-    conf: dict[str, object] = {}
-    fsspec.config.set_conf_env(conf)  # as fsspec does when it is imported
-    monkeypatch.setattr(fsspec.config, "conf", conf)
-    monkeypatch.setattr("fsspec.spec.apply_config", lambda cls, kwargs: {**conf["http"], **kwargs})
-    assert loaded(server, key) == 2
+    env = {**os.environ, "FSSPEC_HTTP": '{"headers": {"Authorization": "Basic abc"}}'}
+    command = ["vault", "ls", f"{server.address}/vault", "--key", str(key)]
+    subprocess.run([sys.executable, "-m", "sealring.cli", *command], env=env, check=True)
     assert {headers.get("Authorization") for _, _, headers, _ in server.requests} == {"Basic abc"}
 
 

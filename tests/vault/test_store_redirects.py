@@ -98,7 +98,7 @@ def certificate(folder: Path) -> ssl.SSLContext:
 def test_a_redirect_from_https_to_http_is_not_followed(
     server: HttpStore, key: Path, tmp_path: Path
 ) -> None:
-    """On the same host: whoever is on the network would read and answer what follows."""
+    """On the same host: an attacker on the network would read and answer what follows."""
     context = certificate(tmp_path)
     plain = f"http://localhost:{server.server_address[1]}"
     with serving(tmp_path, context) as sealed:

@@ -193,8 +193,9 @@ class Child:
         if "result" in answer:
             return answer["result"]
         kind = getattr(errors, str(answer.get("error")), None)
-        known = isinstance(kind, type) and issubclass(kind, SealringError)
-        raise (kind if known else WorkerFailed)(str(answer.get("message")))
+        if not isinstance(kind, type) or not issubclass(kind, SealringError):
+            kind = WorkerFailed
+        raise kind(str(answer.get("message")))
 
     def close(self) -> None:
         """Ends the process: at once if it still works."""
