@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sealring.errors import WorkerFailed
-from sealring.vault import CheckpointWriter, Vault, keys
+from sealring.errors import VaultError, WorkerFailed
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
+from sealring.vault.children import Child
+from tests.attacks.false_helper import MESSAGES
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 from tests.workers import SECRET
 
@@ -106,3 +111,124 @@ def test_a_helper_that_hangs_is_ended(vault: Vault, monkeypatch: pytest.MonkeyPa
     assert type(problem) is WorkerFailed
     assert "did not connect" in str(problem)
     assert started[0].returncode == -9
+
+
+def in_place_of_helpers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> list[subprocess.Popen[bytes]]:
+    """The processes that are started from now on."""
+    started: list[subprocess.Popen[bytes]] = []
+    real: Any = subprocess.Popen
+
+    def false(command: list[str], **options: Any) -> Any:
+        module = ["-m", "tests.attacks.false_helper", kind]
+        started.append(real([sys.executable, *module, command[-1]], cwd=CHECKOUT, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", false)
+    monkeypatch.setattr("sealring.vault.staging._END_SECONDS", 0.1)
+    return started
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("killed", "ended before it had finished"),
+        ("no json", "gave an answer that is none"),
+        ("a number", "gave an answer that is none"),
+        ("no commitment", "gave an answer that is none"),
+        ("nested", "gave an answer that is none"),
+        ("a commitment that is none", "gave an answer that is none"),
+        ("an answer without an end", "gave an answer that is none"),
+        ("terminal codes", "could not be sealed: ?[2JAAA"),
+    ],
+)
+def test_what_a_helper_answers_ends_the_save_by_name(
+    kind: str, words: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bare ValueError, TypeError or KeyError, or filled the memory."""
+    save(vault)
+    with monkeypatch.context() as patch:
+        started = in_place_of_helpers(kind, patch)
+        with pytest.raises(CheckpointException) as raised:
+            save(vault)
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is (VaultError if kind == "terminal codes" else WorkerFailed)
+    assert words in str(problem)
+    assert str(problem).isprintable()
+    assert len(str(problem)) < 1000
+    assert [one.returncode is None for one in started] == [False]
+    save(vault)
+    dcp.load({"x": torch.zeros(3)}, storage_reader=CheckpointReader(vault, "run"))
+    assert vault.find("run").manifest.object_version > 1
+
+
+@pytest.mark.parametrize("kind", ["stopped", "a byte at a time"])
+def test_a_helper_that_does_not_end_its_answer_is_ended(
+    kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on each byte let it hold up the save for ever."""
+    started = in_place_of_helpers(kind, monkeypatch)
+    monkeypatch.setattr("sealring.vault.staging._WORK_SECONDS", 1.0)
+    with pytest.raises(CheckpointException) as raised:
+        save(vault)
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is WorkerFailed
+    assert "timed out" in str(problem)
+    assert started[0].returncode == -9
+
+
+def test_saves_go_on_while_the_helper_of_another_hangs(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same writer. What the first has left is removed by a later save."""
+    real: Any = subprocess.Popen
+    started = in_place_of_helpers("stopped", monkeypatch)
+    false: Any = subprocess.Popen
+    kinds = [false]
+    monkeypatch.setattr(
+        "sealring.vault.staging.subprocess.Popen",
+        lambda *given, **options: (kinds.pop() if kinds else real)(*given, **options),
+    )
+    monkeypatch.setattr("sealring.vault.staging._WORK_SECONDS", 30.0)
+    writer = CheckpointWriter(vault, "run", helper=True, keep=2)
+    failures: list[BaseException] = []
+
+    def hanging() -> None:
+        try:
+            dcp.save({"x": torch.zeros(3)}, storage_writer=writer)
+        except CheckpointException as problem:
+            failures.extend(one[0] for one in problem.failures.values())
+
+    first = threading.Thread(target=hanging)
+    first.start()
+    while not started or stopped(started[0].pid) is False:
+        time.sleep(0.02)
+    for value in (2.0, 3.0, 4.0):
+        dcp.save({"x": torch.full((3,), value)}, storage_writer=writer)
+    assert first.is_alive()
+    os.kill(started[0].pid, signal.SIGKILL)
+    first.join()
+    assert [type(one) for one in failures] == [WorkerFailed]
+    into = {"x": torch.zeros(3)}
+    dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
+    assert into["x"].tolist() == [4.0] * 3
+    dcp.save({"x": torch.full((3,), 5.0)}, storage_writer=writer)
+    found = [int(one.name) for one in vault.folder_of("run").iterdir()]
+    assert sorted(found) == [4, 5]
+
+
+def stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("kind", [*MESSAGES, "four gigabytes"])
+def test_what_a_process_that_seals_shards_answers_is_an_error_by_name(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a bare ValueError, TypeError or KeyError, or filled the memory."""
+    in_place_of_helpers(f"message: {kind}", monkeypatch)
+    child = Child("sealring.vault.datasets.work")
+    with pytest.raises(WorkerFailed):
+        child.ask({"part": "shard-00000000"}, [], lambda count: None)
+    child.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import NoSuchObject, UnsafePath
-from sealring.vault import Vault, keys
+from sealring.vault import Vault, keys, removal, trees
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET
 
@@ -63,5 +63,43 @@ def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) 
         path.rmdir()
     os.mkfifo(path)
     refused(lambda: save(vault, 1), UnsafePath, "something that is no directory lies there")
+    with pytest.raises(NoSuchObject):
+        vault.find("run")
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "link", "file", "pipe", "directory of another"])
+def test_what_is_planted_as_an_unfinished_output_stops_no_open(
+    kind: str, vault: Vault, tmp_path: Path
+) -> None:
+    """In a directory that others can write to. It was UnsafePath."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.write_bytes(b"content")
+    trees.seal_path(vault, source, "object", None, lambda _: None)
+    planted, elsewhere = tmp_path / ".out.sealring-unfinished-0123456789abcdef", tmp_path / "kept"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_bytes(b"another's")
+    make: dict[str, Callable[[], object]] = {
+        "dangling link": lambda: planted.symlink_to("nowhere"),
+        "link": lambda: planted.symlink_to(elsewhere),
+        "file": planted.touch,
+        "pipe": lambda: os.mkfifo(planted),
+        "directory of another": lambda: planted.mkdir(mode=0o000),
+    }
+    make[kind]()
+    trees.open_object(vault.find("object"), out, lambda _: None)
+    assert out.read_bytes() == b"content"
+    assert (elsewhere / "file").read_bytes() == b"another's"
+    assert os.path.lexists(planted) == (kind != "directory of another" or os.getuid() != 0)
+
+
+def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault: Vault) -> None:
+    """`rm` ended with a bare IsADirectoryError, and the object could not be removed."""
+    save(vault, 1)
+    folder = vault.find("run").copy.folder
+    (folder / "manifest").unlink()
+    (folder / "manifest").mkdir()
+    (folder / "manifest" / "file").touch()
+    removal.remove(vault, "run")
+    assert not folder.exists()
     with pytest.raises(NoSuchObject):
         vault.find("run")

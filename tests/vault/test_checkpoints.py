@@ -295,8 +295,9 @@ def test_a_pickle_that_runs_code_is_neither_saved_nor_loaded(
         "the entry 'entry'",
     )
     # By a worker that does not check what it saves.
-    monkeypatch.setattr("sealring.vault.checkpoint_form.check_entry", lambda *_: None)
-    dcp.save(bad, storage_writer=CheckpointWriter(vault, "run"))
+    with monkeypatch.context() as patch:
+        patch.setattr("sealring.vault.checkpoint_form.load_entry", lambda *_: None)
+        dcp.save(bad, storage_writer=CheckpointWriter(vault, "run"))
     reader = CheckpointReader(vault, "run")
     refused(lambda: dcp.load({"entry": None}, storage_reader=reader), UnsafeEntry, "'entry'")
     assert not (tmp_path / "owned").exists()

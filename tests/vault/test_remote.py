@@ -21,6 +21,7 @@ from sealring.errors import (
     StoreFailed,
     TruncatedFile,
     UnsafePath,
+    Unsupported,
     VaultError,
 )
 from sealring.vault import Vault, keys, remote, trees
@@ -280,7 +281,7 @@ def test_a_manifest_that_is_removed_while_it_is_pushed(
 
 def test_a_store_that_is_not_there(vault: Vault) -> None:
     seal(vault, b"1")
-    with pytest.raises(StoreFailed, match="cannot be used"):
+    with pytest.raises(Unsupported, match="no vault is used in a store of the kind 'nosuch'"):
         push(vault, "nosuch://place")
     clear_memory_store()
     with pytest.raises(NoSuchObject, match="has no version of 'data'"):

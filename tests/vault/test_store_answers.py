@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -217,3 +218,32 @@ def test_an_answer_that_does_not_end(
     assert proxy.sent < 200 << 20
     proxy.fault = lambda method, path: None
     assert same(load(stored), state(1))
+
+
+def test_names_in_a_listing_of_s3_that_lead_elsewhere(stored: Vault, proxy: Proxy) -> None:
+    """Only names of the vault's own form are used, below the vault's folder. NUL comes as %00."""
+    save(stored, 1)
+    above = urlsplit(str(stored.folder_of("run"))).path.strip("/")
+    tricks = [
+        "../../etc/", "/etc/", "..%2F0000000009/", "0000000009%00/", "0000000009%0A/", "A" * 9000,
+        "0000000001/", "0000000001/", "%D9%A0" * 10 + "/", "0000000009", "-000000009/", "/",
+    ]  # fmt: skip
+    names = [f"{above}/{one}" for one in tricks] + ["/etc/passwd", "..", "0000000009/", "", "/"]
+    prefixes = "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in names)
+    files = "".join(f"<Contents><Key>{one}</Key><Size>-1</Size></Contents>" for one in names)
+    page = f"<ListBucketResult><EncodingType>url</EncodingType>{prefixes}{files}</ListBucketResult>"
+    asked: list[str] = []
+    served: list[str] = []
+
+    def answer(method: str, path: str) -> tuple[int, bytes] | None:
+        asked.append(unquote(path))
+        if "list-type=2" not in path or f"prefix={above}/&" not in asked[-1]:
+            return None
+        served.append(path)
+        return 200, page.encode()
+
+    proxy.answer = answer
+    assert same(load(stored), state(1))
+    assert all(".." not in one and "\0" not in one and "/etc" not in one for one in asked)
+    stored.incomplete("run")
+    assert len(served) > 1

@@ -14,7 +14,6 @@ from sealring.errors import (
     NotGranted,
     OutputExists,
     RolledBack,
-    StoreFailed,
     Unsupported,
 )
 from tests.vault.conftest import clear_memory_store
@@ -59,7 +58,7 @@ def test_what_push_and_pull_refuse(sh: Shell) -> None:
         sh("push", "v", "f", STORE, "--version", "7")
     with pytest.raises(NoSuchObject, match=f"{STORE} has no version of 'f'"):
         sh("pull", "v", "f", STORE)
-    with pytest.raises(StoreFailed, match="nosuch://place cannot be used"):
+    with pytest.raises(Unsupported, match="a store of the kind 'nosuch'"):
         sh("push", "v", "f", "nosuch://place")
     with pytest.raises(ForeignVault):
         sh("push", "v", "f", STORE, "--vault-id", "00" * 16)

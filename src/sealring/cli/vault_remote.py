@@ -15,7 +15,9 @@ from sealring.vault import remote
 from sealring.vault.stores import Progress
 from sealring.vault.vault import Vault
 
-Url = Annotated[str, typer.Argument(help="s3://BUCKET/FOLDER, file:///FOLDER: any of fsspec's.")]
+Url = Annotated[
+    str, typer.Argument(help="s3://BUCKET/FOLDER, https://HOST/FOLDER, file:///FOLDER.")
+]
 Name = Annotated[str, typer.Argument(help="The object.")]
 
 

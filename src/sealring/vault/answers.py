@@ -1,7 +1,9 @@
-"""Answers of a store that speaks S3 are received no further than they can be long.
+"""What the answers of a store on a network may be, and what they prove.
 
-Without this, its client collects in memory whatever comes until the request's time has passed: a
-whole file where a proxy does not serve ranges, and gigabytes where an answer does not end.
+Its client collects in memory whatever comes until the request's time has passed: a whole file where
+a proxy does not serve ranges, and gigabytes where an answer does not end. It follows redirects to
+any address, with the request's body and the session's token. And fsspec's client for HTTP calls a
+file absent for whatever reason it cannot be read. So each answer is looked at as it comes.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.errors import StoreFailed
+from sealring.errors import MissingExtra, SealringError, StoreFailed, Unsupported
+from sealring.vault.sealed import shown
 
 _OVERHEAD: Final = 16 << 20
 """Bytes: a page of a listing, or an error, is much shorter."""
 LARGEST_LISTING: Final = 64 << 20
 """Bytes, of the answers that list files: for about 200,000 of them."""
+_ABSENT: Final = frozenset({404, 410})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_S3: Final = frozenset({"s3", "s3a"})
+HTTP: Final = frozenset({"http", "https"})
+OF_THIS_MACHINE: Final = frozenset({"file", "local", "memory"})
+_LONGEST_ADDRESS: Final = 100
 
 
 @dataclass(slots=True)
@@ -28,7 +37,35 @@ class Room:
     """Bytes of content that each request asks for."""
     listing: bool
     """The pages of a listing count together: a store can always say that another one follows."""
+    absent: frozenset[int] = _ABSENT
+    """Statuses after which the client's word that a file is not there is believed."""
     came: int = 0
+    status: int | None = None
+    """Of the answer to the last request; None if there was none."""
+    elsewhere: str = ""
+    """Where that answer sends the client, if that is another address."""
+
+    def asked(self) -> None:
+        self.status, self.elsewhere = None, ""
+
+    def answered(self, answer: Any) -> None:
+        self.status, self.elsewhere = answer.status, _other_address(answer)
+        answer.content = _Content(answer, self)
+
+    def judged(self, url: str, problem: Exception) -> Exception:
+        """What the failure of the client's call means: here alone a file is found to be absent."""
+        if self.elsewhere:
+            return StoreFailed(
+                f"{url} redirects to {self.elsewhere}, and nothing is sent there. If the store has "
+                "moved, use its new URL"
+            )
+        if isinstance(problem, SealringError):
+            return problem
+        if isinstance(problem, FileNotFoundError):
+            if self.status in self.absent:
+                return problem
+            return problem.__cause__ if isinstance(problem.__cause__, Exception) else _no_word()
+        return FileNotFoundError(url) if self.status in _ABSENT else problem
 
     def take(self, answer: int, count: int) -> None:
         """`answer`: bytes of the answer that these are the last `count` of."""
@@ -42,21 +79,80 @@ class Room:
 room: ContextVar[Room | None] = ContextVar("room", default=None)
 
 
+def proving_absence(files: Any) -> frozenset[int]:
+    """S3 lists a folder that is not there with success: nothing is in it."""
+    return _ABSENT | {200} if _S3.intersection(files.protocol) else _ABSENT
+
+
 def options_of(url: str) -> dict[str, Any]:
-    """What fsspec gives to s3fs, which gives it to its client."""
-    if not url.startswith(("s3://", "s3a://")):
+    """What fsspec gives to a client, so that its answers are looked at."""
+    scheme = url.partition("://")[0]
+    if scheme in OF_THIS_MACHINE:
         return {}
+    if scheme not in _S3 | HTTP:
+        raise Unsupported(
+            f"no vault is used in a store of the kind {scheme[:20]!r}: its client may call a file "
+            "absent that it could not read, and an older version would be taken. Use s3://, "
+            "http://, https:// or a directory"
+        )
     import fsspec
 
+    watching: Any
     try:
-        from aiobotocore.config import AioConfig
+        if scheme in HTTP:
+            import aiohttp
+
+            _require(aiohttp.ClientSession, "middlewares")
+            option, name, watching = "client_kwargs", "middlewares", (_follow_inside,)
+        else:
+            from aiobotocore.config import AioConfig
+
+            _require(AioConfig, "http_session_cls")
+            option, name, watching = "config_kwargs", "http_session_cls", _session_class()
     except ImportError:
         return {}  # fsspec says what to install
-    if "http_session_cls" not in inspect.signature(AioConfig.__init__).parameters:
-        return {}  # an older one
-    chosen = dict(fsspec.config.conf.get("s3", {}).get("config_kwargs") or {})
-    chosen.setdefault("http_session_cls", _session_class())
-    return {"config_kwargs": chosen}
+    chosen: dict[str, Any] = {}
+    for one in sorted(HTTP if scheme in HTTP else _S3):
+        chosen |= fsspec.config.conf.get(one, {}).get(option) or {}
+    return {option: {**chosen, name: watching}}
+
+
+def _require(client: Any, parameter: str) -> None:
+    if parameter not in inspect.signature(client.__init__).parameters:
+        raise MissingExtra(
+            f"this {client.__module__.partition('.')[0]} is too old for stores: "
+            "pip install --upgrade 'sealring[stores]' aiohttp aiobotocore"
+        )
+
+
+def _other_address(answer: Any) -> str:
+    """Scheme, host and port that a redirect leads to, if they are not those of the request."""
+    target = answer.headers.get("Location") or answer.headers.get("URI")
+    if answer.status not in _REDIRECTS or not target:
+        return ""
+    try:
+        origin = answer.url.join(type(answer.url)(target)).origin()
+    except ValueError:
+        return "no address"
+    if origin == answer.url.origin():
+        return ""
+    return shown(str(origin), _LONGEST_ADDRESS)
+
+
+def _no_word() -> OSError:
+    return OSError("no answer says whether the file is there")
+
+
+async def _follow_inside(request: Any, send: Any) -> Any:
+    """aiohttp's middleware for one request, also for each that follows a redirect."""
+    allowed = room.get() or Room(0, listing=False)
+    allowed.asked()
+    answer = await send(request)
+    allowed.answered(answer)
+    if allowed.elsewhere:
+        answer.close()
+        raise StoreFailed(f"a redirect to {allowed.elsewhere}")
+    return answer
 
 
 @functools.cache
@@ -72,14 +168,16 @@ def _session_class() -> type:
 
 
 class _Requests:
-    """aiohttp's session, whose answers are bounded."""
+    """aiohttp's session, for aiobotocore. It follows no redirects, as boto3 follows none."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     async def request(self, *args: Any, **options: Any) -> Any:
-        answer = await self._session.request(*args, **options)
-        answer.content = _Content(answer, room.get() or Room(0, listing=False))
+        allowed = room.get() or Room(0, listing=False)
+        allowed.asked()
+        answer = await self._session.request(*args, allow_redirects=False, **options)
+        allowed.answered(answer)
         return answer
 
 

@@ -15,20 +15,38 @@ from sealring.errors import UnsafeEntry, Unsupported
 KIND: Final = "checkpoint"
 
 
-def check_entry(name: str, pickled: bytes) -> None:
-    """Refuses a pickle that names anything but tensors and plain data.
-
-    The bytes are handed to the planner after this, which loads them without such a check.
-    """
+def load_entry(name: str, pickled: bytes) -> Any:
+    """What a pickle holds, if it names nothing but tensors and plain data."""
     try:
-        torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
+        return torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
     except Exception as problem:  # the bytes may be anything, and so is what they lead to
-        reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
-        raise UnsafeEntry(
-            f"the entry {name!r} cannot be loaded without running code that it brings: save it as "
-            "tensors, numbers, strings, lists and dicts, or allow its type with "
-            f"torch.serialization.add_safe_globals ({reason})"
-        ) from None
+        raise _unsafe(name, problem) from None
+
+
+def pickled_anew(name: str, pickled: bytes) -> io.BytesIO:
+    """Loads an entry with restrictions, and pickles what it holds for a planner.
+
+    Planners load what they are given without restrictions, so none gets a checkpoint's own bytes.
+    A pickle made here names classes and functions that the value holds, and it holds those alone
+    that the restricted load allows.
+    """
+    value = load_entry(name, pickled)
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+    except Exception as problem:  # an entry may set its objects' attributes
+        raise _unsafe(name, problem) from None
+    content.seek(0)
+    return content
+
+
+def _unsafe(name: str, problem: Exception) -> UnsafeEntry:
+    reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    return UnsafeEntry(
+        f"the entry {name!r} cannot be loaded without running code that it brings: save it as "
+        "tensors, numbers, strings, lists and dicts, or allow its type with "
+        f"torch.serialization.add_safe_globals ({reason})"
+    )
 
 
 def paths_document(planner_data: Any) -> dict[str, list[str | int]] | None:
@@ -56,7 +74,7 @@ def bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     data: Any = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         content = data.getvalue()
-        check_entry(item.index.fqn, content)
+        load_entry(item.index.fqn, content)
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
     tensor: torch.Tensor = data.detach()
     if tensor.layout is not torch.strided or tensor.is_quantized:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from collections import defaultdict
@@ -24,7 +23,7 @@ from sealring.recording.hooks import note_checkpoint_in, trusted_in_replay
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
-from sealring.vault.checkpoint_form import KIND, check_entry, has_own_memory, raw_bytes
+from sealring.vault.checkpoint_form import KIND, has_own_memory, pickled_anew, raw_bytes
 from sealring.vault.closing import Closable
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Vault
@@ -223,8 +222,7 @@ class CheckpointReader(Closable, StorageReader):
                 target.copy_(filled)
             planner.commit_tensor(item, target)
         for item, room in entries:
-            check_entry(item.storage_index.fqn, bytes(room))
-            planner.load_bytes(item, io.BytesIO(bytes(room)))
+            planner.load_bytes(item, pickled_anew(item.storage_index.fqn, bytes(room)))
 
     def _open(self, stored: Stored) -> checking.Valid:
         """The checkpoint, if workers of the job signed it and all that it lists."""

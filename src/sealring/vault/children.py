@@ -23,10 +23,13 @@ from sealring.identity.peer_process import peer_of
 from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.identity.process import allows_debuggers, shut_out_debuggers
 from sealring.vault.keys import KEY_BYTES
+from sealring.vault.sealed import parse
 
 START_SECONDS: Final = 120.0
 """For a child to start, on a machine that is busy."""
 _END_SECONDS: Final = 5.0
+_LARGEST_MESSAGE: Final = 64 << 20
+_MOST_KEYS: Final = 8
 Progress = Callable[[int], None]
 
 
@@ -121,9 +124,17 @@ def send(to: socket.socket, document: Any, keys: Sequence[_native.Secret] = ()) 
 def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
     head = bytearray(4)
     fill(source, memoryview(head))
-    text = bytearray(int.from_bytes(head, "big"))
+    size = int.from_bytes(head, "big")
+    if size > _LARGEST_MESSAGE:
+        raise ConnectionError(f"a message has {size} bytes")
+    text = bytearray(size)
     fill(source, memoryview(text))
-    document, count = json.loads(text)
+    try:
+        document, count = parse(bytes(text))
+    except (ValueError, TypeError):  # TypeError: it is no list
+        raise ConnectionError("a message cannot be read") from None
+    if not isinstance(document, dict) or not isinstance(count, int) or count > _MOST_KEYS:
+        raise ConnectionError("a message is not of the form that is sent")
     keys = [_native.Secret.zeros(KEY_BYTES) for _ in range(count)]
     for key in keys:
         fill(source, memoryview(key))
@@ -170,19 +181,21 @@ class Child:
             send(self._here, order, keys)
             while True:
                 answer, _ = receive(self._here)
-                if "progress" not in answer:
+                if not isinstance(done := answer.get("progress"), int):
                     break
-                progress(answer["progress"])
+                progress(done)
         except OSError as problem:
             status = self._process.poll()
             raise WorkerFailed(
                 f"a process that was to work on {order.get('part', 'a part')} ended with status "
                 f"{status}: {problem}. Run the same command again: it goes on from here"
             ) from problem
-        if "error" in answer:
-            kind = getattr(errors, answer["error"], WorkerFailed)
-            raise (kind if issubclass(kind, SealringError) else WorkerFailed)(answer["message"])
-        return answer["result"]
+        if "result" in answer:
+            return answer["result"]
+        kind = getattr(errors, str(answer.get("error")), None)
+        if not isinstance(kind, type) or not issubclass(kind, SealringError):
+            kind = WorkerFailed
+        raise kind(str(answer.get("message")))
 
     def close(self) -> None:
         """Ends the process: at once if it still works."""

@@ -136,7 +136,8 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
             parent = step(name, parent)
         directory = step(last, parent)
         if first is not None:
-            with contextlib.suppress(FileNotFoundError):
+            # A directory in its place is removed with the rest.
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(first, dir_fd=directory)
                 os.fsync(directory)
         with freeing.later(directory):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, UnsafePath
 from sealring.identity.private_files import name_beside
 from sealring.vault.files import NEW_FILE, claim, claimed
 
@@ -99,7 +99,8 @@ def _remove_left(out: Path) -> None:
     for name in os.listdir(out.parent):
         if not name.startswith(_name_of(out)):
             continue
-        with contextlib.suppress(OSError):  # it is another's, or gone meanwhile
+        # It is another's, gone meanwhile, or no directory, which anyone may have put there.
+        with contextlib.suppress(OSError, UnsafePath):
             if not claimed(out.parent / name):
                 shutil.rmtree(out.parent / name, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Versions of objects in a store that fsspec reaches (s3://, memory://, file:// and others).
+"""Versions of objects in a store that fsspec reaches (see stores.py).
 
 A store has no rename and no lock, so the manifest is the commit: it is put last, and only where
 there is none. All that is put is sealed already and means nothing elsewhere: the context of each

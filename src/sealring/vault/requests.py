@@ -36,13 +36,20 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
     seconds = SILENT_SECONDS + size / _BYTES_A_SECOND
 
     async def bounded() -> Any:
-        answers.room.set(answers.Room(size, listing=method not in _MOVES_CONTENT))
+        room = answers.Room(
+            size, listing=method not in _MOVES_CONTENT, absent=answers.proving_absence(files)
+        )
+        answers.room.set(room)
         try:
             return await asyncio.wait_for(getattr(files, f"_{method}")(*args, **options), seconds)
         except TimeoutError:
             raise StoreFailed(
                 f"{url} did not answer within {seconds:.0f} seconds: try again later"
             ) from None
+        except Exception as problem:
+            if (meant := room.judged(url, problem)) is problem:
+                raise
+            raise meant from None
 
     return _run(files.loop, bounded())
 

@@ -31,8 +31,9 @@ from sealring.errors import (
     WorkerFailed,
 )
 from sealring.strict import strictly
-from sealring.vault.checkpoint_form import check_entry, dtype_name
+from sealring.vault.checkpoint_form import dtype_name, load_entry
 from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
+from sealring.vault.sealed import shown
 
 _MESSAGE_BYTES: Final = 32 << 20
 """The most of a pair's bytes that are staged at once."""
@@ -93,7 +94,8 @@ def reshard(
     for other, one in enumerate(everyone):
         if one.problem is not None:
             raise WorkerFailed(
-                f"rank {other} cannot take part in this change of layout: {_shown(one.problem)}"
+                f"rank {other} cannot take part in this change of layout: "
+                f"{shown(one.problem, _LARGEST_REASON)}"
             )
     layouts = [_layout(other, one.held) for other, one in enumerate(everyone)]
     moves = plan(layouts, [_wanted(other, one, layouts) for other, one in enumerate(everyone)])
@@ -160,9 +162,7 @@ class _State:
 
     def finish(self) -> None:
         for name, content in self.pickled.items():
-            pickled = bytes(content.numpy())
-            check_entry(name, pickled)
-            value = torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
+            value = load_entry(name, bytes(content.numpy()))
             set_element(self._whole, self._paths[name], value)  # type: ignore[arg-type]
 
     def _view(self, move: Move) -> torch.Tensor:
@@ -198,14 +198,8 @@ def _local(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, Part] | None:
 def _pickle(name: str, value: Any) -> torch.Tensor:
     content = io.BytesIO()
     torch.save(value, content)
-    check_entry(name, content.getvalue())
+    load_entry(name, content.getvalue())
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
-
-
-def _shown(reason: str) -> str:
-    """What another rank wrote, for this rank's terminal."""
-    cut = reason[:_LARGEST_REASON]
-    return "".join(letter if letter.isprintable() else "?" for letter in cut)
 
 
 def _layout(rank: int, said: list[_Named]) -> Layout:

@@ -116,6 +116,11 @@ def parse(content: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+def shown(text: str, longest: int) -> str:
+    """Text that others wrote, for a message: it is cut, and holds no codes of terminals."""
+    return "".join(one if one.isprintable() else "?" for one in text[:longest])
+
+
 def raise_own_lack(problem: OSError) -> None:
     """Raises what this process lacks as it is: nothing was learned of the vault.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,12 +20,19 @@ from sealring.errors import VaultError, WorkerFailed
 from sealring.identity.process import shut_out_debuggers
 from sealring.vault.children import START_SECONDS, Door, without_secrets
 from sealring.vault.objects import Copy, Part, digest_of
-from sealring.vault.sealed import Place
+from sealring.vault.sealed import Place, parse, shown
 
 _START_SECONDS: Final = START_SECONDS
+_WORK_SECONDS: Final = 120.0
+"""For a helper to seal a part and to answer, and longer by the part's size."""
 _END_SECONDS: Final = 5.0
 _BYTES_A_SECOND: Final = 1 << 20
 """A helper that seals more slowly than this does not work."""
+_LARGEST_ANSWER: Final = 4096
+_LONGEST_REASON: Final = 300
+_SHORTEST_WAIT: Final = 0.001
+"""Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
+_COMMITMENT: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def seal_here(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tuple[Part, bytes]:
@@ -69,8 +78,8 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
     )
     try:
         with door.accept(lambda pid: pid == process.pid, process.poll, _START_SECONDS) as here:
-            here.settimeout(_START_SECONDS + size / _BYTES_A_SECOND)
-            return _hand_over(here, place, name, size, files)
+            deadline = time.monotonic() + _WORK_SECONDS + size / _BYTES_A_SECOND
+            return _hand_over(here, place, name, size, files, deadline)
     except OSError as problem:
         raise WorkerFailed(
             f"the process that seals {name} ended before it had finished: {problem}"
@@ -85,7 +94,9 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
         process.wait()
 
 
-def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> str:
+def _hand_over(
+    here: socket.socket, place: Place, name: str, size: int, files: list[int], deadline: float
+) -> str:
     order = {
         "suite": place.suite,
         "context": place.context(name).hex(),
@@ -93,15 +104,36 @@ def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: l
         "bytes": size,
     }
     text = json.dumps(order).encode()
+    here.settimeout(deadline - time.monotonic())
     socket.send_fds(here, [len(text).to_bytes(4, "big")], files)
     here.sendall(text)
     here.sendall(memoryview(place.part_key(name)))
-    answer = b""
-    while piece := here.recv(4096):
-        answer += piece
-    if not answer:
+    return _commitment(_answer(here, deadline), name)
+
+
+def _answer(here: socket.socket, deadline: float) -> bytes:
+    """All that the helper sends until it closes the connection: in time, and not endless."""
+    came = bytearray()
+    while len(came) <= _LARGEST_ANSWER:
+        here.settimeout(max(_SHORTEST_WAIT, deadline - time.monotonic()))
+        piece = here.recv(_LARGEST_ANSWER)
+        if not piece:
+            break
+        came += piece
+    if not came:
         raise ConnectionError("it did not answer")
-    document = json.loads(answer)
-    if "error" in document:
-        raise VaultError(f"{name} could not be sealed: {document['error']}")
-    return str(document["commitment"])
+    return bytes(came)
+
+
+def _commitment(answer: bytes, name: str) -> str:
+    """From the answer of a helper that an attacker may have taken over."""
+    try:
+        document = parse(answer)
+    except ValueError:
+        document = None
+    found = document if isinstance(document, dict) else {}
+    if isinstance(error := found.get("error"), str):
+        raise VaultError(f"{name} could not be sealed: {shown(error, _LONGEST_REASON)}")
+    if not isinstance(made := found.get("commitment"), str) or not _COMMITMENT.fullmatch(made):
+        raise WorkerFailed(f"the process that seals {name} gave an answer that is none")
+    return made

@@ -1,4 +1,4 @@
-"""A vault in a store that fsspec reaches (s3://, memory://, file:// and others).
+"""A vault in a store that fsspec reaches (s3://, http://, https://, memory://, file://).
 
 A store has no rename and no lock. It must put a file whole or not at all, and show at once what was
 put; the manifest, put last, is then the commit as on a disk. What a store holds is believed as
@@ -14,20 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from sealring.errors import (
+    ConfigurationError,
     MissingExtra,
     SealringError,
     StoreFailed,
 )
 from sealring.vault import answers, requests
 from sealring.vault.files import NEW_FILE
+from sealring.vault.sealed import shown
 
 _BLOCK: Final = 8 << 20
 _LONGEST_REASON: Final = 300
 _ATTEMPTS: Final = 3
 """To read a small file that is replaced at the same time."""
 _ROOT: Final = PurePosixPath()
+_LINK: Final = re.compile(rb"""href\s*=\s*["']([^"'<>\s]{1,1024})""", re.IGNORECASE)
 Progress = Callable[[int], None]
 
 
@@ -86,13 +90,34 @@ def _lists_at_once(files: Any) -> bool:
 def _reason(problem: Exception) -> str:
     """In one line, and not endless. The text may be the store's, and that an attacker's."""
     told = str(problem).strip().splitlines() or [type(problem).__name__]
-    return "".join(one if one.isprintable() else "?" for one in told[0][:_LONGEST_REASON])
+    return shown(told[0], _LONGEST_REASON)
+
+
+def _refuse_credentials(url: str) -> None:
+    """The URL is printed, and kept in the ledger. This error does not show it."""
+    scheme = url.partition("://")[0]
+    if scheme in answers.OF_THIS_MACHINE:
+        return
+    try:
+        parts = urlsplit(url)
+        plain = "@" not in parts.netloc and (scheme not in answers.HTTP or not parts.query)
+        plain = plain and (parts.port is None or parts.port >= 0)
+    except ValueError:  # what stands in the place of the port or the host is none
+        plain = False
+    if not plain:
+        raise ConfigurationError(
+            f"the URL of the store ({scheme[:20]}://...) has a user name, a password, a query or a "
+            "malformed address. It would be shown and recorded: leave credentials out, and give "
+            "them to the store's client, in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for S3, in "
+            """FSSPEC_HTTP='{"headers": {"Authorization": "..."}}' for HTTP"""
+        )
 
 
 class Store:
     """The folder of one vault in a store."""
 
     def __init__(self, url: str) -> None:
+        _refuse_credentials(url)
         self.url = url.rstrip("/")
         self._process = -1
         self._reached: tuple[Any, str]
@@ -149,11 +174,18 @@ class Store:
         with self._asking():
             self._files.invalidate_cache()
             try:
-                found = self._do(0, "ls", self._at(folder), detail=False)
+                found = self._list(folder)
             except (FileNotFoundError, NotADirectoryError):
                 return []
         last = {str(one).rstrip("/").rpartition("/")[2] for one in found}
         return sorted(one for one in last if form.fullmatch(one))
+
+    def _list(self, folder: str) -> list[str]:
+        if answers.HTTP.isdisjoint(self._files.protocol):
+            return self._do(0, "ls", self._at(folder), detail=False)  # type: ignore[no-any-return]
+        # fsspec looks for links with an expression that takes hours for some pages.
+        page = bytes(self._do(0, "cat_file", self._at(folder) + "/"))
+        return [one.decode(errors="replace") for one in _LINK.findall(page)]
 
     def below(self, folder: str) -> list[str] | None:
         """All files below a folder, which is there, as paths from it; None if no request has them.
@@ -174,12 +206,21 @@ class Store:
         return [str(one)[len(start) :] for one in found]
 
     def size(self, path: str) -> int | None:
+        """None if no file is there."""
         with self._asking():
-            try:
-                described = self._do(0, "info", self._at(path))
-            except FileNotFoundError:
+            described = self._described(self._at(path))
+            if described is None or described["type"] != "file":
                 return None
-            return int(described["size"]) if described["type"] == "file" else None
+            if described["size"] is None:
+                raise StoreFailed(f"{self.url}/{path}: the store does not say how long it is")
+            return int(described["size"])
+
+    def _described(self, at: str) -> Any:
+        """A file or a folder; None if neither is there. Clients' own `exists` hide failures."""
+        try:
+            return self._do(0, "info", at)
+        except FileNotFoundError:
+            return None
 
     def read(self, path: str, largest: int) -> bytes:
         content = self.read_unless_larger(path, largest)
@@ -262,7 +303,7 @@ class Store:
                 put()
             except FileNotFoundError:
                 outermost = self._at("").split("/")[0] or "/"
-                if not self._do(0, "exists", outermost):
+                if self._described(outermost) is None:
                     raise StoreFailed(
                         f"{self.url} cannot be used: there is no {outermost}. Make it first"
                     ) from None
@@ -290,7 +331,7 @@ class Store:
         with self._asking(), contextlib.suppress(FileNotFoundError):
             self._do(0, "rm", self._at(path), recursive=True)
             # S3 may refuse single files and say so in an answer that s3fs takes for success.
-            if self._do(0, "exists", self._at(path)):
+            if self._described(self._at(path)) is not None:
                 raise StoreFailed(
                     f"{self.url}/{path} is still there after it was removed: the store refuses to "
                     "remove it, or something was put there meanwhile. See what this user may do"

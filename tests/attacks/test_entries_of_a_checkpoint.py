@@ -1,0 +1,84 @@
+"""Entries that are no tensors: a worker of the job pickles them, and other ranks load them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
+
+from sealring.errors import UnsafeEntry
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault
+from tests.attacks.test_planted_files import vault
+from tests.vault.test_checkpoints import refused
+
+__all__ = ["vault"]
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+def attack(path: str) -> str:
+    Path(path).touch()
+    return "the attacker's"
+
+
+def stand_in(path: str) -> str:
+    """What the restricted unpickler is told to take for `attack`."""
+    return "harmless"
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return attack, ("owned",)
+
+
+class OwnLoads(DefaultLoadPlanner):
+    """A planner that loads entries itself, as torch's page on planners shows."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.original_state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=False)
+
+
+@pytest.mark.parametrize("planner", [DefaultLoadPlanner, OwnLoads])
+def test_a_name_that_two_unpicklers_understand_differently(
+    planner: type[DefaultLoadPlanner], vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them checked the entry, and the other one loaded it and ran its code."""
+    monkeypatch.chdir(tmp_path)
+    with torch.serialization.safe_globals([(stand_in, f"{__name__}.attack")]):
+        dcp.save({"entry": Runs()}, storage_writer=CheckpointWriter(vault, "run"))
+        state = {"entry": None}
+        dcp.load(state, storage_reader=CheckpointReader(vault, "run"), planner=planner())
+    assert state["entry"] == "harmless"
+    assert not (tmp_path / "owned").exists()
+
+
+class NamesItsPickle:
+    """An OrderedDict with an attribute that pickle takes for the method that pickles it."""
+
+    def __reduce__(self) -> Any:
+        return OrderedDict, (), {"__reduce_ex__": torch.Size}
+
+
+def test_an_entry_that_says_how_it_is_pickled(vault: Vault) -> None:
+    dcp.save({"entry": NamesItsPickle()}, storage_writer=CheckpointWriter(vault, "run"))
+    reader = CheckpointReader(vault, "run")
+    refused(lambda: dcp.load({"entry": None}, storage_reader=reader), UnsafeEntry, "'entry'")
+
+
+def test_what_an_entry_may_hold_comes_back(vault: Vault) -> None:
+    generator = torch.Generator().manual_seed(7)
+    entry = OrderedDict(
+        step=3, rates=(0.1, 1e300), name="cosine", raw=b"\0\xff", seen={1, 2},
+        random=[generator.get_state()], nothing=None, flag=True, number=1j, size=torch.Size([2]),
+    )  # fmt: skip
+    dcp.save({"entry": [entry, 5]}, storage_writer=CheckpointWriter(vault, "run"))
+    state: dict[str, Any] = {"entry": [OrderedDict(entry), 0]}
+    dcp.load(state, storage_reader=CheckpointReader(vault, "run"))
+    assert pickle.dumps(state["entry"]) == pickle.dumps([entry, 5])
