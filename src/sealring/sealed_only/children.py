@@ -1,8 +1,8 @@
 """Child processes are in sealed-only mode too: they inherit its mark, and usually its variable.
 
-A Python that imports torch loads our entry point, which finds either. Where torch is told not to load
-it, the child would run unguarded: it is not started. A child whose environment lacks the variable is
-started as it was asked for, because the mark is enough. One that is told to leave the mode is not.
+A Python that imports torch loads our entry point, which finds either. Where torch is told not to
+load it, the child would run unguarded: it is not started. A child whose environment lacks the
+variable is started, because the mark is enough. One that is told SEALRING_ONLY=0 is not.
 """
 
 from __future__ import annotations

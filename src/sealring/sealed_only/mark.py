@@ -1,14 +1,14 @@
 """The mark of sealed-only mode, which the kernel copies from a process to every child.
 
-A variable is lost with `env -u`, in a shell's assignment, or where a program gives its child another
-environment. A signal that a process ignores stays ignored in its children through fork and exec,
-whatever program starts, and also where the child leaves its parent (setsid, nohup, a daemon). So a
-sealed-only process ignores three real-time signals, and does not ignore the two between them: a
-program that ignores every signal is not taken for a sealed-only one. Nobody else can put the mark on
-a process, nothing has to be cleaned up, and a process ID that is used again has no old mark.
+A variable is lost with `env -u`, in a shell's assignment, or where a program gives its child
+another environment. A signal that a process ignores stays ignored in its children through fork and
+exec, whatever program starts, and also where the child leaves its parent (setsid, nohup, a daemon).
+So a sealed-only process ignores three real-time signals. It does not ignore the two between them: a
+program that ignores every signal is not taken for a sealed-only one. No other process can put the
+mark on this one, nothing is left to clean up, and a process ID that is used again has no old mark.
 
-Few programs reset all signals for their children (those written in Go do). The processes above are
-therefore asked too: /proc shows the signals that each of them ignores.
+Some programs reset all signals before they start another (those written in Go do). So the processes
+above this one are looked at as well: /proc shows which signals each of them ignores.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def is_required(environ: Mapping[str, str]) -> bool:
 def refuse_to_measure(environ: Mapping[str, str]) -> None:
     if is_required(environ):
         raise ConfigurationError(
-            f"this command measures plaintext groups beside sealed ones: unset {SETTING}, and start "
-            "it from no process of a sealed-only job"
+            f"this command measures plaintext groups beside sealed ones: unset {SETTING}, and do "
+            "not start it from a sealed-only job"
         )
 
 

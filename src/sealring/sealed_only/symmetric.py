@@ -1,7 +1,7 @@
 """Symmetric memory: torch's way to the memory of peers, which nothing seals.
 
-It is refused for every group in sealed-only mode, and for sealed groups always: torch reaches the
-peers in C++, whichever backend the group has, and ends the process where that is not one of its own.
+It is refused for every group in sealed-only mode, and for sealed groups always: torch reaches peers
+in C++ without asking the group's backend, and may end the process where that is not torch's own.
 """
 
 from __future__ import annotations
