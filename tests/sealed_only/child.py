@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 
@@ -16,7 +17,7 @@ def main(answer: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     group = f"{type(dist.group.WORLD).__name__} {dist.get_backend()}"
     try:
-        dist.ProcessGroupGloo(store, 0, 1)
+        dist.ProcessGroupGloo(store, 0, 1, timedelta(minutes=1))
         group += ", Gloo's class"
     except Exception as error:
         group += f", {type(error).__name__}"

@@ -19,7 +19,7 @@ from sealring.sealed_only.setting import is_on
 _NAMESPACE: Final = "symm_mem"
 _METHODS: Final = ("rendezvous", "empty_strided_p2p")
 _INSTEAD: Final = "Use collectives: peers cannot read this process's memory."
-_operators: torch.library.Library | None = None
+_operators: Any = None
 """Keeps the checks registered."""
 
 
@@ -29,8 +29,9 @@ def watch() -> None:
     symmetric: Any = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
     if _operators is not None or symmetric is None:
         return
-    _operators = torch.library.Library(_NAMESPACE, "IMPL")
     torchs: Any = torch._C
+    library: Any = torch.library
+    _operators = library.Library(_NAMESPACE, "IMPL")
     for full_name in torchs._dispatch_get_all_op_names():
         namespace, _, name = full_name.partition("::")
         if namespace == _NAMESPACE:
