@@ -30,8 +30,7 @@ def register() -> None:
 
         groups.watch()
         _guard_if_required()
-        # A server that forks (multiprocessing's) may have loaded torch before the mode was on.
-        os.register_at_fork(after_in_child=_guard_if_required)
+        os.register_at_fork(after_in_child=_guard_forked)
 
 
 def _guard_if_required() -> None:
@@ -41,6 +40,14 @@ def _guard_if_required() -> None:
         from sealring.sealed_only.guard import guard
 
         guard()
+
+
+def _guard_forked() -> None:
+    """A server that forks (multiprocessing's) may have loaded torch before the mode was on."""
+    from sealring.sealed_only import setting
+
+    if not setting.is_on():
+        _guard_if_required()
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
