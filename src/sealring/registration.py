@@ -26,13 +26,28 @@ def register() -> None:
             tell_the_launcher()
         # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
         register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
-        from sealring.sealed_only import groups, setting
+        from sealring.sealed_only import groups
 
         groups.watch()
-        if setting.may_be_required(os.environ):
-            from sealring.sealed_only.guard import guard
+        _guard_if_required()
+        os.register_at_fork(after_in_child=_guard_forked)
 
-            guard()
+
+def _guard_if_required() -> None:
+    from sealring.sealed_only import setting
+
+    if setting.may_be_required(os.environ):
+        from sealring.sealed_only.guard import guard
+
+        guard()
+
+
+def _guard_forked() -> None:
+    """A server that forks (multiprocessing's) may have loaded torch before the mode was on."""
+    from sealring.sealed_only import setting
+
+    if not setting.is_on():
+        _guard_if_required()
 
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:

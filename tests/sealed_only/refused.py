@@ -26,8 +26,8 @@ def start(program: str, **environ: str | None) -> Callable[[], Any]:
     return lambda: subprocess.run([program, "--version"], env=changed, check=True)
 
 
-def start_as_it_is() -> None:
-    subprocess.run([sys.executable, "--version"], check=True)
+def reduce_in_one_shot() -> None:
+    torch.ops.symm_mem.one_shot_all_reduce(torch.ones(1), "sum", "0")
 
 
 def taken_out(tried: Callable[[], Any]) -> Callable[[], Any]:
@@ -62,12 +62,15 @@ def main() -> None:
         "rpc": lambda: rpc.init_rpc("worker", rank=0, world_size=1),
         "rpc's agent": lambda: torchs._distributed_rpc.TensorPipeAgent(),
         "symmetric memory": lambda: torchs._distributed_c10d._SymmetricMemory.rendezvous(),
+        "symmetric memory's operator": reduce_in_one_shot,
+        "symmetric memory's operator without gradients": torch.inference_mode()(reduce_in_one_shot),
+        "symmetric memory in C++": lambda: torch.ops.symm_mem._rendezvous(torch.ones(1), "0"),
         "a child without the guard": start(sys.executable, TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
-        "a child without the setting": start(sys.executable, SEALRING_ONLY=None),
+        "a child that is told 0": start(sys.executable, SEALRING_ONLY="0"),
+        "another program that is told 0": start("git", SEALRING_ONLY="0"),
         "the guard switched off": lambda: os.environ.update(TORCH_DEVICE_BACKEND_AUTOLOAD="0"),
         "the setting changed": lambda: os.environ.update(SEALRING_ONLY="0"),
         "a group after the setting was taken out": taken_out(group("xccl")),
-        "a child after the setting was taken out": taken_out(start_as_it_is),
         "git without the setting": start("git", SEALRING_ONLY=None),
         "a fake group": group("fake"),
     }

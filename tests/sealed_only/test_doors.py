@@ -61,11 +61,14 @@ def test_doors_that_are_refused() -> None:
     for name, error in errors.items():
         assert error.startswith("PlaintextGroup: "), name
         assert f"{refused.__file__}:" in error, error
-        if "taken out" not in name:  # there, the line is in the function that is wrapped
+        if "taken out" not in name and "operator" not in name:  # there, the line is further in
             assert f"{refused.__file__}:{lines[name]}" in error, error
     assert "sealring cannot do what 'xccl' does" in errors["xccl"]
     assert "sealring has no tensors on xpu" in errors["another device"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in errors["a child without the guard"]
+    assert "sets SEALRING_ONLY=0 in the environment" in errors["a child that is told 0"]
+    for name in ("symmetric memory's operator", "symmetric memory's operator without gradients"):
+        assert "uses torch.ops.symm_mem.one_shot_all_reduce, which is not sealed" in errors[name]
 
 
 def refusal(code: str, **changed: str) -> str:
@@ -76,14 +79,59 @@ def refusal(code: str, **changed: str) -> str:
     return result.stderr.splitlines()[-1]
 
 
-def test_a_plaintext_group_that_exists_already() -> None:
+GROUP = "PlaintextGroup: a process group of backend gloo"
+THREAD = f"{GROUP}, whose thread pt_gloo_runloop runs, exists already"
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            'dist.init_process_group("gloo", store=store, rank=0, world_size=1)',
+            f"{GROUP} exists already",
+        ),
+        ("group = dist.ProcessGroupGloo(store, 0, 1)", THREAD),
+        (
+            # Python has no reference to Gloo's object then.
+            "group = dist.ProcessGroup(store, 0, 1); group._register_backend(torch.device('cpu'), "
+            "dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroupGloo(store, 0, 1))",
+            THREAD,
+        ),
+        (
+            "rpc.init_rpc('worker', rank=0, world_size=1, rpc_backend_options="
+            "rpc.TensorPipeRpcBackendOptions(init_method='tcp://127.0.0.1:0'))",
+            "PlaintextGroup: an agent of torch.distributed.rpc, whose thread TP_",
+        ),
+    ],
+    ids=["torch's", "a class", "a class that C++ holds", "rpc"],
+)
+def test_what_is_in_plaintext_and_exists_already(make: str, told: str) -> None:
+    code = f"""
+import sealring, torch, torch.distributed as dist
+from torch.distributed import rpc
+store = dist.HashStore()
+{make}
+try:
+    sealring.require_sealed()
+except sealring.errors.PlaintextGroup as error:
+    import os
+    print("PlaintextGroup:", error, flush=True)
+    os._exit(0)  # an RPC agent that is left at the end waits
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
+    )
+    assert told in done.stdout, done.stderr
+
+
+def test_a_plaintext_group_that_is_gone() -> None:
     code = """
 import sealring, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.destroy_process_group()
 sealring.require_sealed()
 """
-    told = "PlaintextGroup: a process group of backend gloo exists already"
-    assert told in refusal(code)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from sealring.group.tracing import not_traced_function
+from sealring.sealed_only import symmetric
 
 
 class Served(Protocol):
@@ -47,6 +48,7 @@ def pass_calls_to_groups(group_type: type[Served]) -> None:
     _wrap("monitored_barrier", monitored_barrier)
     _wrap("_set_pg_timeout", set_timeout)
     _wrap("set_timeout", set_timeout)  # its public name, in the versions of torch that have one
+    symmetric.watch()
 
 
 def _wrap(name: str, call: Callable[..., Any]) -> None:

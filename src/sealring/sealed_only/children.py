@@ -1,35 +1,35 @@
-"""Child processes are in sealed-only mode too: through their environment, which torch reads first.
+"""Child processes are in sealed-only mode too: they inherit its mark, and usually its variable.
 
-A Python that imports torch loads our entry point, which finds SEALRING_ONLY. Where that loading is
-switched off, or the setting is taken out, the child would run unguarded: it is not started.
+A Python that imports torch loads our entry point, which finds either. Where torch is told not to
+load it, the child would run unguarded: it is not started. A child whose environment lacks the
+variable is started, because the mark is enough. One that is told SEALRING_ONLY=0 is not.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final
 
 from sealring.errors import PlaintextGroup
+from sealring.sealed_only import mark
 from sealring.sealed_only.caller import calling_line
-from sealring.sealed_only.setting import SETTING, turn_on
+from sealring.sealed_only.setting import OFF, SETTING, turn_on
 
 _LOADING: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _watching = False
 
 
-def inherit(environ: MutableMapping[str, str]) -> None:
-    _refuse_not_loaded(environ, "this process's environment")
-    environ[SETTING] = "1"
-
-
 def watch() -> None:
-    """A second call changes nothing."""
+    """Turns the mode on for this process's children; a second call changes nothing."""
     global _watching
     turn_on()
+    mark.put_on()
     _refuse_not_loaded(os.environ, "this process's environment")
+    # Other values are reported when the first group is made.
+    if os.environ.get(SETTING, "") in OFF:
+        os.environ[SETTING] = "1"
     if not _watching:
         _watching = True
         sys.addaudithook(_audit)
@@ -43,36 +43,29 @@ def _refuse_not_loaded(environ: Mapping[str, str], where: str) -> None:
         )
 
 
-def _refuse_not_required(where: str) -> None:
-    raise PlaintextGroup(
-        f"{where} takes {SETTING}=1 out of the environment of a process, and this job is "
-        "sealed-only: keep the variable there"
-    )
+def _refuse_switched_off(environ: Mapping[str, str]) -> None:
+    if environ.get(SETTING, "1") != "1":
+        raise PlaintextGroup(
+            f"{calling_line()} sets {SETTING}={environ[SETTING]} in the environment of a process, "
+            f"and this job is sealed-only: leave {SETTING} as it is"
+        )
 
 
 _STARTS: Final = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2}
 """Audit events of Python's for a program that starts: where among their arguments its environment
-is. The program comes first."""
+is. None there stands for this process's own."""
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event in _STARTS:
-        environ = arguments[_STARTS[event]]
-        _refuse_unguarded(arguments[0], os.environ if environ is None else _as_text(environ))
+        if (environ := arguments[_STARTS[event]]) is not None:
+            changed = _as_text(environ)
+            _refuse_not_loaded(changed, f"the process that {calling_line()} starts")
+            _refuse_switched_off(changed)
     elif event == "os.putenv":
-        name, value = map(os.fsdecode, arguments)
-        if name == _LOADING:
-            _refuse_not_loaded({name: value}, calling_line())
-        if name == SETTING and value != "1":
-            _refuse_not_required(calling_line())
-
-
-def _refuse_unguarded(program: Any, environ: Mapping[str, str]) -> None:
-    _refuse_not_loaded(environ, f"the process that {calling_line()} starts")
-    name = Path(os.fsdecode(program)).name
-    # Compilers, git and the like make no process groups: their environment may be empty.
-    if name.startswith("python") and environ.get(SETTING) != "1":
-        _refuse_not_required(calling_line())
+        changed = _as_text(dict([arguments]))
+        _refuse_not_loaded(changed, calling_line())
+        _refuse_switched_off(changed)
 
 
 def _as_text(environ: Any) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from sealring.errors import PlaintextGroup
+from sealring.sealed_only import symmetric
 from sealring.sealed_only.caller import calling_line
 
 _GROUPS: Final = (
@@ -22,9 +23,7 @@ def refuse_all() -> None:
             instead = "Make the group with torch.distributed.new_group, or sealring.create_group"
             refuse_method(group, "__init__", name, instead)
             refuse_method(group, "create", name, instead)
-    if (symmetric := getattr(distributed, "_SymmetricMemory", None)) is not None:
-        instead = "Use collectives: peers cannot read this process's memory"
-        refuse_method(symmetric, "rendezvous", "symmetric memory", instead)
+    symmetric.watch()
     rpc: Any = getattr(torch._C, "_distributed_rpc", None)
     if (agent := getattr(rpc, "TensorPipeAgent", None)) is not None:
         instead = "Use send, recv and the object collectives of torch.distributed"

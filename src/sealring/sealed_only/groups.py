@@ -7,6 +7,8 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -103,7 +105,32 @@ def refuse_existing() -> None:
         names = _names_by_device(c10d._world.pg_backend_config[group])
         plaintext = set(names.values()) - _WITHIN_THE_PROCESS - {_OURS}
         if plaintext and _OURS not in names.values():
-            raise PlaintextGroup(
-                f"a process group of backend {', '.join(sorted(plaintext))} exists already: call "
-                "sealring.require_sealed() before the first group is made, or set SEALRING_ONLY=1"
-            )
+            raise _exists(f"a process group of backend {', '.join(sorted(plaintext))}")
+    # Groups that torch.distributed did not make are in no list of its own, and C++ may hold them.
+    for thread in sorted(_names_of_threads()):
+        for start, what in _THREADS.items():
+            if thread.startswith(start):
+                raise _exists(f"{what}, whose thread {thread} runs,")
+
+
+_THREADS: Final = {
+    "pt_gloo": "a process group of backend gloo",
+    "pt_nccl": "a process group of backend nccl",
+    "TP_": "an agent of torch.distributed.rpc",
+}
+"""How the names of threads begin that torch's groups and agents start, and end with."""
+
+
+def _names_of_threads() -> set[str]:
+    names = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # it has ended
+            names.add(Path("/proc/self/task", thread, "comm").read_text().strip())
+    return names
+
+
+def _exists(what: str) -> PlaintextGroup:
+    return PlaintextGroup(
+        f"{what} exists already: call sealring.require_sealed() before the first group is made, or "
+        "set SEALRING_ONLY=1"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from sealring.sealed_only import children
@@ -15,7 +14,6 @@ def require_sealed() -> None:
     `PlaintextGroup` names the line that asked for it. Groups that were made before are not changed:
     if one of them is in plaintext, this raises `PlaintextGroup`. Cannot be taken back.
     """
-    children.inherit(os.environ)
     children.watch()
     if "torch.distributed" in sys.modules:
         guard()

@@ -72,7 +72,7 @@ def load_certificate(der: bytes) -> x509.Certificate:
             return _load(der)
         except ValueError:
             return _load(with_sets_in_order(der))
-    except ValueError:
+    except Exception:  # strange bytes may fail anywhere
         raise MalformedEvidence("a certificate of the chain cannot be read") from None
 
 

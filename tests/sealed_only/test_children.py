@@ -1,0 +1,36 @@
+"""Processes that a sealed-only one starts are sealed-only, however they lose its variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.sealed_only import children
+
+SEALED = "SealedProcessGroup sealring, PlaintextGroup"
+
+
+def run(*names: str) -> Any:
+    environ = {**os.environ, "PYTHONPATH": "."}
+    environ.pop("SEALRING_ONLY", None)
+    done = subprocess.run(
+        [sys.executable, children.__file__, *names], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (each for each in done.stdout.splitlines() if each.startswith("GOT "))
+    return json.loads(line.removeprefix("GOT "))
+
+
+@pytest.mark.parametrize("name", children.WAYS)
+def test_a_child_that_lost_the_variable_runs_no_plaintext_group(name: str) -> None:
+    assert run(name) == {name: SEALED}
+
+
+def test_a_child_of_a_server_that_loaded_torch_before_the_mode_was_on() -> None:
+    name = "a server that had loaded torch"
+    assert run(name) == {name: SEALED}
