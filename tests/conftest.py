@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -13,6 +14,12 @@ from tests.workers import Workers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _ignored in (signal.SIGQUIT, signal.SIGHUP):
     signal.signal(_ignored, signal.SIG_DFL)
+
+# numpy warns of a cast whose result depends on the CPU. pytest makes errors of warnings in its own
+# process; this does it in those that tests start. Their other warnings are not ours to judge.
+os.environ["PYTHONWARNINGS"] = ",".join(
+    f"error:{what} encountered in cast:RuntimeWarning" for what in ("invalid value", "overflow")
+)
 
 
 @pytest.fixture(scope="session")

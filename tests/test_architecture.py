@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text().partition("## How a call")[0]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 (LAYERS,) = (one["layers"] for one in PROJECT["contracts"] if one["type"] == "layers")
-COMMON = {"errors", "limits", "strict", "devices", "last_words", "no_fork", "version"}
+COMMON = {
+    "bounded_connections",
+    "errors",
+    "limits",
+    "strict",
+    "devices",
+    "last_words",
+    "no_fork",
+    "version",
+}
 
 
 @cache

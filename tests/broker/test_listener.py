@@ -1,4 +1,4 @@
-"""A port that is closed while clients come."""
+"""A port that is closed while clients come, or that more clients want than it can serve."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import gc
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from sealring.bounded_connections import LEAST_SECONDS
+from sealring.broker.bodies import Bodies
 from sealring.broker.http import Limits, PlainStream, Request, Response
 from sealring.broker.listener import Listener
 from sealring.errors import SealringError
@@ -41,3 +45,96 @@ def test_a_client_that_comes_with_the_end_is_not_left_open(turns: int) -> None:
                 assert client.recv(1) == b""
     finally:
         gc.enable()
+
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+FEW = Limits(connections=8, connections_per_address=4)
+
+
+@asynccontextmanager
+async def _connected(port: int, address: str) -> AsyncIterator[PlainStream]:
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, local_addr=(address, 0)
+    )  # fmt: skip
+    try:
+        yield PlainStream(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _flood(stack: contextlib.AsyncExitStack, port: int, addresses: list[str]) -> None:
+    """Holds as many connections as an address may have, from each of them, and sends nothing."""
+    for address in addresses:
+        for _ in range(FEW.connections_per_address):
+            await stack.enter_async_context(_connected(port, address))
+    await asyncio.sleep(2 * LEAST_SECONDS)
+
+
+async def _ask(stream: PlainStream) -> bytes:
+    await stream.write(REQUEST)
+    return await stream.read()
+
+
+def test_strangers_at_two_addresses_do_not_keep_workers_out() -> None:
+    async def attack() -> bytes:
+        async with (
+            Listener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            await _flood(stack, port, ["127.0.0.2", "127.0.0.3"])
+            worker = await stack.enter_async_context(_connected(port, "127.0.0.1"))
+            return await _ask(worker)
+
+    assert asyncio.run(attack()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_stranger_behind_a_workers_address_does_not_keep_it_out() -> None:
+    async def attack() -> bytes:
+        async with (
+            Listener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            await _flood(stack, port, ["127.0.0.1"])
+            worker = await stack.enter_async_context(_connected(port, "127.0.0.1"))
+            return await _ask(worker)
+
+    assert asyncio.run(attack()).startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_that_is_being_answered_does_not_give_way_to_a_flood() -> None:
+    asked, flooded = asyncio.Event(), asyncio.Event()
+
+    async def slowly(_: Request) -> Response:
+        asked.set()
+        await flooded.wait()
+        return Response(200, b"{}")
+
+    async def attack() -> bytes:
+        async with (
+            Listener(FEW, _explain).listening("127.0.0.1", 0, slowly, PlainStream) as port,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            worker = await stack.enter_async_context(_connected(port, "127.0.0.1"))
+            answer = asyncio.create_task(_ask(worker))
+            await asked.wait()
+            for _ in range(3):
+                await _flood(stack, port, ["127.0.0.1", "127.0.0.2", "127.0.0.3"])
+            flooded.set()
+            return await answer
+
+    assert asyncio.run(attack()).startswith(b"HTTP/1.1 200")
+
+
+def test_half_sent_requests_of_one_network_of_ipv6_end_their_own() -> None:
+    """A host has a /64 of addresses, so a limit for each address alone would be none."""
+    dropped: list[str] = []
+    bodies = Bodies(limit=100)
+    worker = bodies.open("2001:db8:1::1", lambda: dropped.append("worker"))
+    worker.add(bytes(30))
+    for number in range(1, 9):
+        address = f"2001:db8:2::{number}"
+        bodies.open(address, lambda address=address: dropped.append(address)).add(bytes(20))
+    assert dropped
+    assert "worker" not in dropped

@@ -34,7 +34,12 @@ from tests.deploy.pods import Pod, needs_pods
 KUBERNETES = "1.37"
 CLONE_NEWNET = 0x40000000
 NEEDED = {"authoritySecret": "authority", "policyConfigMap": "policy"}
-ETCD = {"endpoints": "etcd-0:2379,etcd-1:2379", "tlsSecret": "etcd"}
+ETCD_PODS = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "etcd"}}}
+ETCD = {
+    "endpoints": "etcd-0:2379,etcd-1:2380,etcd-2:2379",
+    "tlsSecret": "etcd",
+    "peers": [ETCD_PODS],
+}
 EVERYTHING: dict[str, Any] = {
     **NEEDED,
     "names": ["broker.example"],
@@ -76,12 +81,31 @@ def test_the_schema_finds_an_unknown_field() -> None:
         ({"policyConfigMap": "policy"}, "authoritySecret is required"),
         ({"authoritySecret": "authority"}, "policyConfigMap is required"),
         ({**NEEDED, "replicas": 2}, "replicas above 1 need etcd.endpoints"),
-        ({**NEEDED, "etcd": {"endpoints": "etcd:2379"}}, "etcd.tlsSecret is required"),
+        ({**NEEDED, "etcd": {**ETCD, "tlsSecret": ""}}, "etcd.tlsSecret is required"),
+        ({**NEEDED, "etcd": {**ETCD, "peers": []}}, "etcd.peers is required"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], told: str) -> None:
     with pytest.raises(RenderError, match=told):
         render(values)
+
+
+@needs_renderer
+@pytest.mark.parametrize("values", [NEEDED, EVERYTHING], ids=["sqlite", "etcd"])
+def test_a_broken_into_broker_reaches_nothing_but_etcd_and_the_clusters_dns(
+    values: dict[str, Any],
+) -> None:
+    policy = documents(render(values))["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    dns = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+        "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+    }
+    with_etcd = [
+        {"to": [ETCD_PODS], "ports": [{"port": 2379}, {"port": 2380}]},
+        {"to": [dns], "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53}]},
+    ]
+    assert policy["egress"] == (with_etcd if "etcd" in values else [])
 
 
 @needs_renderer

@@ -280,3 +280,46 @@ def test_a_bare_tensor_keeps_its_shape(workers: Workers) -> None:
     for result, tensor in workers.run(shapes_kept, world=2):
         assert tensor == ["tensor", "torch.float32", [1], [2.0]]
         assert result == [tensor]
+
+
+def futures(rank: int, world: int) -> dict[str, list[Any]]:
+    """What the future of each collective holds, with one tensor and with several."""
+
+    def zeros(count: int) -> list[torch.Tensor]:
+        return [torch.zeros(2) for _ in range(count)]
+
+    def pair() -> list[torch.Tensor]:
+        return [numbers(rank), numbers(rank + 5)]
+
+    # Not those into one tensor, which Gloo shows in parts and NCCL whole, as we do; and Gloo's
+    # reduce_scatter has no future.
+    calls: dict[str, tuple[str, Any]] = {
+        "all_gather": ("allgather", lambda: ([zeros(world)], [numbers(rank)])),
+        "all_gather of two": ("allgather", lambda: ([zeros(2 * world) for _ in pair()], pair())),
+        "coalesced": ("allgather_coalesced", lambda: ([zeros(2) for _ in range(world)], pair())),
+        "all_reduce": ("allreduce", lambda: ([numbers(rank)],)),
+        "all_reduce of two": ("allreduce", lambda: (pair(),)),
+        "coalesced all_reduce": ("allreduce_coalesced", lambda: (pair(),)),
+        "broadcast": ("broadcast", lambda: ([numbers(rank)],)),
+        "gather": ("gather", lambda: ([] if rank else [zeros(world)], [numbers(rank)])),
+        "scatter": ("scatter", lambda: (zeros(1), [] if rank else [pair()])),
+        "all_to_all": ("alltoall", lambda: (zeros(world), pair())),
+        "barrier": ("barrier", tuple),
+    }
+
+    def held(group: Any, method: str, arguments: Any) -> Any:
+        return getattr(group, method)(*arguments()).get_future().wait()
+
+    with both(world) as groups:
+        return {
+            name: [outcome(lambda g, of=of: held(g, *of), group) for group in groups.values()]
+            for name, of in calls.items()
+        }
+
+
+def test_futures_hold_what_gloos_hold(workers: Workers) -> None:
+    for outcomes in workers.run(futures, world=2):
+        for name, (ours, gloos) in outcomes.items():
+            if not gloo_lacks(gloos):
+                assert gloos[0] == "value", name
+                assert ours == gloos, name

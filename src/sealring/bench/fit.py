@@ -27,13 +27,14 @@ def fit(points: Sequence[LinkPoint]) -> Fit | None:
     costs = np.array(
         [[point.messages, point.messages * point.bytes] for point in points], dtype=float
     )
-    times = np.array([median(point.seconds) for point in points])
+    times = np.array([median(point.seconds) for point in points], np.float64)
     alpha, per_byte = _solve(costs, times)
     residual = float(np.median(np.abs(costs @ [alpha, per_byte] - times) / times))
     if per_byte <= 0 or residual > WORST_RESIDUAL:
         return None
     generator = np.random.default_rng(0)
-    drawn = np.array([_solve(costs, _redrawn(points, generator)) for _ in range(DRAWS)])
+    solved = [_solve(costs, _redrawn(points, generator)) for _ in range(DRAWS)]
+    drawn = np.array(solved, np.float64)
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     return Fit(
         alpha_s=float(alpha),
@@ -53,13 +54,14 @@ def predicted(line: Fit, messages: int, message_bytes: int) -> float:
 
 def _redrawn(points: Sequence[LinkPoint], generator: np.random.Generator) -> NDArray[np.float64]:
     return np.array(
-        [np.median(generator.choice(point.seconds, len(point.seconds))) for point in points]
+        [np.median(generator.choice(point.seconds, len(point.seconds))) for point in points],
+        np.float64,
     )
 
 
 def _solve(costs: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, float]:
     scaled = costs / times[:, None]
-    ones = np.ones(len(times))
+    ones = np.ones(len(times), np.float64)
     alpha, per_byte = np.linalg.lstsq(scaled, ones, rcond=None)[0]
     if alpha < 0 or per_byte < 0:
         # The best point with one of them at its bound: two unknowns leave only these.

@@ -68,7 +68,7 @@ def compare_apart(one: Sequence[float], other: Sequence[float]) -> Comparison:
 
     def medians(samples: Sequence[float]) -> NDArray[np.float64]:
         drawn = generator.choice(np.asarray(samples, float), (_DRAWS, len(samples)))
-        return np.asarray(np.median(drawn, axis=1))
+        return np.asarray(np.median(drawn, axis=1), np.float64)
 
     ratio = median(one) / median(other)
     low, high = np.percentile(medians(one) / medians(other), [2.5, 97.5])

@@ -1,6 +1,6 @@
 """The memory that requests take until they are answered, over all connections together.
 
-When they would take more than the limit, an unfinished request of the address that holds the most
+When they would take more than the limit, an unfinished request of the source that holds the most
 of it ends, its oldest one first. So a flood of half-sent requests ends its own, and workers of
 other addresses are served meanwhile.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from sealring.bounded_connections import source_of
 from sealring.errors import TooManyRequests
 
 
@@ -18,6 +19,7 @@ class Body:
 
     def __init__(self, bodies: Bodies, address: str, drop: Callable[[], None]) -> None:
         self._bodies, self.address, self.drop = bodies, address, drop
+        self.source = source_of(address)
         self.content = bytearray()
         self.finished = False
         self.dropped = False
@@ -54,13 +56,13 @@ class Bodies:
         if body not in self._open:
             return
         self._open[body] += more
-        self._held[body.address] += more
+        self._held[body.source] += more
         while self._held.total() > self._limit:
             unfinished = [each for each, held in self._open.items() if held and not each.finished]
             if not unfinished:
                 return
-            # The first of those whose address holds the most: max() keeps the order.
-            victim = max(unfinished, key=lambda each: self._held[each.address])
+            # The first of those whose source holds the most: max() keeps the order.
+            victim = max(unfinished, key=lambda each: self._held[each.source])
             victim.dropped = True
             self.close(victim)
             victim.drop()
@@ -70,6 +72,6 @@ class Bodies:
         if held is None:
             return
         body.content = bytearray()
-        self._held[body.address] -= held
-        if not self._held[body.address]:
-            del self._held[body.address]
+        self._held[body.source] -= held
+        if not self._held[body.source]:
+            del self._held[body.source]

@@ -55,7 +55,9 @@ _AGAIN: Final = (
 )  # fmt: skip
 """What another attempt, or another replica, may mend. A nonce is used if a broker was lost
 between its commit and its answer."""
-_CALL_SECONDS: Final = 60.0
+_ANSWER_SECONDS: Final = 60.0
+"""For TLS, and again for each answer. A broker that many workers ask at once answers each of them
+slowly, and one that began anew would only ask it more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _LONGEST_LIFE: Final = 86400.0
 """Of a certificate, as far as a policy can let it live."""
@@ -156,16 +158,24 @@ class BrokerClient:
         """Asks the first broker; at `address`, if that is known already."""
         host, port = self._brokers[0]
         where = f"{host}:{port}"
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+
+        def ends() -> float:
+            return min(deadline, loop.time() + _ANSWER_SECONDS)
+
         try:
-            async with asyncio.timeout_at(min(deadline, now + _CALL_SECONDS)):
+            async with asyncio.timeout_at(ends()) as limit:
                 stream = await connect(host, port, self._context, address)
                 self._reached = stream.address
-                client = Client(stream, where)
+                client = Client(stream, where, lambda: limit.reschedule(ends()))
+                limit.reschedule(ends())
                 try:
-                    return await conversation.run(client, where)
-                finally:
-                    client.close()
+                    found = await conversation.run(client, where)
+                except BaseException:
+                    client.abort()
+                    raise
+                client.close()
+                return found
         except TimeoutError:
             raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
 

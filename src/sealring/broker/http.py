@@ -193,9 +193,13 @@ async def _send_response(stream: Stream, http: h11.Connection, response: Respons
 class Client:
     """Requests over one connection, one after the other."""
 
-    def __init__(self, stream: TlsStream, host: str) -> None:
+    def __init__(
+        self, stream: TlsStream, host: str, answered: Callable[[], None] = lambda: None
+    ) -> None:
+        """`answered` is called after each answer."""
         self._stream = stream
         self._host = host
+        self._answered = answered
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=16 << 10)
 
     async def ask(
@@ -213,7 +217,9 @@ class Client:
         data += self._http.send(h11.EndOfMessage()) or b""
         try:
             await self._stream.write(data)
-            return await self._receive()
+            response = await self._receive()
+            self._answered()
+            return response
         except h11.ProtocolError as problem:
             raise MalformedAnswer(
                 f"the broker at {self._host} does not speak HTTP/1.1: {problem}"
@@ -251,3 +257,7 @@ class Client:
 
     def close(self) -> None:
         self._stream.close()
+
+    def abort(self) -> None:
+        """Drops what was not sent yet, which a broker that does not read would never take."""
+        self._stream.abort()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from OpenSSL import SSL
 
+from sealring.bounded_connections import BoundedConnections, source_of
 from sealring.broker.bodies import Bodies
 from sealring.broker.http import (
     Explain,
@@ -39,6 +40,14 @@ _TURNS: Final = 3
 MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Stream]
 
 
+@dataclass(eq=False, slots=True)
+class _Open:
+    stream: Stream
+    address: str
+    source: str
+    waiting_since: float | None = None
+
+
 class Listener:
     """Serves tables of routes, each at one address. The limits are for all of them together."""
 
@@ -47,7 +56,9 @@ class Listener:
         self._explain = explain
         self._rates = Rates(limits.requests_per_second, limits.burst)
         self._bodies = Bodies(limits.all_body_bytes)
-        self._open: Counter[str] = Counter()
+        self._open: BoundedConnections[_Open] = BoundedConnections(
+            limits.connections, limits.connections_per_address
+        )
         self._streams: dict[asyncio.Future[None], Stream] = {}
 
     @asynccontextmanager
@@ -57,19 +68,25 @@ class Listener:
         """Yields the port, which the system chooses if `port` is 0."""
 
         async def limited(request: Request) -> Response:
-            if not self._rates.allow(request.address, time.monotonic()):
+            if not self._rates.allow(source_of(request.address), time.monotonic()):
                 raise TooManyRequests("too many requests from this address: come again later")
             return await _guarded(routes, request)
 
         # Not a coroutine: one that is cancelled before it runs would leave its connection open.
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            address = str((writer.get_extra_info("peername") or ("gone",))[0])
+            peer = writer.get_extra_info("peername")
+            if peer is None or not self._make_room(source_of(peer[0])):
+                writer.transport.abort()
+                return
             try:
                 stream = make_stream(reader, writer)
             except BaseException:
                 writer.transport.abort()
                 raise
-            task = asyncio.ensure_future(self._serve(stream, address, limited))
+            one = _Open(stream, peer[0], source_of(peer[0]))
+            self._open.add(one, time.monotonic())
+            task = asyncio.ensure_future(self._serve(one, limited))
+            task.add_done_callback(lambda _: self._open.remove(one))
             self._streams[task] = stream
             task.add_done_callback(self._streams.pop)
 
@@ -91,24 +108,36 @@ class Listener:
                 stream.abort()
             await asyncio.sleep(0)  # in which they are closed
 
-    async def _serve(self, stream: Stream, address: str, routes: Handle) -> None:
-        full = self._open.total() >= self._limits.connections
-        if full or self._open[address] >= self._limits.connections_per_address:
-            stream.abort()
-            return
-        self._open[address] += 1
+    def _make_room(self, source: str) -> bool:
+        """False if all connections are served, or too new to give way."""
+        if self._open.has_room(source):
+            return True
+        oldest = self._open.to_give_way(source, time.monotonic())
+        if oldest is None:
+            return False
+        self._open.serve(oldest)  # it is chosen once; its task ends with its stream
+        oldest.stream.abort()
+        return True
+
+    async def _serve(self, one: _Open, routes: Handle) -> None:
+        stream = one.stream
+
+        async def served(request: Request) -> Response:
+            self._open.serve(one)
+            try:
+                return await routes(request)
+            finally:
+                self._open.wait_for(one, time.monotonic())
+
         try:
             await serve_connection(
-                stream, address, self._limits, self._bodies, routes, self._explain
+                stream, one.address, self._limits, self._bodies, served, self._explain
             )
         except (TimeoutError, OSError, SSL.Error):
             stream.abort()  # slow, gone, or no TLS at all: there is no one to tell
         except asyncio.CancelledError:
             stream.abort()
         finally:
-            self._open[address] -= 1
-            if not self._open[address]:
-                del self._open[address]
             stream.close()
 
 

@@ -157,13 +157,13 @@ async def connect(
             f"the broker at {where} cannot be reached ({problem}): check that host and port are "
             "the broker's, and that it runs"
         ) from None
-    with NoFork():
-        connection = SSL.Connection(context, None)
-        connection.set_connect_state()
-        if not _is_address(host):
-            connection.set_tlsext_host_name(host.encode("idna"))
-    stream = TlsStream(reader, writer, connection)
     try:
+        with NoFork():
+            connection = SSL.Connection(context, None)
+            connection.set_connect_state()
+            if not _is_address(host):
+                connection.set_tlsext_host_name(host.encode("idna"))
+        stream = TlsStream(reader, writer, connection)
         try:
             await stream.handshake()
         except (ConnectionError, OSError):
@@ -177,7 +177,7 @@ async def connect(
                 f"{KEY_EXCHANGE} is accepted"
             )
     except BaseException:
-        stream.abort()
+        writer.transport.abort()
         raise
     return stream
 

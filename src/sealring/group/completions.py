@@ -101,9 +101,7 @@ def combined(completions: Iterable[Completion | None]) -> Completion | None:
     return last if all(one.done_before(last) for one in known) else CombinedCompletion(known)
 
 
-def completed(
-    completion: Completion, result: list[torch.Tensor]
-) -> torch.futures.Future[list[torch.Tensor]]:
+def completed(completion: Completion, result: Any) -> torch.futures.Future[Any]:
     """A future that is done: the stream that takes its value waits; the host does not."""
     future: torch.futures.Future[Any] = torch.futures.Future(devices=completion.devices)
     with completion.waiting_stream():

@@ -39,7 +39,7 @@ from sealring.group.memory import storages
 from sealring.group.messages import Messages
 from sealring.group.prepared import Prepared
 from sealring.group.tracing import not_traced
-from sealring.group.work import MessageWork, SealedWork
+from sealring.group.work import MessageWork, Result, SealedWork, tensors_of
 from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
 
@@ -307,7 +307,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         collectives: Collective | Iterable[Collective],
         opts: Any,
         *,
-        result: list[torch.Tensor],
+        result: Result,
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
         called: Operation | None = None,
@@ -325,7 +325,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
             self._gpu_setup.ensure_linked(
                 collectives, self._introduce, self._timeout.total_seconds()
             )
-            prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *result))
+            prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *tensors_of(result)))
             on_success = self._gpu.finished(on_success, device)
         if prelaunch is not None and (failure := self._dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it

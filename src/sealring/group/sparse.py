@@ -48,7 +48,7 @@ def all_reduce(
     """
     own, objection = _prepared(tensor)
     count = _OBJECTS if objection else own._nnz()
-    facts = torch.tensor([count, own.sparse_dim(), *own.shape])
+    facts = torch.tensor([count, own.sparse_dim(), *own.shape], dtype=torch.int64)
     told = [torch.empty_like(facts) for _ in range(world)]
     yield _gathered(gather, told, facts)
     if any(each[0] == _OBJECTS for each in told):  # on all ranks alike
@@ -125,7 +125,7 @@ def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
 
 
 def _check_indices(rank: int, indices: torch.Tensor, own: torch.Tensor) -> None:
-    sizes = torch.tensor(own.shape[: own.sparse_dim()]).unsqueeze(1)
+    sizes = torch.tensor(own.shape[: own.sparse_dim()], dtype=torch.int64).unsqueeze(1)
     if bool(((indices < 0) | (indices >= sizes)).any()):
         raise OutOfStep(
             f"all_reduce of a sparse tensor: rank {rank} sent an index outside the shape "

@@ -19,6 +19,15 @@ from sealring.group.completions import Completion, combined, completed, driver_c
 from sealring.group.deferred_errors import DeferredError
 from sealring.recorder.mail import MessageEntry
 
+Result = Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
+"""What a future holds: a call's tensors, or a list of them for each of its lists."""
+
+
+def tensors_of(result: Result) -> list[torch.Tensor]:
+    """All of a result's, in one list."""
+    lists = [[each] if isinstance(each, torch.Tensor) else each for each in result]
+    return [tensor for each in lists for tensor in each]
+
 
 class SealedWork(dist.Work):
     """Done when every byte of the result has been opened, checked and written.
@@ -28,7 +37,7 @@ class SealedWork(dist.Work):
 
     def __init__(
         self,
-        result: list[torch.Tensor],
+        result: Result,
         give_up: Callable[[], None],
         deferred: DeferredError | None = None,
     ) -> None:
@@ -52,7 +61,7 @@ class SealedWork(dist.Work):
     def of_all(cls, works: Sequence[SealedWork], give_up: Callable[[], None]) -> SealedWork:
         """Done when all of them are, with the first error among theirs."""
         together = SealedWork(
-            [tensor for work in works for tensor in work._result],
+            [tensor for work in works for tensor in tensors_of(work._result)],
             give_up,
             next((work._deferred for work in works if work._deferred is not None), None),
         )
@@ -87,7 +96,7 @@ class SealedWork(dist.Work):
         """A stream waits for it, so the script takes the work for done."""
         return self._completion is not None and self._completion.awaited
 
-    def stand_for(self, result: list[torch.Tensor]) -> None:
+    def stand_for(self, result: Result) -> None:
         """Take the results of the calls before this one for its own; they are done first."""
         self._result = result
 
@@ -188,7 +197,7 @@ class SealedWork(dist.Work):
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        return self._result
+        return tensors_of(self._result)
 
     def synchronize(self) -> None:
         self.wait()
@@ -197,13 +206,13 @@ class SealedWork(dist.Work):
         # Torch's own would wait for the future, which says nothing where the stream waits.
         self.wait()
 
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+    def get_future(self) -> torch.futures.Future[Result]:
         if self._completion is not None and self._error is None:
             # Its error, if there will be one, is deferred: DDP's C++ would not wait for it anyway.
             done = completed(self._completion, self._result)
             if self._error is None:
                 return done
-        devices = {tensor.device for tensor in self._result if tensor.is_cuda}
+        devices = {tensor.device for tensor in tensors_of(self._result) if tensor.is_cuda}
         future: torch.futures.Future[Any] = torch.futures.Future(devices=list(devices))
 
         def resolve() -> None:
@@ -260,9 +269,7 @@ class FinishedWork(SealedWork):
 class FailedWork(FinishedWork):
     """The same of a call that failed."""
 
-    def __init__(
-        self, result: list[torch.Tensor], error: BaseException, deferred: DeferredError
-    ) -> None:
+    def __init__(self, result: Result, error: BaseException, deferred: DeferredError) -> None:
         dist.Work.__init__(self)
         self._result = result
         self._error = error

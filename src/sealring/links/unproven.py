@@ -7,17 +7,16 @@ handshake takes milliseconds, so it is never the one for long.
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 import resource
 import socket
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from sealring import _native
+from sealring.bounded_connections import LEAST_SECONDS as LEAST_SECONDS
+from sealring.bounded_connections import BoundedConnections
+from sealring.bounded_connections import source_of as source_of
 from sealring.handshake.incoming import Incoming
 
 MOST_SILENT: Final = 4096
@@ -28,8 +27,6 @@ _LEAST_SHARE: Final = 16
 """With fewer, a listener's own workers would displace each other."""
 ALWAYS_FREE: Final = _LEAST_SHARE // 2
 """A listener with fewer has room for one more of any source, however much the others hold."""
-LEAST_SECONDS: Final = 0.05
-"""No connection gives way before its peer has had this long to answer."""
 SILENT_SECONDS: Final = 3.0
 """How long a peer may leave us without a byte."""
 PROOF_SECONDS: Final = 10.0
@@ -104,81 +101,8 @@ class Unproven:
         return now > min(self.waiting_since + SILENT_SECONDS, self.accepted + PROOF_SECONDS)
 
 
-class UnprovenConnections:
-    """Those of one stage. One thread uses it."""
-
-    def __init__(self, most: int) -> None:
-        self.limit_to(most)
-        self._per_source: Counter[str] = Counter()
-        self._all: set[Unproven] = set()
-        # Dicts keep the order of insertion: nearly that of waiting_since.
-        self._waiting: dict[str, dict[Unproven, None]] = {}
-
-    def limit_to(self, most: int) -> None:
-        self._most = max(2, most)
-        self._most_of_one_source = max(1, self._most // 2)
-
-    def too_many(self) -> list[Unproven]:
-        """Those that give way after the limit was lowered."""
-        excess = len(self._all) - self._most
-        if excess <= 0:
-            return []
-        waiting = [one for one in self._all if one.waiting_since is not None]
-        return sorted(waiting, key=lambda one: one.waiting_since or 0.0)[:excess]
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[Unproven]:
-        return iter(tuple(self._all))
-
-    def __contains__(self, one: Unproven) -> bool:
-        return one in self._all
-
-    def add(self, one: Unproven, waiting_since: float) -> None:
-        self._all.add(one)
-        self._per_source[one.source] += 1
-        self.wait_for(one, waiting_since)
-
-    def remove(self, one: Unproven) -> None:
-        self.serve(one)
-        self._all.remove(one)
-        self._per_source[one.source] -= 1
-        if not self._per_source[one.source]:
-            del self._per_source[one.source]
-
-    def wait_for(self, one: Unproven, since: float) -> None:
-        """It is the peer's turn."""
-        self.serve(one)
-        one.waiting_since = since
-        self._waiting.setdefault(one.source, {})[one] = None
-
-    def serve(self, one: Unproven) -> None:
-        """It is our turn: the connection cannot give way until `wait_for`."""
-        if one.waiting_since is None:
-            return
-        one.waiting_since = None
-        waiting = self._waiting[one.source]
-        del waiting[one]
-        if not waiting:
-            del self._waiting[one.source]
-
-    def has_room(self, source: str) -> bool:
-        """For one more of this source."""
-        return len(self._all) < self._most and self._per_source[source] < self._most_of_one_source
-
-    def to_give_way(self, source: str, now: float) -> Unproven | None:
-        """Which one gives way to a newcomer from `source`; None while all are too new for that.
-
-        It is one of the same source if that has its full share, else one of the source that has
-        most: so a flood from some addresses does not displace workers at others.
-        """
-        if self._per_source[source] < self._most_of_one_source:
-            source = max(self._per_source, key=self._per_source.__getitem__)
-        oldest = next(iter(self._waiting.get(source, ())), None)
-        if oldest is None or oldest.waiting_since is None:
-            return None
-        return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
+UnprovenConnections: TypeAlias = BoundedConnections[Unproven]
+"""Those of one stage."""
 
 
 def limits(
@@ -210,11 +134,3 @@ def silent_for(sock: socket.socket) -> float:
     """
     information = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     return int.from_bytes(information[56:60], sys.byteorder) / 1000
-
-
-@functools.lru_cache
-def source_of(host: str) -> str:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if address.version == 4:
-        return host
-    return str(ipaddress.ip_network((address, 64), strict=False))

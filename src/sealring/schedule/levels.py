@@ -164,7 +164,7 @@ class _Group:
     @cached_property
     def sums(self) -> _Sums:
         sums = _Sums(len(self._hosts))
-        everybody = np.arange(len(self._hosts))
+        everybody = np.arange(len(self._hosts), dtype=np.int64)
         for home in self._homes:
             others = np.delete(everybody, home)
             if self._ups:

@@ -60,7 +60,7 @@ class Paths(ABC):
 
     def taken(self, home: int) -> Ranks:
         """All ranks. Of those who send to one, first the one whose part that takes first."""
-        return np.arange(self.world)
+        return np.arange(self.world, dtype=np.int64)
 
     def levels_up(self, home: int) -> Ranks:
         """The exchange in which each rank's part goes up, if it takes one.
@@ -95,7 +95,7 @@ class Paths(ABC):
 
 class Star(Paths):
     def up(self, home: int) -> Ranks:
-        return np.full(self.world, home)
+        return np.full(self.world, home, np.int64)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Hosts(Paths):
     def _host_of(self) -> Ranks:
         """Hosts by their places in the order of their first ranks."""
         place = {host: place for place, host in enumerate(self.topology.hosts())}
-        return np.array([place[host] for host in self.topology.host_of])
+        return np.array([place[host] for host in self.topology.host_of], np.int64)
 
     @cached_property
     def _size(self) -> Ranks:
@@ -137,22 +137,22 @@ class Hosts(Paths):
 class Tree(Paths):
     def up(self, home: int) -> Ranks:
         ranks = range(self.world)
-        return np.array([parent_of(self.world, rank, home) for rank in ranks])
+        return np.array([parent_of(self.world, rank, home) for rank in ranks], np.int64)
 
     def taken(self, home: int) -> Ranks:
-        return (np.arange(self.world) + home) % self.world
+        return (np.arange(self.world, dtype=np.int64) + home) % self.world
 
 
 class Ring(Paths):
     """Up, a chunk starts behind its home and goes around to it; down, it goes on from there."""
 
     def up(self, home: int) -> Ranks:
-        peers = np.roll(np.arange(self.world), -1)
+        peers = np.roll(np.arange(self.world, dtype=np.int64), -1)
         peers[home] = home
         return peers
 
     def down(self, home: int) -> Ranks:
-        peers = np.roll(np.arange(self.world), 1)
+        peers = np.roll(np.arange(self.world, dtype=np.int64), 1)
         peers[home] = home
         return peers
 
@@ -167,14 +167,14 @@ class Ring(Paths):
 
     def _along(self, first: int) -> Ranks:
         """From that rank on, once around."""
-        order = (np.arange(self.world) + first) % self.world
+        order = (np.arange(self.world, dtype=np.int64) + first) % self.world
         complete = np.zeros_like(order)
         complete[order[1:]] = np.cumsum(self.apart[order[:-1]] != self.apart[order[1:]])
         return complete
 
 
 def paths_of(algorithm: Algorithm, apart: tuple[int, ...], topology: Topology) -> Paths:
-    numbers = np.array(apart)
+    numbers = np.array(apart, np.int64)
     match algorithm:
         case Algorithm.RING:
             return Ring(numbers)

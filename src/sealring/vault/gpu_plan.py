@@ -105,7 +105,7 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     counts = np.where(size > 0, -(-(offset + size) // CHUNK_BYTES) - first, 0)
     first_keys = (file << _FILE_SHIFT) + first
     before = np.cumsum(counts) - counts
-    keys = np.sort(np.repeat(first_keys - before, counts) + np.arange(int(counts.sum())))
+    keys = np.sort(np.repeat(first_keys - before, counts) + np.arange(counts.sum(), dtype=np.int64))
     keys = keys[np.diff(keys, prepend=-1) != 0]
 
     of_file, number = keys >> _FILE_SHIFT, keys & ((1 << _FILE_SHIFT) - 1)
@@ -115,7 +115,7 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     chunks = np.empty(len(keys), CHUNK)
     chunks["file"], chunks["number"], chunks["bytes"] = of_file, number, plain
     chunks["from"] = np.cumsum(room) - room
-    chunks["to"] = np.arange(len(keys)) * CHUNK_BYTES
+    chunks["to"] = np.arange(len(keys), dtype=np.int64) * CHUNK_BYTES
 
     # Only the last chunk of a file is shorter, so a run of neighbours has no gaps.
     firsts = np.flatnonzero(np.diff(keys, prepend=-2) != 1)

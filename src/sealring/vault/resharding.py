@@ -227,7 +227,7 @@ def _wanted(rank: int, said: _Said, held: list[Layout]) -> Layout:
 def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
     """What every rank says, as JSON: no pickle of another rank is loaded."""
     text = json.dumps(asdict(said)).encode()
-    length = torch.tensor([len(text)])
+    length = torch.tensor([len(text)], dtype=torch.int64)
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
     dist.all_gather(lengths, length, group=group)
     for rank, size in enumerate(lengths):

@@ -140,6 +140,11 @@ def test_weights_that_cannot_be_kept() -> None:
         shares([1e-9, 1])
 
 
+def test_shares_are_those_of_exact_arithmetic() -> None:
+    weights = [0.2, 0.3, 0.05, 1.1, 0.05, 1.1]  # rounded sums give 19 and 402
+    assert shares(weights).tolist() == [73, 110, 18, 403, 18, 402]
+
+
 def test_packed_sequences_hold_every_token_once(vault: Vault, tmp_path: Path) -> None:
     sealed(vault, tokens(tmp_path / "tokens", 1000), dtype="uint16", shard=700)
     packed = Dataset(vault, "data", length=64, pad=9999, documents=True)

@@ -12,6 +12,7 @@ from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.group import arguments, memory
 from sealring.group.memory import Slot
+from sealring.group.work import Result
 from sealring.schedule import Algorithm, Operation
 
 Key = tuple[object, ...]
@@ -45,7 +46,7 @@ class Calling(dist.ProcessGroup):
         collectives: Collective | Iterable[Collective],
         opts: Any,
         *,
-        result: list[torch.Tensor],
+        result: Result,
         keep: tuple[torch.Tensor, ...],
         on_success: Callable[[], None] | None = None,
         called: Operation | None = None,

@@ -64,8 +64,9 @@ class Coalescing(Reducing, Copying):
             calls.append((outputs, source))
         written = [tensor for outputs, _ in calls for tensor in outputs]
         read = _before_any_is_written(input_list, written)
+        result = output_lists if len(output_lists) > 1 else output_lists[0]
         works = [
-            self._all_gather(outputs, source, Results("all_gather_coalesced"), opts, result=written)
+            self._all_gather(outputs, source, Results("all_gather_coalesced"), opts, result=result)
             for (outputs, _), source in zip(calls, read, strict=True)
         ]
         return works[-1]

@@ -23,6 +23,7 @@ from sealring.group.collectives import several, shapes
 from sealring.group.collectives.calling import Calling, Results
 from sealring.group.entry import define_single, entry
 from sealring.group.memory import Slot, clash, parts, slot
+from sealring.group.work import Result
 from sealring.schedule import Operation
 
 
@@ -99,8 +100,9 @@ class Copying(Calling):
         results = Results("all_gather")
         results.then(functools.partial(several.fill_lists, output_lists, gathered))
         written = parts(slot(gathered, written=True), self._world)
-        flat = [tensor for outputs in output_lists for tensor in outputs]
-        return self._gather_into(own, slot(own), [gathered], written, results, opts, result=flat)
+        return self._gather_into(
+            own, slot(own), [gathered], written, results, opts, result=output_lists
+        )
 
     def _all_gather(
         self,
@@ -109,7 +111,7 @@ class Copying(Calling):
         results: Results,
         opts: Any,
         *,
-        result: list[torch.Tensor],
+        result: Result,
     ) -> dist.Work:
         own = contiguous(source)
         read = slot(own)
@@ -143,7 +145,7 @@ class Copying(Calling):
         results: Results,
         opts: Any,
         *,
-        result: list[torch.Tensor],
+        result: Result,
     ) -> dist.Work:
         return self._submit(
             "sealring::all_gather",

@@ -117,7 +117,7 @@ class Dataset(Closable, TorchDataset[Any]):
         if len(wanted) and not (int(wanted.min()) >= 0 and int(wanted.max()) < len(self)):
             raise IndexError(f"{self.name!r} has {len(self)} items")
         shards = np.searchsorted(self._ends, wanted, side="right")
-        inside = wanted - (self._ends[shards] - np.asarray(self.sizes)[shards])
+        inside = wanted - (self._ends[shards] - np.asarray(self.sizes, np.int64)[shards])
         return self.fetch(shards, inside)
 
     def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
@@ -347,7 +347,7 @@ class Stream(IterableDataset[Any]):
     def located(self, base: int, numbers: range) -> tuple[Numbers, Numbers, Numbers]:
         """The dataset, the shard and the number in it, of this rank's items of these steps."""
         steps = np.asarray(numbers, dtype=np.int64)[:, None] * self._batch
-        places = (steps + np.arange(self._batch)) * self._world + self._rank + base
+        places = (steps + np.arange(self._batch, dtype=np.int64)) * self._world + self._rank + base
         return self._mixture.locate(places.reshape(-1))
 
     def _batches(self, base: int, numbers: range) -> Iterator[Any]:

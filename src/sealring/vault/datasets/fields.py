@@ -19,6 +19,7 @@ from uuid import UUID
 import numpy as np
 
 from sealring.errors import BadSource, ConfigurationError
+from sealring.vault.datasets.exact import as_array
 
 _MISSING: Final = 0xFFFFFFFF
 _INTEGER: Final = struct.Struct("<q")
@@ -183,7 +184,9 @@ def decoder(fields: Sequence[Field]) -> Callable[[memoryview], Any]:
 
 def _encoder(field: Field) -> Callable[[Any], bytes]:
     dtype = field.dtype
-    return _ENCODERS[field.kind] if dtype is None else _Array(dtype)
+    if dtype is None:
+        return _ENCODERS[field.kind]
+    return lambda value: as_array(value, dtype).tobytes()
 
 
 def _decoder(field: Field) -> Callable[[memoryview], Any]:
@@ -192,28 +195,3 @@ def _decoder(field: Field) -> Callable[[memoryview], Any]:
         return _DECODERS[field.kind]
     # A copy: the buffer that it was read into is used again.
     return lambda value: np.frombuffer(value, dtype).copy()
-
-
-class _Array:
-    """An array's bytes, if no element changes by the conversion. Floats may be rounded."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-
-    def __call__(self, value: Any) -> bytes:
-        given = np.asarray(value)
-        if given.ndim != 1:
-            raise ValueError(f"it has {given.ndim} dimensions and not one")
-        if given.dtype == self._dtype:
-            return given.tobytes()
-        if given.size and given.dtype.kind not in "biuf":
-            raise ValueError("an element is no number")
-        with np.errstate(all="ignore"):
-            made = given.astype(self._dtype)
-        if given.dtype.kind == self._dtype.kind == "f":
-            same = np.array_equal(np.isfinite(made), np.isfinite(given))
-        else:
-            same = np.array_equal(made, given)
-        if not same:
-            raise ValueError(f"an element does not fit {self._dtype.name}")
-        return made.tobytes()

@@ -42,7 +42,7 @@ class GpuLoader(Closable):
         self._name, self._length = forms[0].name, forms[0].length
         self._dtype: torch.dtype = getattr(torch, forms[0].dtype)
         self._items, self._pads = (
-            np.array([getattr(one, what) for one in forms]) for what in ("item", "pad")
+            np.array([getattr(one, what) for one in forms], np.int64) for what in ("item", "pad")
         )
         self._files = _Shards(stream.datasets)
         self._opener = self.make_opener(torch.device(device), self._files)
@@ -147,7 +147,7 @@ class _Shards:
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
-        self._ends = np.cumsum([len(dataset.shards) for dataset in datasets])
+        self._ends = np.cumsum([len(dataset.shards) for dataset in datasets], dtype=np.int64)
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
     def __len__(self) -> int:

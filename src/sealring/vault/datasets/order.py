@@ -8,7 +8,9 @@ shuffles of numpy and torch may change with a release.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
@@ -120,24 +122,26 @@ class Mixture:
 
     def _slots_of(self, block: int) -> tuple[Numbers, Numbers]:
         """For each of the 1024 slots: whose it is, and how many of the same come before it."""
-        owners = np.repeat(np.arange(len(self._shares)), self._shares)
+        owners = np.repeat(np.arange(len(self._shares), dtype=np.int64), self._shares)
         owners = owners[permutation(MIXED, "mixture", self._seed, block)]
         ranks = np.empty(MIXED, dtype=np.int64)
         for number in range(len(self._shares)):
             chosen = owners == number
-            ranks[chosen] = np.arange(int(chosen.sum()))
+            ranks[chosen] = np.arange(int(chosen.sum()), dtype=np.int64)
         return owners, ranks
 
 
 def shares(weights: Sequence[float]) -> Numbers:
     """Of 1024 samples, by the largest remainders."""
-    given = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(given).all() or (given <= 0).any():
+    if not all(math.isfinite(one) and one > 0 for one in weights):
         raise ConfigurationError("each weight of a mixture is a number above 0")
-    exact = given / given.sum() * MIXED
-    counts: Numbers = np.floor(exact).astype(np.int64)
-    rest = MIXED - int(counts.sum())
-    counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
-    if (counts == 0).any():
+    # As fractions: how a sum of floats is rounded depends on the order in which a CPU adds them.
+    given = [Fraction(float(one)) for one in weights]
+    exact = [one * MIXED / sum(given) for one in given]
+    counts = [math.floor(one) for one in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda one: counts[one] - exact[one])
+    for one in by_remainder[: MIXED - sum(counts)]:
+        counts[one] += 1
+    if 0 in counts:
         raise ConfigurationError(f"a weight of a mixture is below 1/{MIXED} of all of them")
-    return counts
+    return np.array(counts, dtype=np.int64)

@@ -166,7 +166,8 @@ class Windows:
     def _document(self, reader: ShardReader, number: int) -> Numbers:
         start = number * self.length
         ends = reader.offsets[1:] // np.uint64(self.dtype.itemsize)
-        found = np.searchsorted(ends, np.arange(start, start + self.length), side="right")
+        tokens = np.arange(start, start + self.length, dtype=np.uint64)
+        found = np.searchsorted(ends, tokens, side="right")
         numbered = np.unique(found, return_inverse=True)[1].astype(np.int64)
         numbered[found >= reader.shard.samples] = -1
         return numbered
@@ -263,7 +264,7 @@ def _groups(sizes: Offsets) -> Iterator[slice]:
     first = 0
     while first < len(sizes):
         before = int(totals[first - 1]) if first else 0
-        last = int(np.searchsorted(totals, before + _READ_BYTES, side="right"))
+        last = int(np.searchsorted(totals, np.uint64(before + _READ_BYTES), side="right"))
         last = max(first + 1, last)
         yield slice(first, last)
         first = last

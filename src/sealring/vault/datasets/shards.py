@@ -161,7 +161,7 @@ class ShardReader(Closable):
         """All of them, in their order, in blocks of about this size."""
         offsets, first = self.offsets, 0
         while first < self.shard.samples:
-            wanted = int(offsets[first]) + block
+            wanted = np.uint64(int(offsets[first]) + block)
             last = max(first + 1, int(np.searchsorted(offsets, wanted, side="right")) - 1)
             last = min(last, self.shard.samples)
             start = int(offsets[first])
