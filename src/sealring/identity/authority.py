@@ -28,6 +28,7 @@ from sealring.identity.private_files import (
     read_public,
     write_private,
     write_public,
+    writing,
 )
 
 _AUTHORITY_LIFETIME: Final = timedelta(days=3650)
@@ -46,10 +47,8 @@ def create_authority(directory: Path, name: str) -> Path:
     """Make a new authority in `directory`; returns its certificate's path."""
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         raise ConfigurationError(f"an authority's name has 1 to {_MAX_NAME} printable characters")
-    try:
+    with writing(directory, "made"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{directory} cannot be made: {problem.strerror}") from problem
     certificate_path = directory / "authority.pem"
     if certificate_path.exists():
         raise ConfigurationError(f"{directory} holds an authority already: choose another one")
@@ -148,10 +147,8 @@ def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey
 
 
 def _path(out: Path, name: WorkerName, suffix: str) -> Path:
-    try:
+    with writing(out, "made"):
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{out} cannot be made: {problem.strerror}") from problem
     return out / f"{name.job}-rank-{name.rank}.{suffix}"
 
 

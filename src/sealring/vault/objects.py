@@ -31,7 +31,6 @@ from sealring.errors import (
     NotAVault,
     TruncatedFile,
     UnsafePath,
-    VaultError,
     WrongKey,
 )
 from sealring.strict import strictly
@@ -287,10 +286,6 @@ def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
             f"{path} does not open under key {known.key} of this vault for this object and version"
         )
     return Copy(folder, Place(vault, object_bytes, number, known.suite, key), known.key)
-
-
-def not_written(folder: VaultPath, problem: OSError) -> VaultError:
-    return VaultError(f"{folder} cannot be written: {problem.strerror}")
 
 
 def remove(folder: VaultPath) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from sealring import _native
-from sealring.errors import VaultError, WorkerFailed
+from sealring.errors import WorkerFailed
 from sealring.identity.process import shut_out_debuggers
 from sealring.vault.children import START_SECONDS, Door, without_secrets
 from sealring.vault.objects import Copy, Part, digest_of
@@ -70,7 +70,7 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
     try:
         with door.accept(lambda pid: pid == process.pid, process.poll, _START_SECONDS) as here:
             here.settimeout(_START_SECONDS + size / _BYTES_A_SECOND)
-            return _hand_over(here, place, name, size, files)
+            answer = _hand_over(here, place, name, size, files)
     except OSError as problem:
         raise WorkerFailed(
             f"the process that seals {name} ended before it had finished: {problem}"
@@ -83,9 +83,13 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
+    if "error" in answer:
+        raise OSError(answer["errno"], answer["error"])
+    return str(answer["commitment"])
 
 
-def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> str:
+def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: list[int]) -> Any:
+    """What the helper answers: the commitment, or why the target could not be written."""
     order = {
         "suite": place.suite,
         "context": place.context(name).hex(),
@@ -101,7 +105,4 @@ def _hand_over(here: socket.socket, place: Place, name: str, size: int, files: l
         answer += piece
     if not answer:
         raise ConnectionError("it did not answer")
-    document = json.loads(answer)
-    if "error" in document:
-        raise VaultError(f"{name} could not be sealed: {document['error']}")
-    return str(document["commitment"])
+    return json.loads(answer)
