@@ -15,7 +15,7 @@ from sealring.audit.audit import Question
 from sealring.audit.audit import audit as audit_run
 from sealring.audit.claims import Claims, read_claims
 from sealring.audit.page import write_page
-from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.result import AuditResult, Said
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
 from sealring.cli.audit_replay import compared_in, seed_from
@@ -32,11 +32,6 @@ from sealring.provenance.owners import read_owner
 from sealring.provenance.policy import LogPolicy, read_policy
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
-_SUMMARY = {
-    Status.SHOWN: "Every claim is shown, and no record contradicts another.",
-    Status.REFUTED: "Something is refuted.",
-    Status.NOT_SHOWN: "Something is not shown.",
-}
 
 
 def audit(
@@ -192,7 +187,7 @@ def _show(result: AuditResult) -> None:
     job = printable(", ".join(result.jobs)) or "not shown"
     say(
         f"Run {printable(result.run)}, job {job}: {len(result.payloads)} statements of "
-        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {_SUMMARY[result.status]}"
+        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {result.verdict}"
     )
 
 
