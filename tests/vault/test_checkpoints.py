@@ -32,7 +32,6 @@ from sealring.errors import (
     UnsafeEntry,
     Unsupported,
     VaultBusy,
-    WrongKey,
 )
 from sealring.vault import (
     CheckpointReader,
@@ -314,7 +313,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
         (older.read_bytes(), ForeignPart),
-        (bytes([good[0] ^ 1]) + good[1:], WrongKey),
+        (bytes([good[0] ^ 1]) + good[1:], TamperedChunk),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:
         part.unlink()
