@@ -141,8 +141,16 @@ def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey
         ) from None
     if not isinstance(key, Ed25519PrivateKey) or key.public_key() != certificate.public_key():
         raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
-    if certificate.not_valid_after_utc < datetime.now(UTC):
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc < now:
         raise BadCertificate(f"the authority in {directory} has expired: make a new one")
+    if now < certificate.not_valid_before_utc:
+        # What it issued now would not be valid now, or would end before it begins.
+        raise BadCertificate(
+            f"the authority in {directory} is valid from "
+            f"{certificate.not_valid_before_utc.isoformat()}, and it is "
+            f"{now.isoformat(timespec='seconds')} on this machine: set its clock"
+        )
     return certificate, key
 
 
