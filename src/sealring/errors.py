@@ -11,6 +11,7 @@
     │   ├── Unsupported
     │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
     │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
+    │   ├── DiskFull                  a file system or a quota is full: free some space
     │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
     ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
     │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
@@ -175,6 +176,10 @@ class BadClaims(ConfigurationError):
 
 class BadKeyFile(ConfigurationError):
     """A vault's key file cannot be read, is not one, or others can read it."""
+
+
+class DiskFull(ConfigurationError):
+    """A file system or this user's quota has no space left. The message names what is unwritten."""
 
 
 class Unsupported(ConfigurationError):

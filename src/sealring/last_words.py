@@ -17,7 +17,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, SealringError
 
@@ -36,12 +36,31 @@ def tell_the_launcher() -> None:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    written = isinstance(error, Exception) and _write(error, trace)
-    if not written or not isinstance(error, SealringError):
+    failed, cause = _cause(int(os.environ["RANK"]), error)
+    written = isinstance(cause, Exception) and _write(failed, cause, trace)
+    if not written or not isinstance(cause, SealringError):
         sys.__excepthook__(kind, error, trace)
 
 
-def _write(error: Exception, trace: TracebackType | None) -> bool:
+def _cause(rank: int, error: BaseException) -> tuple[int, BaseException]:
+    """The rank that failed and its error, where `error` only carries the errors of others.
+
+    torch.distributed.checkpoint raises one CheckpointException on every rank. It is no Exception,
+    and its text is the tracebacks of all ranks that failed.
+    """
+    checkpoint: Any = sys.modules.get("torch.distributed.checkpoint.api")
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            carried = [(rank, each) for each in error.exceptions]
+        elif checkpoint is not None and isinstance(error, checkpoint.CheckpointException):
+            carried = [(number, each) for number, (each, _) in sorted(error.failures.items())]
+        else:
+            return rank, error
+        # An error that follows from another rank's end says less than the error of that rank.
+        rank, error = min(carried, key=lambda each: isinstance(each[1], _FOLLOW))
+
+
+def _write(failed: int, error: Exception, trace: TracebackType | None) -> bool:
     ours = isinstance(error, SealringError)
     content = {
         "message": {
@@ -51,6 +70,7 @@ def _write(error: Exception, trace: TracebackType | None) -> bool:
                 "timestamp": str(int(time.time())),
                 "time": time.time(),
                 "rank": int(os.environ["RANK"]),
+                "failed": failed,
                 "follows": isinstance(error, _FOLLOW),
                 "printed": not ours,
             },
@@ -78,6 +98,9 @@ def _script_frames(trace: TracebackType | None) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class LastWords:
     rank: int
+    """The worker that wrote it."""
+    failed: int
+    """The rank whose error it is: a checkpoint's error reaches all ranks."""
     text: str
     """The error, after the lines of the script that led to it."""
     time: float
@@ -98,9 +121,8 @@ def told_beside(error_file: str) -> list[LastWords]:
             message = json.loads(file.read_text())["message"]
             info = message["extraInfo"]
             text = f"{info['py_callstack']}{message['message']}"
-            found.append(
-                LastWords(info["rank"], text, info["time"], info["follows"], info["printed"])
-            )
+            names = ("rank", "failed", "time", "follows", "printed")
+            found.append(LastWords(text=text, **{name: info[name] for name in names}))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # torch's own, or half written
     return sorted(found, key=lambda each: each.time)

@@ -25,7 +25,6 @@ from sealring.errors import (
     TamperedChunk,
     UnadmittedSigner,
     UnsafeEntry,
-    WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
 from sealring.vault import header as headers
@@ -314,7 +313,7 @@ def test_metadata_that_were_refused_are_no_empty_checkpoint(vault: Vault) -> Non
     dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
     (vault.find("run").copy.folder / "manifest").write_bytes(b"x" * 100)
     metadata = CheckpointReader(vault, "run").read_metadata()
-    with pytest.raises(WrongKey):
+    with pytest.raises(ForeignPart):
         print(metadata.state_dict_metadata)
 
 

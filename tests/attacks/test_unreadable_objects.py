@@ -17,6 +17,7 @@ import typer
 import sealring.cli
 from sealring.errors import (
     ConfigurationError,
+    DiskFull,
     ForeignPart,
     NotAVault,
     NotGranted,
@@ -111,7 +112,7 @@ def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr("sealring.vault.objects.Copy.new_part", full)
         for _ in range(2):
-            with pytest.raises(VaultError, match=r"cannot be written.*2 in all"):
+            with pytest.raises(DiskFull, match=r"cannot be written.*2 in all"):
                 trees.rotate(vault, nothing)
             assert list(version.iterdir()) == [stored.copy.folder]
     assert trees.rotate(Vault.open(vault.path, key), nothing).versions == 2
@@ -157,7 +158,8 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
         sealring.cli.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.split("\n")[0] == (
-        "ConfigurationError: /somewhere: No space left on device"
+        "DiskFull: /somewhere cannot be written: No space left on device. Free some space there or "
+        "choose another disk, and run it again"
     )
 
 
@@ -197,7 +199,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
     }
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_new", full)
-        error = VaultError if verb == "rotate" else OSError
+        error = DiskFull if verb == "rotate" else OSError
         with pytest.raises(error, match="No space left on device"):
             verbs[verb]()
     assert len(list(vault.path.rglob("key.json"))) == 2

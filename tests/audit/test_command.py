@@ -68,6 +68,22 @@ def test_an_honest_run(tmp_path: Path) -> None:
     assert "Every claim is shown" in text
 
 
+def test_without_claims_none_is_said_to_be_shown(tmp_path: Path) -> None:
+    """The terminal said that every claim is shown, the page that nothing was claimed."""
+    made = MadeRun()
+    made.write(tmp_path / "run")
+    arguments = [*options(tmp_path, made), "--html", str(tmp_path / "page.html")]
+    at = arguments.index("--claims")
+    at_model = arguments.index("--model")
+    for place in sorted((at, at_model), reverse=True):
+        del arguments[place : place + 2]
+    status, text = run(arguments)
+    assert status == 0
+    verdict = "No claims were given, so none is shown, and no record contradicts another."
+    assert verdict in text
+    assert verdict in (tmp_path / "page.html").read_text()
+
+
 def test_a_lie(tmp_path: Path) -> None:
     made = MadeRun()
     one_link(made)

@@ -14,7 +14,9 @@ import pytest
 
 from sealring.audit.audit import Question, audit
 from sealring.audit.claims import Claims
+from sealring.audit.graph import Graph, NodeKind
 from sealring.audit.page import page, write_page
+from sealring.audit.picture import draw
 from sealring.audit.result import AuditResult
 from tests.audit.made_runs import MODEL, RAW, MadeRun
 from tests.audit.stated_lies import one_link
@@ -57,6 +59,23 @@ def test_a_long_run_has_several_intervals_in_one_cell(result: AuditResult) -> No
     far = [replace(node, sequence=node.sequence * 100_000) for node in nodes]
     graph = type(result.graph)({node.key: node for node in far}, dict(result.graph.edges))
     assert len(page(replace(result, graph=graph))) < 200_000
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_all_checkpoints_of_one_interval_are_inside_the_drawing(count: int) -> None:
+    """The frame had room for one, and the others were drawn below it."""
+    graph = Graph()
+    interval = graph.add("interval", NodeKind.INTERVAL, "interval 0 of rank 0")
+    interval.rank = interval.sequence = 0
+    for number in range(count):
+        graph.add(f"checkpoint {number}", NodeKind.CHECKPOINT, f"run@{number}").sequence = 0
+    picture = draw(graph)
+    assert len(picture.shapes) == 1 + count
+    assert picture.frame is not None
+    left, top, width, height = picture.frame
+    for shape in picture.shapes:
+        assert left <= shape.x <= shape.x + shape.width <= left + width <= picture.width
+        assert top <= shape.y <= shape.y + shape.height <= top + height <= picture.height
 
 
 @pytest.fixture(scope="module")

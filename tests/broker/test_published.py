@@ -21,6 +21,7 @@ from sealring.cli import app
 from sealring.errors import (
     BrokenAuditLog,
     ConfigurationError,
+    DiskFull,
     ForkedLog,
     NoQuorum,
     TamperedLog,
@@ -288,7 +289,7 @@ def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
 
         with monkeypatch.context() as patch:
             patch.setattr(Batch, "write", write)
-            with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+            with pytest.raises(DiskFull, match="cannot be written: No space left"):
                 update(place, policy=policy)
     assert update(place, policy=policy) == 1
 

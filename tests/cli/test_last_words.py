@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from sealring.cli.run import _print_cause
+from sealring.cli.cause import print_cause
 from sealring.last_words import LastWords, told_beside
 from tests.cli.test_commands import sealring
 
@@ -36,8 +38,10 @@ dist.all_reduce(torch.ones(3))
         ),
         (
             "os.kill(os.getpid(), signal.SIGKILL)",
-            "Rank 1 ended with exit code -9. Its own output is above.",
+            "Rank 1 was killed by SIGKILL; often the kernel's out-of-memory killer, which `dmesg` "
+            "shows.",
         ),
+        ("os._exit(3)", "Rank 1 ended with exit code 3. What it printed is above, if any."),
     ],
 )
 def test_the_last_line_is_the_cause_and_not_what_followed(
@@ -48,7 +52,10 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     done = sealring("run", "-n", "2", str(script))
     assert done.returncode == 1
     # Whether the other one had ended by then is chance.
-    assert done.stderr.splitlines()[-1].replace("; 1 more ended with it", "").endswith(last)
+    found = done.stderr.splitlines()[-1]
+    for others in ("; 1 more ended with it", " (1 more ended with it)"):
+        found = found.replace(others, "")
+    assert found.endswith(last)
     assert "PeerLost" not in done.stderr  # rank 0 got it, and it says nothing new
 
 
@@ -63,14 +70,14 @@ def test_what_the_launcher_ended_itself_is_no_cause(
         rank: ProcessFailure(rank, 7, code, str(tmp_path / str(rank) / "error.json"))
         for rank, code in ((0, 1), (1, -signal.SIGTERM))
     }
-    _print_cause(ChildFailedError("train.py", failures))
+    print_cause(ChildFailedError("train.py", failures))
     assert capsys.readouterr().err == "of rank 0 (rank 0; 1 more ended with it)\n"
 
 
 def written(rank: int, time: float, **more: Any) -> str:
     info = {
-        "py_callstack": "", "timestamp": "1", "time": time, "rank": rank, "follows": False,
-        "printed": False, **more,
+        "py_callstack": "", "timestamp": "1", "time": time, "rank": rank, "failed": rank,
+        "follows": False, "printed": False, **more,
     }  # fmt: skip
     return json.dumps({"message": {"message": f"of rank {rank}", "extraInfo": info}})
 
@@ -84,6 +91,70 @@ def test_errors_are_read_in_the_order_of_time_and_unreadable_ones_left_out(tmp_p
         (tmp_path / name).mkdir()
         (tmp_path / name / "error.json").write_text(text)
     assert told_beside(str(tmp_path / "2" / "error.json")) == [
-        LastWords(5, "of rank 5", 1.0, follows=False, printed=True),
-        LastWords(4, "of rank 4", 2.0, follows=True, printed=False),
+        LastWords(5, 5, "of rank 5", 1.0, follows=False, printed=True),
+        LastWords(4, 4, "of rank 4", 2.0, follows=True, printed=False),
     ]
+
+
+CHECKPOINT = """
+import os, sys
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, key_file
+dist.init_process_group()
+os.chdir(sys.argv[3])
+vault = Vault.open("v", key_file("k"))
+state = {"weight": torch.zeros(int(sys.argv[2]), 1024)}
+if sys.argv[1] == "save":
+    dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
+else:
+    dcp.load(state, storage_reader=CheckpointReader(vault, "run"))
+dist.destroy_process_group()
+"""
+
+
+class Job:
+    """A script that saves to a vault and loads from it, and the secret of its runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(CHECKPOINT)
+        (folder / "secret").write_text(secrets.token_hex(32))
+        (folder / "secret").chmod(0o600)
+        made = sealring("vault", "init", str(folder / "v"), "--key", str(folder / "k"))
+        assert made.returncode == 0, made.stderr
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        secret, script = self.folder / "secret", self.folder / "train.py"
+        given = (str(script), *arguments, str(self.folder))
+        return sealring("run", "-n", "2", "--secret-file", str(secret), *given)
+
+
+def test_a_tampered_checkpoint_is_one_named_error_and_the_last(tmp_path: Path) -> None:
+    """torch raises a CheckpointException on each rank, which has the errors of all of them."""
+    job = Job(tmp_path)
+    assert job.run("save", "64").returncode == 0
+    (part,) = (tmp_path / "v").rglob("rank-00000")
+    content = bytearray(part.read_bytes())
+    content[100_000] ^= 1
+    part.write_bytes(content)
+    done = job.run("load", "64")
+    assert done.returncode == 1
+    *_, script, last = done.stderr.splitlines()
+    assert script.strip().startswith("dcp.load(")
+    assert last.startswith("TamperedChunk: part rank-00000 of 'run' version 1: chunk 6 of 17 ")
+    assert "Restore the file from a copy (rank 0" in last
+    assert done.stderr.count("TamperedChunk") == 1
+    assert "Traceback" not in done.stderr
+    assert "CheckpointException" not in done.stderr
+
+
+def test_a_full_disk_in_a_save_is_one_named_error_and_the_last(small_disk: Path) -> None:
+    job = Job(small_disk)
+    done = job.run("save", str(4 << 10))  # 16 MiB
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("DiskFull: v/objects/")
+    assert "cannot be written: No space left on device" in last
+    assert "Free some space" in last
+    assert "Traceback" not in done.stderr
+    assert job.run("save", "64").returncode == 0  # what was written of it is removed

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import socket
+import subprocess
+import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +136,32 @@ def test_a_view_that_no_terminal_shows_is_refused(tmp_path: Path) -> None:
     assert str(done.exception) == (
         "the view is drawn over and over, and stdout is no terminal: pass --once"
     )
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_the_view_ends_by_a_key_and_leaves_the_terminal_as_it_was(
+    key: bytes, tmp_path: Path
+) -> None:
+    """In a terminal of its own, with `q` and with Ctrl-C."""
+    place = tmp_path / "live"
+    place.mkdir(mode=0o700)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [Path(sys.executable).parent / "sealring", "top", "--directory", place, "--interval", "1"],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    try:
+        shown = b""
+        while b"No worker answers" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, key)
+        assert process.wait(25) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)

@@ -37,10 +37,32 @@ def noisy() -> Results:
     )
 
 
-def test_the_published_figures_stand_beside_ours(html: str) -> None:
+def test_the_published_figures_stand_behind_ours(html: str) -> None:
     for figure in ("8.68", "41.6", "3.03", "arXiv 2501.11771"):
         assert figure in html
+        assert figure not in html[: html.index("</p>", html.index('class="lead"'))]
     assert re.search(r"a sealed training step takes <b>1\.0\d to 1\.\d\d times</b> the plain", html)
+
+
+def test_the_own_result_leads_where_no_step_was_measured(tmp_path: Path) -> None:
+    """The lead had other people's figures alone."""
+    results = whole(step=[])
+    lead = lead_of(results)
+    assert re.search(
+        r"a sealed collective takes <b>\d\.\d\d( to \d+\.\d\d)? times</b> the pl", lead
+    )
+    assert "41.6" not in lead
+    assert lead_of(whole(step=[], allreduce=[], collectives=[])).startswith("No training step was")
+
+
+def test_the_command_says_the_own_result(tmp_path: Path) -> None:
+    write_results(tmp_path / "mine.json", whole())
+    out = str(tmp_path / "page.html")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "mine.json"), "-o", out])
+    assert done.exit_code == 0
+    first, last = done.stdout.splitlines()
+    assert re.search(r"mine\.json: On this machine a sealed training step takes 1\.0\d to", first)
+    assert last == f"{out} is written; open it in a browser."
 
 
 def test_a_gpus_measurements_stand_beside_their_bars(html: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from sealring.errors import (
+    BadSecret,
     ConfigurationError,
     ForeignPart,
     KeysChanged,
@@ -32,7 +34,6 @@ from sealring.errors import (
     UnsafeEntry,
     Unsupported,
     VaultBusy,
-    WrongKey,
 )
 from sealring.vault import (
     CheckpointReader,
@@ -315,7 +316,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
         (older.read_bytes(), ForeignPart),
-        (bytes([good[0] ^ 1]) + good[1:], WrongKey),
+        (bytes([good[0] ^ 1]) + good[1:], TamperedChunk),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:
         part.unlink()
@@ -540,6 +541,78 @@ def test_export_by_command(
     assert export(*trusted, "tests").exit_code == 0
     assert same(torch.load(out, weights_only=True), state(8))
     assert type(export(*trusted, "tests").exception) is OutputExists
+
+
+def test_one_entry_of_a_checkpoint_is_exported_and_the_rest_is_named(
+    vault: Vault, key: Path, tmp_path: Path
+) -> None:
+    theirs = pytest.importorskip("safetensors.torch", reason="the package safetensors")
+    from typer.testing import CliRunner
+
+    from sealring.cli import app
+
+    model = {"layers": {"0.weight": torch.randn(40, 50)}, "bias": torch.arange(5)}
+    whole = {"model": model, "optimizer": {"momentum": torch.randn(400, 500)}, "step": 7}
+    dcp.save(whole, storage_writer=CheckpointWriter(vault, "run"))
+    out = tmp_path / "model.safetensors"
+
+    def export(*options: str) -> Any:
+        where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
+        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+
+    refused = export("--format", "safetensors").exception
+    assert type(refused) is Unsupported
+    assert "`--only model`" in str(refused)
+    refused = export("--format", "safetensors", "--only", "modell").exception
+    assert type(refused) is ConfigurationError
+    assert "no entry 'modell': it has model, optimizer, step" in str(refused)
+    done = export("--format", "safetensors", "--only", "model")
+    assert done.exit_code == 0
+    assert "Left out: optimizer, step.\n" in done.stdout
+    flat = {"layers.0.weight": model["layers"]["0.weight"], "bias": model["bias"]}
+    assert same(theirs.load_file(out), flat)
+    reader = CheckpointReader(vault, "run")
+    assert export_torch(reader, tmp_path / "m.pt", only="model") == ["optimizer", "step"]
+    assert same(torch.load(tmp_path / "m.pt", weights_only=True), model)
+    assert reader.bytes_needed < 10_000  # the optimizer is not read
+    left = export_torch(CheckpointReader(vault, "run"), tmp_path / "l.pt", only="model.layers")
+    assert left == ["model.bias", "optimizer", "step"]
+    assert same(torch.load(tmp_path / "l.pt", weights_only=True), model["layers"])
+
+
+def test_export_of_a_job_that_ran_under_a_secret_file(
+    vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from sealring.cli import app
+
+    secret, other = tmp_path / "secret", tmp_path / "other"
+    for path in (secret, other):
+        path.write_text(secrets.token_hex(32))
+        path.chmod(0o600)
+    for name in ("SEALRING_SECRET", "SEALRING_JOB"):
+        monkeypatch.delenv(name)
+    with monkeypatch.context() as patch:
+        patch.setenv("SEALRING_SECRET_FILE", str(secret))
+        save(vault, 8)
+    out = tmp_path / "out.pt"
+
+    def export(*options: str) -> Any:
+        where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
+        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+
+    assert type(export("--secret-file", str(other)).exception) is UnadmittedSigner
+    assert type(export("--job", "other").exception) is ConfigurationError
+    wrong = export("--secret-file", str(secret), "--job", "other").exception
+    assert type(wrong) is UnadmittedSigner
+    secret.chmod(0o644)
+    assert type(export("--secret-file", str(secret)).exception) is BadSecret
+    secret.chmod(0o600)
+    done = export("--secret-file", str(secret))
+    assert done.exit_code == 0
+    assert secret.read_text() not in done.output
+    assert same(torch.load(out, weights_only=True), state(8))
 
 
 def test_the_name_can_come_from_torch(vault: Vault) -> None:

@@ -15,6 +15,7 @@ from sealring.cli import app
 from sealring.errors import (
     BadKeyFile,
     ConfigurationError,
+    DiskFull,
     ForeignVault,
     NoSuchObject,
     NotAVault,
@@ -65,8 +66,36 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
     part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
     assert (row["error"], sh.status) == ("TamperedChunk", 2)
-    assert "0 of 1 versions were sealed with this vault's key" in sh("verify", "v")
+    said = sh("verify", "v")
+    assert "part 00000000 of 'f' version 1: chunk 0 of 1" in said
+    assert "0 of 1 versions are intact: the key is right, and what is named above was" in said
     assert sh.status == 2
+
+
+def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
+    """The manifest lists a part's commitment to its key, so a changed salt is no wrong key."""
+    sh("seal", "v", "f")
+    expected = {
+        "00000000": {0: "TamperedChunk", 23: "TamperedChunk", 24: "ForeignPart"},
+        "manifest": {0: "ForeignPart", 55: "ForeignPart", 56: "TamperedChunk"},
+        "key.json": {-5: "ForeignPart"},
+    }
+    for name, flips in expected.items():
+        (file,) = (sh.folder / "v").rglob(name)
+        good = file.read_bytes()
+        for at, error in flips.items():
+            content = bytearray(good)
+            # In key.json a hexadecimal digit: 0 to 1, 1 to 0, a to b.
+            content[at] = ord("0") if content[at] == ord("1") else ord("1")
+            file.write_bytes(content)
+            (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
+            assert row["error"] == error, (name, at)
+            assert "was changed" in row["message"]
+            assert "Restore" in row["message"]
+        file.write_bytes(good)
+    sh("init", "w", "--key", "another")
+    with pytest.raises(NotGranted, match="is not open to this key file"):
+        sh("verify", "v", "--key", "another")
 
 
 def test_a_broker_s_data_key_as_a_grant(sh: Shell) -> None:
@@ -254,9 +283,8 @@ def test_a_full_disk_is_named(sh: Shell, monkeypatch: pytest.MonkeyPatch) -> Non
         raise full
 
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(OSError, match="No space left") as failed:
+    with pytest.raises(DiskFull, match=r"/manifest cannot be written: No space left on device\. "):
         files.write_file(sh.folder / "manifest", b"content")
-    assert failed.value.filename == str(sh.folder / "manifest")
 
 
 def test_a_command_in_a_pipe_writes_no_empty_lines(sh: Shell) -> None:

@@ -29,7 +29,6 @@ from sealring.errors import (
     TamperedChunk,
     TruncatedFile,
     Unsupported,
-    WrongKey,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, remote, trees
 from sealring.vault.in_store import InStore
@@ -106,7 +105,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
         (store.read(older, 1 << 20), ForeignPart),
-        (bytes([good[0] ^ 1]) + good[1:], WrongKey),
+        (bytes([good[0] ^ 1]) + good[1:], TamperedChunk),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:
         store.remove(name)

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.errors import (
-    ConfigurationError,
+    DiskFull,
     ForeignPart,
     MissingPart,
     NoSuchObject,
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_is_not_the_stores_fault(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+    with pytest.raises(DiskFull, match="cannot be written: No space left"):
         pull(other, pushed)
     assert not list(other.path.rglob("manifest"))
     assert not list(other.path.rglob("key.json"))

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.errors import ConfigurationError, ForkedLog, LogError, MalformedNote
+from sealring.errors import ConfigurationError, DiskFull, ForkedLog, LogError, MalformedNote
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import Checkpoint
 from sealring.provenance.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
@@ -148,7 +148,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
             for _ in range(3):
-                with pytest.raises(ConfigurationError, match="cannot be written: No space left"):
+                with pytest.raises(DiskFull, match="cannot be written: No space left"):
                     state.add_checkpoint(submission(3, 4))
         assert list((tmp_path / ".new").iterdir()) == []
         assert dict(state.logs)[LOG.name] == 3

@@ -22,11 +22,7 @@ from sealring.audit.picture import Picture, as_svg, draw, for_script
 from sealring.audit.result import Answer, AuditResult, Repetitions, Said, Status
 from sealring.identity.private_files import write_public
 
-_VERDICTS: Final = {
-    Status.SHOWN: ("yes", "Every claim is shown, and no record contradicts another."),
-    Status.REFUTED: ("no", "Something is refuted: see what is answered with no, and the findings."),
-    Status.NOT_SHOWN: ("open", "Something is not shown: see which claims, and why."),
-}
+_VERDICTS: Final = {Status.SHOWN: "yes", Status.REFUTED: "no", Status.NOT_SHOWN: "open"}
 _SAID: Final = {Said.YES: ("yes", "✓"), Said.NO: ("no", "✗"), Said.NOT_SHOWN: ("open", "?")}
 _LEGEND: Final = {
     NodeKind.RAW: "raw data", NodeKind.STAGE: "stage", NodeKind.DATA: "dataset",
@@ -107,10 +103,7 @@ def _places(result: AuditResult, picture: Picture) -> dict[str, int]:
 
 
 def _verdict(result: AuditResult) -> str:
-    kind, text = _VERDICTS[result.status]
-    if not result.answers and result.status is Status.SHOWN:
-        text = "Nothing was claimed. No record contradicts another."
-    return f'<p class="verdict {kind}">{text}</p>'
+    return f'<p class="verdict {_VERDICTS[result.status]}">{result.verdict}</p>'
 
 
 def _claims(answers: Iterable[Answer], places: dict[str, int]) -> str:

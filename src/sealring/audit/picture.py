@@ -207,7 +207,9 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
         picture.labels.append((x + 6, _TOP + row * _PITCH + 11, "end", f"rank {rank}"))
     columns = last // together + 1
     picture.last_row = len(ranks) - 1
-    rows = len(ranks) + (2 if checkpoints else 0)
+    rows = len(ranks)
+    if checkpoints:
+        rows += 1 + _checkpoints(picture, checkpoints, x, len(ranks), together, column)
     left = x - _LABEL
     width = _LABEL + (columns + 1) * _PITCH + 10
     picture.frame = (left, _TOP - 26, width, rows * _PITCH + 34)
@@ -215,7 +217,6 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
         middle = x + (place + 1) * _PITCH + _CELL / 2
         picture.labels.append((middle, _TOP - 10, "middle", str(place * together)))
     picture.labels.append((x + 6, _TOP - 10, "end", "interval"))
-    _checkpoints(picture, checkpoints, x, len(ranks), together, column)
     if checkpoints:
         y = _TOP + (len(ranks) + 1) * _PITCH + 11
         picture.labels.append((x + 6, y, "end", "checkpoints"))
@@ -224,7 +225,8 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
 
 def _checkpoints(
     picture: Picture, nodes: list[Node], x: float, ranks: int, together: int, column: int
-) -> None:
+) -> int:
+    """Places checkpoints below the grid; returns how many rows they take."""
     places: dict[int, list[Node]] = {}
     for node in nodes:
         places.setdefault(node.sequence // together if node.sequence >= 0 else -1, []).append(node)
@@ -234,6 +236,7 @@ def _checkpoints(
             y = _TOP + (ranks + 1 + below) * _PITCH
             at = (column + 1 + place, ranks + 1 + below)
             picture.place(Placed([node], x + (place + 1) * _PITCH, y, _CELL, _CELL, at))
+    return max(len(found) for found in places.values())
 
 
 def _path(picture: Picture, ends: tuple[int, int]) -> str:

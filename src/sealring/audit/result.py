@@ -126,6 +126,16 @@ class AuditResult:
             return Status.NOT_SHOWN
         return Status.SHOWN
 
+    @property
+    def verdict(self) -> str:
+        """The status in words, for the terminal and the page."""
+        if self.status is Status.REFUTED:
+            return "Something is refuted: see what is answered with no, and the findings."
+        if self.status is Status.NOT_SHOWN:
+            return "Something is not shown: see which claims, what cannot be read, and why."
+        shown = "Every claim is shown" if self.answers else "No claims were given, so none is shown"
+        return f"{shown}, and no record contradicts another."
+
     def as_json(self) -> dict[str, Any]:
         log = self.log
         return {

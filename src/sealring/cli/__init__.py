@@ -12,6 +12,7 @@ from sealring.cli import terminal
 from sealring.cli.terminal import errors, harmless
 from sealring.cli.verbs import VerbsOnDemand
 from sealring.errors import ConfigurationError, SealringError
+from sealring.identity.private_files import is_full, not_written
 from sealring.version import __version__
 
 app = typer.Typer(
@@ -47,8 +48,10 @@ def main() -> None:
         raise
     except OSError as error:
         # A full disk, a directory without rights: of the machine, not of this program.
-        where = f"{error.filename}: " if error.filename else ""
-        _end(ConfigurationError(f"{where}{error.strerror or error}"), "")
+        where = error.filename or ""
+        if is_full(error):
+            _end(not_written(where or "a file", error), "")
+        _end(ConfigurationError(f"{where}{': ' * bool(where)}{error.strerror or error}"), "")
     except Exception as error:
         _end(error, "\nsealring does not know this error: `sealring --debug` shows where it is.")
 

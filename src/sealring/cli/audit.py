@@ -15,16 +15,16 @@ from sealring.audit.audit import Question
 from sealring.audit.audit import audit as audit_run
 from sealring.audit.claims import Claims, read_claims
 from sealring.audit.page import MAX_SHOWN, write_page
-from sealring.audit.result import AuditResult, Said, Status
+from sealring.audit.result import AuditResult, Said
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
 from sealring.cli.audit_replay import compared_in, seed_from
+from sealring.cli.authorities import SecretFile, require_believed
 from sealring.cli.log import Policy, Vkey, whom_to_believe
 from sealring.cli.terminal import console, errors, print_json, printable, say
 from sealring.cli.vault_options import Key
 from sealring.errors import ConfigurationError
 from sealring.identity.attestation.cache import Cache, read_cache
-from sealring.identity.credentials import read_authorities
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import read_limited
 from sealring.provenance.notes import MAX_NOTE_BYTES
@@ -32,11 +32,6 @@ from sealring.provenance.owners import read_owner
 from sealring.provenance.policy import LogPolicy, read_policy
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
-_SUMMARY = {
-    Status.SHOWN: "Every claim is shown, and no record contradicts another.",
-    Status.REFUTED: "Something is refuted.",
-    Status.NOT_SHOWN: "Something is not shown.",
-}
 
 
 def audit(
@@ -47,8 +42,9 @@ def audit(
     ] = None,
     *,
     authority: Annotated[
-        list[Path], typer.Option(help="An authority of the workers' certificates.")
-    ],
+        list[Path] | None, typer.Option(help="An authority of the workers' certificates.")
+    ] = None,
+    secret_file: SecretFile = None,
     job: Annotated[
         str | None,
         typer.Option(help="The job that the run must be of; the folder's word if not given."),
@@ -117,7 +113,7 @@ def audit(
     logs = whom_to_believe(policy, vkey)
     brokers = read_policy(broker_policy) if broker_policy else None
     trust = AuditTrust(
-        authorities=[one for path in authority for one in read_authorities(path)],
+        authorities=list(require_believed(authority or [], secret_file).authorities),
         log=logs,
         owners=[read_owner(path) for path in owner or []],
         job=job,
@@ -194,7 +190,7 @@ def _show(result: AuditResult) -> None:
     job = printable(", ".join(result.jobs)) or "not shown"
     say(
         f"Run {printable(result.run)}, job {job}: {len(result.payloads)} statements of "
-        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {_SUMMARY[result.status]}"
+        f"{result.ranks} ranks over {result.intervals} intervals, {log}. {result.verdict}"
     )
 
 

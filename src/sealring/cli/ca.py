@@ -46,15 +46,24 @@ def init(
 
 
 @app.command()
-def request(job: Job, rank: Ranks, out: Out = Path()) -> None:
+def request(
+    job: Job,
+    rank: Ranks,
+    world_size: Annotated[
+        int | None, typer.Option(help="How many workers the job has, for the command to issue.")
+    ] = None,
+    out: Out = Path(),
+) -> None:
     """On the worker's machine: make its key, and a request to take to the authority."""
+    check_rank(max(ranks_of(rank)), world_size)
     made = [authority.request(WorkerName(job, each), out) for each in ranks_of(rank)]
     files = ", ".join(str(csr) for csr, _ in made)
     several = len(made) > 1
     pattern = f"{job}-rank-{{rank}}.csr" if several else made[0][0].name
     _say(
         f"Take {files} to the authority: sealring ca issue --job {job} --rank {rank} "
-        f"--request '{pattern}'"
+        f"--world-size {world_size or 'N'} --request '{pattern}'"
+        + ("" if world_size else ", with N the number of all workers of the job.")
     )
     keys = ", ".join(str(key) for _, key in made)
     setting = str(out / f"{job}-rank-{{rank}}.key") if several else keys

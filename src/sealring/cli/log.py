@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import typer
 from cryptography import x509
 
+from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import errors, harmless, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
-from sealring.identity.credentials import read_authorities
 from sealring.identity.private_files import write_public
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
@@ -104,20 +104,21 @@ def append(
         Path | None,
         typer.Option(help="An authority: each entry is a statement of one of its workers."),
     ] = None,
+    secret_file: SecretFile = None,
     key: Key = None,
     json: AsJson = False,
 ) -> None:
     """Append entries in one commit, and sign the new checkpoint.
 
-    With --statements-of, entries are checked first: signature, certificate, and that it is valid
-    today.
+    With --statements-of or --secret-file, entries are checked first: signature, certificate, and
+    that it is valid today.
     """
     if not files and lines is None:
         raise ConfigurationError("name the files to append, or --lines FILE")
     entries = _entries(files or [], lines)
-    if statements_of is not None:
-        authorities, now = read_authorities(statements_of), datetime.now(UTC)
-        entries = _statements(entries, authorities, now)
+    trusted = believed([] if statements_of is None else [statements_of], secret_file)
+    if trusted is not None:
+        entries = _statements(entries, trusted.authorities, datetime.now(UTC))
     with _writer(log, key) as writer:
         numbers = writer.append(entries)
         _show(writer.checkpoint, {"first": numbers.start, "count": len(numbers)}, json)

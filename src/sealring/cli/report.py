@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.cli.terminal import console
+from sealring.cli.terminal import say
 from sealring.errors import ConfigurationError
 from sealring.results import read_results
 
@@ -23,7 +23,10 @@ def report(
         raise ConfigurationError(
             f"a page shows one or two results, and here are {len(results)}: leave some out"
         )
-    from sealring.report import write_page
+    from sealring.report import headline, write_page
 
-    write_page(output, *(read_results(path) for path in results))
-    console.print(f"{output} is written; open it in a browser.", markup=False, soft_wrap=True)
+    read = [read_results(path) for path in results]
+    write_page(output, *read)
+    for path, each in zip(results, read, strict=True):
+        say(f"{path}: {headline(each)}")
+    say(f"{output} is written; open it in a browser.")

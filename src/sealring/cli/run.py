@@ -7,15 +7,15 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from sealring.cli import terminal
+from sealring.cli.cause import print_cause
 from sealring.cli.placement import PORT, Placement, placement
 from sealring.cli.terminal import errors
 from sealring.cli.variables import unknown_variables
@@ -23,12 +23,9 @@ from sealring.errors import ConfigurationError, NoIdentity
 from sealring.group.settings import Transport, read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import OF_THE_RUN, read_secret
-from sealring.last_words import LAUNCHED, told_beside
+from sealring.last_words import LAUNCHED
 from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 # Whatever follows the script's name is the script's, options and all.
 PASS_ON: Final[dict[str, Any]] = {
@@ -239,32 +236,10 @@ def _launch(arguments: list[str], several: bool) -> None:
         # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
         raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
-        _print_cause(failed)
+        print_cause(failed)
         raise typer.Exit(1) from None
     finally:
         sweep(os.environ)
-
-
-def _print_cause(failed: ChildFailedError) -> None:
-    """The error that caused the others, as far as can be told: once, and after all else."""
-    told = told_beside(failed.get_first_failure()[1].error_file)
-    silent = sorted(failed.failures.keys() - {each.rank for each in told})
-    # The launcher ends the others by SIGTERM: those are a cause only where nothing else is known.
-    by_themselves = [rank for rank in silent if failed.failures[rank].exitcode != -signal.SIGTERM]
-    if by_themselves or told:
-        silent = by_themselves
-    causes = [each for each in told if not each.follows]
-    others = len({*failed.failures, *(each.rank for each in told)}) - 1
-    ended = f"; {others} more ended with it" if others else ""
-    if not causes and silent:
-        # Killed, or ended by itself: what the others got follows from that.
-        code = failed.failures[silent[0]].exitcode
-        text = f"Rank {silent[0]} ended with exit code {code}{ended}. Its own output is above."
-    else:
-        first = (causes or told)[0]
-        above = ". Its traceback is above." if first.printed else ""
-        text = f"{first.text} (rank {first.rank}{ended}){above}"
-    errors.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_script(script: str, *, module: bool, no_python: bool) -> None:

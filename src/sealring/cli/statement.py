@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import print_json, say
 from sealring.errors import ConfigurationError
-from sealring.identity.credentials import load_credentials, read_authorities
+from sealring.identity.credentials import load_credentials
 from sealring.identity.private_files import write_public
 from sealring.provenance.files import read_limited
 from sealring.provenance.intervals import Interval
@@ -78,15 +79,17 @@ def verify(
     authority: Annotated[
         Path | None, typer.Option(help="The authority of the workers' certificates.")
     ] = None,
+    secret_file: SecretFile = None,
     owner: Annotated[Path | None, typer.Option(help="An owner's public key.")] = None,
     json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
     """Check a statement's signature and certificate, as of the end of its interval."""
-    if authority is None and owner is None:
-        raise ConfigurationError("whom do you believe? Pass --authority or --owner")
+    trusted = believed([] if authority is None else [authority], secret_file)
+    if trusted is None and owner is None:
+        raise ConfigurationError("whom do you believe? Pass --authority, --secret-file or --owner")
     found = verify_statement(
         _read(envelope),
-        [] if authority is None else read_authorities(authority),
+        [] if trusted is None else trusted.authorities,
         owners=[] if owner is None else [read_owner(owner)],
     )
     if json:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -59,3 +67,38 @@ def printable(text: str) -> str:
 def harmless(text: str) -> str:
     """The same for text of several lines, such as an error that names a stranger's file."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[str, float], bool]]:
+    """A function that waits up to some seconds for a key, and says whether it was pressed.
+
+    Keys are read one by one and not shown. Ctrl-C still interrupts. Where standard input is no
+    terminal, nothing is read from it.
+    """
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def pressed(key: str, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([terminal], [], [], left)[0]:
+                continue
+            typed = os.read(terminal, 1024)
+            if not typed or key.encode() in typed:  # nothing: the terminal is gone
+                return True
+        return False
+
+    try:
+        tty.setcbreak(terminal, termios.TCSANOW)  # what was typed meanwhile is kept
+        yield pressed
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _no_key(key: str, seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

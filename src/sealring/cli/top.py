@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.terminal import console, human_bytes, print_json, printable
+from sealring.cli.terminal import console, human_bytes, keys, print_json, printable
 from sealring.errors import ConfigurationError
 from sealring.live.directory import SETTING, chosen_directory
 from sealring.live.reader import Reading, read_all
@@ -65,15 +66,20 @@ def top(
 def _watch(
     place: Path, job: str | None, interval: float, reading: Reading[WorkerStatus], rates: Rates
 ) -> None:
-    with Live(screen(reading, rates, place), console=console, screen=True) as live:
-        try:
-            while True:
-                time.sleep(interval)
-                before, reading = reading, _read(place, job)
-                rates = rates_between(before, reading)
-                live.update(screen(reading, rates, place), refresh=True)
-        except KeyboardInterrupt:
-            return
+    first = _drawn(reading, rates, place)
+    with (
+        suppress(KeyboardInterrupt),
+        keys() as pressed,
+        Live(first, console=console, screen=True) as live,
+    ):
+        while not pressed("q", interval):
+            before, reading = reading, _read(place, job)
+            rates = rates_between(before, reading)
+            live.update(_drawn(reading, rates, place), refresh=True)
+
+
+def _drawn(reading: Reading[WorkerStatus], rates: Rates, place: Path) -> RenderableType:
+    return Group(screen(reading, rates, place), Text("q ends this view.", style="dim"))
 
 
 def _read(place: Path, job: str | None) -> Reading[WorkerStatus]:

@@ -189,7 +189,7 @@ def verify(
     else:
         for row in bad:
             say(f"{row['error']}: {row['message']}")
-        say(f"{len(rows) - len(bad)} of {len(rows)} versions were sealed with this vault's key.")
+        say(f"{len(rows) - len(bad)} of {len(rows)} versions are intact: {_intact(bool(bad))}.")
         if any(row["kind"] == "checkpoint" for row in rows):
             say("The signatures of checkpoints are checked when they are loaded or exported.")
     if bad:
@@ -318,6 +318,13 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
                 row |= {"error": type(problem).__name__, "message": str(problem)}
             rows.append(row)
     return rows
+
+
+def _intact(damaged: bool) -> str:
+    """What `verify` found, in words. A wrong key does not come this far: it opens no vault."""
+    if damaged:
+        return "the key is right, and what is named above was changed, exchanged or lost"
+    return "every stored byte is as this vault's key sealed it"
 
 
 def _not_found(opened: Vault, name: str | None) -> list[VaultError]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sealring.cli.terminal import say
+from sealring.cli.authorities import SecretFile, believed
+from sealring.cli.terminal import printable, say
 from sealring.cli.vault_options import (
     Broker,
     Directory,
@@ -19,7 +20,6 @@ from sealring.cli.vault_options import (
     opener_of,
 )
 from sealring.errors import ConfigurationError
-from sealring.identity.credentials import read_authorities
 from sealring.papers.write import files_of
 from sealring.provenance.digests import Named
 from sealring.provenance.owners import read_owner_key
@@ -37,11 +37,18 @@ def export(
     name: Annotated[str, typer.Argument(help="A checkpoint.")],
     out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
     form: Annotated[str, typer.Option("--format", help="torch or safetensors.")] = "torch",
+    only: Annotated[
+        str | None, typer.Option(help="The one entry to write, such as model; else all.")
+    ] = None,
     version: Version = None,
     authority: Annotated[
         Path | None, typer.Option(help="Of the workers that signed it; else the environment's.")
     ] = None,
-    job: Annotated[str | None, typer.Option(help="The job that saved it.")] = None,
+    secret_file: SecretFile = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that saved it; with a secret, the one named after it."),
+    ] = None,
     key: Key = None,
     vault_id: VaultId = None,
     broker: Broker = None,
@@ -57,8 +64,11 @@ def export(
     """Write a checkpoint in plaintext, as torch.save or safetensors does."""
     if form not in ("torch", "safetensors"):
         raise ConfigurationError(f"--format {form}: it is torch or safetensors")
-    if (authority is None) != (job is None):
+    trusted = believed([] if authority is None else [authority], secret_file)
+    if authority is not None and job is None:
         raise ConfigurationError("--authority and --job go together")
+    if job is not None and trusted is None:
+        raise ConfigurationError("--job goes with --authority or --secret-file")
     if (record is None) != (owner_key is None):
         raise ConfigurationError("--record and --owner-key go together")
     owner = None if owner_key is None else read_owner_key(owner_key)
@@ -66,30 +76,38 @@ def export(
     # With torch, which the other verbs do not need.
     from sealring.vault import CheckpointReader, export_safetensors, export_torch
 
-    authorities = None if authority is None else read_authorities(authority)
+    authorities = None if trusted is None else trusted.authorities
+    if trusted is not None:
+        job = job or trusted.default_job
     reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
     started = int(time.time())
     try:
-        (export_torch if form == "torch" else export_safetensors)(reader, out)
+        left_out = (export_torch if form == "torch" else export_safetensors)(reader, out, only=only)
     except BaseException as problem:
         # torch wraps what a rank raises, in an exception of its own kind.
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
-    say(f"{name} is in {out}, in plaintext.")
+    part = "" if only is None else f"{only} of "
+    say(f"{part}{name} is in {out}, in plaintext.")
+    if left_out:
+        say(f"Left out: {', '.join(map(printable, left_out))}.")
     if record is not None and owner is not None:
-        done = _transformation(reader, out, form, started)
+        how = {"format": form, "sealring": __version__}
+        done = _transformation(reader, out, how if only is None else how | {"only": only}, started)
         say(f"recorded in {record_transformation(record, done, owner, authorities or ())}")
 
 
-def _transformation(reader: CheckpointReader, out: Path, form: str, started: int) -> Transformation:
+def _transformation(
+    reader: CheckpointReader, out: Path, how: dict[str, str], started: int
+) -> Transformation:
     return Transformation(
         kind="export",
         name=out.name,
         inputs=[Named(*reader.loaded)],
         outputs=files_of(out),
         code=[],
-        parameters=parameters_of({"format": form, "sealring": __version__}),
+        parameters=parameters_of(how),
         started=started,
         finished=int(time.time()),
     )

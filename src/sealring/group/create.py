@@ -27,6 +27,7 @@ from sealring.group.settings import read_settings
 from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context, process_sessions
 from sealring.identity import load_credentials
+from sealring.identity.credentials import check_dates
 from sealring.identity.process import shut_out_debuggers
 from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named, run_of
 from sealring.live.gather import note_group
@@ -53,6 +54,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         if enrolment is None
         else enrolment.credentials(deadline)
     )
+    check_dates(credentials)
 
     lease = None if enrolment is None else enrolment.lease
 

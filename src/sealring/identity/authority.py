@@ -30,6 +30,7 @@ from sealring.identity.private_files import (
     read_public,
     write_private,
     write_public,
+    writing,
 )
 
 _AUTHORITY_LIFETIME: Final = timedelta(days=3650)
@@ -48,10 +49,8 @@ def create_authority(directory: Path, name: str) -> Path:
     """Make a new authority in `directory`; returns its certificate's path."""
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         raise ConfigurationError(f"an authority's name has 1 to {_MAX_NAME} printable characters")
-    try:
+    with writing(directory, "made"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{directory} cannot be made: {problem.strerror}") from problem
     certificate_path = directory / "authority.pem"
     if certificate_path.exists():
         raise ConfigurationError(f"{directory} holds an authority already: choose another one")
@@ -139,16 +138,22 @@ def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey
         raise refusal from None
     if not isinstance(key, Ed25519PrivateKey) or key.public_key() != certificate.public_key():
         raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
-    if certificate.not_valid_after_utc < datetime.now(UTC):
+    now = datetime.now(UTC)
+    if certificate.not_valid_after_utc < now:
         raise BadCertificate(f"the authority in {directory} has expired: make a new one")
+    if now < certificate.not_valid_before_utc:
+        # What it issued now would not be valid now, or would end before it begins.
+        raise BadCertificate(
+            f"the authority in {directory} is valid from "
+            f"{certificate.not_valid_before_utc.isoformat()}, and it is "
+            f"{now.isoformat(timespec='seconds')} on this machine: set its clock"
+        )
     return certificate, key
 
 
 def _path(out: Path, name: WorkerName, suffix: str) -> Path:
-    try:
+    with writing(out, "made"):
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{out} cannot be made: {problem.strerror}") from problem
     return out / f"{name.job}-rank-{name.rank}.{suffix}"
 
 

@@ -90,6 +90,23 @@ def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credent
     return now
 
 
+def check_dates(credentials: Credentials) -> None:
+    """Refuses a certificate that every peer would refuse today."""
+    now, certificate = datetime.now(UTC), credentials.certificate
+    here = f"it is {now.isoformat(timespec='seconds')} on this machine"
+    whose = f"the certificate of this worker, rank {credentials.rank},"
+    if now > certificate.not_valid_after_utc:
+        raise BadCertificate(
+            f"{whose} ended at {certificate.not_valid_after_utc.isoformat()}, and {here}: issue a "
+            "new one (`sealring ca issue`), or set the clock"
+        )
+    if now < certificate.not_valid_before_utc:
+        raise BadCertificate(
+            f"{whose} starts at {certificate.not_valid_before_utc.isoformat()}, and {here}: set "
+            "the clock"
+        )
+
+
 def load_credentials(
     rank: int, world: int, environ: Mapping[str, str] | None = None
 ) -> Credentials:
@@ -98,8 +115,8 @@ def load_credentials(
     Under a job secret a process makes itself a certificate, and a new one for the same key after an
     hour.
 
-    Dates are left to the peers: they refuse an expired certificate, and then every rank learns of
-    it by name, where an exit here would leave the others waiting.
+    Dates are checked where a group is made (`check_dates`): a certificate that has ended still
+    says whose checkpoints this worker believes.
     """
     environ = os.environ if environ is None else environ
     if not 0 <= rank < world:

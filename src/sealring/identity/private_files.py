@@ -1,20 +1,52 @@
-"""Secrets on disk: read only where no other user can read them, and written in the same way."""
+"""Secrets on disk: read only where no other user can read them, and written in the same way.
+
+Every write of the project that fails is named by `not_written`: a full disk is `DiskFull`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from sealring import _native
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, DiskFull
 from sealring.identity.process import shut_out_debuggers
 
 _MAX_FILE_BYTES = 1 << 20
 _LONGEST_NAME = 255
 """Bytes: what Linux's file systems take."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full(problem: OSError) -> bool:
+    """Whether a file system or a quota has no space left."""
+    return problem.errno in _FULL
+
+
+def not_written(what: object, problem: OSError, done: str = "written") -> ConfigurationError:
+    """The error of a file that cannot be written, or of a directory that cannot be "made"."""
+    text = f"{what} cannot be {done}: "
+    if is_full(problem):
+        why = os.strerror(problem.errno or 0)  # the native core adds what it wrote
+        return DiskFull(
+            f"{text}{why}. Free some space there or choose another disk, and run it again"
+        )
+    return ConfigurationError(f"{text}{problem.strerror}")
+
+
+@contextlib.contextmanager
+def writing(what: object, done: str = "written") -> Iterator[None]:
+    """Raises errors of the system as `not_written` names them."""
+    try:
+        yield
+    except OSError as problem:
+        raise not_written(what, problem, done) from problem
 
 
 def read_private(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
@@ -70,7 +102,7 @@ def write_private(path: Path, content: bytes | bytearray) -> None:
             f"{path} is there already and will not be overwritten: move it away first"
         ) from None
     except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+        raise not_written(path, problem) from problem
     finally:
         os.unlink(temporary)
     _sync_parent(path)
@@ -111,7 +143,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
         os.replace(temporary, path)
     except OSError as problem:
         os.unlink(temporary)
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+        raise not_written(path, problem) from problem
     _sync_parent(path)
 
 
@@ -143,12 +175,10 @@ def _check_private(
 
 def _write_temporary(path: Path, content: bytes | bytearray, mode: int) -> Path:
     temporary = path.with_name(name_beside(path.name, f".{secrets.token_hex(8)}"))
-    try:
+    with writing(path):
         fd = os.open(
             temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
-    except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
     try:
         with (
             open(fd, "wb", buffering=0) as file,
@@ -161,7 +191,7 @@ def _write_temporary(path: Path, content: bytes | bytearray, mode: int) -> Path:
             os.fsync(fd)
     except OSError as problem:
         os.unlink(temporary)
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from problem
+        raise not_written(path, problem) from problem
     return temporary
 
 

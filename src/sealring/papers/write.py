@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import write_public
+from sealring.identity.private_files import not_written, write_public
 from sealring.papers.bom import bill_of_materials
 from sealring.papers.bundle import sign_model
 from sealring.papers.card import model_card
@@ -53,7 +53,7 @@ def write_papers(
     except FileExistsError:
         raise ConfigurationError(f"{out} is there already: choose another folder") from None
     except OSError as problem:
-        raise ConfigurationError(f"{out} cannot be made: {problem.strerror}") from None
+        raise not_written(out, problem, "made") from None
     try:
         root = sign_model(model, model_key, out / "model.sig", files)
     except BaseException:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
+from sealring.identity.private_files import not_written
 from sealring.provenance.files import Batch, read_limited
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
 from sealring.strict import strictly, unique_keys
@@ -165,7 +166,7 @@ def write_statement(run: Path, name: str, envelope: bytes) -> Path:
             f"statements/{name}{SUFFIX}", envelope
         )
     except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
+        raise not_written(path, problem) from None
     if not new:
         raise ConfigurationError(f"{path} exists, or is no name for a statement")
     return path
@@ -183,7 +184,7 @@ def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
                 raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
             Batch(path).write_new("run.json", json.dumps(asdict(head)).encode() + b"\n")
     except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be written: {problem.strerror}") from None
+        raise not_written(path, problem) from None
     found = open_run(path)
     if found.head.job != job or (run is not None and found.head.run != run):
         raise ConfigurationError(

@@ -19,6 +19,7 @@ from typing import Self
 
 from sealring.errors import ConfigurationError, TamperedLog
 from sealring.identity.private_files import (
+    not_written,
     read_private,
     replace_private,
     write_private,
@@ -91,7 +92,7 @@ def create_log(folder: Path, signer: Signer) -> None:
             batch.write(CHECKPOINT, Note(checkpoint, (signer.sign(checkpoint),)).encode())
             batch.sync()
     except OSError as problem:
-        raise ConfigurationError(f"{folder} cannot be written: {problem.strerror}") from None
+        raise not_written(folder, problem) from None
 
 
 def _require_empty(folder: Path) -> None:
@@ -169,7 +170,7 @@ class LogWriter:
             text = checkpoint.encode()
             self._publish(Note(text, (self._signer.sign(text),)))
         except OSError as problem:
-            raise self._unwritten(problem) from None
+            raise not_written(self._folder, problem) from None
         self._edge, self._bundle = edge, bundle
         self._drop_outdated(before)
         return range(before, edge.size)
@@ -189,14 +190,11 @@ class LogWriter:
             batch.write(CHECKPOINT, encoded)
             batch.sync()
         except OSError as problem:
-            raise self._unwritten(problem) from None
+            raise not_written(self._folder, problem) from None
         if self._remembered is not None:
             replace_private(self._remembered, encoded)
         self._checkpoint = signed
         self._uncertain = False
-
-    def _unwritten(self, problem: OSError) -> ConfigurationError:
-        return ConfigurationError(f"{self._folder} cannot be written: {problem.strerror}")
 
     def _require_certain(self) -> None:
         if self._uncertain:

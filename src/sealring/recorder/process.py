@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import replace_private
+from sealring.identity.private_files import replace_private, writing
 from sealring.recorder.account import ProcessAccount
 from sealring.recorder.chrome import chrome_trace
 from sealring.recorder.counts import Counts, EndedGroups, counts_of, total_of
@@ -118,12 +118,8 @@ def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> Fligh
 def trace_directory(path: str | os.PathLike[str]) -> Path:
     """The directory, made if it is not there; refused now if it could not be written to later."""
     directory = Path(path).absolute()
-    try:
+    with writing(f"{directory}, where flight records are to go,", "made"):
         directory.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(
-            f"{directory}, where flight records are to go, cannot be made: {problem.strerror}"
-        ) from problem
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigurationError(f"{directory}, where flight records are to go, is not writable")
     return directory

@@ -7,6 +7,6 @@ plots      one function per picture; those of machines and of GPUs apart
 page       all of it as HTML
 """
 
-from sealring.report.page import page, write_page
+from sealring.report.page import headline, page, write_page
 
-__all__ = ["page", "write_page"]
+__all__ = ["headline", "page", "write_page"]

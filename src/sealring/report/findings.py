@@ -74,9 +74,29 @@ def best_buckets(found: Sequence[Overhead]) -> list[Overhead]:
     return list(fastest.values())
 
 
-def span_of(found: Sequence[Overhead]) -> str:
+def collective_overheads(results: Results) -> list[Comparison]:
+    """Sealed collectives of CPU tensors against the plain ones of the same run, which are Gloo's.
+
+    On a GPU a run has several plain variants, which gpu_plots.py compares.
+    """
+    cases = [
+        case for case in usable([*results.allreduce, *results.collectives]) if case.device == "cpu"
+    ]
+
+    def key(case: CollectiveCase) -> tuple[Any, ...]:
+        return (case.run, case.collective, case.ranks, case.bytes)
+
+    plain = {key(case): case.seconds for case in cases if case.variant == "plain"}
+    return [
+        compare(case.seconds, plain[key(case)])
+        for case in cases
+        if case.variant == "sealed" and len(plain.get(key(case), ())) == len(case.seconds)
+    ]
+
+
+def span_of(found: Sequence[Comparison]) -> str:
     """The least and the largest ratio, of those that are more than noise; empty without any."""
-    told = [each.against_plain for each in found if not each.against_plain.only_noise]
+    told = [each for each in found if not each.only_noise]
     ratios = sorted({f"{each.ratio:.2f}" for each in told}, key=float)
     return " to ".join(dict.fromkeys((ratios[0], ratios[-1]))) if ratios else ""
 

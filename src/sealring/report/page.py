@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
@@ -14,7 +15,15 @@ from sealring.bench.noise import SAME_WITHIN
 from sealring.identity.private_files import write_public
 from sealring.report import gpu_plots, machine_plots, plots, scale_plots
 from sealring.report.drawing import Picture, plotting_library
-from sealring.report.findings import Overhead, best_buckets, changes, overheads, pairs, span_of
+from sealring.report.findings import (
+    Overhead,
+    best_buckets,
+    changes,
+    collective_overheads,
+    overheads,
+    pairs,
+    span_of,
+)
 from sealring.report.published import FIGURES, STUDY
 from sealring.results import Results, usable
 
@@ -60,29 +69,56 @@ def page(results: Results, other: Results | None = None) -> str:
 
 
 def _lead(results: Results) -> str:
-    best = [each for each in best_buckets(overheads(results)) if each.case.variant == "sealed"]
-    said = [_headline(best)] if results.step else []
-    published = ", ".join(f"{each.overhead:g} ({each.what})" for each in FIGURES)
-    said.append(f"Published for GPU TEEs ({STUDY}): {published}.")
+    """What was measured here. What others published stands behind it, in a section of its own."""
     stopped = ""
     if not results.complete:
         why = escape(results.stopped or "it was stopped")
         stopped = f'<p class="warning">This run is not complete: {why}.</p>'
-    return stopped + f'<p class="lead">{" ".join(said)}</p>'
+    own = re.sub(r"([\d.]+( to [\d.]+)? times)", r"<b>\1</b>", escape(headline(results)), count=1)
+    return stopped + f'<p class="lead">{own}</p>'
 
 
-def _headline(best: Sequence[Overhead]) -> str:
+def headline(results: Results) -> str:
+    """The result in one sentence: of training steps, else of collectives."""
+    best = [each for each in best_buckets(overheads(results)) if each.case.variant == "sealed"]
+    if results.step:
+        return _of_steps(best)
+    found = collective_overheads(results)
+    told = [each for each in found if not each.only_noise]
+    if not found:
+        return "No training step was measured, and no collective of CPU tensors beside a plain one."
+    if not told:
+        return (
+            "The samples of collectives are too noisy to tell sealed from plain: measure again on "
+            "a quiet machine, or with more samples."
+        )
+    return (
+        f"On this machine a sealed collective takes {span_of(told)} times the plain one, in "
+        f"the {len(told)} of {len(found)} cases that the samples tell apart. No training step was "
+        "measured: `sealring bench step` does that."
+    )
+
+
+def _published() -> str:
+    figures = ", ".join(f"{each.overhead:g} ({each.what})" for each in FIGURES)
+    return (
+        '<section id="published"><h2>What others published</h2><p>For GPU TEEs, as a multiple of '
+        f"the time of a step without protection ({STUDY}): {figures}. None of it was measured "
+        "here.</p></section>"
+    )
+
+
+def _of_steps(best: Sequence[Overhead]) -> str:
     """Of all settings, also of those whose samples say nothing."""
-    told = [each for each in best if not each.against_plain.only_noise]
+    told = [each.against_plain for each in best if not each.against_plain.only_noise]
     if not told:
         return (
             "The samples of training steps are too noisy to tell sealed from plain: measure again "
             "on a quiet machine, or with more steps."
         )
-    span = span_of(told)
-    said = f"On this machine a sealed training step takes <b>{span} times</b> the plain one"
+    said = f"On this machine a sealed training step takes {span_of(told)} times the plain one"
     if len(best) == 1:
-        return f"{said} ({escape(best[0].setting)})."
+        return f"{said} ({best[0].setting})."
     if len(told) == len(best):
         return f"{said}, at the better bucket size of each of {len(best)} settings."
     noise = max(each.against_plain.noise for each in best if each.against_plain.only_noise)
@@ -109,6 +145,7 @@ def _sections(results: Results) -> Iterable[str]:
     for picture in pictures:
         yield _figure(picture)
     yield _collectives(results)
+    yield _published()
     yield "<h2>What was measured, and how</h2>"
     yield _machine(results)
     yield _method(results)

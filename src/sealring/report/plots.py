@@ -119,7 +119,7 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
     height = 110 + 28 * len(bars)
     desk, phone = draw("overhead", height, picture, phone_height=height + 50)
     sealed = [each for each in best if each.case.variant == "sealed"]
-    span = span_of(sealed)
+    span = span_of([each.against_plain for each in sealed])
     ours = (
         f"sealring's steps take {span} times as long as the plain ones in "
         f"{sum(not each.against_plain.only_noise for each in sealed)} of {len(sealed)} settings"

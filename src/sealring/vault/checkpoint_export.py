@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
 from sealring.errors import ConfigurationError, Unsupported
+from sealring.identity.private_files import not_written
 from sealring.vault import safetensors
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader
@@ -31,30 +32,54 @@ def load_whole(reader: CheckpointReader) -> dict[str, Any]:
     return state
 
 
-def export_torch(reader: CheckpointReader, out: str | os.PathLike[str]) -> None:
-    """Writes it as `torch.save` does, in plaintext; `weights_only=True` loads it."""
-    target = Path(out)
-    check_output(target)
-    state = load_whole(reader)
-    with _plaintext_file(target) as file:
-        torch.save(state, file)
+def load_only(reader: CheckpointReader, only: str) -> tuple[dict[str, Any], list[str]]:
+    """The state below one entry of a checkpoint, and the names of what was left out.
+
+    Nothing else is read.
+    """
+    state: dict[str, Any] = {}
+    reader.reset()
+    planner = _Below(only)
+    _load_state_dict(state, reader, planner=planner, no_dist=True)
+    found = _below(state, only)
+    return (found if isinstance(found, dict) else {only: found}), list(planner.left_out)
 
 
-def export_safetensors(reader: CheckpointReader, out: str | os.PathLike[str]) -> None:
-    """Writes its tensors as safetensors, in plaintext, under the names that they are saved with.
+def export_torch(
+    reader: CheckpointReader, out: str | os.PathLike[str], *, only: str | None = None
+) -> list[str]:
+    """Writes it as `torch.save` does, in plaintext; `weights_only=True` loads it.
 
-    What is no tensor has no place there: such a checkpoint is refused.
+    `only`: the one entry to write, such as "model". Returns the names of what was left out.
     """
     target = Path(out)
     check_output(target)
+    state, left_out = (load_whole(reader), []) if only is None else load_only(reader, only)
+    with _plaintext_file(target) as file:
+        torch.save(state, file)
+    return left_out
+
+
+def export_safetensors(
+    reader: CheckpointReader, out: str | os.PathLike[str], *, only: str | None = None
+) -> list[str]:
+    """Writes its tensors as safetensors, in plaintext, under the names that they are saved with.
+
+    What is no tensor has no place there: such a checkpoint is refused. `only`: the one entry to
+    write, such as "model", with names below it. Returns the names of what was left out.
+    """
+    target = Path(out)
+    check_output(target)
+    state, left_out = (load_whole(reader), []) if only is None else load_only(reader, only)
     flat: dict[str, torch.Tensor] = {}
-    _flatten("", load_whole(reader), flat)
+    _flatten("", state, flat)
     entries = [safetensors.Entry(name, one.dtype, tuple(one.shape)) for name, one in flat.items()]
     head = safetensors.header(entries, {"format": "pt"})
     with _plaintext_file(target) as file:
         file.write(head)
         for tensor in flat.values():
             file.write(raw_bytes(tensor.contiguous()))
+    return left_out
 
 
 def import_safetensors(writer: CheckpointWriter, source: str | os.PathLike[str]) -> None:
@@ -79,8 +104,45 @@ def _flatten(prefix: str, value: Any, into: dict[str, torch.Tensor]) -> None:
     else:
         raise Unsupported(
             f"{prefix!r} is {type(value).__name__} and no tensor, so safetensors cannot hold it: "
-            "export with torch.save's form, or save the model's state alone"
+            "name the entry to export (`--only model`), or export with torch.save's form"
         )
+
+
+class _Below(_EmptyStateDictLoadPlanner):
+    """Loads what is below one entry, and nothing else."""
+
+    def __init__(self, only: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._only = only
+        self.left_out: dict[str, None] = {}
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, *others: Any) -> None:
+        super().set_up_planner(state_dict, metadata, *others)
+        if not state_dict:
+            raise ConfigurationError(
+                f"the checkpoint has no entry {self._only!r}: it has {', '.join(self.left_out)}"
+            )
+
+    def _should_include_key(self, key: str, metadata: Any) -> bool:
+        path = [str(step) for step in (metadata.planner_data or {}).get(key, (key,))]
+        name = ".".join(path)
+        if name == self._only or name.startswith(f"{self._only}."):
+            return True
+        # The outermost entry that holds nothing of what is loaded.
+        above = [".".join(path[:depth]) for depth in range(1, len(path) + 1)]
+        outer = (one for one in above if not f"{self._only}.".startswith(f"{one}."))
+        self.left_out[next(outer, name)] = None
+        return False
+
+
+def _below(state: dict[str, Any], only: str) -> Any:
+    """A name with dots is one key, or keys inside each other."""
+    if only in state:
+        return state[only]
+    for key, inner in state.items():
+        if only.startswith(f"{key}.") and isinstance(inner, dict):
+            return _below(inner, only.removeprefix(f"{key}."))
+    return {key.removeprefix(f"{only}."): inner for key, inner in state.items()}
 
 
 @contextmanager
@@ -92,4 +154,4 @@ def _plaintext_file(target: Path) -> Iterator[Any]:
                 yield file
             move_into_place(temporary, target)
     except OSError as problem:
-        raise ConfigurationError(f"{target} cannot be written: {problem.strerror}") from problem
+        raise not_written(target, problem) from problem

@@ -27,6 +27,7 @@ from torch.futures import Future
 
 from sealring.errors import (
     ConfigurationError,
+    DiskFull,
     MissingPart,
     NotAVault,
     StoreFailed,
@@ -273,7 +274,8 @@ class CheckpointWriter(Closable, StorageWriter):
                 for version in versions():
                     try:
                         self._vault.remove_version(version)
-                    except (VaultError, OSError) as problem:  # the checkpoint itself is saved
+                    except (VaultError, DiskFull, OSError) as problem:
+                        # The checkpoint itself is saved.
                         _LOG.warning("sealring: %s is not removed: %s", version, problem)
         except StoreFailed as problem:
             _LOG.warning("sealring: older versions are not removed: %s", problem)

@@ -106,7 +106,8 @@ class Disk:
 
     def make_folder(self, folder: Path) -> None:
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
+            with files.named(folder):
+                folder.mkdir(mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise UnsafePath(
                 f"{folder} cannot be made: something that is no directory lies there, or in the "
@@ -114,16 +115,18 @@ class Disk:
             ) from None
 
     def take_folder(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700)
+        with files.named(folder):
+            folder.mkdir(mode=0o700)
 
     @contextmanager
     def new_file(self, path: Path) -> Iterator[int]:
-        file = os.open(path, NEW_FILE, 0o600)
-        try:
-            yield file
-            os.fsync(file)
-        finally:
-            os.close(file)
+        with files.named(path):
+            file = os.open(path, NEW_FILE, 0o600)
+            try:
+                yield file
+                os.fsync(file)
+            finally:
+                os.close(file)
 
     def open_file(self, path: Path, name: str) -> DiskFile:
         try:
@@ -139,7 +142,8 @@ class Disk:
         return DiskFile(file)
 
     def settle(self, folder: Path, unsynced: str) -> None:
-        files.sync_together([folder / unsynced, folder, *folder.parents[:3]])
+        with files.named(folder):
+            files.sync_together([folder / unsynced, folder, *folder.parents[:3]])
 
     def remove(self, root: Path, folder: Path, first: str | None = None) -> None:
         files.remove_directory(root, folder, first)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sealring.errors import OutputExists, UnsafePath, VaultBusy
-from sealring.identity.private_files import name_beside, sync_directory
+from sealring.identity.private_files import is_full, name_beside, not_written, sync_directory
 from sealring.vault import freeing
 from sealring.vault.freeing import not_for_children
 
@@ -29,16 +29,18 @@ NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOL
 
 def write_new(path: Path, content: bytes) -> None:
     """A file that nothing needs yet: before something does, the caller syncs it."""
-    with _told(path), open(os.open(path, NEW_FILE, 0o600), "wb") as file:
+    with named(path), open(os.open(path, NEW_FILE, 0o600), "wb") as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """An error in writing an open file names no path."""
+def named(path: Path) -> Iterator[None]:
+    """Errors of a write: a full disk is `DiskFull`, and all others name the path."""
     try:
         yield
     except OSError as problem:
+        if is_full(problem):
+            raise not_written(path, problem) from problem
         problem.filename = problem.filename or str(path)
         raise
 
@@ -63,19 +65,20 @@ def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
     After a power cut it is there, if it is `lasting`; else the older one may be.
     """
     temporary = beside(path)
-    descriptor = os.open(temporary, NEW_FILE, 0o600)
-    try:
-        with _told(path), open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    if lasting:
-        sync_directory(path.parent)
+    with named(path):
+        descriptor = os.open(temporary, NEW_FILE, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        if lasting:
+            sync_directory(path.parent)
 
 
 def beside(path: Path) -> Path:
@@ -173,7 +176,8 @@ def make_folders(path: Path) -> None:
 def _lockable(path: Path, flags: int) -> Iterator[int]:
     """A descriptor whose lock ends with the context, also if forked children have copies of it."""
     try:
-        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with named(path):
+            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR):
             raise UnsafePath(f"{path} is not what a lock is held on: remove it") from None

@@ -29,9 +29,9 @@ from sealring.errors import (
     ConfigurationError,
     ForeignPart,
     NotAVault,
+    TamperedChunk,
     TruncatedFile,
     UnsafePath,
-    VaultError,
     WrongKey,
 )
 from sealring.strict import strictly
@@ -169,6 +169,11 @@ class Copy:
     def opened_manifest(self, sealed: bytes, path: str) -> Manifest:
         try:
             document = parse(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
+        except WrongKey:
+            raise ForeignPart(
+                f"the manifest {path} was changed in its first 56 bytes, or lies in the place of "
+                "another: it is not that of this object, version and copy. Restore it from a copy"
+            ) from None
         except ValueError as problem:
             raise NotAVault(f"the manifest {path} is not JSON: {problem}") from None
         check_version(document, VERSION, f"the manifest {path}")
@@ -196,13 +201,28 @@ class Copy:
         name = f"part {part.name} of {whose}"
         file = open_part(self.folder / part.name, name, part.length, part.commitment)
         try:
-            reader = self.place.reader(file.source, part.name, name, threads, file.size)
+            try:
+                reader = self.place.reader(file.source, part.name, name, threads, file.size)
+            except WrongKey:
+                self.manifest()  # raises, if this is not the object's key
+                raise changed_salt(name) from None
             try:
                 yield reader
             finally:
                 reader.close()
         finally:
             file.close()
+
+
+def changed_salt(name: str) -> TamperedChunk:
+    """The error of a file that the manifest lists and that does not commit to the object's key.
+
+    A file begins with its salt, of 24 bytes, and its commitment to the key that follows from it.
+    """
+    return TamperedChunk(
+        f"{name} was changed in its first 24 bytes: the manifest lists this file, and the key is "
+        "right. Restore it from a copy"
+    )
 
 
 def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
@@ -217,8 +237,9 @@ def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenF
             )
         if file.read(0, _COMMITMENT.stop)[_COMMITMENT].hex() != commitment:
             raise ForeignPart(
-                f"{name} is not the file that the manifest lists: {path} was exchanged for "
-                "another part, version or vault's. Restore it from a copy"
+                f"{name} is not the file that the manifest lists: {path} was changed in its first "
+                "56 bytes, or exchanged for another part, version or vault's. Restore it from a "
+                "copy"
             )
     except BaseException:
         file.close()
@@ -283,14 +304,11 @@ def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
     wrapping = wrapping_key(ring.keys[known.key], vault, object_bytes, number, known.suite)
     key = _native.unwrap_key(wrapping, wrapped)
     if key is None or len(key) != KEY_BYTES:
-        raise WrongKey(
-            f"{path} does not open under key {known.key} of this vault for this object and version"
+        raise ForeignPart(
+            f"{path} was changed, or exchanged for another's: it is no key that this vault wrapped "
+            "for this object and version. Restore it from a copy"
         )
     return Copy(folder, Place(vault, object_bytes, number, known.suite, key), known.key)
-
-
-def not_written(folder: VaultPath, problem: OSError) -> VaultError:
-    return VaultError(f"{folder} cannot be written: {problem.strerror}")
 
 
 def remove(folder: VaultPath) -> None:

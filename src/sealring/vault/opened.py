@@ -10,14 +10,16 @@ from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
+    DiskFull,
     ForeignVault,
     KeysChanged,
     NotAVault,
     NotGranted,
     RolledBack,
+    SealringError,
     Unsupported,
-    VaultError,
 )
+from sealring.identity.private_files import writing
 from sealring.vault import header as headers
 from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
@@ -84,10 +86,10 @@ class OpenedHeader(Closable):
     def _bind(self, made_now: bool) -> None:
         try:
             self.ledger.bind(self.path, made_now=made_now, record=self._opener.may_write)
-        except OSError as problem:
+        except (OSError, DiskFull) as problem:
             self._tell_of_ledger(problem)
 
-    def _tell_of_ledger(self, problem: OSError) -> None:
+    def _tell_of_ledger(self, problem: OSError | DiskFull) -> None:
         """Once."""
         if not self._told_of_ledger:
             self._told_of_ledger = True
@@ -143,7 +145,7 @@ class OpenedHeader(Closable):
         if self._opener.may_write:
             try:
                 self.ledger.record(*state, entry)
-            except OSError as problem:
+            except (OSError, DiskFull) as problem:
                 self._tell_of_ledger(problem)
 
     @property
@@ -181,7 +183,7 @@ class OpenedHeader(Closable):
     def reading(self) -> Iterator[None]:
         """Keeps a rotation from removing what is read; without effect where nothing can be held."""
         with ExitStack() as stack:
-            with suppress(OSError):  # a directory that this user cannot write to
+            with suppress(OSError, DiskFull):  # a directory that this user cannot write to
                 stack.enter_context(self.held(alone=False))
             self.refresh()
             yield
@@ -217,7 +219,7 @@ class OpenedHeader(Closable):
         self._write(made)
         return KeyChange(0, dropped)
 
-    def end_rotation(self, problems: Sequence[VaultError]) -> None:
+    def end_rotation(self, problems: Sequence[SealringError]) -> None:
         """Drops the older keys, if no object needs them.
 
         An object that did not open may be restored from a copy, whose key is wrapped under an older
@@ -237,14 +239,9 @@ class OpenedHeader(Closable):
         advice = "revoke grants, or give several people one key"
         content = headers.write_header(header)
         check_small(content, "the vault's header", advice, LARGEST_DOCUMENT)
-        try:
-            # A ledger that cannot be written must not stop a change of keys half way.
+        # A ledger that cannot be written must not stop a change of keys half way.
+        with writing(f"nothing was changed: the ledger {self.ledger.where}"):
             self.ledger.record(*self._seen)
-        except OSError as problem:
-            raise ConfigurationError(
-                f"the ledger {self.ledger.where} cannot be written: {problem.strerror}. Nothing "
-                "was changed"
-            ) from problem
         storage_of(self.path).write(self.path / HEADER, content)
         self.header = header
         self._seen = header.key, header.generation

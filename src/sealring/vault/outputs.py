@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import ConfigurationError, UnsafePath
-from sealring.identity.private_files import name_beside
+from sealring.errors import UnsafePath
+from sealring.identity.private_files import name_beside, not_written
 from sealring.vault.files import NEW_FILE, claim, claimed
 
 _MARK: Final = ".sealring-unfinished-"
@@ -81,9 +81,7 @@ def new_output(path: Path, out: Path) -> Iterator[Any]:
     except Exception:
         if raw.problem is None:
             raise
-        raise ConfigurationError(
-            f"{out} cannot be written: {raw.problem.strerror}"
-        ) from raw.problem
+        raise not_written(out, raw.problem) from raw.problem
 
 
 def _name_of(out: Path) -> str:

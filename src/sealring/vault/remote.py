@@ -15,7 +15,6 @@ from typing import Final
 
 from sealring import _native
 from sealring.errors import (
-    ConfigurationError,
     ForeignVault,
     NoSuchObject,
     NotAVault,
@@ -24,6 +23,7 @@ from sealring.errors import (
     UnsafePath,
     VaultError,
 )
+from sealring.identity.private_files import not_written
 from sealring.vault import objects
 from sealring.vault.files import locked, make_folders, remove_directory, write_new
 from sealring.vault.header import Header, read_header, write_header
@@ -164,7 +164,7 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
     except UnsafePath as problem:
         raise _Local(problem) from None
     except OSError as problem:
-        raise _Local(_not_written(target, problem)) from None
+        raise _Local(not_written(target, problem)) from None
     try:
         write_new(target / KEY_FILE, key)
         copy = objects.open_copy(target, vault.ring, vault.header.vault)
@@ -177,9 +177,5 @@ def _fetch(vault: Vault, store: Store, target: Path, progress: Progress) -> None
     except BaseException as problem:
         remove_directory(vault.path, target)
         if isinstance(problem, OSError) and not isinstance(problem, FileNotFoundError):
-            raise _not_written(target, problem) from None
+            raise not_written(target, problem) from None
         raise
-
-
-def _not_written(target: Path, problem: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{target} cannot be written: {problem.strerror}")

@@ -29,10 +29,11 @@ def main() -> None:
         key = _native.Secret.zeros(KEY_BYTES)
         fill(parent, memoryview(key))
         memory, target = files
+        answer: dict[str, object]
         try:
             answer = {"commitment": _sealed(order, key, memory, target)}
         except OSError as problem:
-            answer = {"error": str(problem)}
+            answer = {"errno": problem.errno, "error": problem.strerror}
         parent.sendall(json.dumps(answer).encode())
 
 

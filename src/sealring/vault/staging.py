@@ -79,7 +79,7 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
     try:
         with door.accept(lambda pid: pid == process.pid, process.poll, _START_SECONDS) as here:
             deadline = time.monotonic() + _WORK_SECONDS + size / _BYTES_A_SECOND
-            return _hand_over(here, place, name, size, files, deadline)
+            answer = _hand_over(here, place, name, size, files, deadline)
     except OSError as problem:
         raise WorkerFailed(
             f"the process that seals {name} ended before it had finished: {problem}"
@@ -92,11 +92,13 @@ def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> s
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
+    return _commitment(answer, name)
 
 
 def _hand_over(
     here: socket.socket, place: Place, name: str, size: int, files: list[int], deadline: float
-) -> str:
+) -> bytes:
+    """What the helper answers."""
     order = {
         "suite": place.suite,
         "context": place.context(name).hex(),
@@ -108,7 +110,7 @@ def _hand_over(
     socket.send_fds(here, [len(text).to_bytes(4, "big")], files)
     here.sendall(text)
     here.sendall(memoryview(place.part_key(name)))
-    return _commitment(_answer(here, deadline), name)
+    return _answer(here, deadline)
 
 
 def _answer(here: socket.socket, deadline: float) -> bytes:
@@ -133,7 +135,10 @@ def _commitment(answer: bytes, name: str) -> str:
         document = None
     found = document if isinstance(document, dict) else {}
     if isinstance(error := found.get("error"), str):
-        raise VaultError(f"{name} could not be sealed: {shown(error, _LONGEST_REASON)}")
+        reason = shown(error, _LONGEST_REASON)
+        if isinstance(number := found.get("errno"), int):  # it could not write the target
+            raise OSError(number, reason)
+        raise VaultError(f"{name} could not be sealed: {reason}")
     if not isinstance(made := found.get("commitment"), str) or not _COMMITMENT.fullmatch(made):
         raise WorkerFailed(f"the process that seals {name} gave an answer that is none")
     return made

@@ -13,7 +13,9 @@ from typing import Any, Final, NoReturn
 from sealring import _native
 from sealring.errors import (
     ConfigurationError,
+    DiskFull,
     NotAVault,
+    SealringError,
     SourceChanged,
     StoreFailed,
     TamperedChunk,
@@ -21,7 +23,7 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
-from sealring.identity.private_files import sync_directory
+from sealring.identity.private_files import not_written, sync_directory
 from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
@@ -126,7 +128,7 @@ def open_object(stored: Stored, out: Path, progress: Progress) -> None:
                 sync_directory(Path(folder))
             move_into_place(temporary, out)
     except OSError as problem:
-        raise ConfigurationError(f"{out} cannot be written: {problem.strerror}") from problem
+        raise not_written(out, problem) from problem
 
 
 def content_of(stored: Stored) -> Content:
@@ -169,19 +171,23 @@ def rotate(
         _remove_unfinished(vault)  # first: they may be what fills the disk
         change = vault.begin_rotation(vault.header, also, tell)
         problems: list[VaultError] = []
+        unwritten: list[SealringError] = []
         for stored in list(vault.stored(problems)):
             try:
                 _reseal(vault, stored, progress)
                 count += 1
             except VaultError as problem:
                 problems.append(problem)
+            except DiskFull as problem:
+                unwritten.append(problem)
             except OSError as problem:
-                problems.append(objects.not_written(stored.copy.folder.parent, problem))
-        if not problems:  # else a copy under an older key may be the only one that is left
+                unwritten.append(not_written(stored.copy.folder.parent, problem))
+        # Else a copy under an older key may be the only one that is left.
+        if not problems and not unwritten:
             for copy in list(vault.copies(problems)):
                 if copy.vault_key != vault.ring.newest:
                     objects.remove(copy.folder)
-        vault.end_rotation(problems)
+        vault.end_rotation([*problems, *unwritten])
     return replace(change, versions=count)
 
 

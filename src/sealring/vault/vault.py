@@ -9,12 +9,15 @@ from typing import Final
 
 from sealring.errors import (
     ConfigurationError,
+    DiskFull,
     KeysChanged,
     OutputExists,
     RolledBack,
+    SealringError,
     StoreFailed,
     VaultError,
 )
+from sealring.identity.private_files import not_written, writing
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.keys import Opener, Presented, SymmetricKey
@@ -62,10 +65,8 @@ class Vault(Versions):
         ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
-        try:
+        with writing(path, "made"):
             storage.make_vault(path, HEADER, headers.write_header(made))
-        except OSError as problem:
-            raise ConfigurationError(f"{path} cannot be made: {problem.strerror}") from problem
         return cls(path, key, made_now=True)
 
     @classmethod
@@ -101,6 +102,7 @@ class Vault(Versions):
     def _rewrap(self, change: KeyChange) -> KeyChange:
         count = 0
         problems: list[VaultError] = []
+        unwritten: list[SealringError] = []
         for copy in self.copies(problems):
             try:
                 if copy.complete or not storage_of(copy.folder).locks:
@@ -108,9 +110,11 @@ class Vault(Versions):
                     count += 1
                 else:
                     _remove_unfinished(copy)
+            except DiskFull as problem:
+                unwritten.append(problem)
             except OSError as problem:
-                problems.append(objects.not_written(copy.folder, problem))
-        self.end_rotation(problems)
+                unwritten.append(not_written(copy.folder, problem))
+        self.end_rotation([*problems, *unwritten])
         return replace(change, versions=count)
 
     # ---- objects ---------------------------------------------------------------------------------

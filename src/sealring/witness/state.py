@@ -28,6 +28,7 @@ from sealring.errors import (
     MalformedNote,
     TamperedLog,
 )
+from sealring.identity.private_files import writing
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.provenance.files import Batch, locked, read_limited
@@ -70,10 +71,8 @@ class WitnessState:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        try:
+        with writing(self._folder, "made"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as problem:
-            raise ConfigurationError(f"{self._folder} cannot be made: {problem.strerror}") from None
         with contextlib.ExitStack() as stack:
             # Two witnesses with one key and one state could cosign two views between them.
             stack.enter_context(locked(self._folder))
@@ -146,13 +145,9 @@ class WitnessState:
 
     def _write(self, name: str, content: bytes) -> None:
         batch = Batch(self._folder)
-        try:
+        with writing(f"the witness's state in {self._folder}"):
             batch.write(name, content)
             batch.sync()
-        except OSError as problem:
-            raise ConfigurationError(
-                f"the witness's state in {self._folder} cannot be written: {problem.strerror}"
-            ) from None
 
     def _load(self, origin: str) -> None:
         path = self._folder / _digest(origin)

@@ -64,6 +64,7 @@ from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
 from sealring.cli.terminal import console, print_json
 from sealring.errors import ConfigurationError
+from sealring.identity.private_files import writing
 from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
 from sealring.sealed_only.setting import refuse_to_measure
@@ -315,10 +316,8 @@ def everything(
         raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(parts)}")
     if report:
         plotting_library()  # said now, not after the measurement
-    try:
+    with writing(output, "made"):
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{output} cannot be made: {problem.strerror}") from problem
     session = new_session(output / "results.json")
     status = run(session, [job for name in wanted for job in parts[name]])
     if (table := tables.summary(session.measured)).row_count:

@@ -32,7 +32,13 @@ from sealring.identity.attestation.tpm.machine import DEVICE, Logs, TpmMachine, 
 from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.attestation.tsm import TsmMachine
 from sealring.identity.loading import certificate_from_pem
-from sealring.identity.private_files import read_private, read_public, write_private, write_public
+from sealring.identity.private_files import (
+    read_private,
+    read_public,
+    write_private,
+    write_public,
+    writing,
+)
 
 _SIMULATOR_DAYS: Final = 365
 _MEASUREMENT_BYTES: Final = 32
@@ -188,10 +194,8 @@ def _chain(environ: Mapping[str, str]) -> tuple[bytes, ...]:
 
 def make_simulator(directory: Path) -> SimulatedAttester:
     """A SIMULATED authority of one's own, and a measurement for its workers to show."""
-    try:
+    with writing(directory, "made"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as problem:
-        raise ConfigurationError(f"{directory} cannot be made: {problem.strerror}") from problem
     simulator = Simulator.create(datetime.now(UTC), timedelta(days=_SIMULATOR_DAYS))
     key = simulator.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(directory / "simulator.key", key)

@@ -21,11 +21,12 @@ from sealring.errors import (
     ForeignPart,
     KeysChanged,
     MissingPart,
+    WrongKey,
 )
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.files import NEW_FILE
-from sealring.vault.objects import digest_of, open_part
+from sealring.vault.objects import changed_salt, digest_of, open_part
 from sealring.vault.storage import OpenFile, VaultPath, storage_of
 
 _BUFFER: Final = 4 << 20
@@ -127,8 +128,10 @@ class ShardReader(Closable):
                 self.source, key, place.suite, bytes.fromhex(place.context), self.name, threads,
                 self._file.size,
             )  # fmt: skip
-        except BaseException:
+        except BaseException as problem:
             self._file.close()
+            if isinstance(problem, WrongKey):
+                raise changed_salt(self.name) from None
             raise
         self._offsets: Offsets | None = None
 
