@@ -20,7 +20,10 @@ copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/advisories/*.md"]
-exclude_patterns = [".venv", "build", "dist", ".*", "native", "src", "tests", "wheels"]
+exclude_patterns = [
+    ".venv", "build", "dist", ".*", "native", "src", "tests", "wheels",
+    "docs/advisories/template.md",
+]  # fmt: skip
 nitpicky = False
 
 myst_enable_extensions = ["attrs_inline"]

