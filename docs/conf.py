@@ -38,6 +38,8 @@ autodoc_default_options = {"show-inheritance": True}
 html_theme = "furo"
 html_title = "sealring"
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
+html_static_path = ["static"]
+html_css_files = ["sealring.css"]
 html_copy_source = False
 html_show_sourcelink = False
 
