@@ -136,7 +136,8 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
-        super()._set_group_name(name)  # C++ keeps it in the registered Backend, if there is one
+        # C++ keeps it in the registered Backend, if there is one.
+        super()._set_group_name(name)  # type: ignore[arg-type]
 
     @property
     def group_name(self) -> str:  # type: ignore[override]

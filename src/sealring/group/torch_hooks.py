@@ -75,7 +75,7 @@ def _backend_class(group_type: type) -> Callable[[Any], Backend]:
 
         @property
         def options(self) -> Any:
-            return self._group().options  # type: ignore[union-attr, attr-defined]
+            return self._group().options  # type: ignore[union-attr]
 
         def getBackendName(self) -> str:  # noqa: N802 (torch's name)
             return "sealring"
@@ -87,8 +87,8 @@ def _backend_class(group_type: type) -> Callable[[Any], Backend]:
     return TorchBackend
 
 
-def _called_by_operator(direct: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
-    def method(backend: Any, *args: Any) -> dist.Work:
+def _called_by_operator(direct: Callable[..., Any]) -> Callable[..., Any]:
+    def method(backend: Any, *args: Any) -> Any:
         work = direct(backend._group(), *args)
         if (call := current_call()) is not None:
             call.works.append((None, work))
