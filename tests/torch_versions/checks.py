@@ -35,7 +35,7 @@ class NotAvailable(Exception):
     """This torch does not have what the check is about."""
 
 
-def model() -> nn.Sequential:
+def model() -> Any:
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
 
@@ -44,7 +44,7 @@ def batches() -> torch.Tensor:
     return torch.arange(WORLD * 3 * 8, dtype=torch.float32).reshape(WORLD, 3, 8) / 100
 
 
-def trained(module: nn.Module, inputs: torch.Tensor, steps: int = 2) -> nn.Module:
+def trained(module: Any, inputs: torch.Tensor, steps: int = 2) -> Any:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def fsdp2(rank: int, _folder: Path) -> None:
     for layer in module:
         fully_shard(layer, mesh=mesh)
     trained(fully_shard(module, mesh=mesh), batches()[rank])
-    whole = [weight.full_tensor().detach() for weight in module.parameters()]  # type: ignore[attr-defined]
+    whole = [weight.full_tensor().detach() for weight in module.parameters()]
     require_equal(whole, on_one_process())
 
 
@@ -108,7 +108,7 @@ def subgroups(rank: int, _folder: Path) -> None:
 
 
 def functional(rank: int, _folder: Path) -> None:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
     tensor = torch.arange(4.0) + rank
     total = torch.arange(4.0) * WORLD + 6
     require_equal(funcol.all_reduce(tensor, "sum", group) + 0, total)
@@ -127,7 +127,7 @@ def functional(rank: int, _folder: Path) -> None:
 def dtensor(_rank: int, _folder: Path) -> None:
     mesh = init_device_mesh("cpu", (WORLD,))
     whole = torch.arange(64.0).reshape(8, 8)
-    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    rows: Any = distribute_tensor(whole, mesh, [Shard(0)])
     columns = rows.redistribute(mesh, [Shard(1)])
     require_equal(columns.full_tensor(), whole)
     product = rows @ distribute_tensor(whole, mesh, [Replicate()])
@@ -145,10 +145,12 @@ def checkpoint(rank: int, folder: Path) -> None:
     dist.barrier()
     vault = Vault.open(folder / "vault", key_file(folder / "vault.key"))
     module = fully_shard(model(), mesh=init_device_mesh("cpu", (WORLD,)))
-    saved = {"model": trained(module, batches()[rank]).state_dict(), "step": 2}
+    saved: dict[str, Any] = {"model": trained(module, batches()[rank]).state_dict(), "step": 2}
     before = [value.full_tensor().clone() for value in saved["model"].values()]
     dcp.save(saved, storage_writer=CheckpointWriter(vault, "run"))
-    other = fully_shard(model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s")))
+    other: Any = fully_shard(
+        model(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("r", "s"))
+    )
     wanted = {"model": other.state_dict(), "step": 0}
     dcp.load(wanted, storage_reader=CheckpointReader(vault, "run"))
     require_equal([value.full_tensor() for value in wanted["model"].values()], before)
@@ -156,14 +158,14 @@ def checkpoint(rank: int, folder: Path) -> None:
 
 
 def compile_(rank: int, _folder: Path) -> None:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
 
     def step(tensor: torch.Tensor) -> torch.Tensor:
         return funcol.all_reduce(tensor * 2, "sum", group) + 1
 
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     require_equal(compiled(torch.ones(4)), torch.full((4,), 2.0 * WORLD + 1))
-    module = torch.compile(DistributedDataParallel(model()), backend="aot_eager")
+    module: Any = torch.compile(DistributedDataParallel(model()), backend="aot_eager")
     trained(module, batches()[rank])
     require_equal([weight.detach() for weight in module.parameters()], on_one_process())
 
@@ -195,15 +197,14 @@ def hooks(_rank: int, _folder: Path) -> None:
 def flight_recorder(rank: int, _folder: Path) -> None:
     if not hasattr(c10d, "_maybe_attach_flight_recorder"):
         raise NotAvailable("from torch 2.15 on")
-    from torch._C._distributed_c10d import _dump_fr_trace_json, _reset_fr_trace
-
-    _reset_fr_trace(backend="sealring")
+    recorder: Any = torch._C._distributed_c10d
+    recorder._reset_fr_trace(backend="sealring")
     pair = dist.new_group([0, 1], group_desc="a pair")
     dist.all_reduce(torch.ones(4, 2))
     if rank < 2:
         dist.all_gather_into_tensor(torch.empty(6), torch.ones(3), group=pair)
         _ = dist.send(torch.ones(5), 1) if rank == 0 else dist.recv(torch.empty(5), 0)
-    dump = json.loads(_dump_fr_trace_json(backend="sealring"))
+    dump = json.loads(recorder._dump_fr_trace_json(backend="sealring"))
     found = [
         (entry["profiling_name"], entry["process_group"][1], entry["input_sizes"])
         for entry in dump["entries"]
