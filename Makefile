@@ -15,7 +15,7 @@ CMAKE_NATIVE = $(BIN)/cmake -S . -G Ninja -DSEALRING_NATIVE_TESTS=ON -D$(STATIC_
 
 FUZZ_CMAKE = -DCMAKE_BUILD_TYPE=Release -DSEALRING_FUZZ=ON -D$(STATIC_OPENSSL) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 
-.PHONY: docs coverage format tidy lock sbom wheels install-test reproducible release containers container-deps container-test demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations clean help
+.PHONY: docs coverage format tidy lock sbom wheels install-test reproducible release containers container-deps container-test demo test test-gpu system-deps libcrypto lint native-test asan ubsan tsan chaos fuzz fuzz-api fuzz-native fuzz-deps model constant-time conformance integrations torch-versions clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -138,14 +138,14 @@ sbom: $(VENV)/.installed ## a software bill of materials (CycloneDX): build/seal
 
 # Interpreters to build with; without them tools/wheels.py looks for 3.11, and for 3.12 or later.
 PYTHONS ?=
-wheels: $(VENV)/.locked ## source distribution and manylinux wheels with OpenSSL inside, in dist/; PYTHONS="python3.11 python3.12"
-	@$(BIN)/python tools/wheels.py $(addprefix --python ,$(PYTHONS))
+wheels: ## source distribution and manylinux wheels with OpenSSL inside, in dist/; PYTHONS="python3.11 python3.12"
+	@$(PYTHON) tools/wheels.py $(addprefix --python ,$(PYTHONS))
 
 install-test: ## installs dist/'s wheel where no compiler and no header can be reached, and runs it; PYTHONS=... chooses
 	@$(foreach python,$(or $(PYTHONS),$(PYTHON)),$(PYTHON) tools/install_test.py --python $(python) dist &&) true
 
-reproducible: $(VENV)/.locked ## builds source distribution and wheels twice, in different folders, and compares
-	@tools/reproducible.sh $(BIN)/python $(PYTHONS)
+reproducible: ## builds source distribution and wheels twice, in different folders, and compares
+	@tools/reproducible.sh $(PYTHON) $(PYTHONS)
 
 release: $(VENV)/.installed ## makes and checks the files of VERSION=X.Y.Z, on its tag; DRY=1 tries it without a tag. Publishes nothing
 	@test -n "$(VERSION)" || { echo "make release VERSION=X.Y.Z"; exit 1; }
@@ -186,6 +186,9 @@ integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they com
 	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --requirement tests/integrations/requirements.txt
 	@$(INTEGRATIONS)/bin/python -m tests.integrations $(ONLY)
+
+torch-versions: $(VENV)/.installed ## the checks of tests/torch_versions with every torch that is allowed, and newer ones; VERSIONS="2.14 2.15", KEEP=1
+	@$(BIN)/python tools/torch_versions.py $(addprefix --version ,$(VERSIONS)) $(if $(KEEP),--keep)
 
 clean:
 	rm -rf build $(VENV)

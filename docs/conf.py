@@ -20,7 +20,10 @@ copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/advisories/*.md"]
-exclude_patterns = [".venv", "build", "dist", ".*", "native", "src", "tests", "wheels"]
+exclude_patterns = [
+    ".venv", "build", "dist", ".*", "native", "src", "tests", "wheels",
+    "docs/advisories/template.md",
+]  # fmt: skip
 nitpicky = False
 
 myst_enable_extensions = ["attrs_inline"]
@@ -35,6 +38,8 @@ autodoc_default_options = {"show-inheritance": True}
 html_theme = "furo"
 html_title = "sealring"
 html_extra_path = ["site"]  # index.html, which leads to docs/index.html
+html_static_path = ["static"]
+html_css_files = ["sealring.css"]
 html_copy_source = False
 html_show_sourcelink = False
 

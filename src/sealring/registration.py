@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from typing import Any
 
@@ -54,7 +56,20 @@ def _create_group(options: Any, _backend_options: Any = None) -> Any:
     from sealring.group.create import create_group
     from sealring.group.options import options_of_torch
 
+    if options.group_rank == 0:
+        _warn_of_untested_torch()
     return create_group(options_of_torch(options))
+
+
+@functools.cache
+def _warn_of_untested_torch() -> None:
+    """Once per process, when it makes a group: `import torch` runs register() in every program."""
+    import torch
+
+    from sealring.version import untested_torch
+
+    if sentence := untested_torch(torch.__version__):
+        logging.getLogger("sealring").warning("sealring: %s", sentence)
 
 
 def _rendezvous(url: str, **options: Any) -> Any:

@@ -63,3 +63,55 @@ def test_without_a_sealed_job_nothing_of_torchft_is_changed() -> None:
     code = "import sealring, torchft; print(torchft.ProcessGroupGloo())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("ProcessGroupGloo(")
+
+
+ALONE = """
+import torch, torch.distributed as dist
+from datetime import timedelta
+from sealring.integrations.torchft import ReplicaProcessGroup
+from torchft import process_group
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+group = ReplicaProcessGroup(2, timedelta(seconds=30))
+
+def form(quorum, replica_id):
+    address = f"127.0.0.1:{store.port}/{quorum}"
+    if hasattr(group, "set_rank_info"):  # after 0.2.0
+        group.set_rank_info(replica_id, 0, 1, 0)
+        process_group.reconfigure_with_store(group, address, 0, 1)
+    else:
+        group.configure(address, replica_id, 0, 1, quorum, 0, 1, [0])
+"""
+
+
+def run_alone(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", ALONE + code], capture_output=True, text=True,
+        env={**os.environ, "SEALRING_SECRET": secrets.token_hex(32)},
+    )  # fmt: skip
+
+
+def test_each_quorum_of_the_installed_torchft_has_a_group() -> None:
+    code = (
+        "for quorum in (1, 2):\n"
+        "    form(quorum, 'gpt_0')\n"
+        "    group.allreduce([torch.ones(3)], dist.AllreduceOptions()).wait()\n"
+        "    print(group.errored())\n"
+    )
+    done = run_alone(code)
+    assert (done.stdout, done.returncode) == ("None\nNone\n", 0), done.stderr
+
+
+def test_what_no_quorum_can_mend_is_raised_when_the_manager_asks() -> None:
+    # Manager.should_commit() calls errored(). What forming a quorum raises is only logged.
+    code = (
+        "try:\n"
+        "    form(1, 'gpt')\n"
+        "except Exception:\n"
+        "    print('the manager logs it')\n"
+        "group.errored()\n"
+    )
+    done = run_alone(code)
+    assert done.stdout == "the manager logs it\n"
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("sealring.errors.ConfigurationError: the Manager's replica_id is 'gpt'")

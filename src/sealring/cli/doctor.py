@@ -21,12 +21,12 @@ from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json
 from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, SealringError
+from sealring.version import untested_torch
 
 if TYPE_CHECKING:
     import torch
 
 Verdict = Literal["ok", "warning", "problem"]
-SUPPORTED_TORCH: Final = ((2, 11), (2, 15))
 SLOW_AEAD: Final = 0.5e9
 """Bytes a second below which AES surely is not done by instructions of its own."""
 WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
@@ -166,17 +166,8 @@ def _torch() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    low, high = SUPPORTED_TORCH
-    if low <= version <= high:
-        yield Finding("torch", "ok", torch.__version__)
-    else:
-        yield Finding(
-            "torch",
-            "warning",
-            torch.__version__,
-            f"sealring is tested with torch {low[0]}.{low[1]} to {high[0]}.{high[1]}",
-        )
+    untested = untested_torch(torch.__version__)
+    yield Finding("torch", "warning" if untested else "ok", torch.__version__, untested)
     if "sealring" in dist.Backend.backend_list:
         yield Finding("backend", "ok", '"sealring" is known to torch.distributed')
     else:

@@ -50,3 +50,6 @@ class BackendApi(dist.ProcessGroup):
         return self._dispatcher.submitted
 
     use_pg_for_symm_mem_rendezvous = False
+
+    supports_reconfigure = False
+    """Members cannot be exchanged: a group whose members change is made anew."""

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import (
 
 from sealring.errors import Unsupported
 from sealring.group.collectives.calling import Calling
-from sealring.group.entry import current_call
+from sealring.group.entry import DispatchedCall, current_call, dispatched
 from sealring.group.memory import NoMemory
 from sealring.group.names import SINGLE
 from sealring.group.work import SealedWork
@@ -104,8 +104,11 @@ def _kernel(operator: str) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any) -> Any:
         group = next(_groups(args))
         # Meta tensors, and fake ones at this point, have no memory: torch has kernels for them.
-        if not isinstance(group, Calling) or any(tensor.is_meta for tensor in _tensors(args)):
+        tensors = list(_tensors(args))
+        if not isinstance(group, Calling) or any(tensor.is_meta for tensor in tensors):
             return overload.redispatch(keyset & _BELOW, *args)
+        if operator in _OPERATORS and tensors and group.has_torch_hooks():
+            return _run_with_hooks(functools.partial(overload.redispatch, keyset & _BELOW), args)
         return run(group, args)
 
     return kernel
@@ -143,6 +146,17 @@ def _runner(operator: str) -> Callable[[Any, tuple[Any, ...]], Any]:
         return (args[0], work) if returns_tensors else work
 
     return run
+
+
+def _run_with_hooks(torch_kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Torch's kernel calls the hooks, and the collective through the group's Backend."""
+    with dispatched(DispatchedCall(args)) as call:
+        try:
+            returned = torch_kernel(*(_without_subclass(each) for each in args))
+        except NoMemory as problem:  # nothing further can unwrap it
+            raise Unsupported(str(problem)) from None
+    ((_, work),) = call.works
+    return (args[0], _boxed(work)) if isinstance(returned, tuple) else _boxed(work)
 
 
 def _pass_monitored_barrier(group: Any, args: tuple[Any, ...]) -> None:

@@ -38,6 +38,7 @@ from sealring.group.gpu_setup import GpuSetup
 from sealring.group.memory import storages
 from sealring.group.messages import Messages
 from sealring.group.prepared import Prepared
+from sealring.group.torch_hooks import TorchHooks
 from sealring.group.tracing import not_traced
 from sealring.group.work import MessageWork, Result, SealedWork, tensors_of
 from sealring.recorder import FlightRecorder
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from sealring._native import Account
 
 
-class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging):
+class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchanging, Messaging):
     def __init__(
         self,
         rank: int,
@@ -75,6 +76,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
         self._description = ""
         self._coalesced: list[SealedWork] | None = None
         self._prepared = {}
+        self._register_torch_backend()
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
         self._gpu_setup = gpu_setup
@@ -134,6 +136,8 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
+        # C++ keeps it in the registered Backend, if there is one.
+        super()._set_group_name(name)  # type: ignore[arg-type]
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -141,6 +145,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
 
     def _set_group_desc(self, description: str) -> None:
         self._description = description
+        super()._set_group_desc(description)
 
     @property
     def group_desc(self) -> str:
@@ -148,7 +153,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # torch's own property lists registered Backend objects, and this group has none.
+        # torch's own property lists registered Backend objects; before 2.14 there are none.
         return [torch.device(kind) for kind in ServedDevices()]
 
     @property
@@ -206,7 +211,7 @@ class SealedProcessGroup(BackendApi, Prepared, Coalescing, Exchanging, Messaging
 
     # ---- a barrier that says who did not come
 
-    @entry(None, bool, 2)
+    @entry(None, bool, 2, hooks=False)
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:

@@ -7,7 +7,8 @@ certificate stays the same all the while (replica_ranks.py).
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,18 @@ except ImportError as problem:
     ) from problem
 
 
+SUPPORTED: Final = "0.2.0, and nightly builds up to 2026.10.26"
+
+
+def _installed_torchft() -> str:
+    for name in ("torchft", "torchft-nightly"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of an unknown version"
+
+
 class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
     """The process group of torchft's Manager, made anew and sealed for every quorum.
 
@@ -44,11 +57,30 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
         super().__init__(timeout)
         self._pg: SealedProcessGroup | None
         self._replicas = replicas
+        self._fatal: BaseException | None = None
+        """Why no quorum can be served. The Manager only logs what goes wrong with one."""
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "torchft-sealring"
 
     def _create_pg(self, store: Any, rank: int, world_size: int) -> SealedProcessGroup:
+        try:
+            return self._group_of_quorum(store, rank, world_size)
+        except (ConfigurationError, AttributeError, TypeError) as problem:
+            self._fatal = problem
+            raise
+
+    def _quorum(self) -> int:
+        """The number of the quorum. torchft 0.2.0 calls it quorum_id, later ones uuid."""
+        for name in ("_uuid", "_quorum_id"):
+            if (number := getattr(self, name, None)) is not None:
+                return int(number)
+        raise ConfigurationError(
+            f"torchft {_installed_torchft()} does not tell its process group which quorum it is "
+            f"for: install a torchft that sealring supports ({SUPPORTED})"
+        )
+
+    def _group_of_quorum(self, store: Any, rank: int, world_size: int) -> SealedProcessGroup:
         group_rank, group_size = self._group_rank or 0, self._group_world_size or 1
         own = rank_in_job(self._replica_id, group_rank, group_size)
         members, size = self._global_ranks or [], self._replicas * group_size
@@ -59,14 +91,20 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
                 rank,
                 world_size,
                 timeout=self._timeout,
-                name=f"torchft rank {group_rank} quorum {self._quorum_id}",
+                name=f"torchft rank {group_rank} quorum {self._quorum()}",
                 job_ranks=members,
                 job_size=size,
             )
         )
 
     def errored(self) -> BaseException | None:
-        """What a call failed with that only a GPU's stream waited for."""
+        """What a call failed with that only a GPU's stream waited for.
+
+        The Manager asks in should_commit(). What no later quorum can mend is raised there, in the
+        script: the Manager would discard every step without end.
+        """
+        if self._fatal is not None:
+            raise self._fatal
         return None if self._pg is None else self._pg.deferred_error()
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -26,6 +26,9 @@ class Calling(dist.ProcessGroup):
     _world: int
     _engine: CollectiveEngine
 
+    def has_torch_hooks(self) -> bool:
+        raise NotImplementedError
+
     def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
         raise NotImplementedError
 
