@@ -100,7 +100,7 @@ WORKFLOWS = sorted((ROOT / ".github").rglob("*.yml"))
 
 
 def test_workflows_name_actions_by_commit() -> None:
-    """A tag can be moved to other code by whoever takes over an action's repository."""
+    """An attacker who takes over an action's repository can move a tag to other code."""
     used = [
         (path.name, one)
         for path in WORKFLOWS
