@@ -46,9 +46,9 @@ def test_audit(place: Path) -> None:
     assert (place / "secret").read_text() not in done.stdout + done.stderr
     forged = sealring(*audit, "--secret-file", str(place / "other"))
     assert forged.returncode != 0
-    nobody = sealring(*audit)
-    assert nobody.returncode == 2
-    assert "whose workers are believed? Pass --authority FILE" in nobody.stderr
+    without = sealring(*audit)
+    assert without.returncode == 2
+    assert "whose workers are believed? Pass --authority FILE" in without.stderr
 
 
 def test_statement_and_log(place: Path) -> None:

@@ -551,7 +551,7 @@ def test_one_entry_of_a_checkpoint_is_exported_and_the_rest_is_named(
 
     from sealring.cli import app
 
-    model = {"layers": {"0.weight": torch.randn(40, 50)}, "bias": torch.arange(5)}
+    model: dict[str, Any] = {"layers": {"0.weight": torch.randn(40, 50)}, "bias": torch.arange(5)}
     whole = {"model": model, "optimizer": {"momentum": torch.randn(400, 500)}, "step": 7}
     dcp.save(whole, storage_writer=CheckpointWriter(vault, "run"))
     out = tmp_path / "model.safetensors"

@@ -16,7 +16,7 @@ from sealring.identity.secret import derive_authority, read_secret
 
 SecretFile = Annotated[
     Path | None,
-    typer.Option(help="The secret of a job that ran under --secret-file, in place of an authority"),
+    typer.Option(help="The secret of a job that ran under --secret-file, for an authority."),
 ]
 
 

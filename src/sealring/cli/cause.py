@@ -17,7 +17,7 @@ _OFTEN: Final[dict[int, str]] = {
     signal.SIGBUS: "often a full /dev/shm, or a mapped file that was cut",
     signal.SIGABRT: "native code called abort()",
 }
-"""Signals that nobody in the job sends, and what most often causes them."""
+"""Signals that no part of a job sends, and what most often causes them."""
 
 
 def print_cause(failed: ChildFailedError) -> None:
