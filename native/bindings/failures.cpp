@@ -5,6 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <string>
 #include <tuple>
 
@@ -18,11 +22,29 @@ using namespace nb::literals;
 
 namespace sealring {
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// While another thread runs Python, or collects garbage, the interpreter's lock comes late, and nothing of a
+// collective moves meanwhile. So it is not asked for before every sleep.
+constexpr std::chrono::milliseconds kBetweenQuestions{50};
+
+// Python runs the handlers of signals on this thread alone.
+bool is_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
+
+}  // namespace
+
 bool signal_pending(const ProcessMark& process) {
-  const nb::gil_scoped_acquire held;
-  const bool signal_pending = PyErr_CheckSignals() != 0;
-  process.require("this process group");
-  return signal_pending;
+  thread_local Clock::time_point next;
+  bool pending = false;
+  if (is_main_thread() && Clock::now() >= next) {
+    const nb::gil_scoped_acquire held;
+    pending = PyErr_CheckSignals() != 0;
+    next = Clock::now() + kBetweenQuestions;
+  }
+  process.require("this process group");  // a handler may have forked
+  return pending;
 }
 
 }  // namespace sealring

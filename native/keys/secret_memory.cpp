@@ -252,7 +252,9 @@ void set_perturbation([[maybe_unused]] int byte) {
 
 FreedMemoryOverwritten::FreedMemoryOverwritten() {
   const std::lock_guard<std::mutex> lock(overwriting);
-  if (wanting_overwrites++ == 0) set_perturbation(0xa5);
+  // glibc also fills what it allocates, with the complement. That must be zeros: calloc() of another thread
+  // does not clear the block itself if this setting changes back between the filling and its own look at it.
+  if (wanting_overwrites++ == 0) set_perturbation(0xff);
 }
 
 FreedMemoryOverwritten::~FreedMemoryOverwritten() {

@@ -1,12 +1,14 @@
 // Keys after a fork, in core files and after they were freed.
 #include "keys/secret_memory.hpp"
 
+#include <malloc.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <sstream>
@@ -220,6 +222,27 @@ TEST(a_group_of_the_parents) {
     CHECK_NOTE(refusals == 9, "%d of 9", refusals);
   }
   CHECK(!refused([&] { engine.account(); }));
+}
+
+// glibc's setting is the whole process's: other threads allocate while it changes.
+TEST(memory_that_must_be_zero_is_zero_while_freed_memory_is_overwritten) {
+  std::atomic<bool> ended{false};
+  std::thread other([&] {
+    while (!ended) const FreedMemoryOverwritten overwritten;
+  });
+  constexpr size_t kBytes = 1 << 20;
+#ifdef M_MMAP_THRESHOLD
+  ::mallopt(M_MMAP_THRESHOLD, kBytes / 2);  // each is mapped anew, and believed to be zero
+#endif
+  int wrong = 0;
+  for (int turn = 0; turn < 3000; ++turn) {
+    auto* const memory = static_cast<uint8_t*>(std::calloc(kBytes, 1));
+    for (size_t at = 0; at < kBytes; at += 4096) wrong += memory[at] != 0;
+    std::free(memory);
+  }
+  ended = true;
+  other.join();
+  CHECK(wrong == 0);
 }
 
 int main(int argc, char** argv) { return testing::run(argc, argv); }
