@@ -253,6 +253,7 @@ def main() -> int:
         for check, outcome in results[-1].checks.items():
             print(f"  {check}: {outcome}", file=sys.stderr)
         print(f"  {results[-1].seconds:.0f} s", file=sys.stderr, flush=True)
+    results.sort(key=lambda each: Version(each.torch))
     if given.json:
         print(json.dumps([{**asdict(each), "passed": each.passed} for each in results], indent=1))
     else:
