@@ -28,6 +28,12 @@ void bind_gpu_keys(nb::module_& m) {
             self.add(key.key, key.base);
           },
           "file"_a)
+      .def(
+          "use_until",
+          [](KeyMemory& self, uint64_t stream) {
+            self.use_until(reinterpret_cast<cuda::Handle>(stream));
+          },
+          "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("wipe", &KeyMemory::wipe, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("start", &KeyMemory::start);
 }

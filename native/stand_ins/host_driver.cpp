@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "device/cuda/launch.hpp"
 #include "stand_ins/host_device.hpp"
@@ -18,7 +19,9 @@ struct Event {
 };
 
 HostStream& stream_of(cuda::Handle handle) { return *static_cast<HostStream*>(handle); }
-Event& event_of(cuda::Handle handle) { return *static_cast<Event*>(handle); }
+// As CUDA's do, a destroyed event lives until the streams that were given it have come to it.
+using EventRef = std::shared_ptr<Event>;
+EventRef& event_of(cuda::Handle handle) { return *static_cast<EventRef*>(handle); }
 uint8_t* memory_at(cuda::Pointer at) { return reinterpret_cast<uint8_t*>(at); }
 std::atomic_ref<uint32_t> number_at(cuda::Pointer at) {
   return std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(at));
@@ -177,6 +180,7 @@ cuda::Result move(cuda::Pointer into, cuda::Pointer from, size_t bytes, cuda::Ha
 
 cuda::Driver make() {
   cuda::Driver out{};
+  out.init = [](unsigned) { return 0; };
   out.retain_primary = [](cuda::Handle* context, int) { return *context = nullptr, 0; };
   out.release_primary = [](int) { return 0; };
   out.set_current = [](cuda::Handle) { return 0; };
@@ -191,19 +195,21 @@ cuda::Driver make() {
     return *status = stream_of(stream).captured ? 1 : 0, 0;
   };
   out.nccl = host_nccl;
-  out.create_event = [](cuda::Handle* made, unsigned) { return *made = new Event, 0; };
+  out.create_event = [](cuda::Handle* made, unsigned) {
+    return *made = new EventRef(std::make_shared<Event>()), 0;
+  };
   out.destroy_event = [](cuda::Handle gone) { return delete &event_of(gone), 0; };
   out.record_event = [](cuda::Handle handle, cuda::Handle stream) {
-    Event* const event = &event_of(handle);
+    const EventRef event = event_of(handle);
     stream_of(stream).put([event, number = ++event->recorded] { event->reached = number; });
     return 0;
   };
   out.query_event = [](cuda::Handle handle) {
-    const Event& event = event_of(handle);
+    const Event& event = *event_of(handle);
     return event.reached == event.recorded ? cuda::kSuccess : cuda::kNotReady;
   };
   out.wait_event = [](cuda::Handle stream, cuda::Handle handle, unsigned) {
-    Event* const event = &event_of(handle);
+    const EventRef event = event_of(handle);
     stream_of(stream).put([event, number = event->recorded.load()] {
       while (event->reached < number) glance();
     });

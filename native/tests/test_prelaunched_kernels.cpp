@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "device/cuda/key_memory.hpp"
 #include "device/cuda/prelaunched_kernels.hpp"
 #include "stand_ins/host_driver.hpp"
 
@@ -91,6 +93,27 @@ void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t 
 }
 
 }  // namespace
+
+// A kernel that seals may be queued when the last reference to its key goes.
+TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
+  Stream stream;
+  std::atomic<bool> go{false};
+  KeyBytes key, seen{};
+  key.fill(0x5a);
+  auto keys = std::make_unique<KeyMemory>(driver(), 0, 1);
+  keys->add(key, {});
+  stream.put([&, at = keys->start()] {
+    while (!go) std::this_thread::yield();
+    std::memcpy(seen.data(), reinterpret_cast<const void*>(at), seen.size());
+  });
+  keys->use_until(&stream);
+  std::thread last([&] { keys.reset(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  go = true;
+  last.join();
+  stream.synchronize();
+  CHECK(seen == key);
+}
 
 TEST(no_kernel_is_launched_on_a_stream_that_is_captured) {
   Stream stream;

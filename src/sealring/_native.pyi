@@ -475,6 +475,8 @@ class GpuKeys:
     def add(self, key: Secret) -> None: ...
     def add_file(self, file: SealedFileReader) -> None:
         """The key of the file's chunks and their base nonce."""
+    def use_until(self, stream: int) -> None:
+        """The keys are overwritten after what this stream has been given until now."""
     def wipe(self) -> None:
         """Overwrites all of them. Wait for launches that use them first."""
     @property

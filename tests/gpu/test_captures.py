@@ -163,7 +163,7 @@ def test_compiled_with_graphs_a_collective_is_right_or_refused(wait: str) -> Non
 
 @pytest.mark.parametrize("wait", ["stream", "host"])
 def test_compiled_with_graphs_a_collective_can_be_left_outside_of_them(wait: str) -> None:
-    """As docs/parallel-training.md says."""
+    """As docs/gpu-memory.md says."""
     assert in_group(compiled, "auto", wait, "outside") == [[7.0] * 4] * 2
 
 

@@ -16,7 +16,9 @@ KeyMemory::KeyMemory(const cuda::Driver& driver, int ordinal, size_t entries)
   try {
     check(cuda_.set_current(context_), "cuCtxSetCurrent");
     check(cuda_.create_stream(&stream_, cuda::kNonBlocking, 0), "cuStreamCreate");
-    check(cuda_.allocate(&at_, cuda::whole_blocks(entries * kEntryBytes)), "cuMemAlloc");
+    check(cuda_.allocate_in(&at_, cuda::whole_blocks(entries * kEntryBytes), stream_),
+          "cuMemAllocAsync");
+    check(cuda_.synchronize(stream_), "cuStreamSynchronize");
   } catch (...) {
     release();
     throw;
@@ -37,6 +39,17 @@ void KeyMemory::add(const KeyBytes& key, const Nonce& base) {
   ++used_;
 }
 
+void KeyMemory::use_until(cuda::Handle stream) {
+  check(cuda_.set_current(context_), "cuCtxSetCurrent");
+  cuda::Handle reached = nullptr;
+  check(cuda_.create_event(&reached, cuda::kDisableTiming), "cuEventCreate");
+  const cuda::Result recorded = cuda_.record_event(reached, stream);
+  const cuda::Result waits = recorded == cuda::kSuccess ? cuda_.wait_event(stream_, reached, 0) : 0;
+  cuda_.destroy_event(reached);
+  check(recorded, "cuEventRecord");
+  check(waits, "cuStreamWaitEvent");
+}
+
 void KeyMemory::wipe() noexcept {
   if (at_ == 0) return;
   cuda_.set_current(context_);
@@ -44,10 +57,14 @@ void KeyMemory::wipe() noexcept {
   cuda_.synchronize(stream_);
 }
 
+// Nothing here waits for the GPU. Python's garbage collection may come here at any moment, with the
+// interpreter's lock, also while kernels on the GPU wait for what another thread is about to do.
 void KeyMemory::release() noexcept {
-  wipe();
   cuda_.set_current(context_);
-  if (at_ != 0) cuda_.release(at_);
+  if (at_ != 0) {
+    cuda_.fill(at_, 0, entries_ * kEntryBytes, stream_);
+    cuda_.release_in(at_, stream_);
+  }
   if (stream_ != nullptr) cuda_.destroy_stream(stream_);
   cuda_.release_primary(ordinal_);
 }

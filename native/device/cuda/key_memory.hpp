@@ -21,7 +21,10 @@ class KeyMemory {
   void add(const KeyBytes& key, const Nonce& base);
   // Where the GPU finds the first entry.
   cuda::Pointer start() const { return at_; }
-  // Overwrites all of them. The caller has waited for the kernels that use them.
+  // The keys are not overwritten before this stream has done what it has been given until now. Does not
+  // wait for it. A kernel that seals would otherwise seal under a key of zeros.
+  void use_until(cuda::Handle stream);
+  // Overwrites all of them, and waits for it.
   void wipe() noexcept;
 
  private:

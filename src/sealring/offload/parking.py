@@ -50,6 +50,11 @@ class _Key:
     def address(self) -> int:
         return self._keys.start
 
+    def use_until(self, *streams: torch.cuda.Stream) -> None:
+        """The key is overwritten when these streams have done what they were given."""
+        for stream in streams:
+            self._keys.use_until(stream.cuda_stream)
+
 
 class Parked:
     """One tensor in host memory, sealed. It gives its memory back when it is deleted."""
@@ -134,6 +139,8 @@ class Parking:
             torch.cuda.current_stream().synchronize()  # other streams use what was made in it
         self._memory = _HostMemory()
         self._counts = Counts()
+        # What seals is behind `_out`. Tensors may be on their way when the last reference goes.
+        weakref.finalize(self, self._key.use_until, self._out, self._opens)
 
     def park(self, tensor: torch.Tensor) -> Parked:
         """Seals the tensor as it is at this point of the current stream, and copies it out.
