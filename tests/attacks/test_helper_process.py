@@ -175,7 +175,8 @@ def test_a_helper_that_does_not_end_its_answer_is_ended(
     ((problem, _),) = raised.value.failures.values()
     assert type(problem) is WorkerFailed
     assert "timed out" in str(problem)
-    assert started[0].returncode == -9
+    # One that writes finds the connection closed, and may end before it is killed.
+    assert started[0].returncode in ([-9] if kind == "stopped" else [-9, 1])
 
 
 def test_saves_go_on_while_the_helper_of_another_hangs(
