@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <tuple>
@@ -27,8 +28,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // While another thread runs Python, or collects garbage, the interpreter's lock comes late, and nothing of a
-// collective moves meanwhile. So it is not asked for before every sleep.
-constexpr std::chrono::milliseconds kBetweenQuestions{50};
+// collective moves meanwhile. So it is not asked for before every sleep, and the more seldom the later it comes:
+// a tenth of the time goes there at most, and Ctrl-C is noticed after two seconds at the latest.
+constexpr std::chrono::milliseconds kBetweenQuestions{50}, kLongest{2000};
+constexpr int kTimesAsLong = 10;
 
 // Python runs the handlers of signals on this thread alone.
 bool is_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
@@ -38,10 +41,12 @@ bool is_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 bool signal_pending(const ProcessMark& process) {
   thread_local Clock::time_point next;
   bool pending = false;
-  if (is_main_thread() && Clock::now() >= next) {
+  if (const auto asked = Clock::now(); asked >= next && is_main_thread()) {
     const nb::gil_scoped_acquire held;
+    const auto got = Clock::now();
     pending = PyErr_CheckSignals() != 0;
-    next = Clock::now() + kBetweenQuestions;
+    next = Clock::now() +
+           std::clamp<Clock::duration>((got - asked) * kTimesAsLong, kBetweenQuestions, kLongest);
   }
   process.require("this process group");  // a handler may have forked
   return pending;
