@@ -72,7 +72,11 @@ def _content(
     rank: int, failed: int, error: BaseException, trace: TracebackType | None
 ) -> dict[str, Any]:
     ours = isinstance(error, SealringError)
-    text = f"{type(error).__name__}: {error}"
+    try:
+        said = str(error)
+    except Exception:  # the script's own class
+        said = "<exception str() failed>"  # Python's words for it
+    text = f"{type(error).__name__}: {said}"
     return {
         "message": {
             "message": text if len(text) <= _MOST else f"{text[:_MOST]}...",

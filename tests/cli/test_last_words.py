@@ -54,6 +54,10 @@ dist.all_reduce(torch.ones(3))
             "raise ValueError('\\x1b[2J' + 10_000_000 * 'x')",
             f"ValueError: ?[2J{9_984 * 'x'}... (rank 1). Its traceback is above.",
         ),
+        (
+            "raise type('Bad', (Exception,), {'__str__': None})",
+            "Bad: <exception str() failed> (rank 1). Its traceback is above.",
+        ),
         ("os._exit(3)", "Rank 1 ended with exit code 3. What it printed is above, if any."),
     ],
 )
