@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +75,25 @@ def test_a_thread_that_is_in_openssl_itself_can_fork() -> None:
     with NoFork(), NoFork():
         assert ends_well(lambda: None)
     assert not no_fork._inside
+
+
+def test_the_thread_that_forks_can_free_a_key_meanwhile() -> None:
+    """The garbage collector, or a signal's handler, may do so in any handler of fork()."""
+    code = """
+import os
+keys = [None, None, None]
+free = lambda: keys.pop()
+os.register_at_fork(before=free, after_in_parent=free, after_in_child=free)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sealring.handshake.tls_key import LoadedKey
+from sealring.identity.kept_key import KeptKey
+keys = [LoadedKey(KeptKey.of(Ed25519PrivateKey.generate())) for _ in range(3)]
+child = os.fork()
+if child == 0:
+    os._exit(len(keys))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 == len(keys)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=_SECONDS)
 
 
 def use_openssl() -> None:

@@ -36,7 +36,7 @@ class BoundedConnections(Generic[T]):
         self.limit_to(most, most_of_one_source)
         self._per_source: Counter[str] = Counter()
         self._all: set[T] = set()
-        # Dicts keep the order of insertion: nearly that of waiting_since.
+        # Dicts keep the order of insertion: nearly that of waiting_since, for the sources too.
         self._waiting: dict[str, dict[T, None]] = {}
 
     def limit_to(self, most: int, most_of_one_source: int | None = None) -> None:
@@ -96,14 +96,24 @@ class BoundedConnections(Generic[T]):
         """Which one gives way to a newcomer from `source`; None while all are too new for that.
 
         It is one of the same source if that has its full share, else one of the source that has
-        most: so a flood from some addresses does not displace workers at others.
+        most, and never one of a source that has fewer than `source`: so a flood from some addresses
+        does not displace workers at others. A source whose connections are all too new is passed
+        over, or it would keep newcomers out for all the others.
         """
-        if self._per_source[source] < self._most_of_one_source:
-            source = max(self._per_source, key=self._per_source.__getitem__)
-        oldest = next(iter(self._waiting.get(source, ())), None)
-        if oldest is None or oldest.waiting_since is None:
-            return None
-        return oldest if now >= oldest.waiting_since + LEAST_SECONDS else None
+        count = self._per_source.__getitem__
+        if count(source) >= self._most_of_one_source:
+            sources = [source]
+        else:
+            sources = sorted(self._waiting, key=count, reverse=True)
+        for each in sources:
+            if count(each) < count(source):
+                break
+            oldest = next(iter(self._waiting.get(each, ())), None)
+            if oldest is None or oldest.waiting_since is None:
+                continue
+            if now >= oldest.waiting_since + LEAST_SECONDS:
+                return oldest
+        return None
 
 
 @functools.lru_cache

@@ -26,20 +26,28 @@ LAUNCHED: Final = "_SEALRING_LAUNCHED"
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 _FOLLOW: Final = (GroupClosed, PeerLost, PeerSilent, PeerUnreachable)
 """What a worker gets when another one has ended."""
+_MOST: Final = 10_000
+"""Characters of an error's text: a longer one would hide what the launcher printed before."""
 _OURS, _TORCHS = (f"{os.sep}{name}{os.sep}" for name in ("sealring", "torch"))
 
 
 def tell_the_launcher() -> None:
     """From here on the launcher knows of the error that ends this worker."""
-    if os.environ.get(LAUNCHED) and os.environ.get(_ERROR_FILE):
-        sys.excepthook = _tell
+    # Processes that the worker starts do not inherit it: their errors do not end the worker.
+    launched = os.environ.pop(LAUNCHED, "")
+    if not launched or not os.environ.get(_ERROR_FILE):
+        return
+    # Read now: a script may empty the environment.
+    worker, rank, file = os.getpid(), int(os.environ["RANK"]), Path(os.environ[_ERROR_FILE])
 
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        failed, cause = _cause(rank, error)
+        is_told = os.getpid() == worker and isinstance(cause, Exception)
+        written = is_told and _write(file, _content(rank, failed, cause, trace))
+        if not written or not isinstance(cause, SealringError):
+            sys.__excepthook__(kind, error, trace)
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    failed, cause = _cause(int(os.environ["RANK"]), error)
-    written = isinstance(cause, Exception) and _write(failed, cause, trace)
-    if not written or not isinstance(cause, SealringError):
-        sys.__excepthook__(kind, error, trace)
+    sys.excepthook = tell
 
 
 def _cause(rank: int, error: BaseException) -> tuple[int, BaseException]:
@@ -60,25 +68,34 @@ def _cause(rank: int, error: BaseException) -> tuple[int, BaseException]:
         rank, error = min(carried, key=lambda each: isinstance(each[1], _FOLLOW))
 
 
-def _write(failed: int, error: Exception, trace: TracebackType | None) -> bool:
+def _content(
+    rank: int, failed: int, error: BaseException, trace: TracebackType | None
+) -> dict[str, Any]:
     ours = isinstance(error, SealringError)
-    content = {
+    try:
+        said = str(error)
+    except Exception:  # the script's own class
+        said = "<exception str() failed>"  # Python's words for it
+    text = f"{type(error).__name__}: {said}"
+    return {
         "message": {
-            "message": f"{type(error).__name__}: {error}",
+            "message": text if len(text) <= _MOST else f"{text[:_MOST]}...",
             "extraInfo": {
                 "py_callstack": "".join(_script_frames(trace)) if ours else "",
                 "timestamp": str(int(time.time())),
                 "time": time.time(),
-                "rank": int(os.environ["RANK"]),
+                "rank": rank,
                 "failed": failed,
                 "follows": isinstance(error, _FOLLOW),
                 "printed": not ours,
             },
         }
     }
+
+
+def _write(file: Path, content: dict[str, Any]) -> bool:
     try:
         # At once: the launcher may end this worker now, and cannot read half a file.
-        file = Path(os.environ[_ERROR_FILE])
         unfinished = file.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(content))
         unfinished.replace(file)
@@ -121,8 +138,12 @@ def told_beside(error_file: str) -> list[LastWords]:
             message = json.loads(file.read_text())["message"]
             info = message["extraInfo"]
             text = f"{info['py_callstack']}{message['message']}"
-            names = ("rank", "failed", "time", "follows", "printed")
-            found.append(LastWords(text=text, **{name: info[name] for name in names}))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # torch's own, or half written
+            found.append(
+                LastWords(
+                    int(info["rank"]), int(info["failed"]), text, float(info["time"]),
+                    follows=bool(info["follows"]), printed=bool(info["printed"]),
+                )
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue  # torch's own, half written, or the script's
     return sorted(found, key=lambda each: each.time)

@@ -21,7 +21,7 @@ from typing import Final
 _changed = threading.Condition()
 _inside: Final[dict[int, int]] = {}
 """The threads that are in a block, and how deep."""
-_forking = 0
+_forking: Final[set[int]] = set()
 """Threads that fork, or wait for that."""
 
 
@@ -34,7 +34,9 @@ class NoFork(ContextDecorator):
     def __enter__(self) -> None:
         thread = threading.get_ident()
         with _changed:
-            while _forking and thread not in _inside:
+            # A thread that forks may come here too: other handlers of fork(), the garbage collector
+            # and signals' handlers run in it. It must not wait for itself.
+            while _forking and thread not in _forking and thread not in _inside:
                 _changed.wait()
             _inside[thread] = _inside.get(thread, 0) + 1
 
@@ -49,25 +51,23 @@ class NoFork(ContextDecorator):
 
 
 def _before() -> None:
-    global _forking
     # A signal's handler may fork in the middle of a block; it must not wait for itself.
     own = {threading.get_ident()}
     _changed.acquire()
-    _forking += 1
+    _forking.update(own)
     _changed.wait_for(lambda: _inside.keys() <= own)
 
 
 def _in_parent() -> None:
-    global _forking
-    _forking -= 1
+    _forking.discard(threading.get_ident())
     _changed.notify_all()
     _changed.release()
 
 
 def _in_child() -> None:
-    global _changed, _forking
+    global _changed
     _changed = threading.Condition()
-    _forking = 0
+    _forking.clear()
     own = threading.get_ident()
     for thread in _inside.keys() - {own}:
         del _inside[thread]

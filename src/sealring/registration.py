@@ -31,17 +31,20 @@ def register() -> None:
         from sealring.sealed_only import groups
 
         groups.watch()
-        _guard_if_required()
+        if _guard_if_required():
+            groups.refuse_existing()
         os.register_at_fork(after_in_child=_guard_forked)
 
 
-def _guard_if_required() -> None:
+def _guard_if_required() -> bool:
     from sealring.sealed_only import setting
 
-    if setting.may_be_required(os.environ):
+    required = setting.may_be_required(os.environ)
+    if required:
         from sealring.sealed_only.guard import guard
 
         guard()
+    return required
 
 
 def _guard_forked() -> None:

@@ -24,6 +24,7 @@ from sealring.errors import (
     UntrustedBroker,
     WorkerRevoked,
 )
+from sealring.handshake.tls_key import loaded
 from sealring.identity.attestation.admission import key_digest
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place, running
@@ -63,6 +64,17 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
     assert "BrokerUnreachable" in group.why[1]
     with pytest.raises(BrokerUnreachable):
         held.credentials(soon(1))
+
+
+def test_strangers_who_begin_many_handshakes_have_a_worker_load_its_key_once(
+    tmp_path: Path,
+) -> None:
+    """Credentials are asked for anew for each of them: the certificate may be renewed."""
+    place = Place(tmp_path)
+    with running(place) as broker:
+        held = enrol(place, broker.port, 0)
+        one, other = held.renewed_credentials(), held.renewed_credentials()
+        assert loaded(one.key) is loaded(other.key)
 
 
 def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from sealring.last_words import LastWords, told_beside
 from tests.cli.test_commands import sealring
 
 SCRIPT = """
-import os, signal, torch, torch.distributed as dist
+import os, signal, subprocess, sys, torch, torch.distributed as dist
+CHILD = "import torch; raise ValueError('of a child, which ends no worker')"
 dist.init_process_group()
 if dist.get_rank() == 1:
     {fault}
@@ -40,6 +41,22 @@ dist.all_reduce(torch.ones(3))
             "os.kill(os.getpid(), signal.SIGKILL)",
             "Rank 1 was killed by SIGKILL; often the kernel's out-of-memory killer, which `dmesg` "
             "shows.",
+        ),
+        (
+            "subprocess.run([sys.executable, '-c', CHILD], stderr=subprocess.PIPE); os._exit(3)",
+            "Rank 1 ended with exit code 3. What it printed is above, if any.",
+        ),
+        (
+            "os.environ.clear(); raise ValueError('without variables')",
+            "ValueError: without variables (rank 1). Its traceback is above.",
+        ),
+        (
+            "raise ValueError('\\x1b[2J' + 10_000_000 * 'x')",
+            f"ValueError: ?[2J{9_984 * 'x'}... (rank 1). Its traceback is above.",
+        ),
+        (
+            "raise type('Bad', (Exception,), {'__str__': None})",
+            "Bad: <exception str() failed> (rank 1). Its traceback is above.",
         ),
         ("os._exit(3)", "Rank 1 ended with exit code 3. What it printed is above, if any."),
     ],
@@ -74,9 +91,9 @@ def test_what_the_launcher_ended_itself_is_no_cause(
     assert capsys.readouterr().err == "of rank 0 (rank 0; 1 more ended with it)\n"
 
 
-def written(rank: int, time: float, **more: Any) -> str:
+def written(rank: int, at: float, **more: Any) -> str:
     info = {
-        "py_callstack": "", "timestamp": "1", "time": time, "rank": rank, "failed": rank,
+        "py_callstack": "", "timestamp": "1", "time": at, "rank": rank, "failed": rank,
         "follows": False, "printed": False, **more,
     }  # fmt: skip
     return json.dumps({"message": {"message": f"of rank {rank}", "extraInfo": info}})
@@ -86,6 +103,8 @@ def test_errors_are_read_in_the_order_of_time_and_unreadable_ones_left_out(tmp_p
     texts = {
         "0": written(4, 2.0, follows=True), "1": written(5, 1.0, printed=True), "2": "{",
         "3": json.dumps({"message": "a text of torch's"}),
+        "4": written(6, 1.0, time="noon"), "5": written(7, 1.0, failed=[7]), "6": 100_000 * "[",
+        "7": written(8, 1.0, failed=1e999),
     }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).mkdir()

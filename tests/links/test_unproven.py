@@ -61,6 +61,26 @@ def test_a_flood_from_one_source_does_not_displace_another() -> None:
     assert full.has_room("10.0.0.3")
 
 
+def test_a_busy_source_that_answers_at_once_does_not_keep_newcomers_out() -> None:
+    """An attacker with many addresses has two connections at one of them, and keeps them busy."""
+    silent = [connection(f"10.0.0.{host}", at=0.1) for host in range(2, 8)]
+    busy = [connection("10.0.0.1", at=0.0) for _ in range(2)]
+    full = stage(*busy, *silent, most=8)
+    for one in busy:
+        full.wait_for(one, LATER)
+    assert full.to_give_way("10.0.0.9", LATER) is silent[0]
+    assert full.to_give_way("10.0.0.1", LATER) is None, "the others have fewer than that source"
+
+
+def test_of_sources_with_as_many_connections_the_one_gives_way_that_waited_for_longest() -> None:
+    """Not a worker's, because it was the first to connect."""
+    worker = connection("10.0.0.9", at=0.0)
+    silent = [connection(f"10.0.0.{host}", at=0.1) for host in range(1, 4)]
+    full = stage(worker, *silent, most=4)
+    full.wait_for(worker, 0.2)  # it has answered
+    assert full.to_give_way("10.0.0.5", LATER) is silent[0]
+
+
 def test_an_ipv6_network_is_one_source() -> None:
     assert source_of("2001:db8::1") == source_of("2001:db8::ffff:1") != source_of("2001:db8:1::1")
     assert source_of("10.0.0.1") != source_of("10.0.0.2")

@@ -134,6 +134,27 @@ sealring.require_sealed()
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
 
 
+# Linux keeps 15 bytes of the second one: half of its last letter.
+@pytest.mark.parametrize("name", ["TP_train.py", "14_ascii_bytes\u00fc.py"])
+def test_a_script_whose_name_its_threads_have_too(name: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.write_text(f"#!{sys.executable}\nimport sealring, torch; sealring.require_sealed()\n")
+    script.chmod(0o700)
+    subprocess.run([script], env=environment(SEALRING_ONLY="1"), check=True)
+
+
+def test_a_script_that_handles_a_signal_of_the_mark_still_gets_it() -> None:
+    code = """
+import os, sealring, signal
+got = []
+signal.signal(44, lambda number, _: got.append(number))
+sealring.require_sealed()
+os.kill(os.getpid(), 44)
+assert got == [44]
+"""
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

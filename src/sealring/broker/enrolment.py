@@ -96,8 +96,8 @@ class Enrolment:
         self._world = world
         self._attester = attester
         self._process = _native.ProcessMark()
-        self._seed = _native.Secret.random(32)
-        """The private key, which in RFC 8032 is any 32 random bytes."""
+        # A private key is any 32 random bytes in RFC 8032.
+        self._kept_key = KeptKey.of_seed(_native.Secret.random(32))
         self._trust = trust_in(settings.policy, settings.cache)
         self._client = BrokerClient(settings.brokers, settings.authorities)
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class Enrolment:
             self._name.rank,
             joined.certificate,
             self._settings.authorities,
-            KeptKey.of_seed(self._seed),
+            self._kept_key,
             admission,
         )
 
@@ -181,7 +181,9 @@ class Enrolment:
 
     @property
     def _key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(memoryview(self._seed))
+        key = self._kept_key.load()
+        assert isinstance(key, Ed25519PrivateKey)
+        return key
 
     def _join(self, seconds: float) -> Joined:
         return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))

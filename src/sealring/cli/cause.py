@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Final
 
-from sealring.cli.terminal import errors
+from sealring.cli.terminal import errors, harmless
 from sealring.last_words import told_beside
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def print_cause(failed: ChildFailedError) -> None:
         first = (causes or told)[0]
         above = ". Its traceback is above." if first.printed else ""
         text = f"{first.text} (rank {first.failed}{ended}){above}"
-    errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    errors.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _without_error(rank: int, code: int, ended: str) -> str:

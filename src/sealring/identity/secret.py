@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring import _native
@@ -82,17 +82,20 @@ class JobAuthority:
         # A clock that was set back must not leave us with a certificate of the future.
         if certificate is None or not made <= now < made + _SHOWN_FOR:
             lifetime = timedelta(hours=CERTIFICATE_HOURS)
-            key = Ed25519PrivateKey.from_private_bytes(memoryview(own.seed)).public_key()
+            key = own.key.load().public_key()
+            assert isinstance(key, Ed25519PublicKey)
             certificate = issue(self.certificate, self.key, key, name, world, lifetime, now)
             own.newest = (now, certificate)
-        return certificate, KeptKey.of_seed(own.seed)
+        return certificate, own.key
 
     def _own(self, name: WorkerName, world: int) -> _OwnIdentity:
         # A forked child is another worker, and finds zeros where its parent's seeds are.
         whose = (os.getpid(), self.certificate.fingerprint(SHA256()), name.job, name.rank, world)
         with _own_lock:
             if whose not in _own_identities:
-                _own_identities[whose] = _OwnIdentity(_native.Secret.random(KEY_BYTES))
+                _own_identities[whose] = _OwnIdentity(
+                    KeptKey.of_seed(_native.Secret.random(KEY_BYTES))
+                )
             return _own_identities[whose]
 
 
@@ -100,8 +103,7 @@ class JobAuthority:
 class _OwnIdentity:
     """What this process is as one worker of one job."""
 
-    seed: _native.Secret = field(repr=False)
-    """Of its private key."""
+    key: KeptKey = field(repr=False)
     newest: tuple[datetime, x509.Certificate | None] = (_NOT_BEFORE, None)
     """When its certificate was made, and the certificate."""
 

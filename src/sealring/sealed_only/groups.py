@@ -114,18 +114,24 @@ def refuse_existing() -> None:
 
 
 _THREADS: Final = {
-    "pt_gloo": "a process group of backend gloo",
-    "pt_nccl": "a process group of backend nccl",
-    "TP_": "an agent of torch.distributed.rpc",
+    "pt_gloo_runloop": "a process group of backend gloo",
+    "pt_nccl_": "a process group of backend nccl",
+    **dict.fromkeys(
+        ("TP_UV_loop", "TP_SHM_reactor", "TP_CMA_loop", "TP_IBV_loop", "TP_IBV_reactor"),
+        "an agent of torch.distributed.rpc",
+    ),
 }
-"""How the names of threads begin that torch's groups and agents start, and end with."""
+"""How the names of threads begin that torch's groups and agents start, and end with.
+
+Threads without a name of their own have the script's, where it was started as a program.
+"""
 
 
 def _names_of_threads() -> set[str]:
     names = set()
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):  # it has ended
-            names.add(Path("/proc/self/task", thread, "comm").read_text().strip())
+            names.add(os.fsdecode(Path("/proc/self/task", thread, "comm").read_bytes().strip()))
     return names
 
 

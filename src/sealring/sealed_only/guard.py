@@ -17,13 +17,18 @@ def require_sealed() -> None:
     children.watch()
     if "torch.distributed" in sys.modules:
         guard()
+        from sealring.sealed_only import groups
+
+        groups.refuse_existing()
 
 
 def guard() -> None:
-    """Called where torch.distributed is loaded; a second call changes nothing."""
+    """Called where torch.distributed is loaded; a second call changes nothing.
+
+    Groups that exist are left alone: those that a forked child finds are its parent's.
+    """
     from sealring.sealed_only import classes, frameworks, groups
 
-    groups.refuse_existing()
     groups.seal_by_default()
     classes.refuse_all()
     frameworks.close_as_they_load()

@@ -30,13 +30,16 @@ _COMPARED: Final = _mask(_IGNORED + _BETWEEN)
 
 
 def put_on() -> None:
-    """Marks this process; a second call changes nothing."""
+    """Marks this process, but for signals that it handles; a second call changes nothing."""
     import ctypes  # here: `import torch` loads this module in processes that are not sealed-only
 
+    with open("/proc/self/status", "rb") as file:
+        handled = _signals(file.read(), b"SigCgt")
     # Not signal.signal, which only the main thread may call.
     libc = ctypes.CDLL(None)
     for number in _IGNORED:
-        libc.signal(number, _SIG_IGN)
+        if not handled & _mask((number,)):
+            libc.signal(number, _SIG_IGN)
 
 
 def is_inherited() -> bool:
@@ -49,10 +52,14 @@ def is_inherited() -> bool:
         except OSError:
             # It has ended, or /proc hides it (hidepid). This process's own mark was read before.
             return False
-        if int(_field(status, b"SigIgn") or b"0", 16) & _COMPARED == _MARK:
+        if _signals(status, b"SigIgn") & _COMPARED == _MARK:
             return True
         process = _field(status, b"PPid")
     return False
+
+
+def _signals(status: bytes, name: bytes) -> int:
+    return int(_field(status, name) or b"0", 16)
 
 
 def _field(status: bytes, name: bytes) -> bytes:
