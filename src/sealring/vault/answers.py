@@ -22,6 +22,9 @@ _OVERHEAD: Final = 16 << 20
 LARGEST_LISTING: Final = 64 << 20
 """Bytes, of the answers that list files: for about 200,000 of them."""
 _ABSENT: Final = frozenset({404, 410})
+_CONTENT: Final = frozenset({200, 206})
+"""Statuses of answers that hold what was asked for."""
+_READING: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _S3: Final = frozenset({"s3", "s3a"})
 HTTP: Final = frozenset({"http", "https"})
@@ -127,8 +130,7 @@ def _require(client: Any, parameter: str) -> None:
 
 def _other_address(answer: Any) -> str:
     """Scheme, host and port that a redirect leads to, if they are not those of the request."""
-    target = answer.headers.get("Location") or answer.headers.get("URI")
-    if answer.status not in _REDIRECTS or not target:
+    if not (target := _target(answer)):
         return ""
     try:
         origin = answer.url.join(type(answer.url)(target)).origin()
@@ -139,19 +141,33 @@ def _other_address(answer: Any) -> str:
     return shown(str(origin), _LONGEST_ADDRESS)
 
 
+def _target(answer: Any) -> str:
+    """Where the client goes on after this answer."""
+    found = answer.headers.get("Location") or answer.headers.get("URI") or ""
+    return str(found) if answer.status in _REDIRECTS else ""
+
+
 def _no_word() -> OSError:
     return OSError("no answer says whether the file is there")
 
 
 async def _follow_inside(request: Any, send: Any) -> Any:
-    """aiohttp's middleware for one request, also for each that follows a redirect."""
+    """aiohttp's middleware for one request, also for each that follows a redirect.
+
+    fsspec takes every status below 400 for success, and the answer for the file: an empty one.
+    """
     allowed = room.get() or Room(0, listing=False)
     allowed.asked()
     answer = await send(request)
     allowed.answered(answer)
-    if allowed.elsewhere:
+    if allowed.elsewhere or (
+        request.method in _READING
+        and answer.status < 400
+        and answer.status not in _CONTENT
+        and not _target(answer)
+    ):
         answer.close()
-        raise StoreFailed(f"a redirect to {allowed.elsewhere}")
+        raise StoreFailed(f"{request.url} cannot be used: the server answers {answer.status}")
     return answer
 
 
