@@ -64,7 +64,7 @@ class BufferPool {
     buffer->size = 0;
     return BufferRef(buffer);
   }
-  // The pool grows no further than this. Whoever takes one must then have asked for room.
+  // The pool grows no further than this. The caller that takes one must then have asked for room.
   void limit_to(size_t buffers) { limit_ = buffers; }
   // How many buffers can be taken now.
   size_t room() const { return free_.size() + limit_ - all_.size(); }

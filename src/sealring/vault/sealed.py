@@ -133,7 +133,7 @@ def raise_own_lack(problem: OSError) -> None:
 _OF_WHAT_LIES_THERE: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO}
 )
-"""Errors that whoever can write to a vault can cause, by links, pipes, directories and modes."""
+"""Errors that an attacker who writes to the vault causes: by links, pipes, directories, modes."""
 
 
 def disk_failed(problem: VaultError) -> bool:
