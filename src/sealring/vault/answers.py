@@ -12,7 +12,7 @@ import functools
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sealring.errors import MissingExtra, SealringError, StoreFailed, Unsupported
 from sealring.vault.sealed import shown
@@ -53,6 +53,9 @@ class Room:
 
     def answered(self, answer: Any) -> None:
         self.status, self.elsewhere = answer.status, _other_address(answer)
+        # Clients take every such status for success, and the answer for the file: an empty one.
+        if answer.method in _READING and answer.status < 300 and answer.status not in _CONTENT:
+            _refuse(answer)
         answer.content = _Content(answer, self)
 
     def judged(self, url: str, problem: Exception) -> Exception:
@@ -141,6 +144,11 @@ def _other_address(answer: Any) -> str:
     return shown(str(origin), _LONGEST_ADDRESS)
 
 
+def _refuse(answer: Any) -> NoReturn:
+    answer.close()
+    raise StoreFailed(f"{answer.url} cannot be used: the server answers {answer.status}")
+
+
 def _target(answer: Any) -> str:
     """Where the client goes on after this answer."""
     found = answer.headers.get("Location") or answer.headers.get("URI") or ""
@@ -152,22 +160,16 @@ def _no_word() -> OSError:
 
 
 async def _follow_inside(request: Any, send: Any) -> Any:
-    """aiohttp's middleware for one request, also for each that follows a redirect.
-
-    fsspec takes every status below 400 for success, and the answer for the file: an empty one.
-    """
+    """aiohttp's middleware for one request, also for each that follows a redirect."""
     allowed = room.get() or Room(0, listing=False)
     allowed.asked()
     answer = await send(request)
     allowed.answered(answer)
-    if allowed.elsewhere or (
-        request.method in _READING
-        and answer.status < 400
-        and answer.status not in _CONTENT
-        and not _target(answer)
-    ):
+    if allowed.elsewhere:
         answer.close()
-        raise StoreFailed(f"{request.url} cannot be used: the server answers {answer.status}")
+        raise StoreFailed(f"a redirect to {allowed.elsewhere}")
+    if 300 <= answer.status < 400 and not _target(answer):
+        _refuse(answer)
     return answer
 
 
