@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
@@ -70,6 +72,27 @@ def test_an_entry_that_says_how_it_is_pickled(vault: Vault) -> None:
     dcp.save({"entry": NamesItsPickle()}, storage_writer=CheckpointWriter(vault, "run"))
     reader = CheckpointReader(vault, "run")
     refused(lambda: dcp.load({"entry": None}, storage_reader=reader), UnsafeEntry, "'entry'")
+
+
+@pytest.mark.parametrize(
+    ("run", "named"), [(os.system, "posix.system"), (attack, f"{__name__}.attack")]
+)
+def test_a_refusal_names_the_attack_and_does_not_advise_to_run_it(
+    run: object, named: str, vault: Vault
+) -> None:
+    """It repeated torch's advice to load the file with `weights_only=False`, and its bold type."""
+
+    class Names:
+        def __reduce__(self) -> Any:
+            return run, ("true",)
+
+    with pytest.raises(CheckpointException) as failed:
+        dcp.save({"entry": Names()}, storage_writer=CheckpointWriter(vault, "run"))
+    found = failed.value.failures[0][0]
+    assert isinstance(found, UnsafeEntry)
+    assert named in str(found)
+    assert "weights_only" not in str(found)
+    assert str(found).isprintable()
 
 
 def test_what_an_entry_may_hold_comes_back(vault: Vault) -> None:

@@ -63,6 +63,18 @@ def answer(result: AuditResult, claim: str) -> tuple[Said, str]:
     return found.said, found.text
 
 
+def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
+    """Its certificate names no world, so it states a world of 1: "all 1 ranks" had signed."""
+    made = MadeRun(world=1)
+    made.workers[0] = made.authority.worker(0, None)
+    run = made.write(tmp_path / "run")
+    signed_by_workers(made, run, [0], EXPORT)
+    said, text = answer(ask(run, without_owners(made), FOREIGN), "model")
+    assert said is Said.NOT_SHOWN
+    assert "rank 0 alone says that it is" in text
+    assert "whose certificates name the world's size" in text
+
+
 def test_rank_3_alone_exports_a_foreign_file(made: MadeRun, tmp_path: Path) -> None:
     """It was answered with yes, and the exit status was 0."""
     made.made = made.made[:2]

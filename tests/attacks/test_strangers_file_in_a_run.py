@@ -15,7 +15,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 import sealring
 from sealring.audit.audit import audit
 from sealring.audit.findings import Fault
-from sealring.errors import BadCertificate, ConfigurationError, MalformedStatement, UnadmittedSigner
+from sealring.errors import (
+    BadCertificate,
+    ConfigurationError,
+    MalformedRun,
+    MalformedStatement,
+    UnadmittedSigner,
+)
 from sealring.identity import load_credentials
 from sealring.identity.loading import certificate_from_der, certificate_from_pem
 from sealring.provenance.checkpoints import open_checkpoint
@@ -173,6 +179,23 @@ def test_training_goes_on_where_a_stranger_took_the_name_of_the_next_statement(
                 plant(tmp_path / "run/statements/rank-00000-00000002.dsse.json", strange_statement)
     folder = open_run(tmp_path / "run")
     assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_run_that_is_continued_names_a_strangers_file_in_the_place_of_its_last_statement(
+    plant: Plant, tmp_path: Path, strange_statement: bytes
+) -> None:
+    """It said what the file is not, and not which file. Without it the run goes on."""
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        records.step()
+        records.close(final=False)
+    taken = tmp_path / "run/statements/rank-00000-00000007.dsse.json"
+    plant(taken, strange_statement)
+    with pytest.raises(MalformedRun, match=rf"{taken} has the name .* did not write it, remove it"):
+        sealring.record_run(tmp_path / "run", every=1, rank=0, world=1)
+    taken.rename(tmp_path / "away")
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        assert list(records.steps(2)) == [1]
 
 
 def test_a_second_worker_of_the_rank_still_ends_the_recording(tmp_path: Path) -> None:

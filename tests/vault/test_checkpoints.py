@@ -580,6 +580,21 @@ def test_one_entry_of_a_checkpoint_is_exported_and_the_rest_is_named(
     assert same(torch.load(tmp_path / "l.pt", weights_only=True), model["layers"])
 
 
+def test_an_export_of_one_entry_drops_nothing_below_it(vault: Vault, tmp_path: Path) -> None:
+    """A tensor whose name has a dot was neither written nor named among what is left out."""
+    one = torch.ones(1)
+    state = {"model": {"a.b": one, "a": {"c": one}, "list": [one, one]}, "model.a.d": one}
+    dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
+    reader = CheckpointReader(vault, "run")
+    assert export_torch(reader, tmp_path / "a.pt", only="model.a") == ["model.list"]
+    assert sorted(torch.load(tmp_path / "a.pt")) == ["b", "c", "d"]
+    refused(
+        lambda: export_torch(reader, tmp_path / "b.pt", only="model.list.1"),
+        ConfigurationError,
+        "'model.list.1' is in the list 'model.list': export that",
+    )
+
+
 def test_export_of_a_job_that_ran_under_a_secret_file(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

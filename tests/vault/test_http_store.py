@@ -62,7 +62,10 @@ def test_a_checkpoint_is_loaded(server: HttpStore, key: Path) -> None:
 
 @pytest.mark.parametrize("ledger", ["fresh", "known"])
 @pytest.mark.parametrize("name", ["key.json", "manifest", "rank-00000", ""])
-@pytest.mark.parametrize("fault", ["503", "403", "401", "429", "200 without a length", "lost"])
+@pytest.mark.parametrize(
+    "fault",
+    ["503", "403", "401", "429", "200 without a length", "lost", "204", "300", "302", "304"],
+)
 def test_an_outage_yields_no_older_version(
     fault: str, name: str, ledger: str, server: HttpStore, key: Path
 ) -> None:

@@ -102,6 +102,25 @@ def test_an_answer_that_is_cut_hides_no_newer_checkpoint(
     )
 
 
+def test_a_success_of_s3_without_the_file_hides_no_newer_checkpoint(
+    stored: Vault, proxy: Proxy, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client takes it for an empty file, so the older version was loaded."""
+    save(stored, 1)
+    save(stored, 2)
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "fresh"))
+
+    def answer(method: str, path: str) -> tuple[int, bytes] | None:
+        newest = "/0000000002/" in path and urlsplit(path).path.endswith("/manifest")
+        return (204, b"") if newest else None
+
+    proxy.answer = answer
+    refused(lambda: load(Vault.open(stored.path, keys.key_file(key))), StoreFailed, "answers 204")
+    proxy.answer = lambda method, path: None
+    assert same(load(Vault.open(stored.path, keys.key_file(key))), state(2))
+
+
 @pytest.mark.parametrize("name", ["key.json", "manifest"])
 def test_empty_files_of_an_attacker_hide_no_genuine_version(
     name: str, in_memory: Vault, key: Path

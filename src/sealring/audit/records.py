@@ -29,7 +29,10 @@ from sealring.provenance.statements import of_another_run, statement_digest, ver
 from sealring.provenance.transformations import Transformation
 
 _STATEMENT_STARTS = b'{"payload"'
-NOT_COUNTED = "an owner's record counts, or one that all ranks sign where no owner is named"
+NOT_COUNTED = (
+    "an owner's record counts; where no owner is named, one that all ranks sign whose certificates "
+    "name the world's size"
+)
 """Why a worker's own record of a stage or an export does not."""
 
 
@@ -94,14 +97,18 @@ class Records:
 
     @property
     def world(self) -> int:
-        """The number of ranks, as most certificates say; as most statements say if none does.
+        """The number of ranks, as most certificates say; as most statements say if none does."""
+        votes = Counter(chain[0].interval.world for chain in self.chains.values())
+        return self.certified_world or max(votes, key=votes.__getitem__, default=0)
 
-        A worker whose certificate does not say it could name any.
+    @property
+    def certified_world(self) -> int:
+        """The number of ranks, as most certificates say; 0 if none does.
+
+        A worker whose certificate does not say it could name any, also a world of its own.
         """
-        firsts = [chain[0] for chain in self.chains.values()]
-        said = [self.worlds[turn.worker.certificate] for turn in firsts]
+        said = (self.worlds[chain[0].worker.certificate] for chain in self.chains.values())
         votes = Counter(one for one in said if one is not None)
-        votes = votes or Counter(turn.interval.world for turn in firsts)
         return max(votes, key=votes.__getitem__, default=0)
 
 
@@ -142,7 +149,7 @@ def _counted(records: Records, *, named_owners: bool) -> tuple[list[Made], list[
     for one in records.made:
         if one.rank is not None:
             by_content.setdefault(_essence(one.content), {}).setdefault(one.rank, one)
-    everyone = frozenset() if named_owners else frozenset(range(records.world))
+    everyone = frozenset() if named_owners else frozenset(range(records.certified_world))
     alike = [said for said in by_content.values() if everyone and said.keys() == everyone]
     counted += [Made(said[0].digest, f"all {len(said)} ranks", said[0].content) for said in alike]
     known = {one.digest for said in alike for one in said.values()}

@@ -63,8 +63,17 @@ class Chain:
         if not mine:
             return
         name = statement_name(own.rank, max(mine))
-        envelope = self._run.read_statement(name)
-        found = verify_statement(envelope, own.authorities)
+        try:
+            envelope = self._run.read_statement(name)
+            found = verify_statement(envelope, own.authorities)
+        except SealringError as problem:
+            # It may be this rank's own, of an earlier authority or a later sealring: to pass it
+            # over would be to sign its number again.
+            raise MalformedRun(
+                f"{self._run.statement_path(name)} has the name of the last statement of rank "
+                f"{own.rank}, and the run cannot go on after it: {problem}. If this run did not "
+                "write it, remove it"
+            ) from None
         last = interval_of(self._run, found)
         # Names prove nothing: the disk's owner can put any statement there.
         if last is None or (rank_of(found), last.sequence) != (own.rank, max(mine)):

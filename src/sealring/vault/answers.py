@@ -12,7 +12,7 @@ import functools
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sealring.errors import MissingExtra, SealringError, StoreFailed, Unsupported
 from sealring.vault.sealed import shown
@@ -22,6 +22,9 @@ _OVERHEAD: Final = 16 << 20
 LARGEST_LISTING: Final = 64 << 20
 """Bytes, of the answers that list files: for about 200,000 of them."""
 _ABSENT: Final = frozenset({404, 410})
+_CONTENT: Final = frozenset({200, 206})
+"""Statuses of answers that hold what was asked for."""
+_READING: Final = frozenset({"GET", "HEAD"})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _S3: Final = frozenset({"s3", "s3a"})
 HTTP: Final = frozenset({"http", "https"})
@@ -50,6 +53,9 @@ class Room:
 
     def answered(self, answer: Any) -> None:
         self.status, self.elsewhere = answer.status, _other_address(answer)
+        # Clients take every such status for success, and the answer for the file: an empty one.
+        if answer.method in _READING and answer.status < 300 and answer.status not in _CONTENT:
+            _refuse(answer)
         answer.content = _Content(answer, self)
 
     def judged(self, url: str, problem: Exception) -> Exception:
@@ -127,8 +133,7 @@ def _require(client: Any, parameter: str) -> None:
 
 def _other_address(answer: Any) -> str:
     """Scheme, host and port that a redirect leads to, if they are not those of the request."""
-    target = answer.headers.get("Location") or answer.headers.get("URI")
-    if answer.status not in _REDIRECTS or not target:
+    if not (target := _target(answer)):
         return ""
     try:
         origin = answer.url.join(type(answer.url)(target)).origin()
@@ -137,6 +142,17 @@ def _other_address(answer: Any) -> str:
     if origin == answer.url.origin():
         return ""
     return shown(str(origin), _LONGEST_ADDRESS)
+
+
+def _refuse(answer: Any) -> NoReturn:
+    answer.close()
+    raise StoreFailed(f"{answer.url} cannot be used: the server answers {answer.status}")
+
+
+def _target(answer: Any) -> str:
+    """Where the client goes on after this answer."""
+    found = answer.headers.get("Location") or answer.headers.get("URI") or ""
+    return str(found) if answer.status in _REDIRECTS else ""
 
 
 def _no_word() -> OSError:
@@ -152,6 +168,8 @@ async def _follow_inside(request: Any, send: Any) -> Any:
     if allowed.elsewhere:
         answer.close()
         raise StoreFailed(f"a redirect to {allowed.elsewhere}")
+    if 300 <= answer.status < 400 and not _target(answer):
+        _refuse(answer)
     return answer
 
 

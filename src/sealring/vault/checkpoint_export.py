@@ -41,8 +41,7 @@ def load_only(reader: CheckpointReader, only: str) -> tuple[dict[str, Any], list
     reader.reset()
     planner = _Below(only)
     _load_state_dict(state, reader, planner=planner, no_dist=True)
-    found = _below(state, only)
-    return (found if isinstance(found, dict) else {only: found}), list(planner.left_out)
+    return _below(state, only, only), list(planner.left_out)
 
 
 def export_torch(
@@ -124,25 +123,35 @@ class _Below(_EmptyStateDictLoadPlanner):
             )
 
     def _should_include_key(self, key: str, metadata: Any) -> bool:
-        path = [str(step) for step in (metadata.planner_data or {}).get(key, (key,))]
-        name = ".".join(path)
+        steps = (metadata.planner_data or {}).get(key, (key,))
+        above = [".".join(map(str, steps[:depth])) for depth in range(1, len(steps) + 1)]
+        name = above[-1]
         if name == self._only or name.startswith(f"{self._only}."):
+            # torch numbers the elements of lists, and writes other keys as strings.
+            lists = [one for one, step in zip(above, steps[1:], strict=False) if type(step) is int]
+            if any(self._only.startswith(f"{one}.") for one in lists):
+                raise ConfigurationError(f"{self._only!r} is in the list {lists[0]!r}: export that")
             return True
         # The outermost entry that holds nothing of what is loaded.
-        above = [".".join(path[:depth]) for depth in range(1, len(path) + 1)]
         outer = (one for one in above if not f"{self._only}.".startswith(f"{one}."))
         self.left_out[next(outer, name)] = None
         return False
 
 
-def _below(state: dict[str, Any], only: str) -> Any:
-    """A name with dots is one key, or keys inside each other."""
-    if only in state:
-        return state[only]
+def _below(state: dict[str, Any], only: str, name: str) -> dict[str, Any]:
+    """What `only` names in a state; `name`: the whole name, for a single value.
+
+    A name with dots is one key, or keys inside each other; a state may have both.
+    """
+    found: dict[str, Any] = {}
     for key, inner in state.items():
-        if only.startswith(f"{key}.") and isinstance(inner, dict):
-            return _below(inner, only.removeprefix(f"{key}."))
-    return {key.removeprefix(f"{only}."): inner for key, inner in state.items()}
+        if key == only:
+            found |= inner if isinstance(inner, dict) else {name: inner}
+        elif key.startswith(f"{only}."):
+            found[key.removeprefix(f"{only}.")] = inner
+        elif only.startswith(f"{key}."):
+            found |= _below(inner, only.removeprefix(f"{key}."), name)
+    return found
 
 
 @contextmanager

@@ -11,8 +11,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from sealring.errors import UnsafeEntry, Unsupported
+from sealring.vault.sealed import shown
 
 KIND: Final = "checkpoint"
+_REFUSED: Final = "WeightsUnpickler error: "
+_LONGEST_REASON: Final = 300
 
 
 def load_entry(name: str, pickled: bytes) -> Any:
@@ -41,7 +44,10 @@ def pickled_anew(name: str, pickled: bytes) -> io.BytesIO:
 
 
 def _unsafe(name: str, problem: Exception) -> UnsafeEntry:
-    reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    lines = [one for one in str(problem).splitlines() if one.strip()] or [type(problem).__name__]
+    # torch's first line advises to load without restrictions; a later one says what was refused.
+    told = next((one for one in lines if "GLOBAL" in one or _REFUSED in one), lines[0])
+    reason = shown(told.rpartition(_REFUSED)[2].strip(), _LONGEST_REASON) or "it is malformed"
     return UnsafeEntry(
         f"the entry {name!r} cannot be loaded without running code that it brings: save it as "
         "tensors, numbers, strings, lists and dicts, or allow its type with "

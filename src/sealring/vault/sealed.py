@@ -19,7 +19,7 @@ from typing import Any, Final
 from typing_extensions import Buffer
 
 from sealring import _native
-from sealring.errors import NotAVault, TruncatedFile, Unsupported
+from sealring.errors import NotAVault, TruncatedFile, Unsupported, VaultError
 
 AES: Final = "AEAD_AES_256_GCM"
 CHACHA: Final = "AEAD_CHACHA20_POLY1305"
@@ -128,6 +128,21 @@ def raise_own_lack(problem: OSError) -> None:
     """
     if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise problem
+
+
+_OF_WHAT_LIES_THERE: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO}
+)
+"""Errors that an attacker who writes to the vault causes: by links, pipes, directories, modes."""
+
+
+def disk_failed(problem: VaultError) -> bool:
+    """Whether the disk or its network failed (EIO, ESTALE): nothing was learned of the vault.
+
+    Still an error of the vault, so that one bad sector does not keep `revoke` from all the rest.
+    """
+    cause = problem.__cause__
+    return isinstance(cause, OSError) and cause.errno not in _OF_WHAT_LIES_THERE
 
 
 def check_small(content: bytes, what: str, advice: str, largest: int) -> None:

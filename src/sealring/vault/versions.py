@@ -25,6 +25,7 @@ from sealring.vault.layout import (
 from sealring.vault.ledger import Entry
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import OpenedHeader
+from sealring.vault.sealed import disk_failed
 from sealring.vault.storage import VaultPath, storage_of
 
 _LOG = logging.getLogger("sealring")
@@ -179,6 +180,8 @@ class Versions(OpenedHeader):
             try:
                 return self._open_version(version)
             except VaultError as problem:
+                if disk_failed(problem):
+                    raise
                 _LOG.warning("sealring: %s is left out: %s", version, problem)
         return None
 
