@@ -95,7 +95,8 @@ void Engine::wait_for_exchanges(double patience_s) {
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - since;
     if (waited.count() > patience_s)
       throw std::runtime_error("the ranks' GPUs did not all meet within " +
-                               std::to_string(static_cast<int64_t>(std::min(patience_s, 1e15))) + " s");
+                               std::to_string(static_cast<int64_t>(std::min(patience_s, 1e15))) +
+                               " s");
     if (interrupted_) throw std::runtime_error("the group was closed meanwhile");
     sleep_on(sleepers, -1, kPollDeviceMs);
   }
