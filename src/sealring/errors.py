@@ -716,7 +716,8 @@ class GroupError(SealringError):
         self.collective = collective
         """The number of the collective in which it happened; None outside of any (a message)."""
         self.reported_by = reported_by
-        """The rank that saw it, where that was not this one."""
+        """The rank that saw it, where that was not this one. Where another rank passed it on, that
+        is the other's word, and the message names it."""
         self.native: Failure | None = None
         """As the native core told it (engine/failures.py)."""
 
