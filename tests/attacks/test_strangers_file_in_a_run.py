@@ -107,6 +107,10 @@ def a_link_to_nothing(path: Path, _: bytes) -> None:
     path.symlink_to("nothing")
 
 
+def a_link_to_shm(path: Path, _: bytes) -> None:
+    path.symlink_to("/dev/shm")  # a folder of another file system
+
+
 def a_fifo(path: Path, _: bytes) -> None:
     os.mkfifo(path)
 
@@ -194,6 +198,20 @@ def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Pat
             records.wait()
             if step == 1:
                 (tmp_path / "run/statements" / name).write_bytes(b"")
+    folder = open_run(tmp_path / "run")
+    assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+@pytest.mark.parametrize("plant", [a_statement, a_link, a_link_to_nothing, a_fifo, a_link_to_shm])
+def test_training_goes_on_where_a_stranger_took_the_name_of_the_folder_for_unfinished_files(
+    plant: Plant, tmp_path: Path, strange_statement: bytes
+) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:
+                (tmp_path / "run/.new").rmdir()
+                plant(tmp_path / "run/.new", strange_statement)
     folder = open_run(tmp_path / "run")
     assert (logged(folder), own_statements(folder)) == (4, 4)
 
