@@ -61,25 +61,28 @@ void bind_failures(nb::module_& m) {
       .def(
           "__init__",
           [](Failure* self, FailureCode code, const std::string& text, int peer,
-             uint64_t collective, int reported_by) {
+             uint64_t collective, int reported_by, int told_by) {
             new (self) Failure(code, peer, text);
             self->collective = collective;
             self->reported_by = reported_by;
+            self->told_by = told_by;
           },
-          "code"_a, "text"_a, "peer"_a = -1, "collective"_a = 0, "reported_by"_a = -1)
+          "code"_a, "text"_a, "peer"_a = -1, "collective"_a = 0, "reported_by"_a = -1,
+          "told_by"_a = -1)
       .def_ro("code", &Failure::code)
       .def_ro("peer", &Failure::peer)
       .def_ro("collective", &Failure::collective)
       .def_ro("reported_by", &Failure::reported_by)
+      .def_ro("told_by", &Failure::told_by)
       .def_prop_ro("text", &Failure::text)
       .def("__eq__",
            [](const Failure& self, const Failure& other) {
              return self.says_the_same_as(other) && self.text() == other.text();
            })
       .def("__reduce__", [](const Failure& self) {
-        return nb::make_tuple(
-            nb::type<Failure>(),
-            nb::make_tuple(self.code, self.text(), self.peer, self.collective, self.reported_by));
+        return nb::make_tuple(nb::type<Failure>(),
+                              nb::make_tuple(self.code, self.text(), self.peer, self.collective,
+                                             self.reported_by, self.told_by));
       });
 
   nb::class_<Names>(m, "Names")

@@ -34,7 +34,7 @@ std::vector<uint8_t> encode_alert(const Failure& failure, int rank) {
 Failure decode_alert(std::span<const uint8_t> in, int sender, int receiver, int ranks) {
   if (in.size() < kFixedBytes || !is_failure_code(in[0])) {
     Failure failure(FailureCode::peer_lost, sender, "the peer failed and could not say why");
-    failure.reported_by = sender;
+    failure.reported_by = failure.told_by = sender;
     return failure;
   }
   std::string text;
@@ -46,6 +46,7 @@ Failure decode_alert(std::span<const uint8_t> in, int sender, int receiver, int 
   const int witness = static_cast<int32_t>(take(in, 5, 4));
   const bool possible = witness >= 0 && witness < ranks && witness != receiver;
   failure.reported_by = possible ? witness : sender;
+  failure.told_by = sender;
   failure.collective = take(in, 9, 8);
   return failure;
 }

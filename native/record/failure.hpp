@@ -33,13 +33,14 @@ struct Failure : std::runtime_error {
   FailureCode code;
   int peer;  // the rank it is about, -1 if none
   uint64_t collective = 0;  // filled in by the engine
-  int reported_by = -1;  // the rank that saw it, -1 if this one did
+  int reported_by = -1;  // the rank that saw it, as told_by says; -1 if this one did
+  int told_by = -1;  // the rank whose alert told it; -1 if none did
   std::map<int, std::string> views;  // by rank: "rank 5: " and what it says it was doing
 
   // The text, and below it what each rank says it was doing.
   std::string text() const;
 
-  // Whatever words it has, and however many views were heard.
+  // Whatever words it has, whoever passed it on, and however many views were heard.
   bool says_the_same_as(const Failure& other) const {
     return code == other.code && peer == other.peer && collective == other.collective &&
            reported_by == other.reported_by;

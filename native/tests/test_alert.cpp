@@ -33,6 +33,7 @@ TEST(alert_comes_back_as_it_went) {
   CHECK(back.code == FailureCode::replayed);
   CHECK(back.peer == 0x01020304);
   CHECK(back.reported_by == 5);  // who saw it, not who passed it on
+  CHECK(back.told_by == 9);
   CHECK(back.collective == 0x1112131415161718);
   CHECK(std::string(back.what()) == "record 7 came a second time");
 }
@@ -41,6 +42,7 @@ TEST(first_witness_stays_the_one_named) {
   const Failure once = decode_alert(encode_alert(some_failure(), 5), 5, 12, 16);
   const Failure twice = decode_alert(encode_alert(once, 6), 6, 12, 16);
   CHECK(twice.reported_by == 5);
+  CHECK(twice.told_by == 6);
 }
 
 TEST(who_was_told_is_no_witness) {

@@ -38,8 +38,16 @@ void run_one_batch(const gpu::BatchArgument& argument) {
   number_at(argument.done).store(argument.number, std::memory_order_release);
 }
 
+KeyBytes given_back;  // the first bytes of the memory that was last given back in a stream's order
+
 cuda::Driver noting() {
   cuda::Driver out = host_driver();
+  out.release_in = [](cuda::Pointer gone, cuda::Handle stream) {
+    static_cast<Stream*>(stream)->put([gone] {
+      std::memcpy(given_back.data(), reinterpret_cast<const void*>(gone), given_back.size());
+    });
+    return host_driver().release_in(gone, stream);
+  };
   out.launch = [](const cuda::LaunchConfig* config, cuda::Handle, void** arguments, void**) {
     const gpu::BatchArgument argument = *static_cast<const gpu::BatchArgument*>(arguments[0]);
     static_cast<Stream*>(config->stream)->put([argument] { run_one_batch(argument); });
@@ -100,6 +108,7 @@ TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
   std::atomic<bool> go{false};
   KeyBytes key, seen{};
   key.fill(0x5a);
+  given_back = key;
   auto keys = std::make_unique<KeyMemory>(driver(), 0, 1);
   keys->add(key, {});
   stream.put([&, at = keys->start()] {
@@ -113,6 +122,7 @@ TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
   last.join();
   stream.synchronize();
   CHECK(seen == key);
+  CHECK(given_back == KeyBytes{});
 }
 
 TEST(no_kernel_is_launched_on_a_stream_that_is_captured) {

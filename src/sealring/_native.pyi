@@ -191,6 +191,7 @@ class Failure:
         peer: int = -1,
         collective: int = 0,
         reported_by: int = -1,
+        told_by: int = -1,
     ) -> None: ...
     @property
     def code(self) -> FailureCode: ...
@@ -202,7 +203,10 @@ class Failure:
         """The number of the collective; 0 outside of any."""
     @property
     def reported_by(self) -> int:
-        """The rank that saw it; -1 if this one did."""
+        """The rank that saw it, as `told_by` says; -1 if this one did."""
+    @property
+    def told_by(self) -> int:
+        """The rank whose alert or refusal told it; -1 if none did."""
     @property
     def text(self) -> str:
         """As people read it: ranks by their numbers in the job, codes by their names."""

@@ -77,7 +77,7 @@
     │   ├── NoSuchResource
     │   ├── RecordedOtherwise         two copies of a vault have gone different ways
     │   ├── TooManyRecords            of one vault: the broker keeps no more
-    │   ├── StoreUnavailable          the broker's own store does not answer
+    │   ├── StoreUnavailable          the broker's own store does not answer, or its clock jumped
     │   ├── TamperedStore             an attacker's: something else than a broker wrote there
     │   └── BrokenAuditLog            an attacker's: the log was changed
     ├── StoreFailed                   a vault's store refused, or could not be reached
@@ -514,7 +514,7 @@ class TooManyRecords(BrokerError):
 
 
 class StoreUnavailable(BrokerError):
-    """The broker's own store does not answer, so nothing can be decided."""
+    """The broker cannot use its store: no answer, or its clock jumped. It decides nothing."""
 
 
 class TamperedStore(BrokerError):
@@ -716,7 +716,8 @@ class GroupError(SealringError):
         self.collective = collective
         """The number of the collective in which it happened; None outside of any (a message)."""
         self.reported_by = reported_by
-        """The rank that saw it, where that was not this one."""
+        """The rank that saw it, where that was not this one. Where another rank passed it on, that
+        is the other's word, and the message names it."""
         self.native: Failure | None = None
         """As the native core told it (engine/failures.py)."""
 

@@ -1,4 +1,4 @@
-"""Brokers over one real etcd, one of which has a clock that is behind or is moved back."""
+"""Brokers over one real etcd, one of which has a clock that is behind, moved back or ahead."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker import ledger
+from sealring.broker import audit, ledger
+from sealring.broker.client import BrokerClient
+from sealring.broker.clock import boottime
 from sealring.broker.etcd import EtcdStore
 from sealring.broker.http import Client
 from sealring.broker.tls import client_context, connect
-from sealring.errors import ChainExpired, ExpiredNonce, ExpiredToken, RankTaken, ReusedNonce
+from sealring.errors import (
+    ChainExpired,
+    ExpiredNonce,
+    ExpiredToken,
+    RankTaken,
+    ReusedNonce,
+    StoreUnavailable,
+)
+from sealring.identity.names import WorkerName
 from tests.broker.etcd_cluster import Cluster, cluster, needs_etcd
-from tests.broker.local import Place, Running, running
+from tests.broker.local import JOB, PATIENCE, Place, Running, running
 from tests.broker.test_hostile_clients import Worker, talk
 
 pytestmark = needs_etcd
@@ -37,19 +48,24 @@ def place(tmp_path: Path) -> Place:
 
 
 class Wall:
-    """A machine's clock, which can be set."""
+    """A machine's clock, which can be set, and its CLOCK_BOOTTIME, which time alone moves."""
 
     def __init__(self) -> None:
         self.shift = 0.0
+        self.passed = 0.0
 
     def __call__(self) -> float:
-        return time.time() + self.shift
+        return time.time() + self.passed + self.shift
+
+    def boottime(self) -> float:
+        return boottime() + self.passed
 
 
 @contextmanager
 def replica(place: Place, etcd: Cluster, wall: Wall | None = None) -> Iterator[Running]:
     other = copy.copy(place)
-    other.clock = wall or Wall()
+    wall = wall or Wall()
+    other.clock, other.boottime = wall, wall.boottime
     store = EtcdStore(etcd.url, place.keys.name, place.keys.store_key)
     with running(other, store=store) as broker:
         yield broker
@@ -122,10 +138,10 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
     with replica(place, etcd, wall) as broker:
         unused, body = met(broker, joins=False)
         joined, _ = met(broker)
-        wall.shift = HOUR
+        wall.passed = HOUR
         with pytest.raises(ExpiredNonce):
             again(broker, unused, body)
-        wall.shift = 0
+        wall.shift = -HOUR
         with pytest.raises(ExpiredNonce):
             again(broker, unused, body)
         with pytest.raises(ExpiredToken):
@@ -140,9 +156,9 @@ def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_mov
     wall = Wall()
     with replica(place, etcd, wall) as broker:
         unused, body = met(broker, joins=False)
-        wall.shift = HOUR
+        wall.passed = HOUR
         broker.join(1)
-    wall.shift = 0
+    wall.shift = -HOUR
     with replica(place, etcd, wall) as broker:
         with pytest.raises(ExpiredNonce):
             again(broker, unused, body)
@@ -154,7 +170,8 @@ def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_m
 ) -> None:
     wall = Wall()
     with replica(place, etcd, wall) as broker:
-        for shift in (400 * 24 * HOUR, 0):
+        wall.passed = 400 * 24 * HOUR
+        for shift in (0, -wall.passed):
             wall.shift = shift
             with pytest.raises(ChainExpired):
                 broker.join(1)
@@ -187,3 +204,25 @@ def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
         with pytest.raises(ExpiredNonce, match="clocks"):
             again(other, worker, body)
         again(one, worker, body)
+
+
+def test_a_live_broker_whose_clock_jumps_ahead_decides_nothing_and_the_others_go_on(
+    etcd: Cluster, place: Place
+) -> None:
+    wall = Wall()
+    with replica(place, etcd) as right, replica(place, etcd, wall) as jumped:
+        for hours in (2, 4):
+            wall.shift = hours * HOUR
+            with pytest.raises(StoreUnavailable, match="set the clock right"):
+                met(jumped)
+            with pytest.raises(StoreUnavailable, match="set the clock right"):
+                asyncio.run(jumped.broker.sweep())
+        assert right.decide(lambda _, view: audit.newest_time(view)) < time.time() + HOUR
+        # Nonces of the right time are not forgotten, and a worker that knows both brokers joins.
+        client = BrokerClient(
+            [("127.0.0.1", jumped.port), ("127.0.0.1", right.port)], [place.keys.authority]
+        )
+        name, key = WorkerName(JOB, 1), Ed25519PrivateKey.generate()
+        asyncio.run(client.join(name, 4, key, place.attester, PATIENCE))
+        wall.shift = 30  # as one that is slewed, or set right
+        jumped.join(2)

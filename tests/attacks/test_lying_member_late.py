@@ -47,7 +47,7 @@ from sealring.links import connections
 from tests.handshake.meeting import soon
 from tests.links.teams import SIZE, Team, team
 
-LIAR, VICTIM, OTHER = 7, 6, 9
+LIAR, VICTIM, OTHER, BYSTANDER = 7, 6, 9, 4
 
 
 def resident_bytes() -> int:
@@ -399,17 +399,27 @@ def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
             end()
 
 
-def test_a_member_says_that_the_victim_saw_another_rank_tamper() -> None:
-    """The failure is named as the liar's report, and not as what the victim has seen itself."""
+@pytest.mark.parametrize(
+    ("witness", "reporter", "said"),
+    [
+        (VICTIM, LIAR, f"^rank {LIAR} reported: "),
+        (BYSTANDER, BYSTANDER, f"^rank {LIAR} says that rank {BYSTANDER} reported: "),
+    ],
+)
+def test_a_member_says_that_an_innocent_one_saw_another_tamper(
+    witness: int, reporter: int, said: str
+) -> None:
+    """The failure is named as the liar's word, and not as what the victim or another has seen."""
+    lie = TamperedRecord("a record was changed", peer=OTHER, reported_by=witness)
     with team() as one:
-        end = serve(one, telling_refusal(GroupEnded("", failure=INNOCENT)))
+        end = serve(one, telling_refusal(GroupEnded("", failure=lie)))
         try:
             there = np.ones(10)
             box = one.groups[VICTIM].mailbox
             where = (there.ctypes.data, there.nbytes)
-            with pytest.raises(TamperedRecord, match=f"rank {LIAR} reported: ") as caught:
+            with pytest.raises(TamperedRecord, match=said) as caught:
                 box.wait(box.submit(_native.Message(True, LIAR, 1, where, 5.0)))
-            assert (caught.value.peer, caught.value.reported_by) == (OTHER, LIAR)
+            assert (caught.value.peer, caught.value.reported_by) == (OTHER, reporter)
             del caught, box
         finally:
             end()

@@ -206,7 +206,7 @@ def attempt(guest: KbsClient, body: dict[str, Any]) -> str:
 def test_a_session_ends_and_is_forgotten(place: Place) -> None:
     start = place.clock()
     now = [start]
-    place.clock = lambda: now[0]
+    place.clock = place.boottime = lambda: now[0]
     with running(place) as broker:
         guest = client(broker)
         guest.handshake()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 import sealring
@@ -25,6 +26,7 @@ from sealring.errors import (
 from sealring.identity import load_credentials
 from sealring.identity.loading import certificate_from_der, certificate_from_pem
 from sealring.provenance.checkpoints import open_checkpoint
+from sealring.provenance.envelopes import seal_envelope
 from sealring.provenance.folder import read_checkpoint
 from sealring.provenance.intervals import Interval
 from sealring.provenance.notes import Verifier
@@ -105,6 +107,10 @@ def a_link_to_nothing(path: Path, _: bytes) -> None:
     path.symlink_to("nothing")
 
 
+def a_link_to_shm(path: Path, _: bytes) -> None:
+    path.symlink_to("/dev/shm")  # a folder of another file system
+
+
 def a_fifo(path: Path, _: bytes) -> None:
     os.mkfifo(path)
 
@@ -157,6 +163,34 @@ def test_training_goes_on_after_a_strangers_statement(
     assert (logged(folder), own_statements(folder)) == (4, 4)
 
 
+def test_many_strangers_files_fill_neither_the_log_nor_the_terminal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 does not know the owners' keys: a stranger's envelope looks like theirs."""
+    key = Ed25519PrivateKey.generate()
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:
+                for number in range(1100):
+                    planted = tmp_path / f"run/statements/stranger-{number:04}.dsse.json"
+                    planted.write_bytes(seal_envelope(b"%d" % number, key))
+                    planted.with_name(f"junk-{number:04}.dsse.json").write_bytes(b"junk")
+        records.close(final=False)
+    folder = open_run(tmp_path / "run")
+    assert (logged(folder), own_statements(folder)) == (3 + 1024, 3)
+    (told,) = [text for text in caplog.messages if "not logged" in text]
+    assert "the statement junk-0000 is not logged: " in told
+    assert told.endswith("; nor are 1175 more")
+    # A run that is continued counts what the log has.
+    caplog.clear()
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        list(records.steps(5))
+    assert logged(folder) == 6 + 1024
+    (told,) = [text for text in caplog.messages if "not logged" in text]
+    assert told.endswith("; nor are 1175 more")
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "A.dsse.json", "\u202ex.dsse.json", ".nfs0001"])
 def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Path) -> None:
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
@@ -164,6 +198,20 @@ def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Pat
             records.wait()
             if step == 1:
                 (tmp_path / "run/statements" / name).write_bytes(b"")
+    folder = open_run(tmp_path / "run")
+    assert (logged(folder), own_statements(folder)) == (4, 4)
+
+
+@pytest.mark.parametrize("plant", [a_statement, a_link, a_link_to_nothing, a_fifo, a_link_to_shm])
+def test_training_goes_on_where_a_stranger_took_the_name_of_the_folder_for_unfinished_files(
+    plant: Plant, tmp_path: Path, strange_statement: bytes
+) -> None:
+    with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
+        for step in records.steps(3):
+            records.wait()
+            if step == 1:
+                (tmp_path / "run/.new").rmdir()
+                plant(tmp_path / "run/.new", strange_statement)
     folder = open_run(tmp_path / "run")
     assert (logged(folder), own_statements(folder)) == (4, 4)
 

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker.authenticated import VersionNote
 from sealring.broker.client import BrokerClient, Joined
+from sealring.broker.clock import boottime
 from sealring.broker.http import Limits
 from sealring.broker.keys import BrokerKeys, open_broker_keys
 from sealring.broker.ledger import Ledger
@@ -42,6 +43,7 @@ class Place:
     trust: Callable[[], Trust] | None = None
     """For evidence under roots of a test's own."""
     clock: Callable[[], float] = time.time
+    boottime: Callable[[], float] = boottime
     attester: Any = field(init=False)
     keys: BrokerKeys = field(init=False)
 
@@ -105,12 +107,13 @@ class Place:
         if self.minutes is not None:
             policy = replace(policy, certificate_minutes=self.minutes)
         rules = Rules(policy, digest, self.trust or trust_in(policy, None), self.data_keys)
-        return Broker(self.keys, store, rules, self.clock)
+        return Broker(self.keys, store, rules, self.clock, self.boottime)
 
 
 @dataclass
 class Running:
     place: Place
+    broker: Broker
     port: int
     page_port: int
     store: Store
@@ -170,7 +173,7 @@ def running(
         ) as (bound, page_port):
             assert page_port is not None
             loop = asyncio.get_running_loop()
-            found.append(Running(place, bound, page_port, store, loop))
+            found.append(Running(place, broker, bound, page_port, store, loop))
             stopping.append(lambda: loop.call_soon_threadsafe(stop.set))
             started.set()
             await stop.wait()

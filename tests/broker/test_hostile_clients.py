@@ -157,7 +157,7 @@ def test_an_old_nonce_and_an_old_token(place: Place) -> None:
     place.write_policy("[freshness]\nnonce_seconds = 10\n")
     now = [1_800_000_000.0]
     store = place.open_store()
-    place.clock = lambda: now[0]
+    place.clock = place.boottime = lambda: now[0]
     broker = place.broker(store)
 
     async def act() -> None:

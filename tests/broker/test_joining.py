@@ -102,7 +102,7 @@ def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) 
 def test_peers_are_told_of_a_worker_whose_certificate_ended(place: Place) -> None:
     """One that runs other software than it should would not end its groups itself."""
     late = [0.0]
-    place.clock = lambda: time.time() + late[0]
+    place.clock = place.boottime = lambda: time.time() + late[0]
     with running(place) as broker:
         key = Ed25519PrivateKey.generate()
         joined = broker.join(0)

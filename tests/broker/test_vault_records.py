@@ -111,7 +111,8 @@ def test_a_worker_that_is_not_admitted_reads_and_records_nothing(place: Place) -
 
 def test_a_worker_whose_certificate_has_ended(tmp_path: Path) -> None:
     ahead = [0.0]
-    place = Place(tmp_path, clock=lambda: time.time() + ahead[0])
+    place = Place(tmp_path)
+    place.clock = place.boottime = lambda: time.time() + ahead[0]
     with running(place) as broker:
         worker = Worker(broker, 0)
         worker.record(entry(1, 1))

@@ -47,6 +47,14 @@ dist.all_reduce(torch.ones(3))
             "Rank 1 ended with exit code 3. What it printed is above, if any.",
         ),
         (
+            "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(200_000 * '['); os._exit(3)",
+            "Rank 1 ended with exit code 3. What it printed is above, if any.",
+        ),
+        (
+            "open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{}'); os._exit(3)",
+            "Rank 1 ended with exit code 3. What it printed is above, if any.",
+        ),
+        (
             "os.environ.clear(); raise ValueError('without variables')",
             "ValueError: without variables (rank 1). Its traceback is above.",
         ),

@@ -62,22 +62,25 @@ def another_shape(rank: int, world: int) -> str:
 
 def test_another_shape_is_out_of_step_on_every_rank(workers: Workers) -> None:
     texts = workers.run(another_shape, world=2, env={"SEALRING_TRANSPORT": "tcp"})
-    assert "rank 1 has 2 sparse dimensions of shape [4, 4]" in texts[0]
-    assert "rank 0 has 2 sparse dimensions of shape [3, 3]" in texts[1]
-
-
-@pytest.mark.parametrize("count", [-1, 11])
-def test_a_peers_count_is_believed_only_where_it_fits(count: int) -> None:
-    own = torch.tensor([3, 1, 10])
-    with pytest.raises(OutOfStep, match="rank 1 says that it has") as caught:
-        sparse._agreed_counts([own, torch.tensor([count, 1, 10])], own)
-    assert caught.value.peer == 1
+    assert "gathered as rank 1's: 2 sparse dimensions of shape [4, 4]" in texts[0]
+    assert "gathered as rank 0's: 2 sparse dimensions of shape [3, 3]" in texts[1]
 
 
 # torch 2.11 warns that it does not check, where it was asked to.
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-def test_a_peers_index_outside_the_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.eye(3).to_sparse()
+@pytest.mark.parametrize(
+    ("step", "place", "value", "found"),
+    [
+        (0, 0, -2, r"-2 entries where 9 fit"),
+        (0, 0, 10, r"10 entries where 9 fit"),
+        (0, 2, 4, r"2 sparse dimensions of shape \[4, 3\], this rank has 2 of \[3, 3\]"),
+        (1, (0, 0), 1 << 40, r"an index outside the shape \[3, 3\]"),
+    ],
+)
+def test_what_is_gathered_is_checked_and_accuses_no_rank(
+    monkeypatch: pytest.MonkeyPatch, step: int, place: int, value: int, found: str
+) -> None:
+    """A member that passes gathered bytes on can change them, so they prove nothing."""
     gathered: list[list[torch.Tensor]] = []
 
     def gather(_: object, parts: list[torch.Tensor], own: torch.Tensor) -> None:
@@ -86,12 +89,14 @@ def test_a_peers_index_outside_the_tensor_is_refused(monkeypatch: pytest.MonkeyP
         gathered.append(parts)
 
     monkeypatch.setattr(sparse, "_gathered", gather)
+    tensor = torch.eye(3).to_sparse()
     steps = sparse.all_reduce(tensor, 2, lambda own, slots: None, lambda why: [])  # type: ignore[arg-type, return-value]
-    next(steps), next(steps)
-    gathered[1][1][0, 0] = 1 << 40
-    with pytest.raises(OutOfStep, match="rank 1 sent an index outside the shape") as caught:
+    for _ in range(step + 1):
+        next(steps)
+    gathered[step][1][place] = value
+    with pytest.raises(OutOfStep, match=f"gathered as rank 1's: {found}. That rank sent") as caught:
         list(steps)
-    assert caught.value.peer == 1
+    assert caught.value.peer is None
 
 
 def cannot_be_summed(rank: int, world: int, of_rank_1: str) -> str:

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from joserfc.jwk import ECKey
 
+from sealring.broker.clock import boottime
 from sealring.broker.envelopes import new_key, open_envelope, public_jwk
 from sealring.broker.http import Client, Response
 from sealring.broker.messages import (
@@ -267,11 +267,6 @@ class _Join:
 def _first_of_this_host() -> int:
     """The level at which one worker of a host says what all of them could say."""
     return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.DEBUG
-
-
-def boottime() -> float:
-    """Seconds of CLOCK_BOOTTIME: it counts during suspend, and no program can set it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _seconds(value: Any, where: str) -> float:

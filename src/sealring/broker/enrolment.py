@@ -33,7 +33,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring import _native
-from sealring.broker.client import BrokerClient, Conversation, Joined, boottime
+from sealring.broker.client import BrokerClient, Conversation, Joined
+from sealring.broker.clock import boottime
 from sealring.broker.messages import broker_urls
 from sealring.errors import (
     BrokerUnreachable,

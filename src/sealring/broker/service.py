@@ -30,7 +30,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.broker import audit, ledger, nonces, strangers, vault_records
-from sealring.broker.clock import SteadyClock
+from sealring.broker.clock import SteadyClock, boottime
 from sealring.broker.credentials import challenge_of, credential_for
 from sealring.broker.data_keys import DataKeys
 from sealring.broker.envelopes import seal
@@ -94,12 +94,14 @@ class Broker:
         keys: BrokerKeys,
         store: Store,
         rules: Rules,
-        clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
+        boottime: Callable[[], float] = boottime,
     ) -> None:
         self._keys = keys
         self._store = store
         self._rules = rules
-        self._clock = SteadyClock(clock, keys.authority.not_valid_before_utc.timestamp())
+        made = keys.authority.not_valid_before_utc.timestamp()
+        self._clock = SteadyClock(wall, boottime, made)
         self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
         self.strangers = Strangers(socket.gethostname(), self._clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
@@ -228,7 +230,8 @@ class Broker:
             raise
 
     async def sweep(self) -> int:
-        return await self._store.transact(lambda view: ledger.sweep(view, self._clock()))
+        now = self._clock()
+        return await self._store.transact(lambda view: ledger.sweep(view, now))
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)

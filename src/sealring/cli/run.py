@@ -219,9 +219,20 @@ def _errors_folder() -> tempfile.TemporaryDirectory[str]:
 
 def _launch(arguments: list[str], several: bool) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
     from torch.distributed.run import main as torchrun
 
+    failures: Any = ProcessFailure
+    read_error_file = failures.__post_init__
+
+    def tolerate_error_file(failure: ProcessFailure) -> None:
+        try:
+            read_error_file(failure)
+        except Exception:  # a worker can write anything there, which would end the launcher
+            failure.error_file = ""
+            read_error_file(failure)
+
+    failures.__post_init__ = tolerate_error_file
     if not terminal.debug:
         os.environ[LAUNCHED] = "1"
     if several:

@@ -110,7 +110,7 @@ def error_from(
     """The exception for a failure that was met in collective `number`."""
     kind = ERROR_BY_CODE[failure.code]
     about, host = names.number(failure.peer), names.hosts.get(failure.peer)
-    told_by = names.number(failure.reported_by) if failure.reported_by != names.rank else None
+    witness = names.number(failure.reported_by) if failure.reported_by != names.rank else None
     collective = failure.collective
     # Another rank may report from a collective that this one has not come to, or has left.
     called = operation.name.lower() if operation is not None and number == collective else None
@@ -120,7 +120,10 @@ def error_from(
         where = []
     if about is not None and kind is not OutOfStep:
         where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")
-    reported = "" if told_by is None else f"rank {told_by} reported: "
+    reported = "" if witness is None else f"rank {witness} reported: "
+    # A member may lie about what others saw: only what came from the witness itself is its word.
+    if witness is not None and failure.told_by not in (failure.reported_by, -1):
+        reported = f"rank {names.number(failure.told_by)} says that {reported}"
     met = f" ({'; '.join(where)})" if where else ""
     error = kind(
         f"{reported}{failure.text}{met}. The group is closed. {_REMEDY[kind]}",
@@ -128,7 +131,7 @@ def error_from(
         host=host,
         operation=called,
         collective=collective or None,
-        reported_by=told_by,
+        reported_by=witness,
     )
     error.native = failure
     return error

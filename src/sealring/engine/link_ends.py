@@ -146,9 +146,8 @@ def _failure_of(
         # As in an alert: this worker has seen nothing of it, whatever it is told.
         possible = ended.reported_by in members and ended.reported_by != own
         witness = ended.reported_by if possible else error.peer
-        return _native.Failure(
-            code, str(ended), place(ended.peer), ended.collective or 0, place(witness)
-        )
+        told = (place(ended.peer), ended.collective or 0, place(witness), place(error.peer))
+        return _native.Failure(code, str(ended), *told)
     out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
     code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
     why = f"no link could be made: {type(error).__name__}: {error}"

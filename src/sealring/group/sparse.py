@@ -109,17 +109,10 @@ def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
     for rank, facts in enumerate(told):
         count, *rest = facts.tolist()
         if rest != [sparse_dim, *shape]:
-            raise OutOfStep(
-                f"all_reduce of a sparse tensor: rank {rank} has {rest[0]} sparse dimensions of "
-                f"shape {rest[1:]}, this rank {sparse_dim} of {shape}. The group is closed.",
-                peer=rank,
-            )
+            found = f"{rest[0]} sparse dimensions of shape {rest[1:]}"
+            raise _out_of_step(rank, f"{found}, this rank has {sparse_dim} of {shape}")
         if not 0 <= count <= most:
-            raise OutOfStep(
-                f"all_reduce of a sparse tensor: rank {rank} says that it has {count} entries "
-                f"where {most} fit. The group is closed.",
-                peer=rank,
-            )
+            raise _out_of_step(rank, f"{count} entries where {most} fit")
         counts.append(count)
     return counts
 
@@ -127,8 +120,12 @@ def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
 def _check_indices(rank: int, indices: torch.Tensor, own: torch.Tensor) -> None:
     sizes = torch.tensor(own.shape[: own.sparse_dim()], dtype=torch.int64).unsqueeze(1)
     if bool(((indices < 0) | (indices >= sizes)).any()):
-        raise OutOfStep(
-            f"all_reduce of a sparse tensor: rank {rank} sent an index outside the shape "
-            f"{list(own.shape)}. The group is closed.",
-            peer=rank,
-        )
+        raise _out_of_step(rank, f"an index outside the shape {list(own.shape)}")
+
+
+def _out_of_step(rank: int, found: str) -> OutOfStep:
+    # Not about that rank: what is gathered is not signed, and members pass it on.
+    return OutOfStep(
+        f"all_reduce of a sparse tensor: gathered as rank {rank}'s: {found}. That rank sent it, or "
+        "a member that passed it on changed it. The group is closed."
+    )

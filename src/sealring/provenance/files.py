@@ -73,9 +73,8 @@ class Batch:
 
     def write(self, name: str, content: bytes) -> None:
         path = self._root / name
+        waiting = self.new_name()
         self._make(path.parent)
-        self._make(self._waiting)
-        waiting = self._waiting / secrets.token_hex(8)
         fd = os.open(waiting, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             with open(fd, "wb") as file:
@@ -89,6 +88,15 @@ class Batch:
                 os.unlink(waiting)
             raise
         self._changed.add(path.parent)
+
+    def new_name(self) -> Path:
+        """A name for an unfinished file, in a folder that all processes of a run share."""
+        # A stranger may have put a file or a link to elsewhere in its place.
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(self._waiting).st_mode):
+                os.unlink(self._waiting)
+        self._make(self._waiting)
+        return self._waiting / secrets.token_hex(8)
 
     def write_new(self, name: str, content: bytes) -> bool:
         """The same for a file that another process may write as well: the first one stays.

@@ -117,10 +117,8 @@ class RunFolder:
 
     def _put_aside(self, path: Path) -> None:
         """Moves a file, a link or a folder to `.new`, which readers pass over."""
-        waiting = self.path / ".new"
         try:
-            waiting.mkdir(exist_ok=True)
-            os.rename(path, aside := waiting / secrets.token_hex(8))
+            os.rename(path, aside := Batch(self.path).new_name())
         except OSError as problem:
             raise ConfigurationError(
                 f"{path} is not what this run wrote there, and cannot be moved away: "

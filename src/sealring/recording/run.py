@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.errors import ConfigurationError, SealringError
+from sealring.errors import ConfigurationError
 from sealring.provenance.intervals import Code, Interval, Privacy
 from sealring.provenance.replay import Request, requested
 from sealring.provenance.runs import create_run
@@ -122,7 +122,7 @@ class Recording:
         for authority in own.authorities:
             self._run.write_evidence(authority.public_bytes(Encoding.PEM))
         self._chain = Chain(self._run, lambda: credentials_of(rank, world))
-        self._log = RunLog(self._run, own.authorities, _refused) if rank == 0 else None
+        self._log = RunLog(self._run, own.authorities) if rank == 0 else None
         if self._log is not None:
             self._log.require_newest()
         self._code: Code = running_code(self._run, container)
@@ -305,7 +305,3 @@ def _from_torchrun(name: str, given: int | None) -> int:
             "and world= to record_run"
         )
     return int(text)
-
-
-def _refused(name: str, problem: SealringError) -> None:
-    _LOG.warning("sealring: the statement %s is not logged: %s", name, problem)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -27,23 +28,20 @@ from sealring.recording.chain import interval_of, place_of, rank_of, statement_n
 
 _WAIT_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
+_MAX_OWNERS_STATEMENTS: Final = 1024
+_LOG: Final = logging.getLogger("sealring")
 
 
 class RunLog:
-    def __init__(
-        self,
-        run: RunFolder,
-        authorities: Sequence[x509.Certificate],
-        refused: Callable[[str, SealringError], None],
-    ) -> None:
-        """`refused` is told of statements that are not logged, once each."""
+    def __init__(self, run: RunFolder, authorities: Sequence[x509.Certificate]) -> None:
         self._run = run
         self._authorities = authorities
-        self._refused = refused
         self._names: set[str] = set()
         self._passed_over: dict[str, tuple[int, int]] = {}
         """Files that were not logged, by name. A rank may replace a stranger's by its own."""
         self._logged: set[str] = set()
+        self._owners: set[str] = set()
+        """What is logged and comes without a worker's certificate."""
         self.final: set[int] = set()
         """Ranks whose final statement is in the log."""
         self._newest: dict[int, tuple[int, set[str]]] = {}
@@ -87,12 +85,12 @@ class RunLog:
         """Logs the statements in the folder that are not in the log, if they are valid today.
 
         Anybody who can write to the folder can put anything there: what cannot be read or is not
-        valid is reported once and passed over.
+        valid is passed over. One warning names the first of them and says how many more there are.
 
         An owner's are logged as they are: their readers are given the owner's key, and this rank
         is not.
         """
-        found, now = {}, datetime.now(UTC)
+        found, refused, now = {}, [], datetime.now(UTC)
         for name in self._run.statement_names():
             if name in self._names or (file := _file_of(self._run, name)) is None:
                 continue
@@ -102,11 +100,16 @@ class RunLog:
                 envelope = self._run.read_statement(name)
                 if is_of_worker(envelope):
                     self._require_ours(name, verify_statement(envelope, self._authorities, now))
+                else:
+                    self._count_owners(envelope)
             except SealringError as problem:
                 self._passed_over[name] = file
-                self._refused(name, problem)
+                refused.append((name, problem))
             else:
                 found[name] = envelope
+        if refused:
+            more = f"; nor are {len(refused) - 1} more" if len(refused) > 1 else ""
+            _LOG.warning("sealring: the statement %s is not logged: %s%s", *refused[0], more)
         new = [one for one in found.values() if statement_digest(one) not in self._logged]
         if new:
             with self._writer() as log:
@@ -128,9 +131,12 @@ class RunLog:
     def _note(self, digest: str, envelope: bytes) -> None:
         self._logged.add(digest)
         try:
+            if not is_of_worker(envelope):
+                self._owners.add(digest)
+                return
             found = verify_statement(envelope, self._authorities)
         except SealringError:
-            return  # an owner's, or of another authority: not a rank of this job
+            return  # of another authority: not a rank of this job
         stated, rank = interval_of(self._run, found), rank_of(found)
         if stated is None or rank is None:
             return
@@ -141,6 +147,16 @@ class RunLog:
             self._newest[rank] = (stated.sequence, {digest})
         elif stated.sequence == last:
             digests.add(digest)
+
+    def _count_owners(self, envelope: bytes) -> None:
+        """A stranger's looks like an owner's here, so their number is limited."""
+        digest = statement_digest(envelope)
+        if len(self._owners) >= _MAX_OWNERS_STATEMENTS and digest not in self._owners:
+            raise MalformedRun(
+                f"the log has {_MAX_OWNERS_STATEMENTS} statements without a worker's certificate, "
+                "and takes no more: if strangers wrote them, keep them away from the folder"
+            )
+        self._owners.add(digest)
 
     def _require_ours(self, name: str, found: VerifiedStatement) -> None:
         """Of this run, and under its own name: a rank looks for its last statement by name."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.errors import SealringError
 from sealring.identity.credentials import Credentials
 from sealring.provenance.runs import open_run, write_statement
 from sealring.provenance.statements import sign_statement, statement_digest
 from sealring.provenance.transformations import Transformation
 from sealring.recording.run_log import RunLog
-
-_LOG: Final = logging.getLogger("sealring")
 
 
 def record_transformation(
@@ -36,9 +31,5 @@ def record_transformation(
     name = f"{transformation.kind}-{statement_digest(envelope)[:16]}"
     path = write_statement(run, name, envelope)
     if (run / "run.json").exists() and (folder := open_run(run)).key.exists():
-        RunLog(folder, authorities, _refused).append_new()
+        RunLog(folder, authorities).append_new()
     return path
-
-
-def _refused(name: str, problem: SealringError) -> None:
-    _LOG.warning("sealring: the statement %s is not logged: %s", name, problem)
