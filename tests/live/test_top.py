@@ -23,8 +23,8 @@ from sealring.errors import ConfigurationError
 from sealring.live.directory import chosen_directory
 from sealring.live.reader import Reading, read_all
 from sealring.live.status import (
+    Count,
     ErrorStatus,
-    GroupCounts,
     GroupStatus,
     PeerStatus,
     WorkerStatus,
@@ -59,9 +59,10 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
         (group,) = [one for one in worker["groups"] if one["state"] == "open"]
         assert group["sealed_bytes"] == sealed[rank]
         assert [(p["rank"], p["transport"]) for p in group["peers"]] == [(1 - rank, "tcp")]
-        (counts,) = [one for one in worker["counts"] if one["group"] == group["name"]]
-        tallies = {one["name"]: one["count"] for one in counts["collectives"]}
-        assert tallies["all_reduce"] >= 1  # of all groups of this name
+        counts = {
+            (one["metric"], one["group"], one["label"]): one["value"] for one in worker["counts"]
+        }
+        assert counts["collectives", group["name"], "all_reduce"] >= 1  # of all of this name
     assert len(document["workers"]) == 2
     table = CliRunner().invoke(app, options, env={"COLUMNS": "80"})
     assert "job shown: 2 of 2 ranks are on this machine" in table.stdout
@@ -94,7 +95,7 @@ def worker(rank: int, sealed: int, at_s: float, *, error: str | None = None) -> 
         job="train", rank=rank, size=4, host="host-a", pid=100 + rank, version="0", time_s=1e9,
         monotonic_ns=int(at_s * 1e9), identity="broker", certificate_ends_s=1e9 + 5400,
         sealed_only=True, groups_open=1, groups=[group],
-        counts=[GroupCounts("dp", sealed, sealed, 0, [], [], [], [])],
+        counts=[Count(f"{what}_bytes", "dp", "", sealed) for what in ("sealed", "opened")],
     )  # fmt: skip
 
 

@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
-from sealring.live.status import GroupCounts, GroupStatus, Tally, WorkerStatus
+from sealring.live.status import GroupStatus, WorkerStatus
+from sealring.recorder.metrics import COUNTERS, Metric
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 Sample = tuple[dict[str, str], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """One metric. A counter's samples have the suffix _total, an info's the suffix _info."""
-
-    name: str
-    kind: Literal["counter", "gauge", "info"]
-    text: str
-    read: Callable[[WorkerStatus], Iterable[Sample]]
-    unit: str = ""
-
-    @property
-    def sample_name(self) -> str:
-        return f"{self.name}{ {'counter': '_total', 'info': '_info'}.get(self.kind, '') }"
-
-
-def _by_name(
-    value: Callable[[GroupCounts], float],
-) -> Callable[[WorkerStatus], Iterator[Sample]]:
-    def read(worker: WorkerStatus) -> Iterator[Sample]:
-        for each in worker.counts:
-            yield {"group": each.group}, value(each)
-
-    return read
-
-
-def _tallied(
-    tallies: Callable[[GroupCounts], list[Tally]], label: str
-) -> Callable[[WorkerStatus], Iterator[Sample]]:
-    def read(worker: WorkerStatus) -> Iterator[Sample]:
-        for each in worker.counts:
-            for tally in tallies(each):
-                yield {"group": each.group, label: tally.name}, tally.count
-
-    return read
-
-
-def _waited(worker: WorkerStatus) -> Iterator[Sample]:
-    for each in worker.counts:
-        for waited in each.waited:
-            yield {"group": each.group, "peer": waited.peer}, waited.seconds
+_SUFFIX: Final = {"counter": "_total", "info": "_info"}
 
 
 def _of_open_groups(
@@ -83,52 +42,37 @@ def _build(worker: WorkerStatus) -> Iterator[Sample]:
     )
 
 
-FAMILIES: Final[Sequence[Family]] = (
-    Family("sealring_sealed_bytes", "counter", "Plaintext bytes that this rank sealed.",
-           _by_name(lambda each: each.sealed_bytes), "bytes"),
-    Family("sealring_opened_bytes", "counter", "Plaintext bytes that it opened and verified.",
-           _by_name(lambda each: each.opened_bytes), "bytes"),
-    Family("sealring_rekeys", "counter", "How often it replaced a sealing key.",
-           _by_name(lambda each: each.rekeys)),
-    Family("sealring_wait_seconds", "counter", "Time slept while this peer owed a record.",
-           _waited, "seconds"),
-    Family("sealring_collectives", "counter", "Collectives that went well.",
-           _tallied(lambda each: each.collectives, "operation")),
-    Family("sealring_messages", "counter", "Messages that went well.",
-           _tallied(lambda each: each.messages, "operation")),
-    Family("sealring_errors", "counter", "Calls that ended in an error.",
-           _tallied(lambda each: each.errors, "type")),
-    Family("sealring_job_ranks", "gauge", "How many ranks the job has.",
-           lambda worker: [({}, worker.size)]),
-    Family("sealring_groups", "gauge", "Sealed groups that have not ended.",
-           lambda worker: [({}, worker.groups_open)]),
-    Family("sealring_group_age_seconds", "gauge", "How long ago the group was made.",
-           _of_open_groups(lambda group: ({}, group.age_s)), "seconds"),
-    Family("sealring_group_failed", "gauge", "1 if a call of the group ended in an error.",
-           _of_open_groups(lambda group: ({}, group.state == "failed"))),
-    Family("sealring_group_gpu", "info", "Which way records take between GPUs.",
-           _of_open_groups(lambda group: ({"wire": group.gpu_wire or "none"}, 1))),
-    Family("sealring_certificate_end_seconds", "gauge",
-           "When the worker's certificate ends, in seconds since 1970.",
-           lambda worker: [({}, worker.certificate_ends_s)], "seconds"),
-    Family("sealring_worker", "info", "Version and identity of a worker.", _build),
+GAUGES: Final[tuple[Metric[WorkerStatus], ...]] = (
+    Metric("job_ranks", "", "How many ranks the job has.",
+           lambda worker: [({}, worker.size)], kind="gauge"),
+    Metric("groups", "", "Sealed groups that have not ended.",
+           lambda worker: [({}, worker.groups_open)], kind="gauge"),
+    Metric("group_age", "s", "How long ago the group was made.",
+           _of_open_groups(lambda group: ({}, group.age_s)), kind="gauge"),
+    Metric("group_failed", "", "1 if a call of the group ended in an error.",
+           _of_open_groups(lambda group: ({}, group.state == "failed")), kind="gauge"),
+    Metric("group_gpu", "", "Which way records take between GPUs.",
+           _of_open_groups(lambda group: ({"wire": group.gpu_wire or "none"}, 1)), kind="info"),
+    Metric("certificate_end", "s", "When the worker's certificate ends, in seconds since 1970.",
+           lambda worker: [({}, worker.certificate_ends_s)], kind="gauge"),
+    Metric("worker", "", "Version and identity of a worker.", _build, kind="info"),
 )  # fmt: skip
-
 SILENT: Final = "sealring_silent_workers"
 
 
 def as_text(workers: Sequence[WorkerStatus], silent: int = 0) -> str:
     """`silent`: how many sockets are there whose worker gave no answer."""
     lines: list[str] = []
-    for family in FAMILIES:
-        lines.append(f"# TYPE {family.name} {family.kind}")
-        if family.unit:
-            lines.append(f"# UNIT {family.name} {family.unit}")
-        lines.append(f"# HELP {family.name} {family.text}")
+    for metric in (*COUNTERS, *GAUGES):
+        name = f"sealring_{metric.plain_name}"
+        lines.append(f"# TYPE {name} {metric.kind}")
+        if metric.plain_name != metric.name:
+            lines.append(f"# UNIT {name} {metric.plain_name.removeprefix(f'{metric.name}_')}")
+        lines.append(f"# HELP {name} {metric.text}")
         for worker in workers:
-            for labels, value in family.read(worker):
+            for labels, value in _samples(metric, worker):
                 named = _labels({**_labels_of(worker), **labels})
-                lines.append(f"{family.sample_name}{named} {_number(value)}")
+                lines.append(f"{name}{_SUFFIX.get(metric.kind, '')}{named} {_number(value)}")
     lines += [
         f"# TYPE {SILENT} gauge",
         f"# HELP {SILENT} Workers of this machine whose socket is there and gives no answer.",
@@ -136,6 +80,17 @@ def as_text(workers: Sequence[WorkerStatus], silent: int = 0) -> str:
         "# EOF\n",
     ]
     return "\n".join(lines)
+
+
+def _samples(metric: Metric[Any], worker: WorkerStatus) -> Iterator[Sample]:
+    """The worker has read its counters itself."""
+    if metric.kind != "counter":
+        yield from metric.read(worker)
+        return
+    label = metric.attribute.rpartition(".")[2]
+    for each in worker.counts:
+        if each.metric == metric.plain_name:
+            yield {"group": each.group, **({label: each.label} if label else {})}, each.value
 
 
 def _labels_of(worker: WorkerStatus) -> dict[str, str]:
