@@ -279,7 +279,9 @@ def test_addresses() -> None:
 
 
 def test_without_listen_the_text_is_printed_once(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["metrics", "--directory", str(tmp_path / "none")])
+    done = CliRunner().invoke(
+        app, ["top", "metrics"], env={"SEALRING_LIVE": str(tmp_path / "none")}
+    )
     assert samples(done.stdout) == {SILENT: [("", "0")]}
 
 

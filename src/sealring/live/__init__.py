@@ -1,4 +1,4 @@
-"""What a worker shows of itself while it runs: to `sealring top`, `metrics` and `doctor --watch`.
+"""What a worker shows of itself while it runs: to `sealring top` and `doctor --watch`.
 
 directory    the private directory that holds one Unix socket for each worker
 status       what a worker answers, as plain values
