@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
@@ -45,14 +44,14 @@ class WatchedProcess:
     sockets: list[WatchedSocket]
 
 
-def watch(pid: int, environ: Mapping[str, str], directory: Path | None) -> list[WatchedProcess]:
+def watch(pid: int, environ: Mapping[str, str]) -> list[WatchedProcess]:
     processes = family(pid)
     if not processes:
         raise ConfigurationError(f"there is no process {pid}")
     statuses = {
         process.pid: status
         for process in processes
-        if (status := _status(process, environ, directory)) is not None
+        if (status := _status(process, environ)) is not None
     }
     # A forked child has its parent's sockets open too.
     links = {link.inode: link for status in statuses.values() for link in status.links}
@@ -69,10 +68,8 @@ class _Known:
     setting_up: set[int]
 
 
-def _status(
-    process: Process, environ: Mapping[str, str], directory: Path | None
-) -> SocketStatus | None:
-    place = directory or chosen_directory(environ, process.user)
+def _status(process: Process, environ: Mapping[str, str]) -> SocketStatus | None:
+    place = chosen_directory(environ, process.user)
     if place is None:
         return None
     try:
