@@ -25,7 +25,6 @@ EXAMPLES: Final = {
     "broker release": "sealring broker release --job train",
     "broker audit": "sealring broker audit --json",
     "broker health": "sealring broker health --authority sealring-ca/authority.pem",
-    "broker publish": "sealring broker publish admissions --ca sealring-ca",
     "vault push": "sealring vault push my-vault run s3://bucket/my-vault",
     "vault pull": "sealring vault pull my-vault run s3://bucket/my-vault",
     "vault rm": "sealring vault rm my-vault data",
