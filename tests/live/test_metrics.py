@@ -24,8 +24,15 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.live.exporter import MOST_CONNECTIONS, Exporter, parse_address, server_tls
-from sealring.live.openmetrics import GAUGES, SILENT, as_text
+from sealring.live.exporter import (
+    GAUGES,
+    MOST_CONNECTIONS,
+    SILENT,
+    Exporter,
+    as_text,
+    parse_address,
+    server_tls,
+)
 from sealring.live.status import (
     Count,
     ErrorStatus,

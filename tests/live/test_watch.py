@@ -20,8 +20,7 @@ from sealring.errors import ConfigurationError
 from sealring.links import setting_up
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
-from sealring.live.processes import End, Process, _end, family
-from sealring.live.watch import WatchedProcess, _Known, _verdict, watch
+from sealring.live.watch import End, Process, WatchedProcess, _end, _Known, _verdict, family, watch
 from tests.live.scenes import facts
 from tests.workers import Workers
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.recorder import CollectiveAccount, GroupAccount, MessageAccount, ProcessAccount
-from sealring.recorder.chrome import chrome_trace
-from sealring.recorder.merge import clock_offsets_ns, read_flight_records
+from sealring.recorder.trace import chrome_trace, clock_offsets_ns, read_flight_records
 
 T0 = 1_800_000_000_000_000_000
 
