@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.live.exporter import (
-    GAUGES,
+    METRICS,
     MOST_CONNECTIONS,
     SILENT,
     Exporter,
@@ -40,7 +40,6 @@ from sealring.live.status import (
     PeerStatus,
     WorkerStatus,
 )
-from sealring.recorder.metrics import COUNTERS
 from tests.broker.test_etcd_tls import Files
 from tests.ports import free_port
 
@@ -90,7 +89,7 @@ def samples(text: str) -> dict[str, list[tuple[str, str]]]:
 def test_every_family_has_samples_of_every_worker() -> None:
     found = samples(as_text([worker(0), worker(1)], silent=1))
     suffix = {"counter": "_total", "gauge": "", "info": "_info"}
-    for metric in (*COUNTERS, *GAUGES):
+    for metric in METRICS:
         name = f"sealring_{metric.plain_name}{suffix[metric.kind]}"
         assert len(found[name]) == 2, name
     assert found[SILENT] == [("", "1")]

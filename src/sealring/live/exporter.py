@@ -72,13 +72,14 @@ GAUGES: Final[tuple[Metric[WorkerStatus], ...]] = (
            lambda worker: [({}, worker.certificate_ends_s)], kind="gauge"),
     Metric("worker", "", "Version and identity of a worker.", _build, kind="info"),
 )  # fmt: skip
+METRICS: Final[Sequence[Metric[Any]]] = [*COUNTERS, *GAUGES]
 SILENT: Final = "sealring_silent_workers"
 
 
 def as_text(workers: Sequence[WorkerStatus], silent: int = 0) -> str:
     """`silent`: how many sockets are there whose worker gave no answer."""
     lines: list[str] = []
-    for metric in (*COUNTERS, *GAUGES):
+    for metric in METRICS:
         name = f"sealring_{metric.plain_name}"
         lines.append(f"# TYPE {name} {metric.kind}")
         if metric.plain_name != metric.name:
