@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from sealring.cli.run import (
-    _brokered,
-    _check_workers,
-    _errors_folder,
-    _identity,
+    broker_environment,
     check_passed_on,
+    check_workers,
+    errors_folder,
+    identity_environment,
 )
 from sealring.cli.variables import KNOWN, unknown_variables
 from sealring.errors import ConfigurationError
@@ -57,7 +57,7 @@ def test_a_variable_that_torchrun_takes(name: str, value: str) -> None:
 
 def test_workers_for_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "torch finds no GPU here: pass a number" in refused(lambda: _check_workers("gpu"))
+    assert "torch finds no GPU here: pass a number" in refused(lambda: check_workers("gpu"))
 
 
 @pytest.mark.parametrize("other", ["SEALRING_SECRET", "SEALRING_CERTIFICATE"])
@@ -69,7 +69,7 @@ def test_a_secret_file_beside_another_identity(
     secret.write_text(os.urandom(32).hex())
     monkeypatch.delenv("SEALRING_SECRET", raising=False)
     monkeypatch.setenv(other, "something")
-    message = refused(lambda: _identity(1, secret))
+    message = refused(lambda: identity_environment(1, secret))
     assert f"--secret-file is given and {other} is set" in message
 
 
@@ -86,19 +86,19 @@ def test_what_judges_peers_of_a_broker_is_refused_without_one(option: str) -> No
 
 def test_a_secret_file_beside_a_broker(tmp_path: Path) -> None:
     secret = tmp_path / "job.secret"
-    message = refused(lambda: _brokered("https://127.0.0.1:8443", None, None, secret))
+    message = refused(lambda: broker_environment("https://127.0.0.1:8443", None, None, secret))
     assert message.startswith("--secret-file is given and there is a broker: a worker has one")
 
 
 def test_a_secret_file_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEALRING_SECRET", raising=False)
     monkeypatch.setenv("SEALRING_SECRET_FILE", "")
-    assert "SEALRING_SECRET_FILE is set and empty" in refused(lambda: _identity(1, None))
+    assert "SEALRING_SECRET_FILE is set and empty" in refused(lambda: identity_environment(1, None))
 
 
 def test_nowhere_to_write_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-folder")
-    assert "set TMPDIR to a folder" in refused(_errors_folder)
+    assert "set TMPDIR to a folder" in refused(errors_folder)
 
 
 def test_a_run_names_a_misspelled_variable_and_a_wrong_value() -> None:

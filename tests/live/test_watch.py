@@ -20,7 +20,7 @@ from sealring.errors import ConfigurationError
 from sealring.links import setting_up
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
-from sealring.live.watch import End, Process, WatchedProcess, _end, _Known, _verdict, family, watch
+from sealring.live.watch import End, Process, WatchedProcess, _Known, _verdict, family, watch
 from tests.live.scenes import facts
 from tests.workers import Workers
 
@@ -221,4 +221,10 @@ def test_addresses_are_read_as_the_kernel_writes_them(family_of: Any, host: str)
 
 
 def test_a_mapped_address_is_shown_as_what_it_is() -> None:
-    assert _end("0000000000000000FFFF00000100007F:0050") == End("127.0.0.1", 80)
+    """As of an IPv4 connection to a socket that takes both kinds."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:
+            (process,) = [each for each in family(os.getpid()) if each.pid == os.getpid()]
+            found = process.table()[os.fstat(accepted.fileno()).st_ino]
+    assert found.local == End("127.0.0.1", port)

@@ -119,7 +119,7 @@ def run(
     check_passed_on(os.environ)
     machines = nnodes if nnodes is not None else given.machines
     machine = node_rank if node_rank is not None else given.machine
-    workers = _check_workers(nproc if nproc is not None else given.workers)
+    workers = check_workers(nproc if nproc is not None else given.workers)
     endpoint = rdzv_endpoint or given.endpoint
     if not 0 <= machine < machines:
         raise ConfigurationError(
@@ -129,8 +129,8 @@ def run(
     if job is not None:
         os.environ["SEALRING_JOB"] = job
     # Empty where the environment says it all.
-    brokered = _brokered(broker, authority, policy, secret_file)
-    os.environ.update(_identity(machines, secret_file) if brokered is None else brokered)
+    brokered = broker_environment(broker, authority, policy, secret_file)
+    os.environ.update(identity_environment(machines, secret_file) if brokered is None else brokered)
     require_sealed()
     if record is not None:
         os.environ["SEALRING_RECORD"] = str(record.absolute())
@@ -160,12 +160,12 @@ def run(
     with ExitStack() as launched:
         if not {"PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE"} & os.environ.keys():
             # torchrun makes a folder for its workers' error files, and leaves it behind.
-            folder = launched.enter_context(_errors_folder())
+            folder = launched.enter_context(errors_folder())
             arguments = ["--log-dir", folder, *arguments]
         _launch(arguments, several=workers != "1")
 
 
-def _errors_folder() -> tempfile.TemporaryDirectory[str]:
+def errors_folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="sealring-run-", ignore_cleanup_errors=True)
     except OSError as problem:
@@ -234,7 +234,7 @@ def check_passed_on(environ: Mapping[str, str]) -> None:
             raise ConfigurationError(f"{name} is {environ[name]!r}; set it to {words}")
 
 
-def _check_workers(text: str) -> str:
+def check_workers(text: str) -> str:
     """What torchrun takes: a number, or what it counts by itself."""
     if text == "gpu":
         import torch
@@ -251,7 +251,7 @@ def _check_workers(text: str) -> str:
     )
 
 
-def _brokered(
+def broker_environment(
     broker: str | None, authority: Path | None, policy: Path | None, secret_file: Path | None
 ) -> dict[str, str] | None:
     """The environment of workers that join through a broker; None if there is none."""
@@ -279,7 +279,7 @@ def _brokered(
     return chosen
 
 
-def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
+def identity_environment(machines: int, secret_file: Path | None) -> dict[str, str]:
     """What to add to the workers' environment so that they can prove who they are."""
     if secret_file is not None:
         chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
