@@ -178,12 +178,6 @@ def test_doctor_names_a_variable_that_is_no_number(variable: str) -> None:
     assert checks["identity"]["fix"] == f"{variable} is 'one', which is not a number: unset it"
 
 
-def test_doctor_refuses_a_directory_that_it_would_not_look_at(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["doctor", "--directory", str(tmp_path)])
-    assert isinstance(done.exception, ConfigurationError)
-    assert str(done.exception) == "--directory is for --watch PID, which is not given"
-
-
 def test_bench_allreduce_prints_what_programs_read() -> None:
     done = sealring(
         "bench", "allreduce", "--ranks", "2", "--size", "4096", "--blocks", "3", "--json"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from sealring.cli.cause import print_cause
+from sealring.cli.run import print_cause
 from sealring.last_words import LastWords, told_beside
 from tests.cli.test_commands import sealring
 

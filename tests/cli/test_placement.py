@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.cli.placement import Placement, first_host, placement
+from sealring.cli.run import Placement, first_host, placement
 from sealring.errors import ConfigurationError
 
 SLURM = {

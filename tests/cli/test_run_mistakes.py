@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from sealring.cli.run import (
-    _brokered,
-    _check_passed_on,
-    _check_workers,
-    _errors_folder,
-    _identity,
+    broker_environment,
+    check_passed_on,
+    check_workers,
+    errors_folder,
+    identity_environment,
 )
 from sealring.cli.variables import KNOWN, unknown_variables
 from sealring.errors import ConfigurationError
@@ -34,30 +34,30 @@ def refused(check: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("name", "value", "told"),
     [
-        ("--tee", "x", "3 for both"),
-        ("--redirects", "4", "3 for both"),
-        ("--local-ranks-filter", "one", "local ranks of workers: 0,1"),
+        ("PET_TEE", "x", "3 for both"),
+        ("PET_REDIRECTS", "4", "3 for both"),
+        ("PET_LOCAL_RANKS_FILTER", "one", "local ranks of workers: 0,1"),
     ],
 )
-def test_an_option_that_torchrun_does_not_take(option: str, value: str, told: str) -> None:
-    message = refused(lambda: _check_passed_on(option, value))
-    assert message.startswith(f"{option} is {value!r}; pass ")
+def test_a_variable_that_torchrun_does_not_take(name: str, value: str, told: str) -> None:
+    message = refused(lambda: check_passed_on({name: value}))
+    assert message.startswith(f"{name} is {value!r}; set it to ")
     assert told in message
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
-    [("--tee", "3"), ("--redirects", "0:3,1:2"), ("--local-ranks-filter", "0,1"), ("--other", "x")],
+    ("name", "value"),
+    [("PET_TEE", "3"), ("PET_REDIRECTS", "0:3,1:2"), ("PET_LOCAL_RANKS_FILTER", "0,1")],
 )
-def test_an_option_that_torchrun_takes(option: str, value: str) -> None:
-    _check_passed_on(option, value)
+def test_a_variable_that_torchrun_takes(name: str, value: str) -> None:
+    check_passed_on({name: value})
 
 
 def test_workers_for_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "torch finds no GPU here: pass a number" in refused(lambda: _check_workers("gpu"))
+    assert "torch finds no GPU here: pass a number" in refused(lambda: check_workers("gpu"))
 
 
 @pytest.mark.parametrize("other", ["SEALRING_SECRET", "SEALRING_CERTIFICATE"])
@@ -69,7 +69,7 @@ def test_a_secret_file_beside_another_identity(
     secret.write_text(os.urandom(32).hex())
     monkeypatch.delenv("SEALRING_SECRET", raising=False)
     monkeypatch.setenv(other, "something")
-    message = refused(lambda: _identity(1, secret))
+    message = refused(lambda: identity_environment(1, secret))
     assert f"--secret-file is given and {other} is set" in message
 
 
@@ -86,27 +86,27 @@ def test_what_judges_peers_of_a_broker_is_refused_without_one(option: str) -> No
 
 def test_a_secret_file_beside_a_broker(tmp_path: Path) -> None:
     secret = tmp_path / "job.secret"
-    message = refused(lambda: _brokered("https://127.0.0.1:8443", None, None, secret))
+    message = refused(lambda: broker_environment("https://127.0.0.1:8443", None, None, secret))
     assert message.startswith("--secret-file is given and there is a broker: a worker has one")
 
 
 def test_a_secret_file_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEALRING_SECRET", raising=False)
     monkeypatch.setenv("SEALRING_SECRET_FILE", "")
-    assert "SEALRING_SECRET_FILE is set and empty" in refused(lambda: _identity(1, None))
+    assert "SEALRING_SECRET_FILE is set and empty" in refused(lambda: identity_environment(1, None))
 
 
 def test_nowhere_to_write_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-folder")
-    assert "set TMPDIR to a folder" in refused(_errors_folder)
+    assert "set TMPDIR to a folder" in refused(errors_folder)
 
 
-def test_a_run_names_a_misspelled_variable_and_a_wrong_option() -> None:
-    done = sealring("run", "--tee", "x", __file__, SEALRING_TRANSPRT="tcp")
+def test_a_run_names_a_misspelled_variable_and_a_wrong_value() -> None:
+    done = sealring("run", __file__, SEALRING_TRANSPRT="tcp", PET_TEE="x")
     assert done.returncode == 2
     told = " ".join(done.stderr.split())
     assert "sealring: SEALRING_TRANSPRT is set, but sealring does not read it" in told
-    assert "ConfigurationError: --tee is 'x'; pass 1 for standard output" in told
+    assert "ConfigurationError: PET_TEE is 'x'; set it to 1 for standard output" in told
 
 
 def test_a_machine_that_there_is_not() -> None:
@@ -116,10 +116,13 @@ def test_a_machine_that_there_is_not() -> None:
     assert told in " ".join(done.stderr.split())
 
 
-def test_a_wrong_transport_names_the_option() -> None:
-    done = sealring("run", "--transport", "tpc", __file__)
-    assert done.returncode == 2
-    assert "'--transport': Value error, 'tpc' is not one of 'auto'" in done.stderr
+def test_torchruns_own_variables_reach_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('from a worker')")
+    done = sealring("run", str(script), PET_LOG_DIR=str(tmp_path / "logs"), PET_REDIRECTS="3")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    (log,) = (tmp_path / "logs").glob("**/stdout.log")
+    assert log.read_text() == "from a worker\n"
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -12,7 +12,7 @@ import torch
 from sealring.errors import ConfigurationError
 from sealring.integrations import Figures, lightning_callback, log_with_trainer
 from sealring.recorder import process
-from sealring.recorder.counts import EndedGroups
+from sealring.recorder.metrics import EndedGroups
 from sealring.recorder.process import keep
 from tests.recorder.test_flight import CountingEngine, recorder, run
 
@@ -37,8 +37,8 @@ def test_figures_are_totals_and_rates(engine: CountingEngine) -> None:
     first = figures()
     assert first["sealring/sealed_bytes"] == 1000.0
     assert first["sealring/collectives"] == 1.0
-    assert first["sealring/waited_seconds"] == 0.75
-    assert first["sealring/waited_seconds/rank_6"] == 0.25
+    assert first["sealring/wait_seconds"] == 0.75
+    assert first["sealring/wait_seconds/rank_6"] == 0.25
     assert first["sealring/groups"] == 1.0
     assert "sealring/sealed_bytes_per_second" not in first
     engine.sealed += 500

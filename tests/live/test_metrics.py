@@ -24,15 +24,20 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.live.exporter import MOST_CONNECTIONS, Exporter, parse_address, server_tls
-from sealring.live.openmetrics import FAMILIES, SILENT, as_text
+from sealring.live.exporter import (
+    METRICS,
+    MOST_CONNECTIONS,
+    SILENT,
+    Exporter,
+    as_text,
+    parse_address,
+    server_tls,
+)
 from sealring.live.status import (
+    Count,
     ErrorStatus,
-    GroupCounts,
     GroupStatus,
     PeerStatus,
-    Tally,
-    Waited,
     WorkerStatus,
 )
 from tests.broker.test_etcd_tls import Files
@@ -51,15 +56,20 @@ def worker(rank: int = 0, *, name: str = "dp") -> WorkerStatus:
         opened_bytes=20, gpu_wire=None, peers=[PeerStatus(1 - rank, "host-b", "tcp", 12.5)],
         last_error=ErrorStatus("PeerLost: rank 3", 1.0),
     )  # fmt: skip
-    counts = GroupCounts(
-        name, 2**53 + 1, 20, 3, [Waited(str(1 - rank), 1.25)], [Tally("all_reduce", 5)],
-        [Tally("send", 2)], [Tally("PeerLost", 1)],
-    )  # fmt: skip
+    counts = [
+        Count("sealed_bytes", name, "", float(2**53 - 1)),
+        Count("opened_bytes", name, "", 20.0),
+        Count("rekeys", name, "", 3.0),
+        Count("wait_seconds", name, str(1 - rank), 1.25),
+        Count("collectives", name, "all_reduce", 5.0),
+        Count("messages", name, "send", 2.0),
+        Count("errors", name, "PeerLost", 1.0),
+    ]
     return WorkerStatus(
         job="train", rank=rank, size=2, host="host-a", pid=100 + rank, version="0.1.0",
         time_s=time.time(), monotonic_ns=1, identity="secret" if rank else "broker",
         certificate_ends_s=time.time() + 7200, sealed_only=True, groups_open=1, groups=[group],
-        counts=[counts],
+        counts=counts,
     )  # fmt: skip
 
 
@@ -78,12 +88,13 @@ def samples(text: str) -> dict[str, list[tuple[str, str]]]:
 
 def test_every_family_has_samples_of_every_worker() -> None:
     found = samples(as_text([worker(0), worker(1)], silent=1))
-    for family in FAMILIES:
-        assert len(found[family.sample_name]) == 2, family.name
-        assert not family.unit or family.name.endswith(family.unit)
+    suffix = {"counter": "_total", "gauge": "", "info": "_info"}
+    for metric in METRICS:
+        name = f"sealring_{metric.plain_name}{suffix[metric.kind]}"
+        assert len(found[name]) == 2, name
     assert found[SILENT] == [("", "1")]
     whole = '{job_name="train",rank="0",host="host-a",pid="100",group="dp"}'
-    assert found["sealring_sealed_bytes_total"][0] == (whole, str(2**53 + 1))
+    assert found["sealring_sealed_bytes_total"][0] == (whole, str(2**53 - 1))
 
 
 def test_a_name_cannot_end_its_label() -> None:
@@ -274,7 +285,9 @@ def test_addresses() -> None:
 
 
 def test_without_listen_the_text_is_printed_once(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["metrics", "--directory", str(tmp_path / "none")])
+    done = CliRunner().invoke(
+        app, ["top", "metrics"], env={"SEALRING_LIVE": str(tmp_path / "none")}
+    )
     assert samples(done.stdout) == {SILENT: [("", "0")]}
 
 

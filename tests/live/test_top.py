@@ -23,8 +23,8 @@ from sealring.errors import ConfigurationError
 from sealring.live.directory import chosen_directory
 from sealring.live.reader import Reading, read_all
 from sealring.live.status import (
+    Count,
     ErrorStatus,
-    GroupCounts,
     GroupStatus,
     PeerStatus,
     WorkerStatus,
@@ -43,8 +43,9 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
     live = tmp_path / "live"
     env = {"SEALRING_LIVE": str(live), "SEALRING_JOB": "shown", "SEALRING_TRANSPORT": "tcp"}
     sealed = workers.run(reduce, world=2, env=env)
-    options = ["top", "--once", "--interval", "0.3", "--directory", str(live)]
-    done = CliRunner().invoke(app, [*options, "--json"])
+    options = ["top", "--once", "--interval", "0.3"]
+    where = {"SEALRING_LIVE": str(live)}
+    done = CliRunner().invoke(app, [*options, "--json"], env=where)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
     assert (document["stale"], document["silent"]) == ([], {})
@@ -59,13 +60,14 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
         (group,) = [one for one in worker["groups"] if one["state"] == "open"]
         assert group["sealed_bytes"] == sealed[rank]
         assert [(p["rank"], p["transport"]) for p in group["peers"]] == [(1 - rank, "tcp")]
-        (counts,) = [one for one in worker["counts"] if one["group"] == group["name"]]
-        tallies = {one["name"]: one["count"] for one in counts["collectives"]}
-        assert tallies["all_reduce"] >= 1  # of all groups of this name
+        counts = {
+            (one["metric"], one["group"], one["label"]): one["value"] for one in worker["counts"]
+        }
+        assert counts["collectives", group["name"], "all_reduce"] >= 1  # of all of this name
     assert len(document["workers"]) == 2
-    table = CliRunner().invoke(app, options, env={"COLUMNS": "80"})
+    table = CliRunner().invoke(app, options, env={"COLUMNS": "80", **where})
     assert "job shown: 2 of 2 ranks are on this machine" in table.stdout
-    none = CliRunner().invoke(app, [*options, "--json", "--job", "another"])
+    none = CliRunner().invoke(app, [*options, "--json", "--job", "another"], env=where)
     assert json.loads(none.stdout)["workers"] == []
 
 
@@ -94,7 +96,7 @@ def worker(rank: int, sealed: int, at_s: float, *, error: str | None = None) -> 
         job="train", rank=rank, size=4, host="host-a", pid=100 + rank, version="0", time_s=1e9,
         monotonic_ns=int(at_s * 1e9), identity="broker", certificate_ends_s=1e9 + 5400,
         sealed_only=True, groups_open=1, groups=[group],
-        counts=[GroupCounts("dp", sealed, sealed, 0, [], [], [], [])],
+        counts=[Count(f"{what}_bytes", "dp", "", sealed) for what in ("sealed", "opened")],
     )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def test_a_directory_that_is_not_there_has_no_workers(tmp_path: Path) -> None:
 
 
 def test_a_view_that_no_terminal_shows_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["top", "--directory", str(tmp_path)])
+    done = CliRunner().invoke(app, ["top"], env={"SEALRING_LIVE": str(tmp_path)})
     assert isinstance(done.exception, ConfigurationError)
     assert str(done.exception) == (
         "the view is drawn over and over, and stdout is no terminal: pass --once"
@@ -148,10 +150,10 @@ def test_the_view_ends_by_a_key_and_leaves_the_terminal_as_it_was(
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     process = subprocess.Popen(
-        [Path(sys.executable).parent / "sealring", "top", "--directory", place, "--interval", "1"],
+        [Path(sys.executable).parent / "sealring", "top", "--interval", "1"],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        env={**os.environ, "TERM": "xterm"},
+        env={**os.environ, "TERM": "xterm", "SEALRING_LIVE": str(place)},
     )  # fmt: skip
     try:
         shown = b""

@@ -20,8 +20,7 @@ from sealring.errors import ConfigurationError
 from sealring.links import setting_up
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
-from sealring.live.processes import End, Process, _end, family
-from sealring.live.watch import WatchedProcess, _Known, _verdict, watch
+from sealring.live.watch import End, Process, WatchedProcess, _Known, _verdict, family, watch
 from tests.live.scenes import facts
 from tests.workers import Workers
 
@@ -36,8 +35,12 @@ def sealed_only(rank: int, world: int) -> None:
     dist.all_reduce(torch.ones(10))
 
 
+def at(live: Path) -> dict[str, str]:
+    return {"SEALRING_LIVE": str(live)}
+
+
 def environment(live: Path) -> dict[str, str]:
-    return {"SEALRING_LIVE": str(live), "SEALRING_TRANSPORT": "tcp"}
+    return {**at(live), "SEALRING_TRANSPORT": "tcp"}
 
 
 def by_verdict(process: WatchedProcess, before: set[int]) -> dict[str, list[str]]:
@@ -55,9 +58,7 @@ def test_a_plaintext_group_beside_a_sealed_one_is_shown(workers: Workers, tmp_pa
     workers.run(with_a_plaintext_group, world=2, env=environment(live))
     for rank in range(2):
         pid = workers.processes[rank].pid
-        done = CliRunner().invoke(
-            app, ["doctor", "--watch", str(pid), "--json", "--directory", str(live)]
-        )
+        done = CliRunner().invoke(app, ["doctor", "--watch", str(pid), "--json"], env=at(live))
         assert done.exit_code == 1, done.output
         document = json.loads(done.stdout)
         assert document["sealed"] is False
@@ -84,19 +85,17 @@ def test_a_sealed_job_has_no_other_sockets(
     before = set(own_sockets(workers.processes[0].pid))
     workers.run(sealed_only, world=2, env=environment(live))
     # The tests' own process is above the workers, and holds the store that they meet in.
-    found = {each.pid: each for each in watch(os.getpid(), {}, live)}
+    found = {each.pid: each for each in watch(os.getpid(), at(live))}
     kernels = found[workers.processes[0].pid]
     assert (kernels.answers, kernels.listed_by) == (True, "kernel")
     assert by_verdict(kernels, before).keys() == {"sealed", "store", "local"}
     assert sorted(by_verdict(kernels, before)["sealed"]) == ["link to rank 1 of group 0"] * 2
     # To another process of the worker's user the kernel does not list them, and the worker does.
     monkeypatch.setattr(Process, "sockets", lambda self: None)
-    (own,) = watch(kernels.pid, {}, live)
+    (own,) = watch(kernels.pid, at(live))
     assert own.listed_by == "worker"
     assert by_verdict(own, before) == by_verdict(kernels, before)
-    done = CliRunner().invoke(
-        app, ["doctor", "--watch", str(kernels.pid), "--directory", str(live)]
-    )
+    done = CliRunner().invoke(app, ["doctor", "--watch", str(kernels.pid)], env=at(live))
     assert "group 0, 2 ranks, cpu:sealring: sealed" in done.stdout
 
 
@@ -106,7 +105,7 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
 
     def sealed() -> list[str]:
         for _ in range(100):
-            (own,) = [each for each in watch(os.getpid(), {}, live) if each.pid == os.getpid()]
+            (own,) = [each for each in watch(os.getpid(), at(live)) if each.pid == os.getpid()]
             found = by_verdict(own, before)
             if not {"not sealed", "unknown"} & found.keys():
                 return sorted(found["sealed"])
@@ -143,7 +142,9 @@ def test_links_that_are_made_later_are_shown_as_sealed(tmp_path: Path) -> None:
 def test_of_a_process_that_gives_no_status_nothing_is_claimed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         (process,) = [
-            each for each in watch(os.getpid(), {}, tmp_path / "none") if each.pid == os.getpid()
+            each
+            for each in watch(os.getpid(), {"SEALRING_LIVE": str(tmp_path / "none")})
+            if each.pid == os.getpid()
         ]
         (listening,) = [
             each for each in process.sockets if each.local == "{}:{}".format(*server.getsockname())
@@ -157,7 +158,7 @@ def test_a_process_that_may_not_be_looked_at(
 ) -> None:
     monkeypatch.setattr(Process, "sockets", lambda self: None)
     done = CliRunner().invoke(
-        app, ["doctor", "--watch", str(os.getpid()), "--directory", str(tmp_path / "none")]
+        app, ["doctor", "--watch", str(os.getpid())], env=at(tmp_path / "none")
     )
     assert done.exit_code == 1
     assert "its sockets are not known: run this as root" in done.stdout
@@ -186,9 +187,9 @@ def test_sockets_on_which_links_are_being_made_are_named() -> None:
     assert setting_up.inodes() == []
 
 
-def test_no_such_process(tmp_path: Path) -> None:
+def test_no_such_process() -> None:
     with pytest.raises(ConfigurationError, match="there is no process 4194305"):
-        watch(4_194_305, {}, tmp_path)
+        watch(4_194_305, {})
 
 
 def test_a_child_is_found_below_its_parent() -> None:
@@ -220,4 +221,10 @@ def test_addresses_are_read_as_the_kernel_writes_them(family_of: Any, host: str)
 
 
 def test_a_mapped_address_is_shown_as_what_it_is() -> None:
-    assert _end("0000000000000000FFFF00000100007F:0050") == End("127.0.0.1", 80)
+    """As of an IPv4 connection to a socket that takes both kinds."""
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:
+            (process,) = [each for each in family(os.getpid()) if each.pid == os.getpid()]
+            found = process.table()[os.fstat(accepted.fileno()).st_ino]
+    assert found.local == End("127.0.0.1", port)

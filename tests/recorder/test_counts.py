@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.recorder import process
-from sealring.recorder.counts import ENDED, KEPT_NAMES, EndedGroups, Value
+from sealring.recorder.metrics import ENDED, KEPT_NAMES, EndedGroups
 from sealring.recorder.process import KEPT_CLOSED, counts_of_all_groups, keep, recorders
 from tests.recorder.test_flight import CountingEngine, recorder, run
 
@@ -24,11 +24,11 @@ def group_that_ended(name: str) -> None:
     flight.close()
 
 
-def collectives_by_group() -> dict[str | int, Value]:
+def collectives_by_group() -> dict[str, float]:
     return {
-        dict(attributes)["sealring.group"]: value
-        for (name, attributes), value in counts_of_all_groups().items()
-        if name == "sealring.collectives"
+        series.group: value
+        for series, value in counts_of_all_groups().items()
+        if series.metric == "collectives"
     }
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import sealring
 from sealring.errors import ConfigurationError, OutOfStep
 from sealring.recorder import ProcessAccount
-from sealring.recorder.merge import read_flight_records
+from sealring.recorder.trace import read_flight_records
 from tests.workers import Workers
 
 

@@ -84,6 +84,6 @@ def test_without_opentelemetry_there_are_no_metrics_and_no_error() -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "from sealring.recorder.metrics import publish_metrics\n"
-        "assert publish_metrics() is False"
+        "assert publish_metrics(dict) is False"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

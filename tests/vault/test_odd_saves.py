@@ -232,7 +232,7 @@ def test_a_save_under_a_secret_that_is_gone_after_the_run(
     """`sealring run` makes one if it is given none, and no later run has it."""
     for name in ("SEALRING_SECRET", "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in run._identity(1, None).items():
+    for name, value in run.identity_environment(1, None).items():
         monkeypatch.setenv(name, value)
     writer = CheckpointWriter(vault, "run")
     for _ in range(2):
@@ -245,6 +245,6 @@ def test_a_save_under_a_secret_that_is_gone_after_the_run(
 def test_a_save_under_a_secret_of_the_user_does_not_warn(
     vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run._identity(1, None) == {}
+    assert run.identity_environment(1, None) == {}
     dcp.save({"weight": torch.ones(3)}, storage_writer=CheckpointWriter(vault, "run"))
     assert not [one for one in caplog.messages if "no later run" in one]

@@ -8,40 +8,57 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.logging import RichHandler
 
-from sealring.cli.broker_log import (
-    Ca,
-    LogFolder,
-    LogPolicyFile,
-    StateFolder,
-    StoreUrl,
-    audit,
-    open_store,
-    publish,
-    published_log,
-)
-from sealring.cli.health import health
-from sealring.cli.terminal import errors, say
+from sealring.cli.terminal import console, errors, print_json, say, table, warn
 from sealring.errors import ConfigurationError
+from sealring.identity.credentials import read_authorities
 from sealring.identity.names import WorkerName
+from sealring.identity.private_files import read_public
+from sealring.provenance import witnesses
+from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
+from sealring.provenance.notes import Note
+from sealring.provenance.policy import Log, LogPolicy, read_policy
 
 if TYPE_CHECKING:  # its packages are an extra
+    from sealring.broker.audit import Audited
+    from sealring.broker.keys import BrokerKeys
     from sealring.broker.ledger import Ledger
-    from sealring.broker.store import View
+    from sealring.broker.published import PublishedLog
+    from sealring.broker.service import Broker
+    from sealring.broker.store import Store, View
 
 app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a policy.")
-app.command()(health)
-app.command()(audit)
-app.command()(publish)
 
 T = TypeVar("T")
 _PORT: Final = 8443
+_HEALTH_SECONDS: Final = 10.0
+_HEALTH_JOB: Final = "health"
+"""No job needs to have this name: a broker answers for jobs that it does not know."""
+_MORE: Final = ("guest", "what", "error", "barred")
+_REFUSALS_SHOWN: Final = 5
 
+Ca = Annotated[Path, typer.Option("--ca", help="The authority, of `sealring ca init`.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="FILE, or etcd://HOST:PORT,... ; STATE/broker.sqlite if not given."
+    ),
+]
+StateFolder = Annotated[
+    Path | None,
+    typer.Option("--state", help="The folder that the broker writes to; CA if not given."),
+]
+LogPolicyFile = Annotated[
+    Path | None,
+    typer.Option("--log-policy", help="Its witnesses (c2sp.org/tlog-policy), with their URLs."),
+]
 Job = Annotated[str | None, typer.Option("--job", help="The job.")]
 Rank = Annotated[int | None, typer.Option("--rank", help="The rank.")]
 Machine = Annotated[str | None, typer.Option("--machine", help="A machine, as the audit names it.")]
@@ -70,7 +87,9 @@ def serve(
     cache: Annotated[
         Path | None, typer.Option(help="Folder of lists, collateral and references.")
     ] = None,
-    log: LogFolder = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Publish the audit log in this folder, as it grows.")
+    ] = None,
     log_policy: LogPolicyFile = None,
 ) -> None:
     """Serve until it is stopped. Needs --policy and --ca."""
@@ -78,13 +97,133 @@ def serve(
         return
     if policy is None:
         raise ConfigurationError("the broker needs --policy: what may join")
-    _start_log()
-    asyncio.run(
-        _serve(
-            policy, ca, store, state, _address(listen), None if page == "none" else _address(page),
-            name or _own_names(), keys, cache, log, log_policy,
-        )
-    )  # fmt: skip
+    from sealring.broker.service import Broker, Rules
+    from sealring.identity.attestation import files
+
+    handler = RichHandler(console=errors, show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
+    addresses = _address(listen), None if page == "none" else _address(page)
+    rules, digest = files.read_policy(policy)
+    trust = files.trust_in(rules, cache)
+    own, opened = open_store(ca, store, state)
+    with closing(opened):
+        broker = Broker(own, opened, Rules(rules, digest, trust, keys))
+        visible = published_log(state or ca, own, log, log_policy)
+        broker.check_data_keys()
+        if "simulated" in rules.kinds:
+            warn("The policy admits SIMULATED evidence, which proves nothing.")
+        publish = None if visible is None else lambda: visible.update(opened)
+        asyncio.run(_serve(broker, own, *addresses, name or _own_names(), publish))
+
+
+async def _serve(
+    broker: Broker,
+    keys: BrokerKeys,
+    listen: tuple[str, int],
+    page: tuple[str, int] | None,
+    names: list[str],
+    publish: Callable[[], object] | None,
+) -> None:
+    from sealring.broker.http import Limits
+    from sealring.broker.server import serving
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serving(
+        broker, keys, listen=listen, page=page, names=names, limits=Limits(), publish=publish
+    ) as (port, page_port):
+        warn(f"The broker answers at https://{names[0]}:{port}")
+        if page_port is not None and page is not None:
+            warn(f"Its page is http://{page[0]}:{page_port}/")
+        await stopped.wait()
+
+
+@app.command()
+def health(
+    authority: Annotated[
+        Path, typer.Option(help="The broker's authority: CA/authority.pem.")
+    ] = Path("sealring-ca/authority.pem"),
+    at: Annotated[str, typer.Option(help="Where it listens: HOST:PORT.")] = f"127.0.0.1:{_PORT}",
+    name: Annotated[
+        str | None,
+        typer.Option(help="The name in its certificate, of its --name; HOST if not given."),
+    ] = None,
+) -> None:
+    """Check that a broker answers: TLS by its authority, and a question that reads its store."""
+    from sealring.broker.client import BrokerClient
+
+    host, port = _address(at)
+    client = BrokerClient([(name or host, port)], read_authorities(authority))
+    asyncio.run(client.keys_out(_HEALTH_JOB, _HEALTH_SECONDS, address=host))
+    say("The broker answers.")
+
+
+@app.command()
+def audit(
+    ca: Ca = Path("sealring-ca"),
+    store: StoreUrl = None,
+    state: StateFolder = None,
+    seen: Annotated[
+        list[Path] | None,
+        typer.Option("--seen", help="A checkpoint that was seen earlier; the log continues it."),
+    ] = None,
+    log_policy: LogPolicyFile = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+) -> None:
+    """Check the log from its first entry to its last, and show it.
+
+    With --log-policy, witnesses are asked whether they have seen more of it.
+    """
+    from sealring.broker import audit as log
+    from sealring.broker import strangers
+
+    keys, opened = open_store(ca, store, state)
+    key = keys.audit_key.verifier
+    with closing(opened):
+        found = opened.submit(lambda view: log.check(view, key)).result()
+        refused = opened.submit(strangers.refused).result()
+    for path in seen or []:
+        note = read_public(path, "the checkpoint", ConfigurationError)
+        found.require(open_checkpoint(note, LogPolicy((Log(key),))).checkpoint, str(path))
+    if log_policy is not None:
+        _ask(found, keys, read_policy(log_policy))
+    note_text = "" if found.checkpoint is None else found.checkpoint.note.encode().decode()
+    if json:
+        print_json(
+            {
+                "entries": found.entries, "number": found.size, "checkpoint": note_text,
+                "vkey": key.encode(), "refused": refused,
+            }
+        )  # fmt: skip
+        return
+    say(f"{found.size} entries, in a tree whose root is signed")
+    columns = ("", "time", "event", "job", "rank", "evidence", "more")
+    console.print(table(columns, map(_cells, found.entries), wrap=("job", "evidence", "more")))
+    _show_refused(refused)
+    say(f"Verifier key: {key.encode()}")
+    if note_text:
+        say(f"Checkpoint, to keep elsewhere and to pass later as --seen:\n\n{note_text}")
+
+
+def _cells(entry: dict[str, Any]) -> list[str]:
+    plain = [str(entry.get(key, "")) for key in ("event", "job", "rank", "kind")]
+    more = " ".join(str(entry[key]) for key in _MORE if key in entry)
+    return [str(entry["number"]), _when(entry), *plain, more]
+
+
+def _when(entry: dict[str, Any]) -> str:
+    return f"{datetime.fromtimestamp(entry['time'], UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _show_refused(refused: dict[str, Any]) -> None:
+    if not refused["counts"]:
+        return
+    total = sum(refused["counts"].values())
+    kinds = ", ".join(f"{name} {refused['counts'][name]}" for name in sorted(refused["counts"]))
+    say(f"Refused before anything was proven, and not in the log: {total} ({kinds}). Last:")
+    for one in refused["last"][-_REFUSALS_SHOWN:]:
+        say(f"  {_when(one)} {one['address']} {one['error']}: {one['why']}")
 
 
 @app.command()
@@ -103,14 +242,12 @@ def revoke(
     now = time.time()
     if machine is not None:
         barred = _decide(
-            ca,
-            store,
-            state,
+            (ca, store, state),
             lambda ledger, view: ledger.bar_machine(view, now, machine, unseen=unseen),
         )
     else:
         name = _name(job, rank)
-        barred = _decide(ca, store, state, lambda ledger, view: ledger.revoke(view, now, name))
+        barred = _decide((ca, store, state), lambda ledger, view: ledger.revoke(view, now, name))
     for one in barred:
         say(f"Out: {one}")
     say("Peers learn of it at their next renewal, new groups at once.")
@@ -126,24 +263,20 @@ def release(
     machine: Machine = None,
 ) -> None:
     """Free a rank, or all ranks of a job, for other workers; or readmit a machine."""
-    now = time.time()
+    now, place = time.time(), (ca, store, state)
     if machine is not None:
-        for one in _decide(
-            ca, store, state, lambda ledger, view: ledger.readmit_machine(view, now, machine)
-        ):
+        for one in _decide(place, lambda ledger, view: ledger.readmit_machine(view, now, machine)):
             say(f"Machine {one} may join again.")
     elif job is not None and rank is None:
         freed: list[int] = []
-        while some := _decide(
-            ca, store, state, lambda ledger, view: ledger.release_some(view, now, job)
-        ):
+        while some := _decide(place, lambda ledger, view: ledger.release_some(view, now, job)):
             freed += some
         if not freed:
             raise ConfigurationError(f"no rank of {job} is held")
         say(f"{len(freed)} ranks of {job} are free. What was revoked stays barred.")
     else:
         name = _name(job, rank)
-        _decide(ca, store, state, lambda ledger, view: ledger.release(view, now, name))
+        _decide(place, lambda ledger, view: ledger.release(view, now, name))
         say(f"Rank {name.rank} of {name.job} is free.")
 
 
@@ -161,65 +294,13 @@ def simulator(
     say(f'measurements = ["{made.measurement.hex()}"]')
 
 
-async def _serve(
-    policy: Path,
-    ca: Path,
-    store: str | None,
-    state: Path | None,
-    listen: tuple[str, int],
-    page: tuple[str, int] | None,
-    names: list[str],
-    data_keys: Path | None,
-    cache: Path | None,
-    log: Path | None,
-    log_policy: Path | None,
-) -> None:
-    from sealring.broker.http import Limits
-    from sealring.broker.server import serving
-    from sealring.broker.service import Broker, Rules
-    from sealring.identity.attestation.files import read_policy, trust_in
-
-    rules, digest = read_policy(policy)
-    trust = trust_in(rules, cache)
-    keys, opened = open_store(ca, store, state)
-    broker = Broker(keys, opened, Rules(rules, digest, trust, data_keys))
-    try:
-        visible = published_log(state or ca, keys, log, log_policy)
-        broker.check_data_keys()
-    except BaseException:
-        opened.close()
-        raise
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    try:
-        async with serving(
-            broker, keys, listen=listen, page=page, names=names, limits=Limits(),
-            publish=None if visible is None else lambda: visible.update(opened),
-        ) as (port, page_port):  # fmt: skip
-            errors.print(f"The broker answers at https://{names[0]}:{port}", highlight=False)
-            if page_port is not None and page is not None:
-                errors.print(f"Its page is http://{page[0]}:{page_port}/", highlight=False)
-            if "simulated" in rules.kinds:
-                errors.print(
-                    "The policy admits SIMULATED evidence, which proves nothing.", style="bold"
-                )
-            await stopped.wait()
-    finally:
-        opened.close()
-
-
-def _decide(
-    ca: Path, store: str | None, state: Path | None, decide: Callable[[Ledger, View], T]
-) -> T:
+def _decide(place: tuple[Path, str | None, Path | None], decide: Callable[[Ledger, View], T]) -> T:
     from sealring.broker.ledger import Ledger
 
-    keys, opened = open_store(ca, store, state)
+    keys, opened = open_store(*place)
     ledger = Ledger(keys.audit_key, rejoins=0)
-    try:
+    with closing(opened):
         return opened.submit(lambda view: decide(ledger, view)).result()
-    finally:
-        opened.close()
 
 
 def _name(job: str | None, rank: int | None) -> WorkerName:
@@ -240,6 +321,50 @@ def _own_names() -> list[str]:
     return list(dict.fromkeys([host, socket.getfqdn(), "localhost", "127.0.0.1", "::1"]))
 
 
-def _start_log() -> None:
-    handler = RichHandler(console=errors, show_path=False, markup=False)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
+def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerKeys, Store]:
+    from sealring.broker.authenticated import VersionNote
+    from sealring.broker.etcd import EtcdStore
+    from sealring.broker.keys import open_broker_keys
+    from sealring.broker.sqlite import SqliteStore
+
+    keys = open_broker_keys(ca)
+    folder = state or ca
+    note = VersionNote(folder / "broker.version")
+    if store is not None and "://" in store:
+        return keys, EtcdStore(store, keys.name, keys.store_key, note)
+    path = Path(store) if store else folder / "broker.sqlite"
+    return keys, SqliteStore(path, keys.store_key, note)
+
+
+def published_log(
+    state: Path, keys: BrokerKeys, folder: Path | None, policy: Path | None
+) -> PublishedLog | None:
+    """The folder to publish in, and whom to ask; None if nothing is published."""
+    from sealring.broker.published import PublishedLog
+
+    if folder is None:
+        if policy is not None:
+            raise ConfigurationError("--log-policy needs --log: the folder to publish in")
+        return None
+    found = None if policy is None else _with_our_log(read_policy(policy), keys, policy)
+    return PublishedLog(folder, keys.audit_key, state / "broker.log.signed", found)
+
+
+def _ask(found: Audited, keys: BrokerKeys, policy: LogPolicy) -> None:
+    trust = _with_our_log(policy, keys, "the policy")
+    signed = found.checkpoint
+    if signed is None:  # an empty log too: its witnesses may have seen entries
+        text = Checkpoint(keys.audit_key.name, 0, found.root).encode()
+        signed = open_checkpoint(
+            Note(text, (keys.audit_key.sign(text),)).encode(), LogPolicy(trust.logs)
+        )
+    witnesses.check_newest(signed, found.proof_from, trust)
+
+
+def _with_our_log(policy: LogPolicy, keys: BrokerKeys, where: object) -> LogPolicy:
+    if keys.audit_key.verifier not in {log.verifier for log in policy.logs}:
+        raise ConfigurationError(
+            f"{where} does not list this broker's log: add the line "
+            f"`log {keys.audit_key.verifier.encode()}`"
+        )
+    return policy

@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
-from rich.table import Table
-from rich.text import Text
 
-from sealring.cli.terminal import console, print_json
+from sealring.cli.terminal import console, print_json, say, table
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.identity import authority
 from sealring.identity.certificates import check_rank, claims_of
@@ -41,8 +39,8 @@ def init(
 ) -> None:
     """Make a new authority; its key stays in DIRECTORY."""
     path = authority.create_authority(directory, name)
-    _say(f"The authority is in {directory}; guard {directory / 'authority.key'}.")
-    _say(f"Give every worker {path} as SEALRING_AUTHORITY.")
+    say(f"The authority is in {directory}; guard {directory / 'authority.key'}.")
+    say(f"Give every worker {path} as SEALRING_AUTHORITY.")
 
 
 @app.command()
@@ -60,14 +58,14 @@ def request(
     files = ", ".join(str(csr) for csr, _ in made)
     several = len(made) > 1
     pattern = f"{job}-rank-{{rank}}.csr" if several else made[0][0].name
-    _say(
+    say(
         f"Take {files} to the authority: sealring ca issue --job {job} --rank {rank} "
         f"--world-size {world_size or 'N'} --request '{pattern}'"
         + ("" if world_size else ", with N the number of all workers of the job.")
     )
     keys = ", ".join(str(key) for _, key in made)
     setting = str(out / f"{job}-rank-{{rank}}.key") if several else keys
-    _say(f"The key stays here: SEALRING_KEY='{setting}'")
+    say(f"The key stays here: SEALRING_KEY='{setting}'")
 
 
 @app.command()
@@ -103,9 +101,9 @@ def issue(
             ca, WorkerName(job, each), out, world=world_size, hours=hours, request_file=file
         )
         until = issued.not_after.isoformat()
-        _say(f"SEALRING_CERTIFICATE={issued.certificate}, valid until {until}")
+        say(f"SEALRING_CERTIFICATE={issued.certificate}, valid until {until}")
         if issued.key is not None:
-            _say(
+            say(
                 f"SEALRING_KEY={issued.key}: the key was made on this machine, move it to the "
                 "worker over a channel you trust (`sealring ca request` there avoids that)."
             )
@@ -137,11 +135,9 @@ def show(
         print_json(rows)
         return
     for row in rows:
-        table = Table(show_header=False)
-        for label, value in row.items():
-            # Folded, not cut: a fingerprint is there to be compared.
-            table.add_row(label, Text("-" if value is None else str(value), overflow="fold"))
-        console.print(table)
+        cells = [(label, "-" if value is None else str(value)) for label, value in row.items()]
+        # Folded, not cut: a fingerprint is there to be compared.
+        console.print(table(("field", "value"), cells, wrap=("value",)))
 
 
 def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
@@ -186,8 +182,3 @@ def _is_authority(certificate: x509.Certificate) -> bool:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (ValueError, x509.ExtensionNotFound):
         return False
-
-
-def _say(text: str) -> None:
-    # No markup and no wrapping: the text names files, and people copy it.
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

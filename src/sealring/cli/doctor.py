@@ -7,26 +7,27 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import typer
-from rich.table import Table
+from rich.text import Text
 
 from sealring import limits
 from sealring.bench.floor import aes_rate
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
-from sealring.cli.terminal import console, print_json
+from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.cli.variables import unknown_variables
-from sealring.errors import ConfigurationError, SealringError
+from sealring.errors import ConfigurationError, NoIdentity, SealringError
+from sealring.live.watch import ALARMS, WatchedProcess, watch
 from sealring.version import untested_torch
 
 if TYPE_CHECKING:
     import torch
 
-Verdict = Literal["ok", "warning", "problem"]
 SLOW_AEAD: Final = 0.5e9
 """Bytes a second below which AES surely is not done by instructions of its own."""
 WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
@@ -43,17 +44,23 @@ BUILT: Final = 1_790_000_000
 """A moment before this release: a clock that shows less is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+STYLES: Final = {
+    "ok": "green", "warning": "yellow", "problem": "red",
+    "sealed": "green", "not sealed": "bold red", "unknown": "yellow",
+}  # fmt: skip
+"""Of verdicts, on this machine and on a job's sockets."""
+
+
+class Finding(NamedTuple):
     check: str
-    verdict: Verdict
+    verdict: Literal["ok", "warning", "problem"]
     found: str
     fix: str = ""
 
 
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    watch: Annotated[
+    watched: Annotated[
         int | None,
         typer.Option(
             "--watch",
@@ -63,91 +70,80 @@ def doctor(
             "started, and which are sealed; exit status 1 if one is not, or cannot be told.",
         ),
     ] = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="With --watch: where the workers' sockets are.")
-    ] = None,
 ) -> None:
     """Check that this machine can run sealed training; exit status 1 if it cannot."""
-    if watch is not None:
-        from sealring.cli.watch import watch as watch_process
-
-        watch_process(watch, as_json=json, directory=directory)
-        return
-    if directory is not None:
-        raise ConfigurationError("--directory is for --watch PID, which is not given")
-    findings = [finding for check in CHECKS for finding in check()]
-    healthy = all(finding.verdict != "problem" for finding in findings)
-    if json:
-        print_json({"healthy": healthy, "checks": [asdict(finding) for finding in findings]})
-    else:
-        console.print(_table(findings))
-        for finding in findings:
-            if finding.fix:  # as wide as the terminal: it is read, and parts of it are copied
-                console.print(f"{finding.check}: {finding.fix}", markup=False, highlight=False)
-    if not healthy:
+    if not (_watch(watched, json) if watched is not None else _examine(json)):
         raise typer.Exit(1)
 
 
-def _table(findings: list[Finding]) -> Table:
-    table = Table(title="sealring doctor")
-    for column in ("check", "", "found"):
-        table.add_column(column, overflow="fold")
-    marks = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "problem": "[red]problem[/]"}
+def _examine(as_json: bool) -> bool:
+    findings = list(_findings())
+    healthy = all(finding.verdict != "problem" for finding in findings)
+    if as_json:
+        print_json({"healthy": healthy, "checks": [finding._asdict() for finding in findings]})
+        return healthy
+    rows = [(each.check, Text(each.verdict, STYLES[each.verdict]), each.found) for each in findings]
+    console.print(table(("check", "", "found"), rows, wrap=("found",)))
     for finding in findings:
-        table.add_row(finding.check, marks[finding.verdict], finding.found)
-    return table
+        if finding.fix:
+            say(f"{finding.check}: {finding.fix}")
+    return healthy
+
+
+def _findings() -> Iterator[Finding]:
+    for name, check in CHECKS.items():
+        try:
+            yield from check(name)
+        except SealringError as error:
+            yield Finding(name, "problem", type(error).__name__, str(error))
 
 
 def _cpu_words() -> set[str]:
     return set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
 
 
-def _aes() -> Iterator[Finding]:
+def _aes(name: str) -> Iterator[Finding]:
     words = _cpu_words()
     multiply = "pmull" if platform.machine() == "aarch64" else "pclmulqdq"
-    missing = [name for name in ("aes", multiply) if name not in words]
+    missing = ", ".join(each for each in ("aes", multiply) if each not in words)
     rate = aes_rate()
     found = f"{rate / 1e9:.1f} GB/s of {limits.SUITE} on one core"
     if missing or rate < SLOW_AEAD:
-        yield Finding(
-            "AES instructions",
-            "warning",
-            f"{found}; the CPU lacks {', '.join(missing) or 'speed'}",
-            "sealing works but is slow; pass the host's CPU flags on to the virtual machine",
-        )
+        found += f"; the CPU lacks {missing or 'speed'}"
+        fix = "sealing works but is slow; pass the host's CPU flags on to the virtual machine"
+        yield Finding(name, "warning", found, fix)
     else:
-        yield Finding("AES instructions", "ok", found)
+        yield Finding(name, "ok", found)
 
 
 def openssl_speed(number: int, cpu: set[str]) -> Finding | None:
     """A warning where the OpenSSL that seals leaves the CPU's fastest instructions unused."""
-    if number < FIRST_WITH_WIDE_AES and cpu >= WIDE_AES:
-        return Finding(
-            "OpenSSL, speed",
-            "warning",
-            "the one for records does not use this CPU's VAES instructions",
-            "sealing is faster with OpenSSL 3.1 or later: update the system's, or build one in "
-            "(docs/configuration.md, SEALRING_STATIC_OPENSSL)",
-        )
-    return None
+    if number >= FIRST_WITH_WIDE_AES or not cpu >= WIDE_AES:
+        return None
+    return Finding(
+        "OpenSSL, speed",
+        "warning",
+        "the one for records does not use this CPU's VAES instructions",
+        "sealing is faster with OpenSSL 3.1 or later: update the system's, or build one in "
+        "(docs/configuration.md, SEALRING_STATIC_OPENSSL)",
+    )
 
 
-def _openssl() -> Iterator[Finding]:
+def _openssl(name: str) -> Iterator[Finding]:
     for library in libraries():
-        name, wrong = f"OpenSSL, {library.use}", what_is_wrong(library)
+        use, wrong = f"{name}, {library.use}", what_is_wrong(library)
+        how = HOW_TO_UPDATE[library.use]
         if library.use == "records" and (slow := openssl_speed(library.number, _cpu_words())):
             yield slow
         if library.use == "handshake" and library.number < FIRST_WITH_KEY_EXCHANGE:
-            wrong = f"has no {limits.KEY_EXCHANGE}"
-            yield Finding(name, "problem", f"{library.text} {wrong}", HOW_TO_UPDATE[library.use])
+            yield Finding(use, "problem", f"{library.text} has no {limits.KEY_EXCHANGE}", how)
         elif wrong is not None:
-            yield Finding(name, "warning", f"{library.text}: {wrong}", HOW_TO_UPDATE[library.use])
+            yield Finding(use, "warning", f"{library.text}: {wrong}", how)
         else:
-            yield Finding(name, "ok", library.text)
+            yield Finding(use, "ok", library.text)
     if (old := age_of_list()) is not None:
-        yield Finding(
-            "OpenSSL, list", "warning", old, "newer fixes are not known here: update sealring"
-        )
+        fix = "newer fixes are not known here: update sealring"
+        yield Finding(f"{name}, list", "warning", old, fix)
 
 
 def _has_torch() -> bool:
@@ -158,52 +154,49 @@ def _has_torch() -> bool:
     return True
 
 
-def _torch() -> Iterator[Finding]:
+def _torch(name: str) -> Iterator[Finding]:
     if not _has_torch():
         fix = "workers need it: pip install torch. A broker does not"
-        yield Finding("torch", "problem", "not installed", fix)
+        yield Finding(name, "problem", "not installed", fix)
         return
     import torch
     import torch.distributed as dist
 
     untested = untested_torch(torch.__version__)
-    yield Finding("torch", "warning" if untested else "ok", torch.__version__, untested)
+    yield Finding(name, "warning" if untested else "ok", torch.__version__, untested)
     if "sealring" in dist.Backend.backend_list:
         yield Finding("backend", "ok", '"sealring" is known to torch.distributed')
     else:
-        yield Finding(
-            "backend",
-            "problem",
-            "torch does not know the backend",
-            "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall: pip install --force-reinstall "
-            "sealring",
-        )
+        fix = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall: pip install --force-reinstall "
+        yield Finding("backend", "problem", "torch does not know the backend", f"{fix}sealring")
 
 
-def _variables() -> Iterator[Finding]:
+def _variables(name: str) -> Iterator[Finding]:
     for sentence in unknown_variables(os.environ):
-        yield Finding("settings", "warning", "a variable that sealring does not read", sentence)
+        yield Finding(name, "warning", "a variable that sealring does not read", sentence)
 
 
-def _identity() -> Iterator[Finding]:
-    from sealring.errors import NoIdentity
+def _identity(name: str) -> Iterator[Finding]:
+    if broker := os.environ.get("SEALRING_BROKER"):
+        # Only what is set: asking the broker itself would take a rank.
+        from sealring.broker.enrolment import read_settings
+
+        settings = read_settings(os.environ)
+        kinds = ", ".join(
+            "SIMULATED" if kind == "simulated" else kind for kind in sorted(settings.policy.kinds)
+        )
+        yield Finding(name, "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
+        return
     from sealring.identity import load_credentials
 
-    if broker := os.environ.get("SEALRING_BROKER"):
-        yield _brokered(broker)
-        return
     try:
         rank = _number("RANK", 0)
         credentials = load_credentials(rank, _number("WORLD_SIZE", rank + 1))
     except NoIdentity as error:
-        yield Finding("identity", "warning", "none configured in this shell", str(error))
-    except SealringError as error:
-        yield Finding("identity", "problem", type(error).__name__, str(error))
-    else:
-        until = credentials.certificate.not_valid_after_utc
-        yield Finding(
-            "identity", "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z"
-        )
+        yield Finding(name, "warning", "none configured in this shell", str(error))
+        return
+    until = credentials.certificate.not_valid_after_utc
+    yield Finding(name, "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z")
 
 
 def _number(variable: str, default: int) -> int:
@@ -214,46 +207,29 @@ def _number(variable: str, default: int) -> int:
     return int(text)
 
 
-def _brokered(broker: str) -> Finding:
-    """Only what is set: asking the broker itself would take a rank."""
-    try:
-        from sealring.broker.enrolment import read_settings
-
-        settings = read_settings(os.environ)
-    except SealringError as error:
-        return Finding("identity", "problem", type(error).__name__, str(error))
-    kinds = ", ".join(
-        "SIMULATED" if kind == "simulated" else kind for kind in sorted(settings.policy.kinds)
-    )
-    return Finding("identity", "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
-
-
-def _ports() -> Iterator[Finding]:
+def _ports(name: str) -> Iterator[Finding]:
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        name = f"ports, {'IPv4' if family == socket.AF_INET else 'IPv6'}"
+        ipv4 = family == socket.AF_INET
+        what = f"{name}, {'IPv4' if ipv4 else 'IPv6'}"
         try:
             with socket.create_server((address, 0), family=family) as server:
                 server.settimeout(2)
                 with socket.create_connection(server.getsockname()[:2], timeout=2):
                     server.accept()[0].close()
         except OSError as error:
-            verdict: Verdict = "problem" if family == socket.AF_INET else "warning"
-            yield Finding(name, verdict, str(error), "allow TCP on the loopback interface")
+            fix = "allow TCP on the loopback interface"
+            yield Finding(what, "problem" if ipv4 else "warning", str(error), fix)
         else:
-            yield Finding(name, "ok", f"can listen and connect on {address}")
-    yield _listening_address()
+            yield Finding(what, "ok", f"can listen and connect on {address}")
 
 
-def _listening_address() -> Finding:
+def _interface(name: str) -> Iterator[Finding]:
     from sealring.links.addresses import own_addresses
 
-    try:
-        return Finding("interface", "ok", f"would listen on {', '.join(own_addresses(os.environ))}")
-    except SealringError as error:
-        return Finding("interface", "problem", type(error).__name__, str(error))
+    yield Finding(name, "ok", f"would listen on {', '.join(own_addresses(os.environ))}")
 
 
-def _shared_memory() -> Iterator[Finding]:
+def _shared_memory(name: str) -> Iterator[Finding]:
     from sealring.links.descriptors import leave
     from sealring.links.memory import create_memory
 
@@ -265,14 +241,10 @@ def _shared_memory() -> Iterator[Finding]:
         finally:
             memory.close()
     except SealringError as error:
-        yield Finding(
-            "shared memory",
-            "warning",
-            str(error),
-            "ranks of one host will use TCP, which is slower; allow memfd_create and Unix sockets",
-        )
+        fix = "ranks of one host will use TCP, which is slower; allow memfd_create and Unix sockets"
+        yield Finding(name, "warning", str(error), fix)
     else:
-        yield Finding("shared memory", "ok", "sealed memory files can be made and shared")
+        yield Finding(name, "ok", "sealed memory files can be made and shared")
 
 
 class _Timex(ctypes.Structure):
@@ -280,39 +252,38 @@ class _Timex(ctypes.Structure):
     _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 252))
 
 
-def _clock() -> Iterator[Finding]:
+def _clock(name: str) -> Iterator[Finding]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
     if now < BUILT:
-        yield Finding("clock", "problem", f"{shown} is before this release", "set the clock (NTP)")
+        yield Finding(name, "problem", f"{shown} is before this release", "set the clock (NTP)")
         return
     # adjtimex returns 5 (TIME_ERROR) while nothing keeps the clock right.
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
-    if state == 5:
-        yield Finding(
-            "clock",
-            "warning",
-            f"{shown}, not synchronised",
-            "run an NTP client: certificates live for hours, and a wrong clock refuses them",
-        )
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex())) == 5:
+        fix = "run an NTP client: certificates live for hours, and a wrong clock refuses them"
+        yield Finding(name, "warning", f"{shown}, not synchronised", fix)
     else:
-        yield Finding("clock", "ok", f"{shown}, synchronised")
+        yield Finding(name, "ok", f"{shown}, synchronised")
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus(name: str) -> Iterator[Finding]:
     if not _has_torch():
         return
     import torch
 
     if not torch.cuda.is_available():
-        yield Finding("GPU", "ok", "none that torch can use here: tensors on the CPU are sealed")
+        yield Finding(name, "ok", "none that torch can use here: tensors on the CPU are sealed")
         return
     for ordinal in range(torch.cuda.device_count()):
-        yield _gpu(torch.device("cuda", ordinal))
+        device = torch.device("cuda", ordinal)
+        try:
+            yield Finding(f"{name}, {device}", "ok", _gpu(device))
+        except SealringError as error:
+            yield Finding(f"{name}, {device}", "problem", type(error).__name__, str(error))
 
 
-def _gpu(device: torch.device) -> Finding:
-    """A group of one, made ready for the GPU as every group is."""
+def _gpu(device: torch.device) -> str:
+    """Makes a group of one ready for the GPU, as every group is."""
     import torch
 
     from sealring import _native
@@ -320,51 +291,91 @@ def _gpu(device: torch.device) -> Finding:
     from sealring.group.gpu import GpuCalls
     from sealring.group.settings import read_settings
 
-    name = f"GPU, {device}"
-    try:
-        wait = read_settings(os.environ).cuda_wait
-        engine = CollectiveEngine(
-            0,
-            1,
-            context=bytes(limits.KEY_BYTES),
-            group_key=_native.Secret.random(limits.KEY_BYTES),
-            links=(),
-        )
-        calls = GpuCalls(engine, wait)
-        calls.attach(device)
-    except SealringError as error:
-        return Finding(name, "problem", type(error).__name__, str(error))
+    wait = read_settings(os.environ).cuda_wait
+    engine = CollectiveEngine(
+        0,
+        1,
+        context=bytes(limits.KEY_BYTES),
+        group_key=_native.Secret.random(limits.KEY_BYTES),
+        links=(),
+    )
+    calls = GpuCalls(engine, wait)
+    calls.attach(device)
     who = "stream" if calls.streams_wait else "host"
-    found = f"{torch.cuda.get_device_name(device)}: kernels compiled, the {who} waits for results"
-    return Finding(name, "ok", found)
+    return f"{torch.cuda.get_device_name(device)}: kernels compiled, the {who} waits for results"
 
 
-def _key_memory() -> Iterator[Finding]:
+def _key_memory(name: str) -> Iterator[Finding]:
     from sealring import _native
 
     kept = _native.Secret.random(limits.KEY_BYTES)
     mapped, locked = _native.secret_memory_report()
     del kept
     if locked == mapped:
-        yield Finding("memory for keys", "ok", "locked into RAM, left out of core files")
+        yield Finding(name, "ok", "locked into RAM, left out of core files")
         return
-    yield Finding(
-        "memory for keys",
-        "warning",
-        "left out of core files, not locked into RAM",
-        "keys could reach a swap file: raise `ulimit -l` (RLIMIT_MEMLOCK), or use no swap",
-    )
+    fix = "keys could reach a swap file: raise `ulimit -l` (RLIMIT_MEMLOCK), or use no swap"
+    yield Finding(name, "warning", "left out of core files, not locked into RAM", fix)
 
 
-CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
-    _aes,
-    _openssl,
-    _torch,
-    _variables,
-    _identity,
-    _ports,
-    _shared_memory,
-    _clock,
-    _key_memory,
-    _gpus,
-)
+CHECKS: Final[dict[str, Callable[[str], Iterator[Finding]]]] = {
+    "AES instructions": _aes,
+    "OpenSSL": _openssl,
+    "torch": _torch,
+    "settings": _variables,
+    "identity": _identity,
+    "ports": _ports,
+    "interface": _interface,
+    "shared memory": _shared_memory,
+    "clock": _clock,
+    "memory for keys": _key_memory,
+    "GPU": _gpus,
+}
+
+
+def _watch(pid: int, as_json: bool) -> bool:
+    processes = watch(pid, os.environ)
+    clean = not any(_alarms(each) for each in processes)
+    if as_json:
+        print_json({"sealed": clean, "processes": [asdict(each) for each in processes]})
+        return clean
+    for each in processes:
+        _print(each)
+    counts = Counter(one.verdict for process in processes for one in process.sockets)
+    words = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    say(f"{len(processes)} processes, sockets: {words or 'none'}.")
+    return clean
+
+
+def _alarms(process: WatchedProcess) -> bool:
+    hidden = process.listed_by is None
+    plaintext = any(not group.sealed for group in process.groups)
+    return hidden or plaintext or any(each.verdict in ALARMS for each in process.sockets)
+
+
+def _print(process: WatchedProcess) -> None:
+    shown = [each for each in process.sockets if each.verdict != "local"]
+    local = len(process.sockets) - len(shown)
+    who = "a worker" if process.answers else "gives no status"
+    head = f"{process.pid} {process.name}: {who}, {len(process.sockets)} sockets"
+    if local:
+        head += f", {local} of them Unix sockets, which stay on this machine"
+    if process.listed_by == "worker":
+        head += " (as the worker itself lists them; root can ask the kernel)"
+    if process.listed_by is None:
+        head = f"{process.pid} {process.name}: its sockets are not known: run this as root"
+    console.print(Text(printable(head), style="bold"))
+    for group in process.groups:
+        verdict = "sealed" if group.sealed else "not sealed"
+        line = Text(f"  group {printable(group.name)}, {group.size} ranks, ")
+        console.print(
+            line.append(f"{printable(group.backend)}: ").append(verdict, style=STYLES[verdict])
+        )
+    if shown:
+        rows = [
+            (Text(each.verdict, STYLES.get(each.verdict, "")), each.local,
+             each.remote or each.state, each.why)
+            for each in sorted(shown, key=lambda one: (one.verdict, one.local, one.remote))
+        ]  # fmt: skip
+        columns = ("verdict", "from", "to", "what it is")
+        console.print(table(columns, rows, wrap=columns[1:]))

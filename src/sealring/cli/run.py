@@ -7,25 +7,29 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from sealring.cli import terminal
-from sealring.cli.cause import print_cause
-from sealring.cli.placement import PORT, Placement, placement
-from sealring.cli.terminal import errors
+from sealring.cli.terminal import warn
 from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, NoIdentity
-from sealring.group.settings import Transport, read_settings
+from sealring.group.settings import read_settings
 from sealring.identity.process import shut_out_debuggers
 from sealring.identity.secret import OF_THE_RUN, read_secret
-from sealring.last_words import LAUNCHED
+from sealring.last_words import LAUNCHED, told_beside
 from sealring.live.worker import sweep
 from sealring.sealed_only.guard import require_sealed
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 # Whatever follows the script's name is the script's, options and all.
 PASS_ON: Final[dict[str, Any]] = {
@@ -63,10 +67,6 @@ def run(
         Text,
         typer.Option("--rdzv-endpoint", help="host:port of machine 0, the same on all."),
     ] = None,
-    master_addr: Annotated[Text, typer.Option("--master-addr", help="The endpoint's host.")] = None,
-    master_port: Annotated[
-        int | None, typer.Option("--master-port", help="The endpoint's port.")
-    ] = None,
     standalone: Annotated[
         bool, typer.Option("--standalone", help="This machine alone, whatever a scheduler says.")
     ] = False,
@@ -87,9 +87,6 @@ def run(
         typer.Option(help="With --broker: what this machine's workers demand of peers."),
     ] = None,
     job: Annotated[Text, typer.Option(help="The job's name, the same everywhere.")] = None,
-    transport: Annotated[
-        Transport | None, typer.Option(help="How workers are linked; auto if not given.")
-    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -99,35 +96,6 @@ def run(
             help="How often all workers are started again when one fails.",
         ),
     ] = 0,
-    log_dir: Annotated[
-        Text, typer.Option("--log-dir", envvar="PET_LOG_DIR", help="torchrun's: where logs go.")
-    ] = None,
-    redirects: Annotated[
-        Text,
-        typer.Option(
-            "-r",
-            "--redirects",
-            envvar="PET_REDIRECTS",
-            help="torchrun's: streams that go to logs only.",
-        ),
-    ] = None,
-    tee: Annotated[
-        Text,
-        typer.Option(
-            "-t",
-            "--tee",
-            envvar="PET_TEE",
-            help="torchrun's: streams that go to logs as well.",
-        ),
-    ] = None,
-    local_ranks_filter: Annotated[
-        Text,
-        typer.Option(
-            "--local-ranks-filter",
-            envvar="PET_LOCAL_RANKS_FILTER",
-            help="torchrun's: workers whose output is shown.",
-        ),
-    ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module's name.")
     ] = False,
@@ -143,16 +111,16 @@ def run(
     """
     shut_out_debuggers()  # the job's secret may be made here
     for sentence in unknown_variables(os.environ):
-        errors.print(f"sealring: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        warn(f"sealring: {sentence}")
     given = Placement() if standalone else placement(os.environ)
     for name in [each for each in os.environ if each.startswith("PET_")]:
-        del os.environ[name]  # torchrun would take them for options that we pass as well
+        if name not in PASSED_ON:  # torchrun would take them for options that we pass as well
+            del os.environ[name]
+    check_passed_on(os.environ)
     machines = nnodes if nnodes is not None else given.machines
     machine = node_rank if node_rank is not None else given.machine
-    workers = _check_workers(nproc if nproc is not None else given.workers)
+    workers = check_workers(nproc if nproc is not None else given.workers)
     endpoint = rdzv_endpoint or given.endpoint
-    if master_addr is not None or master_port is not None:
-        endpoint = f"{master_addr or 'localhost'}:{master_port or PORT}"
     if not 0 <= machine < machines:
         raise ConfigurationError(
             f"--node-rank is {machine}, and --nnodes is {machines}: machines are numbered from 0 "
@@ -161,11 +129,9 @@ def run(
     if job is not None:
         os.environ["SEALRING_JOB"] = job
     # Empty where the environment says it all.
-    brokered = _brokered(broker, authority, policy, secret_file)
-    os.environ.update(_identity(machines, secret_file) if brokered is None else brokered)
+    brokered = broker_environment(broker, authority, policy, secret_file)
+    os.environ.update(identity_environment(machines, secret_file) if brokered is None else brokered)
     require_sealed()
-    if transport is not None:
-        os.environ["SEALRING_TRANSPORT"] = transport
     if record is not None:
         os.environ["SEALRING_RECORD"] = str(record.absolute())
     read_settings(os.environ)
@@ -189,25 +155,17 @@ def run(
         "--rdzv-id", run_id,
         "--rdzv-conf", f"rank={machine},timeout={join_timeout}",
     ]  # fmt: skip
-    passed_on = {
-        "--log-dir": log_dir, "--redirects": redirects, "--tee": tee,
-        "--local-ranks-filter": local_ranks_filter,
-    }  # fmt: skip
-    for option, value in passed_on.items():
-        if value is not None:
-            _check_passed_on(option, value)
-            arguments += [option, value]
     arguments += ["--module"] * module + ["--no-python"] * no_python
     arguments += [script, *context.args]
     with ExitStack() as launched:
-        if log_dir is None and redirects is None and tee is None:
+        if not {"PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE"} & os.environ.keys():
             # torchrun makes a folder for its workers' error files, and leaves it behind.
-            folder = launched.enter_context(_errors_folder())
+            folder = launched.enter_context(errors_folder())
             arguments = ["--log-dir", folder, *arguments]
         _launch(arguments, several=workers != "1")
 
 
-def _errors_folder() -> tempfile.TemporaryDirectory[str]:
+def errors_folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="sealring-run-", ignore_cleanup_errors=True)
     except OSError as problem:
@@ -271,23 +229,23 @@ _STREAMS: Final = (
     r"[0-3]|\d+:[0-3](,\d+:[0-3])*",
     "1 for standard output, 2 for errors, 3 for both, or so for some workers: 0:3,1:2",
 )
-_PASSED_ON: Final = {
-    "--redirects": _STREAMS,
-    "--tee": _STREAMS,
-    "--local-ranks-filter": (r"\d+(,\d+)*", "the local ranks of workers: 0,1"),
+PASSED_ON: Final = {
+    "PET_LOG_DIR": (".*", "a folder"),
+    "PET_REDIRECTS": _STREAMS,
+    "PET_TEE": _STREAMS,
+    "PET_LOCAL_RANKS_FILTER": (r"\d+(,\d+)*", "the local ranks of workers: 0,1"),
 }
-"""What torchrun takes for its options, and the same in words."""
+"""torchrun's variables that it reads itself: what it takes, and the same in words."""
 
 
-def _check_passed_on(option: str, value: str) -> None:
-    if option not in _PASSED_ON:
-        return
-    form, words = _PASSED_ON[option]
-    if re.fullmatch(form, value) is None:
-        raise ConfigurationError(f"{option} is {value!r}; pass {words}")
+def check_passed_on(environ: Mapping[str, str]) -> None:
+    for name in PASSED_ON.keys() & environ.keys():
+        form, words = PASSED_ON[name]
+        if re.fullmatch(form, environ[name]) is None:
+            raise ConfigurationError(f"{name} is {environ[name]!r}; set it to {words}")
 
 
-def _check_workers(text: str) -> str:
+def check_workers(text: str) -> str:
     """What torchrun takes: a number, or what it counts by itself."""
     if text == "gpu":
         import torch
@@ -304,7 +262,7 @@ def _check_workers(text: str) -> str:
     )
 
 
-def _brokered(
+def broker_environment(
     broker: str | None, authority: Path | None, policy: Path | None, secret_file: Path | None
 ) -> dict[str, str] | None:
     """The environment of workers that join through a broker; None if there is none."""
@@ -332,7 +290,7 @@ def _brokered(
     return chosen
 
 
-def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
+def identity_environment(machines: int, secret_file: Path | None) -> dict[str, str]:
     """What to add to the workers' environment so that they can prove who they are."""
     if secret_file is not None:
         chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
@@ -354,3 +312,134 @@ def _identity(machines: int, secret_file: Path | None) -> dict[str, str]:
         )
     # All workers are our own children: a secret that lives as long as they do is enough.
     return {"SEALRING_SECRET": secrets.token_hex(32), OF_THE_RUN: "1"}
+
+
+# ---- where a launcher stands in its job: what the scheduler that started it says. Kubeflow's
+# Trainer (PET_*, torchrun's own variables), Slurm (inside srun) and SkyPilot; options come first.
+
+PORT: Final = 29400
+_PLACES: Final = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "RDZV_ENDPOINT")
+"""torchrun's variables that say where a launcher stands, after PET_. One is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    machines: int = 1
+    machine: int = 0
+    workers: str = "1"
+    """A number, or what torchrun counts by itself: auto, gpu, cpu."""
+    endpoint: str | None = None
+    """host:port of the first machine."""
+
+
+def placement(environ: Mapping[str, str]) -> Placement:
+    if any(f"PET_{name}" in environ for name in _PLACES):
+        return _of_torchrun(environ)
+    if "SLURM_STEP_NUM_NODES" in environ:
+        return _of_slurm(environ)
+    if "SKYPILOT_NODE_RANK" in environ:
+        return _of_skypilot(environ)
+    return Placement()
+
+
+def _of_torchrun(environ: Mapping[str, str]) -> Placement:
+    machines = environ.get("PET_NNODES", "1")
+    least, _, most = machines.partition(":")
+    if most not in ("", least):
+        raise ConfigurationError(
+            f"PET_NNODES is {machines!r}: a job of sealring's has a fixed number of machines"
+        )
+    endpoint = environ.get("PET_RDZV_ENDPOINT") or None
+    if endpoint is None and (host := environ.get("PET_MASTER_ADDR")):
+        endpoint = f"{host}:{environ.get('PET_MASTER_PORT', PORT)}"
+    return Placement(
+        _number("PET_NNODES", least),
+        _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "0")),
+        environ.get("PET_NPROC_PER_NODE", "1"),
+        endpoint,
+    )
+
+
+def _of_slurm(environ: Mapping[str, str]) -> Placement:
+    machines = _number("SLURM_STEP_NUM_NODES", environ["SLURM_STEP_NUM_NODES"])
+    if _number("SLURM_STEP_NUM_TASKS", environ.get("SLURM_STEP_NUM_TASKS", "1")) != machines:
+        raise ConfigurationError(
+            "`sealring run` starts a machine's workers itself: have srun start it once per machine "
+            "(--ntasks-per-node=1), and say how many workers with --nproc-per-node"
+        )
+    # Jobs that share a machine get different ports; all machines of a job compute the same one.
+    port = 20000 + _number("SLURM_JOB_ID", environ["SLURM_JOB_ID"]) % 10000
+    return Placement(
+        machines,
+        _number("SLURM_NODEID", environ["SLURM_NODEID"]),
+        environ.get("SLURM_GPUS_ON_NODE") or "1",
+        f"{first_host(environ['SLURM_STEP_NODELIST'])}:{port}",
+    )
+
+
+def first_host(nodelist: str) -> str:
+    """Of Slurm's short form: rack1-node[01-03,07],gpu5 begins with rack1-node01."""
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+    if found is None:
+        raise ConfigurationError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no machine")
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found.group())
+
+
+def _of_skypilot(environ: Mapping[str, str]) -> Placement:
+    addresses = environ.get("SKYPILOT_NODE_IPS", "").split()
+    return Placement(
+        _number("SKYPILOT_NUM_NODES", environ.get("SKYPILOT_NUM_NODES", str(len(addresses)))),
+        _number("SKYPILOT_NODE_RANK", environ["SKYPILOT_NODE_RANK"]),
+        environ.get("SKYPILOT_NUM_GPUS_PER_NODE") or "1",
+        f"{addresses[0]}:{PORT}" if addresses else None,
+    )
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise ConfigurationError(f"{name} is {value!r}, which is not a number")
+    return int(value)
+
+
+# ---- why the job ended: what is printed last
+
+_OFTEN: Final[dict[int, str]] = {
+    signal.SIGKILL: "often the kernel's out-of-memory killer, which `dmesg` shows",
+    signal.SIGSEGV: "native code used memory that is not its own",
+    signal.SIGBUS: "often a full /dev/shm, or a mapped file that was cut",
+    signal.SIGABRT: "native code called abort()",
+}
+"""Signals that no part of a job sends, and what most often causes them."""
+
+
+def print_cause(failed: ChildFailedError) -> None:
+    """Prints the error that caused the others, as far as can be told: once, and after all else."""
+    told = told_beside(failed.get_first_failure()[1].error_file)
+    silent = sorted(failed.failures.keys() - {each.rank for each in told})
+    # The launcher ends the others by SIGTERM: those are a cause only where nothing else is known.
+    by_themselves = [rank for rank in silent if failed.failures[rank].exitcode != -signal.SIGTERM]
+    if by_themselves or told:
+        silent = by_themselves
+    causes = [each for each in told if not each.follows]
+    others = len({*failed.failures, *(each.rank for each in told)}) - 1
+    ended = f"; {others} more ended with it" if others else ""
+    if not causes and silent:
+        # Killed, or ended by itself: what the others got follows from that.
+        text = _without_error(silent[0], failed.failures[silent[0]].exitcode, ended)
+    else:
+        first = (causes or told)[0]
+        above = ". Its traceback is above." if first.printed else ""
+        text = f"{first.text} (rank {first.failed}{ended}){above}"
+    warn(text)
+
+
+def _without_error(rank: int, code: int, ended: str) -> str:
+    """A worker that wrote no error may have printed something, unless a signal killed it."""
+    if code >= 0:
+        return f"Rank {rank} ended with exit code {code}{ended}. What it printed is above, if any."
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # of the real-time signals, which have numbers only
+        name = f"signal {-code}"
+    often = f"; {_OFTEN[-code]}" if -code in _OFTEN else ""
+    return f"Rank {rank} was killed by {name}{often}{f' ({ended[2:]})' if ended else ''}."

@@ -9,12 +9,14 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 console = Console()
 errors = Console(stderr=True)
@@ -25,6 +27,37 @@ debug = False
 def print_json(value: Any) -> None:
     """Plain JSON: no colours, no wrapping, so that any program can read it."""
     print(json.dumps(value))
+
+
+def warn(text: str) -> None:
+    """One sentence on stderr."""
+    errors.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Iterable[str | Text]],
+    *,
+    right: Collection[str] = (),
+    wrap: Collection[str] = (),
+) -> Table:
+    """Without lines between the columns, for which 80 characters leave no room.
+
+    `wrap`: columns whose cells go on in the next line where there is little room, uncut. The others
+    stay in one line. `right`: columns of numbers.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold" if name in wrap else "ellipsis",
+            no_wrap=name not in wrap,
+            min_width=len(name),
+        )
+    for row in rows:
+        made.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+    return made
 
 
 def progress_bar(*columns: str) -> Progress:

@@ -1,56 +1,69 @@
-"""`sealring top`: what the workers of this machine do, while they do it."""
+"""`sealring top`: what the workers of this machine do, what they count, and what they did last."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.terminal import console, human_bytes, keys, print_json, printable
+from sealring.cli.terminal import (
+    console,
+    human_bytes,
+    keys,
+    print_json,
+    printable,
+    say,
+    table,
+    warn,
+)
 from sealring.errors import ConfigurationError
+from sealring.identity.private_files import replace_private
 from sealring.live.directory import SETTING, chosen_directory
+from sealring.live.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
 from sealring.live.reader import Reading, read_all
-from sealring.live.status import GroupStatus, PeerStatus, WorkerStatus
+from sealring.live.status import GroupStatus, WorkerStatus
+from sealring.recorder import CollectiveAccount, MessageAccount, ProcessAccount
+from sealring.recorder.trace import chrome_trace, clock_offsets_ns, read_flight_records
+
+app = typer.Typer(help="See what the workers of this machine do, and what they did last.")
 
 Rates = dict[tuple[str, int], tuple[float, float]]
 """Bytes sealed and opened in a second, by host and process."""
+Pem = Annotated[Path | None, typer.Option(help="PEM. All three of them: TLS with client proof.")]
 
 
+@app.callback(invoke_without_command=True)
 def top(
+    context: typer.Context,
     job: Annotated[str | None, typer.Option(help="Workers of this job only.")] = None,
     interval: Annotated[
         float, typer.Option(min=0.2, max=60, help="Seconds between two readings.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="With --once: print JSON instead of tables.")
+        bool, typer.Option("--json", help="Print one reading as JSON and stop.")
     ] = False,
-    directory: Annotated[
-        Path | None,
-        typer.Option(help=f"Where the workers' sockets are. Default: as {SETTING} says."),
-    ] = None,
 ) -> None:
     """Show the workers that run on this machine: what they seal, and whom they wait for."""
-    if as_json and not once:
-        raise ConfigurationError("--json prints one reading: pass --once besides")
-    if not once and not console.is_terminal:
+    if context.invoked_subcommand is not None:
+        return
+    if not (once or as_json or console.is_terminal):
         raise ConfigurationError(
             "the view is drawn over and over, and stdout is no terminal: pass --once"
         )
-    place = directory or chosen_directory(os.environ)
-    if place is None:
-        raise ConfigurationError(
-            f"{SETTING}=0 switches the live view off: unset it, or --directory"
-        )
+    place = _directory()
     before = _read(place, job)
     time.sleep(interval)
     reading = _read(place, job)
@@ -61,6 +74,13 @@ def top(
         console.print(screen(reading, rates, place))
     else:
         _watch(place, job, interval, reading, rates)
+
+
+def _directory() -> Path:
+    place = chosen_directory(os.environ)
+    if place is None:
+        raise ConfigurationError(f"{SETTING}=0 switches the live view off: unset it")
+    return place
 
 
 def _watch(
@@ -141,49 +161,41 @@ def _headline(job: str, workers: list[WorkerStatus]) -> str:
     here = {each.rank for each in workers}
     size = max(each.size for each in workers)
     text = f"job {printable(job)}: {len(here)} of {size} ranks are on this machine"
-    hosts: dict[int, str] = {
-        peer.rank: peer.host
+    hosts = {
+        peer.host
         for each in workers
         for group in each.groups
         for peer in group.peers
         if peer.rank not in here
     }
-    if hosts:
-        text += f"; others on {', '.join(sorted(map(printable, set(hosts.values()))))}"
-    return text
+    return text + (f"; others on {', '.join(sorted(map(printable, hosts)))}" if hosts else "")
 
 
 def _workers(workers: list[WorkerStatus], rates: Rates) -> Table:
-    table = _table("rank", "pid", "sealed/s", "opened/s", "sealed", "groups", "certificate")
+    rows = []
     for each in workers:
-        sealed, opened = rates.get((each.host, each.pid), (None, None))
-        table.add_row(
-            str(each.rank),
-            str(each.pid),
-            _rate(sealed),
-            _rate(opened),
-            human_bytes(each.sealed_bytes),
-            _open_groups(each),
-            _certificate(each),
-        )
-    return table
+        sealed, opened = map(_rate, rates.get((each.host, each.pid), (None, None)))
+        left = each.certificate_ends_s - each.time_s
+        rows.append([
+            str(each.rank), str(each.pid), sealed, opened, human_bytes(each.sealed_bytes),
+            _open_groups(each), "has ended" if left <= 0 else f"{_duration(left)} left",
+        ])  # fmt: skip
+    columns = ("rank", "pid", "sealed/s", "opened/s", "sealed", "groups", "certificate")
+    return table(columns, rows, right=columns[:-1])
 
 
 def _groups(workers: list[WorkerStatus]) -> Table:
-    table = _table("rank", "group", "state", "size", "age", "GPU wire", "waited longest for")
-    for each in workers:
-        for group in each.groups:
-            if group.state != "closed":
-                table.add_row(
-                    str(each.rank),
-                    Text(printable(group.name)),
-                    Text(group.state, style="red" if group.state == "failed" else ""),
-                    str(group.size),
-                    _duration(group.age_s),
-                    printable(group.gpu_wire or "none"),
-                    Text(_waited(group)),
-                )
-    return table
+    rows = [
+        (
+            str(each.rank), group.name, Text(group.state, "red" if group.state == "failed" else ""),
+            str(group.size), _duration(group.age_s), group.gpu_wire or "none", _waited(group),
+        )
+        for each in workers
+        for group in each.groups
+        if group.state != "closed"
+    ]  # fmt: skip
+    columns = ("rank", "group", "state", "size", "age", "GPU wire", "waited longest for")
+    return table(columns, rows, right=("rank", "size", "age"), wrap=columns[-1:])
 
 
 def _errors(workers: list[WorkerStatus]) -> list[Text]:
@@ -194,15 +206,6 @@ def _errors(workers: list[WorkerStatus]) -> list[Text]:
     ]
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), expand=False)
-    for name in columns:
-        words = name in ("group", "state", "GPU wire", "waited longest for", "certificate")
-        table.add_column(name, justify="left" if words else "right", overflow="ellipsis",
-                         no_wrap=name != "waited longest for")  # fmt: skip
-    return table
-
-
 def _open_groups(worker: WorkerStatus) -> str:
     shown = sum(group.state != "closed" for group in worker.groups)
     left_out = worker.groups_open - shown
@@ -210,15 +213,10 @@ def _open_groups(worker: WorkerStatus) -> str:
 
 
 def _waited(group: GroupStatus) -> str:
-    longest: PeerStatus | None = next(iter(group.peers), None)
+    longest = next(iter(group.peers), None)
     if longest is None or longest.waited_s < 0.001:
         return ""
     return f"rank {longest.rank}: {_duration(longest.waited_s)} ({longest.transport})"
-
-
-def _certificate(worker: WorkerStatus) -> str:
-    left = worker.certificate_ends_s - worker.time_s
-    return "has ended" if left <= 0 else f"{_duration(left)} left"
 
 
 def _rate(value: float | None) -> str:
@@ -230,3 +228,186 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+@app.command()
+def metrics(
+    listen: Annotated[
+        str | None,
+        typer.Option(help="IP:PORT to serve /metrics on, as 127.0.0.1:9464. Default: print once."),
+    ] = None,
+    certificate: Pem = None,
+    key: Pem = None,
+    authority: Pem = None,
+) -> None:
+    """Give what the workers of this machine count to Prometheus or OpenTelemetry's collector."""
+    place = _directory()
+
+    def text() -> str:
+        reading = read_all(WorkerStatus, place)
+        return as_text(reading.answers, len(reading.silent))
+
+    given = [each for each in (certificate, key, authority) if each is not None]
+    if given and (len(given) < 3 or listen is None):
+        raise ConfigurationError(
+            "--certificate, --key and --authority go together, with --listen: TLS, with clients "
+            "that show a certificate of that authority"
+        )
+    if listen is None:
+        print(text(), end="")
+        return
+    tls = server_tls(given[0], given[1], given[2]) if given else None
+    with Exporter(parse_address(listen), OncePerInterval(text), tls) as exporter:
+        host, port = exporter.server_address[:2]
+        shown = f"[{host!s}]" if ":" in str(host) else str(host)
+        warn(f"{'http' if tls is None else 'https'}://{shown}:{port}/metrics")
+        with suppress(KeyboardInterrupt):
+            exporter.serve_forever()
+
+
+Account = CollectiveAccount | MessageAccount
+Row = tuple[int, str, Account | None]
+"""A rank, its group, and what it did; None where the record has no such number."""
+COLLECTIVES: Final = ("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
+MESSAGES: Final = ("rank", "group", "message", "tag", "size", "state", "took")
+
+
+@app.command()
+def trace(
+    paths: Annotated[
+        list[Path], typer.Argument(help="Flight records (*.flight.json), or directories of them.")
+    ],
+    number: Annotated[
+        int | None, typer.Option(min=1, help="This collective on every rank, side by side.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="Groups with this name only.")] = None,
+    last: Annotated[int, typer.Option(min=1, help="Without --number: how many per rank.")] = 10,
+    messages: Annotated[bool, typer.Option(help="Sends and receives, not collectives.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Instead: write one Chrome trace of all ranks to this file."
+        ),
+    ] = None,
+    align: Annotated[
+        bool,
+        typer.Option(
+            "--align",
+            help="With --output: take hosts' clocks to differ, and find out how much from the ends "
+            "of collectives that all ranks leave together.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the last collectives of each rank, or what number N was on every one of them."""
+    accounts = read_flight_records(paths)
+    if output is not None:
+        _write_trace(accounts, output, align, as_json)
+        return
+    if align:
+        raise ConfigurationError("--align is for --output FILE, which is not given")
+    if messages and number is not None:
+        raise ConfigurationError("--number is a collective's: leave it out with --messages")
+    rows = _rows(accounts, number, group, last, messages)
+    if not rows:
+        _require_group(accounts, group)
+    if as_json:
+        kind = "message" if messages else "collective"
+        print_json([
+            {"rank": rank, "group": name, kind: each and dataclasses.asdict(each)}
+            for rank, name, each in rows
+        ])  # fmt: skip
+        return
+    columns = MESSAGES if messages else COLLECTIVES
+    shown = table(columns, [(str(rank), name, *_cells(each)) for rank, name, each in rows],
+                  wrap=columns)  # fmt: skip
+    if not messages:
+        # No name of a collective is cut: "reduce_scatter" is the longest.
+        shown.columns[columns.index("collective")].min_width = 14
+    # Nothing is cut: in a terminal that is too narrow, lines go on in the next.
+    least = Measurement.get(console, console.options.update(max_width=1000), shown).minimum
+    console.print(shown, width=max(console.width, least), crop=False, soft_wrap=False)
+    _print_errors(rows)
+
+
+def _write_trace(
+    accounts: Sequence[ProcessAccount], output: Path, align: bool, as_json: bool
+) -> None:
+    offsets = clock_offsets_ns(accounts) if align else {}
+    if align and len(offsets) < len(accounts):
+        alone = [str(each.rank) for index, each in enumerate(accounts) if index not in offsets]
+        raise ConfigurationError(
+            f"the clock of rank {', '.join(alone)} cannot be aligned: it shares no finished "
+            f"all_reduce, all_gather, reduce_scatter or barrier with rank {accounts[0].rank}. "
+            "Leave out --align."
+        )
+    replace_private(output, json.dumps(chrome_trace(accounts, offsets)).encode())
+    ranks = [account.rank for account in accounts]
+    if as_json:
+        ahead = [offsets.get(index, 0) / 1e9 for index in range(len(accounts))]
+        print_json({"output": str(output), "ranks": ranks, "clock_ahead_s": ahead})
+    else:
+        say(f"{output}: rank {', '.join(map(str, ranks))}. Open it in ui.perfetto.dev.")
+
+
+def _rows(
+    accounts: Sequence[ProcessAccount],
+    number: int | None,
+    group: str | None,
+    last: int,
+    messages: bool,
+) -> list[Row]:
+    rows: list[Row] = []
+    for account in accounts:
+        for one in account.groups:
+            if group is not None and one.name != group:
+                continue
+            did: Sequence[Account | None]
+            if number is not None:
+                did = [one.collective(number)]
+            else:
+                did = (one.messages if messages else one.collectives)[-last:]
+            rows += [(account.rank, one.name, each) for each in did]
+    return rows
+
+
+def _require_group(accounts: Sequence[ProcessAccount], group: str | None) -> None:
+    """Nothing to show is an answer, but not of a group that no rank has."""
+    names = sorted({one.name for account in accounts for one in account.groups})
+    if group is not None and group not in names:
+        there = f"there is {', '.join(map(repr, names))}" if names else "there is none"
+        raise ConfigurationError(f"no rank has a group named {group!r}: {there}")
+
+
+def _cells(each: Account | None) -> list[str]:
+    if each is None:
+        return ["", "not in the record", "", "", "", ""]
+    size = "" if each.bytes is None else f"{human_bytes(each.bytes)} {each.dtype}"
+    if isinstance(each, MessageAccount):
+        whom = "anyone" if each.peer is None else str(each.peer)
+        way = "to" if each.operation == "send" else "from"
+        first = [f"{each.operation} {way} {whom}", str(each.tag), size]
+        began: int | None = each.posted_ns
+    else:
+        reduction = f" {each.reduction}" if each.reduction else ""
+        root = f" from {each.root}" if each.root is not None else ""
+        number = "" if each.number is None else str(each.number)
+        first = [number, f"{each.operation}{reduction}{root}", size, each.algorithm]
+        began = each.started_ns
+    took = "" if began is None or each.ended_ns is None else _time(each.ended_ns - began)
+    return [*first, each.state, took]
+
+
+def _print_errors(rows: Iterable[Row]) -> None:
+    """Under the table, as wide as the terminal; what many ranks say is said once."""
+    ranks: dict[str, set[int]] = {}
+    for rank, _, each in rows:
+        if each is not None and each.error:
+            ranks.setdefault(each.error, set()).add(rank)
+    for error, said_by in ranks.items():
+        say(printable(f"rank {', '.join(map(str, sorted(said_by)))}: {error}"))
+
+
+def _time(nanoseconds: int) -> str:
+    microseconds = nanoseconds / 1000
+    return f"{microseconds:.0f} µs" if microseconds < 10_000 else f"{microseconds / 1000:,.1f} ms"

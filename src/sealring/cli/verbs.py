@@ -10,13 +10,12 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from sealring.cli.help import prepare, prepare_one
+from sealring.cli.examples import EXAMPLES
 
 VERBS: Final = (
     "demo",
     "run",
     "top",
-    "metrics",
     "doctor",
     "attest",
     "plan",
@@ -27,7 +26,6 @@ VERBS: Final = (
     "broker",
     "bench",
     "ca",
-    "trace",
     "log",
     "witness",
     "statement",
@@ -78,4 +76,29 @@ def _command(name: str) -> Any:
         app.command(name, context_settings=getattr(module, "PASS_ON", None))(getattr(module, name))
     command = typer.main.get_command(app)
     command.name = name
+    return command
+
+
+def prepare(command: Any, path: str) -> Any:
+    """Adds to the --help of a command and all below it; `path` is what the user types."""
+    for name, below in getattr(command, "commands", {}).items():
+        prepare(below, f"{path} {name}")
+    return prepare_one(command, path)
+
+
+def prepare_one(command: Any, path: str) -> Any:
+    """Adds an example to the --help, and takes the type from flags."""
+    if (example := EXAMPLES.get(path)) is not None and "Example:" not in (command.help or ""):
+        command.epilog = f"Example: {example}"
+    own_parameters = command.get_params
+
+    def parameters(context: Any) -> Any:
+        # Here, because the option --help is made when it is first asked for.
+        found = own_parameters(context)
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return found
+
+    command.get_params = parameters
     return command

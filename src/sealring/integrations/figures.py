@@ -5,19 +5,11 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from sealring.recorder.metrics import COUNTERS
 from sealring.recorder.process import counts_of_all_groups, recorders
 
 MOST_PEERS: Final = 64
 """With more peers there is one sum of the waiting."""
-_TOTALS: Final = {
-    "sealring.sealed": "sealed_bytes",
-    "sealring.opened": "opened_bytes",
-    "sealring.rekeys": "rekeys",
-    "sealring.wait": "waited_seconds",
-    "sealring.collectives": "collectives",
-    "sealring.messages": "messages",
-    "sealring.errors": "errors",
-}
 
 
 class Figures:
@@ -31,17 +23,17 @@ class Figures:
         self._last: tuple[float, float, float] | None = None
 
     def __call__(self) -> dict[str, float]:
-        totals = dict.fromkeys(_TOTALS.values(), 0.0)
+        totals = {metric.plain_name: 0.0 for metric in COUNTERS}
         by_peer: dict[int, float] = {}
-        for (instrument, key), value in counts_of_all_groups().items():
-            totals[_TOTALS[instrument]] += value
-            if instrument == "sealring.wait":
-                peer = int(dict(key)["sealring.peer"])
+        for series, value in counts_of_all_groups().items():
+            totals[series.metric] += value
+            if series.metric == "wait_seconds":
+                peer = int(series.label)
                 by_peer[peer] = by_peer.get(peer, 0.0) + value
         found = {**totals, "groups": float(sum(not each.closed for each in recorders()))}
         if len(by_peer) <= MOST_PEERS:
             for peer, seconds in sorted(by_peer.items()):
-                found[f"waited_seconds/rank_{peer}"] = seconds
+                found[f"wait_seconds/rank_{peer}"] = seconds
         found |= self._rates(totals["sealed_bytes"], totals["opened_bytes"])
         return {f"{self._prefix}{name}": value for name, value in found.items()}
 

@@ -9,25 +9,23 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from sealring.engine import link_ends
 from sealring.links import setting_up
 from sealring.live.status import (
+    Count,
     ErrorStatus,
-    GroupCounts,
     GroupStatus,
     LinkSocket,
     PeerStatus,
     SocketStatus,
-    Tally,
     TorchGroup,
-    Waited,
     WorkerStatus,
 )
-from sealring.recorder.counts import ENDED
 from sealring.recorder.flight import FlightRecorder
+from sealring.recorder.metrics import ENDED
 from sealring.recorder.process import counts_of_all_groups, recorders
 from sealring.version import __version__
 
@@ -35,8 +33,8 @@ MOST_GROUPS: Final = 64
 """Groups that are shown, and names of groups that have counts of their own."""
 MOST_PEERS: Final = 16
 """Peers that are shown of a group."""
-MOST_WAITED: Final = 64
-"""A group with more peers has one sum of its waiting."""
+MOST_LABELS: Final = 64
+"""A count with more labels, such as the waiting of a group with more peers, is one sum."""
 MOST_LINKS: Final = 16_384
 MOST_TEXT: Final = 300
 OTHERS: Final = "(other)"
@@ -131,65 +129,28 @@ def _error(recorder: FlightRecorder) -> ErrorStatus | None:
     return ErrorStatus(_short(text), (time.monotonic_ns() - when_ns) / 1e9)
 
 
-@dataclass(slots=True)
-class _Sum:
-    sealed: int = 0
-    opened: int = 0
-    rekeys: int = 0
-    waited: dict[int, float] = field(default_factory=dict)
-    tallies: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def add(self, instrument: str, attributes: dict[str, Any], value: Any) -> None:
-        match instrument:
-            case "sealring.sealed":
-                self.sealed += value
-            case "sealring.opened":
-                self.opened += value
-            case "sealring.rekeys":
-                self.rekeys += value
-            case "sealring.wait":
-                peer = attributes["sealring.peer"]
-                self.waited[peer] = self.waited.get(peer, 0.0) + value
-            case _:
-                name = attributes.get("sealring.operation") or attributes["error.type"]
-                tally = self.tallies.setdefault(instrument, {})
-                tally[name] = tally.get(name, 0) + value
-
-    def counts(self, group: str) -> GroupCounts:
-        waited = {str(peer): seconds for peer, seconds in sorted(self.waited.items())}
-        if len(waited) > MOST_WAITED:
-            waited = {"all": sum(waited.values())}
-        return GroupCounts(
-            group=group,
-            sealed_bytes=self.sealed,
-            opened_bytes=self.opened,
-            rekeys=self.rekeys,
-            waited=[Waited(peer, float(seconds)) for peer, seconds in waited.items()],
-            collectives=self._tally("sealring.collectives"),
-            messages=self._tally("sealring.messages"),
-            errors=self._tally("sealring.errors"),
-        )
-
-    def _tally(self, instrument: str) -> list[Tally]:
-        return [Tally(name, count) for name, count in self.tallies.get(instrument, {}).items()]
-
-
 _named: Final[dict[str, None]] = {}
 """Names with counts of their own: the first that came, for good. A counter must not fall because
 another group took its place."""
 
 
-def _counts() -> list[GroupCounts]:
-    sums: dict[str, _Sum] = {}
-    for (instrument, key), value in counts_of_all_groups().items():
-        attributes = dict(key)
-        name = str(attributes["sealring.group"])
-        if name != ENDED and len(_named) < MOST_GROUPS:
-            _named.setdefault(name)
-        sums.setdefault(name if name in _named else OTHERS, _Sum()).add(
-            instrument, attributes, value
-        )
-    return [each.counts(_short(name)) for name, each in sums.items()]
+def _counts() -> list[Count]:
+    sums: dict[tuple[str, str], dict[str, float]] = {}
+    for series, value in counts_of_all_groups().items():
+        if series.group != ENDED and len(_named) < MOST_GROUPS:
+            _named.setdefault(series.group)
+        group = _short(series.group) if series.group in _named else OTHERS
+        labels, label = sums.setdefault((group, series.metric), {}), str(series.label)
+        labels[label] = labels.get(label, 0.0) + value
+    return [
+        Count(metric, group, label, value)
+        for (group, metric), labels in sums.items()
+        for label, value in _bounded(labels).items()
+    ]
+
+
+def _bounded(labels: dict[str, float]) -> dict[str, float]:
+    return labels if len(labels) <= MOST_LABELS else {"all": sum(labels.values())}
 
 
 def socket_status(process: ProcessFacts, without: Collection[int] = ()) -> SocketStatus:

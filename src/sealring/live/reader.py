@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic
@@ -30,10 +31,6 @@ class Reading(Generic[Answer]):
     """Sockets whose worker gave no answer, and why."""
 
 
-class _Stale(Exception):
-    pass
-
-
 def read_all(
     wanted: type[Answer],
     path: Path,
@@ -47,31 +44,18 @@ def read_all(
         directory = PrivateDirectory(path, user=user)
     except FileNotFoundError:
         return reading
-    try:
-        names = [name for name in directory.sockets() if only(name)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            outcomes = pool.map(lambda name: _outcome(wanted, directory, name), names)
-            _sort(reading, zip(names, outcomes, strict=True))
-    finally:
-        directory.close()
-    return reading
 
-
-def _outcome(wanted: type[Answer], directory: PrivateDirectory, name: str) -> Answer | Exception:
-    try:
-        return ask(wanted, directory, name)
-    except (OSError, ConfigurationError, _Stale) as problem:
-        return problem
-
-
-def _sort(reading: Reading[Answer], outcomes: Iterable[tuple[str, Answer | Exception]]) -> None:
-    for name, outcome in outcomes:
-        if isinstance(outcome, _Stale):
+    def add(name: str) -> None:
+        try:
+            reading.answers.append(ask(wanted, directory, name))
+        except (ConnectionRefusedError, FileNotFoundError):  # nobody listens; or it has just ended
             reading.stale.append(name)
-        elif isinstance(outcome, Exception):
-            reading.silent[name] = str(outcome)
-        else:
-            reading.answers.append(outcome)
+        except (OSError, ConfigurationError) as problem:
+            reading.silent[name] = str(problem)
+
+    with closing(directory), ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(add, filter(only, directory.sockets())))
+    return reading
 
 
 def ask(wanted: type[Answer], directory: PrivateDirectory, name: str) -> Answer:
@@ -95,10 +79,6 @@ def _connect(sock: socket.socket, address: str, deadline: float) -> None:
             return
         except BlockingIOError:  # other readers wait there already
             time.sleep(0.02)
-        except ConnectionRefusedError:
-            raise _Stale from None
-        except FileNotFoundError:  # the worker has ended since the directory was read
-            raise _Stale from None
 
 
 def _read_line(sock: socket.socket, deadline: float) -> bytes:

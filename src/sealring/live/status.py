@@ -53,30 +53,16 @@ class GroupStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    name: str
-    count: int
+class Count:
+    """The sum over all groups of one name, one after the other."""
 
-
-@dataclass(frozen=True, slots=True)
-class Waited:
-    peer: str
-    """Its rank in the job; `all` in a group too large to list them."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCounts:
-    """Of all groups of one name, one after the other."""
-
+    metric: str
+    """The plain name of one of recorder.metrics.COUNTERS."""
     group: str
-    sealed_bytes: int
-    opened_bytes: int
-    rekeys: int
-    waited: list[Waited]
-    collectives: list[Tally]
-    messages: list[Tally]
-    errors: list[Tally]
+    label: str
+    """What the metric counts apart: a peer's rank, an operation, an error's class. `all` where
+    these are too many."""
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +85,18 @@ class WorkerStatus:
     groups_open: int
     groups: list[GroupStatus]
     """The default group, then the newest; at most gather.MOST_GROUPS."""
-    counts: list[GroupCounts]
+    counts: list[Count]
 
     @property
     def sealed_bytes(self) -> int:
-        return sum(each.sealed_bytes for each in self.counts)
+        return self._total("sealed_bytes")
 
     @property
     def opened_bytes(self) -> int:
-        return sum(each.opened_bytes for each in self.counts)
+        return self._total("opened_bytes")
+
+    def _total(self, metric: str) -> int:
+        return int(sum(each.value for each in self.counts if each.metric == metric))
 
     @property
     def last_error(self) -> ErrorStatus | None:

@@ -4,10 +4,8 @@ flight    the last collectives of one group, as they run
 mail      its last messages
 account   the same as plain values: what the files hold
 process   all groups of this process: its files, on error, on request, on a signal
-chrome    accounts of one or more ranks as a Chrome trace
-merge     files of several ranks read back, their clocks aligned
-counts    of every group, also of those that ended
-metrics   the same, through OpenTelemetry's API where it is installed
+metrics   counts of all groups, also of those that ended; the table of what is counted
+trace     files of several ranks read back, their clocks aligned, as a Chrome trace
 
 Knows no torch. Nothing here may fail a collective.
 """

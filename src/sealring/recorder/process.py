@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private, writing
 from sealring.recorder.account import ProcessAccount
-from sealring.recorder.chrome import chrome_trace
-from sealring.recorder.counts import Counts, EndedGroups, counts_of, total_of
 from sealring.recorder.flight import FlightRecorder, monotonic_zero_ns
+from sealring.recorder.metrics import Counts, EndedGroups, counts_of, total_of
+from sealring.recorder.trace import chrome_trace
 
 KEPT_CLOSED: Final = 8
 """Groups that have ended and still are in the record, so that a new group's failure does not lose

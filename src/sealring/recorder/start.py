@@ -44,5 +44,5 @@ def start_recorder(
     process.keep(recorder)
     if directory is not None and on_signal is not None:
         process.dump_on_signal(on_signal, directory)
-    publish_metrics()
+    publish_metrics(process.counts_of_all_groups)
     return recorder

@@ -1,23 +1,97 @@
-"""Flight records as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Flight records of several ranks: read back, their clocks aligned, and drawn as a Chrome trace.
 
-A process is a rank, a thread a group: collectives of a group never overlap. What waits for its turn
-does, and so do messages: they get tracks of their own (async events). Arrows lead from the rank
-that began a collective first to all others.
+The trace is for Perfetto (ui.perfetto.dev) or chrome://tracing. A process is a rank, a thread a
+group: collectives of a group never overlap. What waits for its turn does, and so do messages: they
+get tracks of their own (async events). Arrows lead from the rank that began a collective first to
+all others.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
+from sealring.errors import ConfigurationError
 from sealring.recorder.account import (
     CollectiveAccount,
     GroupAccount,
     MessageAccount,
     ProcessAccount,
 )
+
+MAX_FILE_BYTES: Final = 256 << 20
+
+# No rank is done with one of these before all ranks have begun it.
+_MEETINGS: Final = frozenset(
+    {"all_reduce", "reduce_scatter", "all_gather", "barrier", "all_to_all"}
+)
+
+
+def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
+    """The records in these files, and in these directories' *.flight.json, by rank."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.flight.json")) if path.is_dir() else [path]
+        if not found:
+            raise ConfigurationError(f"{path} holds no *.flight.json")
+        files += found
+    accounts = [_read(file) for file in dict.fromkeys(files)]
+    if len(jobs := sorted({account.job for account in accounts})) > 1:
+        raise ConfigurationError(
+            f"these are flight records of different jobs ({', '.join(jobs)}): pass those of one"
+        )
+    processes = Counter((account.host, account.pid, account.rank) for account in accounts)
+    for (host, pid, rank), count in processes.items():
+        if count > 1:
+            raise ConfigurationError(
+                f"two of these files are of one process (rank {rank}, {host}, process {pid}): "
+                "pass the later one"
+            )
+    return sorted(accounts, key=lambda account: (account.rank, account.written_ns))
+
+
+def clock_offsets_ns(accounts: Sequence[ProcessAccount]) -> dict[int, int]:
+    """How far each account's clock is ahead of the first one's, by index.
+
+    All ranks leave an all-reduce or a barrier at nearly the same moment, so the median difference
+    of those ends is the difference of the clocks, up to a part of a collective's time. A rank that
+    shares none with the first is not in the answer.
+    """
+    ends = [_meetings(account) for account in accounts]
+    offsets = {}
+    for index, own in enumerate(ends):
+        shared = own.keys() & ends[0].keys()
+        if shared:
+            offsets[index] = int(median(own[each] - ends[0][each] for each in shared))
+    return offsets
+
+
+def _meetings(account: ProcessAccount) -> dict[tuple[str, int], int]:
+    return {
+        (group.id, each.number): each.ended_ns
+        for group in account.groups
+        for each in group.collectives
+        if each.operation in _MEETINGS
+        and each.state == "done"
+        and each.number is not None
+        and each.ended_ns is not None
+    }
+
+
+def _read(path: Path) -> ProcessAccount:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path} is larger than any flight record")
+    return ProcessAccount.from_json(content, str(path))
+
 
 Event = dict[str, Any]
 
@@ -89,15 +163,10 @@ def _collective(
     clock: _Clock, pid: int, tid: int, group: GroupAccount, each: CollectiveAccount
 ) -> Iterator[Event]:
     place = {"pid": pid, "tid": tid, "cat": "sealring"}
-    arguments = {
-        "group": group.name,
-        **{
-            key: value
-            for key in ("number", "bytes", "dtype", "reduction", "root", "algorithm", "state",
-                        "sealed_bytes", "opened_bytes", "error")
-            if (value := getattr(each, key)) is not None
-        },
-    }  # fmt: skip
+    arguments = _arguments(
+        group, each, "number", "bytes", "dtype", "reduction", "root", "algorithm", "state",
+        "sealed_bytes", "opened_bytes", "error",
+    )  # fmt: skip
     queued, started, ended = (clock.us(t) for t in (each.queued_ns, each.started_ns, each.ended_ns))
     wait = {**place, "name": f"queued {each.operation}", "id": f"{pid}.{tid}.{each.queued_ns}"}
     yield {**wait, "ph": "b", "ts": queued, "args": arguments}
@@ -114,20 +183,20 @@ def _message(
 ) -> Iterator[Event]:
     towards = "to" if each.operation == "send" else "from"
     whom = "anyone" if each.peer is None else f"rank {each.peer}"
-    arguments = {
-        "group": group.name,
-        **{
-            key: value
-            for key in ("peer", "tag", "bytes", "dtype", "state", "error")
-            if (value := getattr(each, key)) is not None
-        },
-    }
+    arguments = _arguments(group, each, "peer", "tag", "bytes", "dtype", "state", "error")
     event = {
         "pid": pid, "tid": tid, "cat": "sealring", "name": f"{each.operation} {towards} {whom}",
         "id": f"{pid}.{tid}.message.{number}",
     }  # fmt: skip
     yield {**event, "ph": "b", "ts": clock.us(each.posted_ns), "args": arguments}
     yield {**event, "ph": "e", "ts": clock.us(each.ended_ns)}
+
+
+def _arguments(
+    group: GroupAccount, each: CollectiveAccount | MessageAccount, *keys: str
+) -> dict[str, Any]:
+    known = {key: value for key in keys if (value := getattr(each, key)) is not None}
+    return {"group": group.name, **known}
 
 
 def _arrows(identity: int, slices: list[Event]) -> Iterator[Event]:
