@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from sealring.bounded_connections import source_of
 from sealring.errors import TooManyRequests
+from sealring.formats.bounded_connections import source_of
 
 
 class Body:

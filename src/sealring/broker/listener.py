@@ -12,7 +12,6 @@ from typing import Final, TypeAlias
 
 from OpenSSL import SSL
 
-from sealring.bounded_connections import BoundedConnections, source_of
 from sealring.broker.bodies import Bodies
 from sealring.broker.http import (
     Explain,
@@ -31,6 +30,7 @@ from sealring.errors import (
     TamperedStore,
     TooManyRequests,
 )
+from sealring.formats.bounded_connections import BoundedConnections, source_of
 
 _LOG = logging.getLogger("sealring.broker")
 _BACKLOG: Final = 2048

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from sealring.errors import ConfigurationError
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 4 << 20

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.errors import TamperedLog
-from sealring.strict import unique_keys
+from sealring.formats.strict import unique_keys
 
 CERTIFICATE: Final = "sealring/certificate/worker"
 """What a worker's certificate is called among the things that a broker gives."""

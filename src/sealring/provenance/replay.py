@@ -24,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
+from sealring.formats.strict import strictly
 from sealring.identity.credentials import load_credentials
 from sealring.provenance.checkpoints import SignedCheckpoint
 from sealring.provenance.commands import execute
@@ -31,7 +32,6 @@ from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef, DataRange, Interval
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import verify_statement
-from sealring.strict import strictly
 
 VARIABLE: Final = "SEALRING_REPLAY"
 _PURPOSE: Final = b"sealring-1 replay\0"

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
+from sealring.formats.strict import strictly, unique_keys
 from sealring.identity.private_files import not_written
 from sealring.provenance.files import Batch, read_limited
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
-from sealring.strict import strictly, unique_keys
 
 FORMAT: Final = "sealring run"
 VERSION: Final = 1

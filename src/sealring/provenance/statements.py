@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
+from sealring.formats.strict import strictly
 from sealring.identity import verify
 from sealring.identity.certificates import ATTESTATION_OID, claims_of
 from sealring.identity.credentials import Credentials
@@ -42,7 +43,6 @@ from sealring.provenance.transformations import (
     Transformation,
     TransformationPredicate,
 )
-from sealring.strict import strictly
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 _PREDICATES: Final[dict[str, Any]] = {

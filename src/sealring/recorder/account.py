@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 
 FORMAT: Final = "sealring flight record"
 VERSION: Final = 1

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError
+from sealring.formats.strict import strictly
 from sealring.identity.private_files import write_public
 from sealring.results.schema import VERSION, Results
-from sealring.strict import strictly
 
 FORMAT: Final = "sealring bench results"
 _MAX_BYTES: Final = 256 << 20

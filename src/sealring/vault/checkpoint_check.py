@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from sealring.errors import ConfigurationError, ForeignPart, NotAVault, UnadmittedSigner
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault import signing
 from sealring.vault.checkpoint_form import dtype_named
 from sealring.vault.objects import Copy, Part

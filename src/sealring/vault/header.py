@@ -21,7 +21,7 @@ from sealring.errors import (
     NotGranted,
     TamperedHeader,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
 from sealring.vault.sealed import ID_BYTES, parse
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import LARGEST_LEDGER, check_small, parse, read_small
 from sealring.vault.storage import VaultPath

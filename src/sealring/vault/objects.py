@@ -34,7 +34,7 @@ from sealring.errors import (
     UnsafePath,
     WrongKey,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (

@@ -30,7 +30,7 @@ from sealring.errors import (
     Unsupported,
     WorkerFailed,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault.checkpoint_form import dtype_name, load_entry
 from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
 from sealring.vault.sealed import shown

@@ -23,8 +23,8 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
+from sealring.formats.strict import strictly
 from sealring.identity.private_files import not_written, sync_directory
-from sealring.strict import strictly
 from sealring.vault import objects
 from sealring.vault.files import (
     NEW_FILE,

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Protocol
 import numpy as np
 
 from sealring.errors import BadSource, ConfigurationError, UnsafePath
-from sealring.strict import unique_keys
+from sealring.formats.strict import unique_keys
 from sealring.vault.datasets.fields import Field, JsonText
 from sealring.vault.datasets.parquet_source import Parquet
 from sealring.vault.datasets.sources import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.errors import ConfigurationError, NotAVault, Unsupported
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault.datasets.fields import Field
 from sealring.vault.header import check_version
 from sealring.vault.sealed import parse
