@@ -28,8 +28,8 @@ from sealring.errors import (
     TamperedStore,
     TruncatedLog,
 )
+from sealring.formats.files import Batch
 from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.files import Batch
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.policy import Log, LogPolicy
 from tests.broker.local import Place

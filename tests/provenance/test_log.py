@@ -23,7 +23,8 @@ from sealring.errors import (
     TruncatedLog,
     WrongLog,
 )
-from sealring.provenance import files, tiles, tree, writer
+from sealring.formats import files
+from sealring.provenance import tiles, tree, writer
 from sealring.provenance.checkpoints import open_checkpoint, parse_checkpoint
 from sealring.provenance.folder import StoredTree
 from sealring.provenance.notes import Kind, Signer, parse_note

@@ -365,7 +365,7 @@ def test_a_rank_that_was_killed_while_it_made_the_log_starts_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealring.provenance.files.os.replace", killed)
+        patch.setattr("sealring.formats.files.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             create_log(tmp_path / "run" / "log", Signer.generate("x", Kind.NOTE))
     folder = recorded(tmp_path / "run", 1)

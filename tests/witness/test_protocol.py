@@ -184,7 +184,7 @@ def test_the_state_is_on_the_disk_before_the_answer(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched, answering(state) as port:
-            patched.setattr("sealring.provenance.files.os.fsync", full)
+            patched.setattr("sealring.formats.files.os.fsync", full)
             assert request(port, "POST", "/add-checkpoint", submission(3, 8))[0] == 500
         # It was not cosigned, so it is not remembered either.
         assert list(state.logs) == [("example.com/log", 3), ("example.com/other", 0)]

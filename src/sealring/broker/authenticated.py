@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sealring.errors import ConfigurationError, TamperedStore
-from sealring.identity.private_files import read_private, replace_private
+from sealring.formats.files import replace_private
+from sealring.identity.private_files import read_private
 
 _LOG = logging.getLogger("sealring.broker")
 STATE: Final = "state"

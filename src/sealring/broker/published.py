@@ -17,10 +17,9 @@ from typing import Final
 from sealring.broker import audit
 from sealring.broker.store import Store, View
 from sealring.errors import ForkedLog, TamperedLog, TruncatedLog
-from sealring.identity.private_files import replace_private
+from sealring.formats.files import read_limited, replace_private
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import read_limited
 from sealring.provenance.folder import CHECKPOINT
 from sealring.provenance.notes import MAX_NOTE_BYTES, Signer
 from sealring.provenance.policy import Log, LogPolicy

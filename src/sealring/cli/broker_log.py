@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sealring.cli.terminal import console, print_json, say
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import read_public
+from sealring.formats.files import read_public
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
 from sealring.provenance.notes import Note

@@ -16,10 +16,9 @@ from cryptography import x509
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import errors, harmless, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
-from sealring.identity.private_files import write_public
+from sealring.formats.files import read_limited, write_public
 from sealring.provenance import witnesses
 from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import read_limited
 from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
 from sealring.provenance.policy import (

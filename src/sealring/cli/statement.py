@@ -13,9 +13,8 @@ import typer
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import print_json, say
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_limited, write_public
 from sealring.identity.credentials import load_credentials
-from sealring.identity.private_files import write_public
-from sealring.provenance.files import read_limited
 from sealring.provenance.intervals import Interval
 from sealring.provenance.owners import create_owner, read_owner, read_owner_key
 from sealring.provenance.statements import (

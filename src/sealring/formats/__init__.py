@@ -1,6 +1,7 @@
 """Forms that several parts share: how bytes from anywhere are read, and how files are written.
 
 strict               untrusted JSON, and dataclasses read back from it
+files                written whole and durably or not at all, and read with a limit
 bounded_connections  how many connections anybody may open, and which one gives way
 
 Imports nothing of sealring but its errors, its version and the native module; no torch.

@@ -6,7 +6,6 @@ notes        signed notes: text, keys and signatures (c2sp.org/signed-note)
 tree         Merkle tree hashes and proofs (RFC 6962), without I/O
 tiles        how a tree and its entries are cut into files (c2sp.org/tlog-tiles), without I/O
 checkpoints  a log's signed size and root (c2sp.org/tlog-checkpoint)
-files        atomic, durable writes, and reads with a limit
 folder       a log on disk, read and checked
 writer       a log on disk, appended to
 policy       which logs and witnesses to believe (c2sp.org/tlog-policy)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from sealring.errors import ForkedLog, NotALog, NotIncluded, TamperedLog, TruncatedLog
+from sealring.formats.files import read_limited
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import Checkpoint
-from sealring.provenance.files import read_limited
 from sealring.provenance.notes import MAX_NOTE_BYTES
 from sealring.provenance.tiles import (
     HASH_BYTES,

@@ -15,13 +15,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_public, write_private, write_public
 from sealring.identity.loading import public_key_from_pem
-from sealring.identity.private_files import (
-    read_public,
-    read_secret_file,
-    write_private,
-    write_public,
-)
+from sealring.identity.private_files import read_secret_file
 
 
 def create_owner(path: Path) -> Path:

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
+from sealring.formats.files import Batch, not_written, read_limited
 from sealring.formats.strict import strictly, unique_keys
-from sealring.identity.private_files import not_written
-from sealring.provenance.files import Batch, read_limited
 from sealring.provenance.tiles import MAX_ENTRY_BYTES
 
 FORMAT: Final = "sealring run"

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Self
 
 from sealring.errors import ConfigurationError, TamperedLog
-from sealring.identity.private_files import (
+from sealring.formats.files import (
+    LEFT_BEHIND,
+    Batch,
+    locked,
     not_written,
-    read_private,
+    read_limited,
     replace_private,
     write_private,
     write_public,
 )
+from sealring.identity.private_files import read_private
 from sealring.provenance import tree
 from sealring.provenance.checkpoints import (
     Checkpoint,
@@ -32,7 +36,6 @@ from sealring.provenance.checkpoints import (
     open_checkpoint,
     parse_checkpoint,
 )
-from sealring.provenance.files import LEFT_BEHIND, Batch, locked, read_limited
 from sealring.provenance.folder import CHECKPOINT, StoredTree, read_checkpoint
 from sealring.provenance.notes import (
     MAX_NOTE_BYTES,

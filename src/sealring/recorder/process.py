@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import replace_private, writing
+from sealring.formats.files import replace_private, writing
 from sealring.recorder.account import ProcessAccount
 from sealring.recorder.chrome import chrome_trace
 from sealring.recorder.counts import Counts, EndedGroups, counts_of, total_of

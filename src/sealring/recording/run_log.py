@@ -11,7 +11,7 @@ from typing import Final
 from cryptography import x509
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
-from sealring.identity.private_files import write_public
+from sealring.formats.files import write_public
 from sealring.provenance.envelopes import is_of_worker
 from sealring.provenance.folder import CHECKPOINT
 from sealring.provenance.notes import Kind, Signer

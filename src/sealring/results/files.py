@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError
+from sealring.formats.files import write_public
 from sealring.formats.strict import strictly
-from sealring.identity.private_files import write_public
 from sealring.results.schema import VERSION, Results
 
 FORMAT: Final = "sealring bench results"

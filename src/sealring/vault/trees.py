@@ -23,16 +23,10 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
+from sealring.formats.files import NEW_FILE, not_written, sync_directory
 from sealring.formats.strict import strictly
-from sealring.identity.private_files import not_written, sync_directory
 from sealring.vault import objects
-from sealring.vault.files import (
-    NEW_FILE,
-    check_inside,
-    check_output,
-    make_folders,
-    move_into_place,
-)
+from sealring.vault.files import check_inside, check_output, make_folders, move_into_place
 from sealring.vault.keys import Presented
 from sealring.vault.layout import complete_copies
 from sealring.vault.objects import Copy, Part

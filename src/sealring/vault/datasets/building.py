@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from sealring import _native
 from sealring.errors import ConfigurationError, NoSuchObject, VaultBusy, VaultError
+from sealring.formats.files import sync_directory
 from sealring.formats.strict import strictly
-from sealring.identity.private_files import sync_directory
 from sealring.vault import objects
 from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of

@@ -23,8 +23,8 @@ from sealring.errors import (
     TamperedChunk,
     Unsupported,
 )
+from sealring.formats.files import sync_directory
 from sealring.formats.strict import strictly
-from sealring.identity.private_files import sync_directory
 from sealring.vault import objects
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.parquet_source import check_content, pyarrow, readable
