@@ -29,9 +29,9 @@ from sealring.errors import (
     TruncatedLog,
 )
 from sealring.formats.files import Batch
-from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.policy import Log, LogPolicy
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import StoredTree, read_checkpoint
+from sealring.formats.log.policy import Log, LogPolicy
 from tests.broker.local import Place
 from tests.witness.local import WitnessThread, policy_of
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError, LogInUse, TamperedLog
-from sealring.provenance.checkpoints import Checkpoint
-from sealring.provenance.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.submissions import Submission
+from sealring.formats.log.checkpoints import Checkpoint, Submission
+from sealring.formats.log.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.witness.server import LIMITS
 from sealring.witness.state import WitnessState
 from tests.provenance import slow

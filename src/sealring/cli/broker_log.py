@@ -13,10 +13,10 @@ from rich.text import Text
 from sealring.cli.terminal import console, print_json, say
 from sealring.errors import ConfigurationError
 from sealring.formats.files import read_public
-from sealring.provenance import witnesses
-from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
-from sealring.provenance.notes import Note
-from sealring.provenance.policy import Log, LogPolicy, read_policy
+from sealring.formats.log import witnesses
+from sealring.formats.log.checkpoints import Checkpoint, open_checkpoint
+from sealring.formats.log.notes import Note
+from sealring.formats.log.policy import Log, LogPolicy, read_policy
 
 if TYPE_CHECKING:  # its packages are an extra
     from sealring.broker.audit import Audited

@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement, Unsupported
+from sealring.formats.log.notes import decode_base64, encode_base64
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.strict import strictly, unique_keys
 from sealring.identity.credentials import Credentials
 from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import is_issued_by
-from sealring.provenance.notes import decode_base64, encode_base64
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 

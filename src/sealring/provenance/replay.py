@@ -24,9 +24,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
+from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.formats.strict import strictly
 from sealring.identity.credentials import load_credentials
-from sealring.provenance.checkpoints import SignedCheckpoint
 from sealring.provenance.commands import execute
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef, DataRange, Interval

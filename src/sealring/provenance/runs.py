@@ -25,8 +25,8 @@ from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
 from sealring.formats.files import Batch, not_written, read_limited
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.strict import strictly, unique_keys
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
 
 FORMAT: Final = "sealring run"
 VERSION: Final = 1

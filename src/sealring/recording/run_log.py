@@ -12,9 +12,10 @@ from cryptography import x509
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.formats.files import write_public
+from sealring.formats.log.folder import CHECKPOINT, LogWriter, create_log
+from sealring.formats.log.notes import Kind, Signer
 from sealring.provenance.envelopes import is_of_worker
-from sealring.provenance.folder import CHECKPOINT
-from sealring.provenance.notes import Kind, Signer
+from sealring.provenance.owners import read_signer, write_signer
 from sealring.provenance.runs import RunFolder, log_of_run
 from sealring.provenance.statements import (
     VerifiedStatement,
@@ -22,7 +23,6 @@ from sealring.provenance.statements import (
     statement_digest,
     verify_statement,
 )
-from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
 from sealring.recording.chain import interval_of, place_of, rank_of, statement_name
 
 _WAIT_SECONDS: Final = 30.0

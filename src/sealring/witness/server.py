@@ -25,7 +25,7 @@ from sealring.errors import (
     TooManyRequests,
     WrongLog,
 )
-from sealring.provenance.submissions import MAX_SUBMISSION_BYTES, PATH, SIZE_TYPE
+from sealring.formats.log.checkpoints import MAX_SUBMISSION_BYTES, PATH, SIZE_TYPE
 from sealring.witness.state import OtherSize, WitnessState
 
 LIMITS: Final = Limits(

@@ -18,7 +18,7 @@ from typing import Final
 
 from sealring.errors import BadPolicy, MalformedNote
 from sealring.formats.files import read_public
-from sealring.provenance.notes import Kind, Verifier
+from sealring.formats.log.notes import Kind, Verifier
 
 NONE: Final = "none"
 _MAX_LINES: Final = 4096
