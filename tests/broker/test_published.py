@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.broker import audit, server
-from sealring.broker.http import Limits, Response
 from sealring.broker.ledger import Ledger
 from sealring.broker.published import PublishedLog
 from sealring.broker.sqlite import SqliteStore
@@ -29,6 +28,7 @@ from sealring.errors import (
     TruncatedLog,
 )
 from sealring.formats.files import Batch
+from sealring.formats.http import Limits, Response
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import StoredTree, read_checkpoint
 from sealring.formats.log.policy import Log, LogPolicy

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from sealring.broker.http import Limits
+from sealring.formats.http import Limits
 from sealring.formats.log.checkpoints import parse_submission
 from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy, Witness, byzantine_policy

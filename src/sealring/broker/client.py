@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from joserfc.jwk import ECKey
 
 from sealring.broker.envelopes import new_key, open_envelope, public_jwk
-from sealring.broker.http import Client, Response
+from sealring.broker.http import Client
 from sealring.broker.messages import (
     ATTEST,
     AUTH,
@@ -42,6 +42,7 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
+from sealring.formats.http import Response
 from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of

@@ -11,8 +11,8 @@ import json
 from typing import Any, Final
 
 from sealring import errors
-from sealring.broker.http import Response
 from sealring.errors import AttestationError, BrokerError, MalformedAnswer, SealringError
+from sealring.formats.http import Response
 
 _TYPE: Final = "https://github.com/confidential-containers/kbs/errors/"
 _KBS: Final = "/kbs/v0/"

@@ -174,9 +174,9 @@ async def _serve(
     log: Path | None,
     log_policy: Path | None,
 ) -> None:
-    from sealring.broker.http import Limits
     from sealring.broker.server import serving
     from sealring.broker.service import Broker, Rules
+    from sealring.formats.http import Limits
     from sealring.identity.attestation.files import read_policy, trust_in
 
     rules, digest = read_policy(policy)

@@ -2,6 +2,7 @@
 
 strict               untrusted JSON, and dataclasses read back from it
 files                written whole and durably or not at all, and read with a limit
+http                 a small HTTP server with a limit on everything
 log                  the Merkle log's forms, and a log on disk
 bounded_connections  how many connections anybody may open, and which one gives way
 
