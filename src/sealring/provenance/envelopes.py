@@ -10,7 +10,6 @@ looked at before the signature, and the certificate's issuer or the owner's key,
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement, Unsupported
 from sealring.formats.log.notes import decode_base64, encode_base64
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.formats.strict import strictly, unique_keys
+from sealring.formats.strict import read_json, strictly
 from sealring.identity.credentials import Credentials
 from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import is_issued_by
@@ -109,13 +108,11 @@ def is_of_worker(data: bytes) -> bool:
     return isinstance(_parse(data)[1], _WorkerSignature)
 
 
-def read_json(data: bytes) -> Any:
-    """Strictly: no key twice, no NaN, no nesting without end."""
-    if len(data) > MAX_ENTRY_BYTES:
-        raise MalformedStatement(f"a statement has at most {MAX_ENTRY_BYTES} bytes")
+def read_statement(data: bytes) -> Any:
+    """The JSON of an envelope or of its payload, or MalformedStatement."""
     try:
-        return _DECODER.decode(data.decode())
-    except (ValueError, RecursionError) as problem:
+        return read_json(data, MAX_ENTRY_BYTES)
+    except ValueError as problem:
         raise MalformedStatement(f"the statement is not JSON that can be used: {problem}") from None
 
 
@@ -126,7 +123,7 @@ def key_id(key: Ed25519PublicKey) -> str:
 
 
 def _parse(data: bytes) -> tuple[bytes, _Signature | _WorkerSignature]:
-    value = read_json(data)
+    value = read_statement(data)
     if not isinstance(value, dict) or value.keys() != {"payload", "payloadType", "signatures"}:
         raise MalformedStatement("the statement is not a DSSE envelope with these three fields")
     if value["payloadType"] != PAYLOAD_TYPE:
@@ -178,10 +175,3 @@ def _pre_authentication(payload: bytes) -> bytes:
 
 def _decode(text: str, what: str) -> bytes:
     return decode_base64(text, f"the envelope's {what}", MalformedStatement)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_constant)

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.formats.log.checkpoints import SignedCheckpoint
-from sealring.formats.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.identity.credentials import load_credentials
 from sealring.provenance.commands import execute
 from sealring.provenance.digests import Named
@@ -61,7 +61,7 @@ def requested(environ: Mapping[str, str]) -> Request | None:
     if not text:
         return None
     try:
-        found: Request = strictly(Request, json.loads(text), VARIABLE, "replay")
+        found: Request = strictly(Request, read_json(text), VARIABLE, "replay")
     except ValueError:
         raise ConfigurationError(f"{VARIABLE} is not JSON") from None
     return found

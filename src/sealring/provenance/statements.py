@@ -30,7 +30,7 @@ from sealring.identity.credentials import Credentials
 from sealring.identity.verification import VerifiedPeer
 from sealring.limits import MAX_WORLD
 from sealring.provenance.digests import Named
-from sealring.provenance.envelopes import key_id, open_envelope, read_json, seal_envelope
+from sealring.provenance.envelopes import key_id, open_envelope, read_statement, seal_envelope
 from sealring.provenance.intervals import (
     INTERVAL_TYPE,
     Attestation,
@@ -84,11 +84,11 @@ def statement_digest(envelope: bytes) -> str:
 
 
 def parse_interval(data: bytes) -> Interval:
-    return _typed(Interval, read_json(data), "interval")
+    return _typed(Interval, read_statement(data), "interval")
 
 
 def parse_transformation(data: bytes) -> Transformation:
-    return _typed(Transformation, read_json(data), "transformation")
+    return _typed(Transformation, read_statement(data), "transformation")
 
 
 def sign_statement(
@@ -210,7 +210,7 @@ def parse_statement(
     payload: bytes,
 ) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
     """Strictly. The caller has checked the signature."""
-    value = read_json(payload)
+    value = read_statement(payload)
     if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise MalformedStatement("the payload is not an in-toto statement with these four fields")
     kind = value["predicateType"]

@@ -28,11 +28,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
-from sealring.formats.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.identity import Credentials, verify
 from sealring.identity.loading import certificate_from_pem
 from sealring.recording.credentials import credentials_of as credentials_of
-from sealring.vault.sealed import parse
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
 """Of every statement."""
@@ -92,7 +91,7 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
     try:
         certificate = certificate_from_pem(signed.certificate.encode(), ValueError())
         _check_signature(certificate, bytes.fromhex(signed.signature), signed.statement.encode())
-        document = parse(signed.statement.encode())
+        document = read_json(signed.statement.encode())
         rank, world, when = document["rank"], document["world"], document["time"]
         moment = datetime.fromisoformat(when)
         if type(rank) is not int or type(world) is not int or moment.tzinfo is None:
