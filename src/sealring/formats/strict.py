@@ -77,7 +77,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _too_deep() -> ValueError:
-    return ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    return ValueError("it is nested too deeply")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

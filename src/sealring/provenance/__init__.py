@@ -2,7 +2,6 @@
 
 In the order in which an entry travels:
 
-envelopes    DSSE, signed with the key of a worker's certificate or with an owner's
 digests      names with digests
 intervals    what a worker did over an interval of steps
 transformations  what an ingest, a stage, an export or an evaluation made

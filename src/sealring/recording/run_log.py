@@ -14,7 +14,7 @@ from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.formats.files import write_public
 from sealring.formats.log.folder import CHECKPOINT, LogWriter, create_log
 from sealring.formats.log.notes import Kind, Signer
-from sealring.provenance.envelopes import is_of_worker
+from sealring.formats.signed import parse_envelope
 from sealring.provenance.owners import read_signer, write_signer
 from sealring.provenance.runs import RunFolder, log_of_run
 from sealring.provenance.statements import (
@@ -100,7 +100,7 @@ class RunLog:
                 continue
             try:
                 envelope = self._run.read_statement(name)
-                if is_of_worker(envelope):
+                if parse_envelope(envelope).certificate is not None:
                     self._require_ours(name, verify_statement(envelope, self._authorities, now))
             except SealringError as problem:
                 self._passed_over[name] = file
