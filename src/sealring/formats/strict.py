@@ -46,7 +46,7 @@ def read_json(
         value = _DECODERS[numbers].decode(text)
     except RecursionError:
         raise _too_deep() from None
-    if isinstance(value, dict | list) and text.count("[") + text.count("{") > MAX_DEPTH:
+    if type(value) in (dict, list) and text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
     return value
 
@@ -68,8 +68,8 @@ def _check_depth(value: Any) -> None:
         level = [
             inner
             for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, dict | list)
+            for inner in (one.values() if type(one) is dict else one)
+            if type(inner) is dict or type(inner) is list
         ]
         if not level:
             return
