@@ -19,10 +19,9 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text().partition("## How a call"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 (LAYERS,) = (one["layers"] for one in PROJECT["contracts"] if one["type"] == "layers")
 COMMON = {
-    "bounded_connections",
     "errors",
+    "formats",
     "limits",
-    "strict",
     "devices",
     "last_words",
     "no_fork",

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, SealringError
+from sealring.formats.strict import read_json
 
 LAUNCHED: Final = "_SEALRING_LAUNCHED"
 """Set by `sealring run`, for its workers."""
@@ -135,7 +136,7 @@ def told_beside(error_file: str) -> list[LastWords]:
     found = []
     for file in Path(error_file).parent.parent.glob(f"*/{Path(error_file).name}"):
         try:
-            message = json.loads(file.read_text())["message"]
+            message = read_json(file.read_text())["message"]
             info = message["extraInfo"]
             text = f"{info['py_callstack']}{message['message']}"
             found.append(
@@ -144,6 +145,6 @@ def told_beside(error_file: str) -> list[LastWords]:
                     follows=bool(info["follows"]), printed=bool(info["printed"]),
                 )
             )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             continue  # torch's own, half written, or the script's
     return sorted(found, key=lambda each: each.time)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.errors import ForeignPart, OutOfStep, PeerLost, SealringError
-from sealring.strict import strictly
+from sealring.formats.strict import strictly
 from sealring.vault import resharding
 from tests.workers import Workers
 

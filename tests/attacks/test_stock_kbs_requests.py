@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.broker.http import Limits
+from sealring.formats.http import Limits
 from tests.broker.guest_evidence import AMD, SNP, snp
 from tests.broker.kbs_client import public_jwk
 from tests.broker.local import Place, running

@@ -23,17 +23,17 @@ from sealring.errors import (
     MalformedStatement,
     UnadmittedSigner,
 )
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import read_checkpoint
+from sealring.formats.log.notes import Verifier
+from sealring.formats.log.policy import Log, LogPolicy
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
+from sealring.formats.signed import seal_envelope
 from sealring.identity import load_credentials
 from sealring.identity.loading import certificate_from_der, certificate_from_pem
-from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.envelopes import seal_envelope
-from sealring.provenance.folder import read_checkpoint
 from sealring.provenance.intervals import Interval
-from sealring.provenance.notes import Verifier
-from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import sign_statement, verify_statement
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
 from sealring.vault import signing
 from tests.audit.made_runs import MadeRun
 from tests.workers import SECRET

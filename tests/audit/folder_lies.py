@@ -7,16 +7,14 @@ import shutil
 from dataclasses import asdict, replace
 
 from sealring.audit.trust import AuditTrust
-from sealring.provenance.checkpoints import open_checkpoint
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import LogWriter, create_log, read_checkpoint
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import LogPolicy, Witness, byzantine_policy
 from sealring.provenance.digests import Named
-from sealring.provenance.envelopes import seal_envelope
-from sealring.provenance.folder import read_checkpoint
 from sealring.provenance.intervals import INTERVAL_TYPE, IntervalPredicate
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import LogPolicy, Witness, byzantine_policy
 from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import STATEMENT_TYPE, sign_statement, worker_of
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.provenance.statements import STATEMENT_TYPE, seal, sign_statement, worker_of
 from tests.audit.made_runs import (
     CLEAN,
     CLEANER,
@@ -46,7 +44,7 @@ def signed_for_another_rank(made: MadeRun, run: RunFolder) -> None:
         "predicateType": INTERVAL_TYPE,
         "predicate": asdict(predicate),
     }
-    envelope = seal_envelope(json.dumps(statement).encode(), made.workers[1])
+    envelope = seal(json.dumps(statement).encode(), made.workers[1])
     made.add(run, "rank-0-1-again", envelope)
 
 

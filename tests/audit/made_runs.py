@@ -31,15 +31,15 @@ from sealring.bench.made_run import (
     sha,
     write_statements,
 )
+from sealring.formats.log.folder import LogWriter, create_log
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.identity.credentials import Credentials
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import Interval
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder
 from sealring.provenance.statements import sign_statement, statement_digest
 from sealring.provenance.transformations import Transformation, parameters_of
-from sealring.provenance.writer import LogWriter, create_log
 
 __all__ = [
     "CORPUS", "JOB", "NOW", "RUN", "SCRIPT", "Authority", "MadeRun", "checkpoint", "commitment",

@@ -26,6 +26,10 @@ from sealring.audit.trust import AuditTrust
 from sealring.broker.audit import encode
 from sealring.broker.published import PublishedLog
 from sealring.errors import ConfigurationError, TamperedLog
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.identity.attestation.claims import claims_in
 from sealring.identity.attestation.files import read_policy
 from sealring.identity.certificates import ATTESTATION_OID, issue
@@ -33,11 +37,6 @@ from sealring.identity.credentials import Credentials
 from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.provenance.broker_entries import BrokerHistory
-from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.writer import LogWriter, create_log
 from tests.audit.made_runs import JOB, MadeRun
 from tests.audit.test_command import run as run_command
 from tests.broker.local import Place, Running, running

@@ -18,12 +18,12 @@ from sealring.audit.findings import MAX_AGAINST, Fault
 from sealring.audit.page import page
 from sealring.audit.result import Said, Status
 from sealring.errors import MalformedRun
-from sealring.provenance.checkpoints import open_checkpoint
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import read_checkpoint
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.provenance.digests import Named
-from sealring.provenance.folder import read_checkpoint
 from sealring.provenance.intervals import CheckpointRef, Share
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder
 from tests.audit.made_runs import CLEANER, CORPUS, MadeRun, sha, stage
 from tests.audit.stated_lies import data_of
@@ -110,7 +110,7 @@ def test_statements_are_held_one_at_a_time(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """All of these together are 44 MB, and none is believed. A log is read in pieces of 5 MB."""
-    monkeypatch.setattr("sealring.provenance.folder._BUNDLES_KEPT", 1)
+    monkeypatch.setattr("sealring.formats.log.folder._BUNDLES_KEPT", 1)
     envelopes = [b'{"payload"%d' % number + b" " * 20_000 for number in range(2200)]
     if where == "log":
         made.append(run, envelopes)

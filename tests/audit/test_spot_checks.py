@@ -18,13 +18,12 @@ from sealring.audit.page import page
 from sealring.audit.result import Answer, AuditResult, Said, Status
 from sealring.audit.spot_checks import Repetition
 from sealring.audit.trust import AuditTrust
-from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.folder import read_checkpoint
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import LogWriter, read_checkpoint
+from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.provenance.intervals import CheckpointRef
-from sealring.provenance.notes import Kind, Signer, parse_note
 from sealring.provenance.replay import Difference, Outcome, Stretch, Verdict
 from sealring.provenance.runs import RunFolder
-from sealring.provenance.writer import LogWriter
 from tests.audit.folder_lies import WITNESSES, changed_entry, witnessed
 from tests.audit.made_runs import NOW, MadeRun, checkpoint, sha
 

@@ -11,7 +11,7 @@ import pytest
 from sealring.audit.audit import audit
 from sealring.audit.findings import Fault
 from sealring.audit.result import Status
-from sealring.provenance.notes import Kind, Signer
+from sealring.formats.log.notes import Kind, Signer
 from sealring.provenance.runs import RunFolder
 from tests.audit.made_runs import JOB, RUN, MadeRun
 from tests.audit.test_command import options, run

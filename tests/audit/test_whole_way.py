@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
+from sealring.formats.log.folder import LogWriter
+from sealring.formats.log.notes import Kind, Signer, Verifier
+from sealring.formats.log.policy import Log, Witness, byzantine_policy
 from sealring.identity.credentials import read_authorities
 from sealring.provenance.digests import Named
-from sealring.provenance.notes import Kind, Signer, Verifier
-from sealring.provenance.owners import create_owner, read_owner_key
-from sealring.provenance.policy import Log, Witness, byzantine_policy
+from sealring.provenance.owners import create_owner, read_owner_key, read_signer
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import sign_statement, verify_statement
-from sealring.provenance.writer import LogWriter, read_signer
 from sealring.vault import CheckpointReader, Vault, key_file
 from sealring.vault.checkpoint_export import export_torch
 from sealring.vault.keys import make_key_file

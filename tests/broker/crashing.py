@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.broker import audit, server
 from sealring.broker.authenticated import Source
 from sealring.broker.client import BrokerClient
-from sealring.broker.http import Handle, Limits, Request, Response
 from sealring.broker.ledger import Applicant, Ledger
 from sealring.broker.sqlite import SqliteStore
 from sealring.errors import RankTaken, WorkerRevoked
+from sealring.formats.http import Handle, Limits, Request, Response
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place
 from tests.ports import free_port

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.broker.authenticated import VersionNote
 from sealring.broker.client import BrokerClient, Joined
 from sealring.broker.clock import boottime
-from sealring.broker.http import Limits
 from sealring.broker.keys import BrokerKeys, open_broker_keys
 from sealring.broker.ledger import Ledger
 from sealring.broker.server import serving
 from sealring.broker.service import Broker, Rules
 from sealring.broker.sqlite import SqliteStore
 from sealring.broker.store import Store, View
+from sealring.formats.http import Limits
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.attesters import make_simulator
 from sealring.identity.attestation.files import read_policy, trust_in

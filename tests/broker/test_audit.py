@@ -14,7 +14,7 @@ from sealring.broker import audit
 from sealring.broker.sqlite import SqliteStore
 from sealring.broker.store import View
 from sealring.errors import BrokenAuditLog, StoreUnavailable
-from sealring.provenance.notes import Kind, Signer
+from sealring.formats.log.notes import Kind, Signer
 from tests.provenance import slow
 
 KEY = Signer.generate("broker.sealring/test", Kind.NOTE)

@@ -15,9 +15,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.bounded_connections import LEAST_SECONDS
 from sealring.broker.envelopes import new_key, open_envelope, public_jwk
-from sealring.broker.http import Client, Limits, Response
+from sealring.broker.http import Client
 from sealring.broker.messages import (
     ATTEST,
     AUTH,
@@ -46,6 +45,8 @@ from sealring.errors import (
     UnknownNonce,
     UnknownToken,
 )
+from sealring.formats.bounded_connections import LEAST_SECONDS
+from sealring.formats.http import Limits, Response
 from sealring.identity.names import WorkerName
 from sealring.provenance.broker_entries import CERTIFICATE
 from tests.broker.local import JOB, Place, Running, running

@@ -11,11 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sealring.bounded_connections import LEAST_SECONDS
-from sealring.broker.bodies import Bodies
-from sealring.broker.http import Limits, PlainStream, Request, Response
-from sealring.broker.listener import Listener
 from sealring.errors import SealringError
+from sealring.formats.bounded_connections import LEAST_SECONDS
+from sealring.formats.http import Bodies, Limits, Listener, PlainStream, Request, Response
 
 
 async def _answer(_: Request) -> Response:

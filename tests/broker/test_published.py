@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.broker import audit, server
-from sealring.broker.http import Limits, Response
 from sealring.broker.ledger import Ledger
 from sealring.broker.published import PublishedLog
 from sealring.broker.sqlite import SqliteStore
@@ -29,10 +28,11 @@ from sealring.errors import (
     TamperedStore,
     TruncatedLog,
 )
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import Batch
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.policy import Log, LogPolicy, read_policy
+from sealring.formats.files import Batch
+from sealring.formats.http import Limits, Response
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.formats.log.folder import StoredTree, read_checkpoint
+from sealring.formats.log.policy import Log, LogPolicy, read_policy
 from tests.broker.local import Place
 from tests.witness.local import WitnessThread, policy_of
 

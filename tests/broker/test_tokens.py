@@ -11,7 +11,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from sealring.broker.rates import Rates
+from sealring.formats.http import Rates
 from tests.broker.local import JOB, Place
 from tests.broker.test_every_kind import CASES, at
 from tests.broker.test_hostile_clients import HELLO, Worker
@@ -68,7 +68,7 @@ def test_an_address_gets_its_burst_and_then_its_rate() -> None:
 def test_addresses_without_number_take_no_memory_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sealring.broker.rates._ADDRESSES", 10)
+    monkeypatch.setattr("sealring.formats.http._ADDRESSES", 10)
     rates = Rates(per_second=1, burst=1)
     for number in range(100):
         assert rates.allow(str(number), 0)

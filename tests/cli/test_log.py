@@ -19,8 +19,9 @@ from sealring.errors import (
     SealringError,
     TruncatedLog,
 )
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.writer import create_log, read_signer
+from sealring.formats.log.folder import create_log
+from sealring.formats.log.notes import Kind, Signer
+from sealring.provenance.owners import read_signer
 
 
 def run(*arguments: object) -> str:

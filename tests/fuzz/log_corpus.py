@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.provenance.notes import Kind, Note, Signer, parse_note
-from sealring.provenance.proofs import LogProof
-from sealring.provenance.submissions import Submission
-from sealring.provenance.tiles import encode_bundle
+from sealring.formats.log.checkpoints import LogProof, Submission
+from sealring.formats.log.notes import Kind, Note, Signer, parse_note
+from sealring.formats.log.tree import encode_bundle
 from tests.provenance import slow
 from tests.provenance.logs import ORIGIN, numbered, signed_note
 from tests.provenance.test_notes import EXAMPLE

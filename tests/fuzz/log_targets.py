@@ -16,14 +16,17 @@ from sealring.errors import (
     TamperedLog,
     WrongLog,
 )
-from sealring.provenance.checkpoints import open_checkpoint, parse_checkpoint
-from sealring.provenance.envelopes import open_envelope
-from sealring.provenance.notes import Kind, Verifier, parse_note
-from sealring.provenance.policy import Log, LogPolicy, parse_policy
-from sealring.provenance.proofs import check_proof, parse_proof
-from sealring.provenance.statements import parse_statement
-from sealring.provenance.submissions import parse_submission
-from sealring.provenance.tiles import decode_bundle, encode_bundle
+from sealring.formats.log.checkpoints import (
+    check_proof,
+    open_checkpoint,
+    parse_checkpoint,
+    parse_proof,
+    parse_submission,
+)
+from sealring.formats.log.notes import Kind, Verifier, parse_note
+from sealring.formats.log.policy import Log, LogPolicy, parse_policy
+from sealring.formats.log.tree import decode_bundle, encode_bundle
+from sealring.provenance.statements import open_envelope, parse_statement
 
 TRUSTED: Final = LogPolicy((Log(Verifier("example.com/log", Kind.NOTE, bytes(32))),))
 

@@ -24,7 +24,6 @@ from sealring.bench.minting.tpm import Maker
 from sealring.broker.credentials import credential_for
 from sealring.broker.envelopes import seal
 from sealring.broker.guest_messages import read_guest_attestation
-from sealring.broker.http import Response as BrokerResponse
 from sealring.broker.messages import parse_attestation, parse_auth, parse_json
 from sealring.broker.refusals import error_of as broker_error_of
 from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
@@ -44,6 +43,7 @@ from sealring.errors import (
     TamperedValue,
     UnknownEvidence,
 )
+from sealring.formats.http import Response as BrokerResponse
 from sealring.handshake.messages import encode_message, parse_hello, parse_message
 from sealring.handshake.refusals import error_of
 from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy

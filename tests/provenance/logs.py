@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sealring.provenance.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.notes import Kind, Note, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
+from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
+from sealring.formats.log.notes import Kind, Note, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 from tests.provenance import slow
 
 ORIGIN = "example.com/log"

@@ -10,7 +10,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer._key import SSlibKey
 
-from sealring.provenance.envelopes import key_id
+from sealring.formats.signed import key_id
 from sealring.provenance.statements import sign_statement
 from tests.provenance.test_statements import interval, transformation, worker
 

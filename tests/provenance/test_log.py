@@ -23,23 +23,23 @@ from sealring.errors import (
     TruncatedLog,
     WrongLog,
 )
-from sealring.provenance import files, tiles, tree, writer
-from sealring.provenance.checkpoints import open_checkpoint, parse_checkpoint
-from sealring.provenance.folder import StoredTree
-from sealring.provenance.notes import Kind, Signer, parse_note
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.formats import files
+from sealring.formats.log import folder, tree
+from sealring.formats.log.checkpoints import open_checkpoint, parse_checkpoint
+from sealring.formats.log.folder import LogWriter, StoredTree, create_log
+from sealring.formats.log.notes import Kind, Signer, parse_note
+from sealring.formats.log.policy import Log, LogPolicy
 from tests.provenance import slow
 from tests.provenance.logs import ORIGIN, LocalLog, new_log, numbered, signed_note
 
 
 def test_names_of_tiles_are_those_of_the_specification() -> None:
-    assert tiles.tile_path(0, 1234067) == "tile/0/x001/x234/067"
-    assert tiles.tile_path("entries", 7, 12) == "tile/entries/007.p/12"
-    assert tiles.tile_path(3, 1000) == "tile/3/x001/000"
+    assert tree.tile_path(0, 1234067) == "tile/0/x001/x234/067"
+    assert tree.tile_path("entries", 7, 12) == "tile/entries/007.p/12"
+    assert tree.tile_path(3, 1000) == "tile/3/x001/000"
     # c2sp.org/tlog-tiles: a tree of 70,000 and one of 256.
-    assert list(tiles.right_edge(70_000)) == [(0, 273, 112), (1, 1, 17), (2, 0, 1)]
-    assert list(tiles.right_edge(256)) == [(0, 1, 0), (1, 0, 1)]
+    assert list(tree.right_edge(70_000)) == [(0, 273, 112), (1, 1, 17), (2, 0, 1)]
+    assert list(tree.right_edge(256)) == [(0, 1, 0), (1, 0, 1)]
 
 
 def test_a_tree_of_the_specifications_example_on_disk(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_log_that_was_made_meanwhile_is_not_made_again(
     locked = files.locked
 
     @contextlib.contextmanager
-    def locked_by_another_first(folder: Path) -> Iterator[None]:
-        monkeypatch.setattr(writer, "locked", locked)
-        create_log(folder, signer)
-        with locked(folder):
+    def locked_by_another_first(path: Path) -> Iterator[None]:
+        monkeypatch.setattr(folder, "locked", locked)
+        create_log(path, signer)
+        with locked(path):
             yield
 
-    monkeypatch.setattr(writer, "locked", locked_by_another_first)
+    monkeypatch.setattr(folder, "locked", locked_by_another_first)
     with pytest.raises(ConfigurationError, match="not empty"):
         create_log(tmp_path, signer)
 
@@ -255,14 +255,14 @@ def test_folders_that_are_no_log(tmp_path: Path) -> None:
 def test_a_bundle_that_lies_about_its_lengths() -> None:
     for data in (b"\0", b"\0\5abc", b"\0\1a", b"\0\1a\0\1b\0\0"):
         with pytest.raises(TamperedLog):
-            tiles.decode_bundle(data, 2)
-    assert tiles.decode_bundle(b"\0\1a\0\0", 2) == [b"a", b""]
+            tree.decode_bundle(data, 2)
+    assert tree.decode_bundle(b"\0\1a\0\0", 2) == [b"a", b""]
 
 
 def test_proofs_of_a_tree_with_three_levels_of_tiles(tmp_path: Path) -> None:
     log = new_log(tmp_path, numbered(66_000))
     signed, stored = log.opened(), log.tree()
-    assert [level for level, _, _ in tiles.right_edge(signed.size)] == [0, 1, 2]
+    assert [level for level, _, _ in tree.right_edge(signed.size)] == [0, 1, 2]
     for index in (0, 65_535, 65_536, 65_999):
         proof = stored.inclusion_proof(index, signed.root)
         leaf = tree.leaf_hash(b"entry %d" % index)

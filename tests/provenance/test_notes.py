@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.errors import ForgedNote, MalformedNote
-from sealring.provenance.notes import (
+from sealring.formats.log.notes import (
     Kind,
     Note,
     Signer,

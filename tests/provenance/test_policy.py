@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.errors import BadPolicy, ForgedNote, NoQuorum, StaleCheckpoint
-from sealring.provenance.checkpoints import open_checkpoint
-from sealring.provenance.notes import Kind, Note, Signer, Verifier, parse_note
-from sealring.provenance.policy import Log, Witness, byzantine_policy, parse_policy
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.notes import Kind, Note, Signer, Verifier, parse_note
+from sealring.formats.log.policy import Log, Witness, byzantine_policy, parse_policy
 from tests.provenance.logs import ORIGIN, signed_note
 
 LOG = Signer.generate(ORIGIN, Kind.NOTE)

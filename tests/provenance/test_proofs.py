@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.errors import ForgedNote, MalformedNote, NotIncluded, WrongLog
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.proofs import LogProof, check_proof, parse_proof
+from sealring.formats.log.checkpoints import LogProof, check_proof, parse_proof
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 from tests.provenance import slow
 from tests.provenance.logs import ORIGIN, new_log, numbered, signed_note
 

@@ -28,6 +28,7 @@ from sealring.errors import (
     MalformedStatement,
     Unsupported,
 )
+from sealring.formats.signed import key_id
 from sealring.identity.authority import create_authority, issue_from_directory, open_authority
 from sealring.identity.certificates import issue, make_authority
 from sealring.identity.credentials import Credentials
@@ -35,11 +36,11 @@ from sealring.identity.kept_key import KeptKey
 from sealring.identity.names import WorkerName
 from sealring.identity.verification import VerifiedPeer
 from sealring.provenance.digests import Named
-from sealring.provenance.envelopes import key_id, seal_envelope
 from sealring.provenance.intervals import Interval
 from sealring.provenance.statements import (
     parse_interval,
     parse_transformation,
+    seal,
     sign_statement,
     statement_digest,
     verify_statement,
@@ -169,7 +170,7 @@ def test_an_owner_speaks_for_no_worker() -> None:
         base64.b64decode(json.loads(sign_statement(transformation(), worker()))["payload"]),
     ):
         with pytest.raises(ForgedStatement, match="speaks for a worker"):
-            verify_statement(seal_envelope(content, key), [], owners=[key.public_key()])
+            verify_statement(seal(content, key), [], owners=[key.public_key()])
 
 
 def test_parameters_whose_digest_is_another() -> None:
@@ -287,7 +288,7 @@ def test_the_authority_itself_is_no_worker() -> None:
         signed(credentials)
     payload = base64.b64decode(json.loads(signed())["payload"])
     with pytest.raises(ForgedStatement, match="not a sealring worker's"):
-        verify_statement(seal_envelope(payload, credentials), [AUTHORITY])
+        verify_statement(seal(payload, credentials), [AUTHORITY])
 
 
 def test_a_certificate_outside_its_dates() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sealring.errors import ForkedLog, NotIncluded
-from sealring.provenance import tree
-from sealring.provenance.tiles import Edge
+from sealring.formats.log import tree
+from sealring.formats.log.tree import Edge
 from tests.provenance import slow
 from tests.provenance.logs import numbered
 

@@ -19,17 +19,16 @@ from cryptography import x509
 
 import sealring
 from sealring.errors import ConfigurationError, MalformedRun
+from sealring.formats.log.checkpoints import open_checkpoint
+from sealring.formats.log.folder import StoredTree, create_log, read_checkpoint
+from sealring.formats.log.notes import Kind, Signer, Verifier
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.identity import load_credentials
-from sealring.provenance.checkpoints import open_checkpoint
 from sealring.provenance.digests import Named
-from sealring.provenance.folder import StoredTree, read_checkpoint
 from sealring.provenance.intervals import Interval, LinkAccount, Share
-from sealring.provenance.notes import Kind, Signer, Verifier
-from sealring.provenance.policy import Log, LogPolicy
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import sign_statement, verify_statement
 from sealring.provenance.transformations import Transformation, parameters_of
-from sealring.provenance.writer import create_log
 from sealring.recording import note_checkpoint_in, note_checkpoint_out, note_data, noted
 from sealring.recording.hooks import note_opened
 from tests.workers import SECRET, Workers
@@ -365,7 +364,7 @@ def test_a_rank_that_was_killed_while_it_made_the_log_starts_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("sealring.provenance.files.os.replace", killed)
+        patch.setattr("sealring.formats.files.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             create_log(tmp_path / "run" / "log", Signer.generate("x", Kind.NOTE))
     folder = recorded(tmp_path / "run", 1)

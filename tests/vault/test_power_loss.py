@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.checkpoint as dcp
 
-from sealring.identity.private_files import replace_private, sync_directory, write_public
+from sealring.formats.files import replace_private, sync_directory, write_public
 from sealring.vault import CheckpointWriter, Vault, keys, trees
 from tests.vault.power import Disk
 from tests.vault.test_checkpoints import load, same, save, state

@@ -33,7 +33,7 @@ from sealring.errors import (
     UnsafePath,
     Unsupported,
 )
-from sealring.identity.private_files import write_private
+from sealring.formats.files import write_private
 from sealring.vault import header as headers
 from sealring.vault import keys, ledger, objects, opened, trees
 from sealring.vault.vault import Vault

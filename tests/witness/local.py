@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from sealring.broker.http import Limits
-from sealring.provenance.notes import Kind, Signer, parse_note
-from sealring.provenance.policy import Log, LogPolicy, Witness, byzantine_policy
-from sealring.provenance.submissions import parse_submission
-from sealring.provenance.writer import write_signer
+from sealring.formats.http import Limits
+from sealring.formats.log.checkpoints import parse_submission
+from sealring.formats.log.notes import Kind, Signer, parse_note
+from sealring.formats.log.policy import Log, LogPolicy, Witness, byzantine_policy
+from sealring.provenance.owners import write_signer
 from sealring.witness.server import LIMITS, serving
 from sealring.witness.state import WitnessState
 from tests.ports import free_port

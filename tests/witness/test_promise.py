@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError, DiskFull, ForkedLog, LogError, MalformedNote
-from sealring.provenance import tree
-from sealring.provenance.checkpoints import Checkpoint
-from sealring.provenance.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
-from sealring.provenance.submissions import Submission
-from sealring.provenance.writer import write_signer
+from sealring.formats.log import tree
+from sealring.formats.log.checkpoints import Checkpoint, Submission
+from sealring.formats.log.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
+from sealring.provenance.owners import write_signer
 from sealring.witness.state import OtherSize, WitnessState
 from tests.crashes import STEPS, killed_at
 from tests.provenance.logs import numbered

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError, LogInUse, TamperedLog
-from sealring.provenance.checkpoints import Checkpoint
-from sealring.provenance.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.submissions import Submission
+from sealring.formats.log.checkpoints import Checkpoint, Submission
+from sealring.formats.log.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.witness.server import LIMITS
 from sealring.witness.state import WitnessState
 from tests.provenance import slow
@@ -184,7 +183,7 @@ def test_the_state_is_on_the_disk_before_the_answer(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched, answering(state) as port:
-            patched.setattr("sealring.provenance.files.os.fsync", full)
+            patched.setattr("sealring.formats.files.os.fsync", full)
             assert request(port, "POST", "/add-checkpoint", submission(3, 8))[0] == 500
         # It was not cosigned, so it is not remembered either.
         assert list(state.logs) == [("example.com/log", 3), ("example.com/other", 0)]

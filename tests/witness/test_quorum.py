@@ -24,13 +24,12 @@ from sealring.errors import (
     TruncatedLog,
     WitnessFault,
 )
-from sealring.provenance import witnesses
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.folder import StoredTree
-from sealring.provenance.notes import Note
-from sealring.provenance.policy import LogPolicy
-from sealring.provenance.submissions import Submission
-from sealring.provenance.writer import write_signer
+from sealring.formats.log import witnesses
+from sealring.formats.log.checkpoints import SignedCheckpoint, Submission, open_checkpoint
+from sealring.formats.log.folder import StoredTree
+from sealring.formats.log.notes import Note
+from sealring.formats.log.policy import LogPolicy
+from sealring.provenance.owners import write_signer
 from tests.provenance import slow
 from tests.provenance.logs import LocalLog, new_log, numbered, signed_note
 from tests.witness.local import (

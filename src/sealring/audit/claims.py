@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.errors import BadClaims, BadPolicy
+from sealring.formats.files import read_public
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.policy_file import parse_policy
-from sealring.identity.private_files import read_public
 from sealring.limits import MAX_WORLD
 
 VERSION: Final = 1

@@ -19,9 +19,9 @@ from sealring.errors import (
     TruncatedLog,
     WrongLog,
 )
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.policy import LogPolicy
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.formats.log.folder import StoredTree, read_checkpoint
+from sealring.formats.log.policy import LogPolicy
 from sealring.provenance.statements import statement_digest
 
 OWNER = "the log's owner"

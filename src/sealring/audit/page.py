@@ -20,7 +20,7 @@ from sealring.audit.findings import Finding
 from sealring.audit.graph import NodeKind
 from sealring.audit.picture import Picture, as_svg, draw, for_script
 from sealring.audit.result import Answer, AuditResult, Repetitions, Said, Status
-from sealring.identity.private_files import write_public
+from sealring.formats.files import write_public
 
 _VERDICTS: Final = {Status.SHOWN: "yes", Status.REFUTED: "no", Status.NOT_SHOWN: "open"}
 _SAID: Final = {Said.YES: ("yes", "✓"), Said.NO: ("no", "✗"), Said.NOT_SHOWN: ("open", "?")}

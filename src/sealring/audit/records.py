@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from sealring.errors import (
     MalformedStatement,
     SealringError,
 )
+from sealring.formats.strict import read_json
 from sealring.identity.certificates import claims_of
 from sealring.identity.loading import certificate_from_pem
 from sealring.identity.verification import VerifiedPeer
@@ -228,9 +228,9 @@ def _fault_of(problem: SealringError) -> Fault:
 def _signer_said(envelope: bytes) -> str:
     """Whom a statement that is not believed names as its signer. Nothing of it is proved."""
     try:
-        (signature,) = json.loads(envelope)["signatures"]
+        (signature,) = read_json(envelope)["signatures"]
         pem = base64.b64decode(signature["certificate"], validate=True)
         name = claims_of(certificate_from_pem(pem, ValueError())).name
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return "the author of the file"
     return f"the author of the file, which names rank {name.rank} of {name.job}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from sealring.audit.findings import Fault, Finding
 from sealring.audit.graph import Graph
-from sealring.provenance.checkpoints import SignedCheckpoint
+from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.provenance.replay import Outcome
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from sealring.formats.log.checkpoints import SignedCheckpoint
+from sealring.formats.log.policy import LogPolicy
 from sealring.identity.attestation.cache import Cache
 from sealring.provenance.broker_entries import log_of_broker
-from sealring.provenance.checkpoints import SignedCheckpoint
-from sealring.provenance.policy import LogPolicy
 
 
 @dataclass(frozen=True, slots=True)

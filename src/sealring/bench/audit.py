@@ -18,9 +18,9 @@ from sealring.audit.result import Status
 from sealring.audit.trust import AuditTrust
 from sealring.bench.made_run import Authority, HonestRun, write_statements
 from sealring.errors import WorkerFailed
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.formats.log.folder import LogWriter, create_log
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PATIENCE_SECONDS: Final = 120

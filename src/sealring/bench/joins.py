@@ -97,11 +97,11 @@ def _broker(folder: Path) -> Iterator[int]:
 
 
 def _serve(folder: Path, there: Any) -> None:
-    from sealring.broker.http import Limits
     from sealring.broker.keys import open_broker_keys
     from sealring.broker.server import serving
     from sealring.broker.service import Broker, Rules
     from sealring.broker.sqlite import SqliteStore
+    from sealring.formats.http import Limits
     from sealring.identity.attestation.files import read_policy, trust_in
 
     async def main() -> None:

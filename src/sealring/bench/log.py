@@ -15,13 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.provenance import tree
-from sealring.provenance.folder import StoredTree
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.proofs import LogProof
-from sealring.provenance.submissions import Submission
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.formats.log import tree
+from sealring.formats.log.checkpoints import LogProof, Submission
+from sealring.formats.log.folder import LogWriter, StoredTree, create_log
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 
 ENTRY_BYTES: Final = 200
 _PROOFS: Final = 2000

@@ -17,7 +17,7 @@ data_keys   the files that hold them
 service     the broker without a network
 vault_messages, vault_records  what a job's vaults last held, so that a rollback is seen
 guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
-tls, http, listener  the network, with a limit on everything; bodies, rates, refusals
+tls, http, refusals  the network; `sealring.formats.http` listens, with a limit on everything
 routes      which request asks what; page shows who is there
 server      the broker on its ports
 

@@ -18,11 +18,11 @@ from typing import Final
 
 from sealring.broker.store import Row, View
 from sealring.errors import BrokenAuditLog, LogError
-from sealring.provenance import tree
-from sealring.provenance.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
-from sealring.provenance.notes import Note, Signer, Verifier
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.tiles import check_entry
+from sealring.formats.log import tree
+from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
+from sealring.formats.log.notes import Note, Signer, Verifier
+from sealring.formats.log.policy import Log, LogPolicy
+from sealring.formats.log.tree import check_entry
 
 PREFIX: Final = "audit/"
 HEAD: Final = "audit/head"

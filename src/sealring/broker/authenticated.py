@@ -32,7 +32,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sealring.errors import ConfigurationError, TamperedStore
-from sealring.identity.private_files import read_private, replace_private
+from sealring.formats.files import replace_private
+from sealring.formats.strict import read_json
+from sealring.identity.private_files import read_private
 
 _LOG = logging.getLogger("sealring.broker")
 STATE: Final = "state"
@@ -65,12 +67,12 @@ class State:
     @classmethod
     def decode(cls, value: bytes, key: bytes) -> State:
         try:
-            fields: dict[str, Any] = json.loads(value)
+            fields: dict[str, Any] = read_json(value)
             mac = fields.pop("mac")
             if not hmac.compare_digest(mac, _mac(key, fields)):
                 raise TamperedStore("the state of the broker's store was not written by a broker")
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise TamperedStore("the broker's store holds something else than its state") from None
 
 
@@ -267,7 +269,7 @@ class VersionNote:
             return None
         content = read_private(self._path, "the note of the store's version", ConfigurationError)
         try:
-            fields = json.loads(content)
+            fields = read_json(content)
             return str(fields["store"]), int(fields["version"])
         except (ValueError, TypeError, KeyError):
             raise ConfigurationError(f"{self._path} does not hold a store's version") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
 import logging
 import os
 import random
@@ -20,7 +19,7 @@ from joserfc.jwk import ECKey
 
 from sealring.broker.clock import boottime
 from sealring.broker.envelopes import new_key, open_envelope, public_jwk
-from sealring.broker.http import Client, Response
+from sealring.broker.http import Client
 from sealring.broker.messages import (
     ATTEST,
     AUTH,
@@ -42,6 +41,8 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
+from sealring.formats.http import Response
+from sealring.formats.strict import read_json, read_object
 from sealring.identity.attestation.attesters import Attester
 from sealring.identity.attestation.evidence import NONCE_BYTES
 from sealring.identity.certificates import claims_of
@@ -233,7 +234,7 @@ class _Join:
             raise MalformedAnswer(f"the broker at {where} gave no token")
 
         asked = boottime()
-        given = json.loads(await self._fetch(client, where, token, CERTIFICATE, envelope))
+        given = read_json(await self._fetch(client, where, token, CERTIFICATE, envelope))
         paths = given.get("resources", [])
         data_keys = {
             path: await self._fetch(client, where, token, path, envelope) for path in paths
@@ -285,13 +286,8 @@ def _name_in(certificate: x509.Certificate) -> WorkerName | None:
 def answer_of(response: Response, where: str) -> dict[str, Any]:
     if response.status != 200:
         raise error_of(response, where)
-    try:
-        value = json.loads(response.body)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise MalformedAnswer(f"the broker at {where} did not answer with JSON")
-    return value
+    refusal = MalformedAnswer(f"the broker at {where} did not answer with JSON")
+    return read_object(response.body, refusal)
 
 
 def _nonce(answer: dict[str, Any], where: str) -> bytes:

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from sealring.broker.authenticated import Source, VersionNote
 from sealring.broker.store import Store
 from sealring.errors import ConfigurationError, StoreUnavailable
+from sealring.formats.strict import read_json
 
 _CALL_SECONDS: Final = 2.0
 _COMMIT_SECONDS: Final = 15.0
@@ -167,7 +168,7 @@ class _Etcd:
         if response.status != http.client.OK:
             # 503 and its like while there is no leader.
             raise _Refused(f"{response.status} {content[:200]!r}")
-        answer: dict[str, Any] = json.loads(content)
+        answer: dict[str, Any] = read_json(content)
         return answer
 
     def _connect(self, member: str) -> http.client.HTTPConnection:

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from sealring.formats.log.notes import Kind, Signer
 from sealring.identity.authority import open_authority
 from sealring.provenance.broker_entries import broker_name, log_of_broker
-from sealring.provenance.notes import Kind, Signer
 
 _SALT: Final = b"sealring-1 broker"
 

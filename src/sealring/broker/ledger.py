@@ -35,8 +35,8 @@ from sealring.errors import (
     ReusedToken,
     WorkerRevoked,
 )
+from sealring.formats.log.notes import Signer
 from sealring.identity.names import WorkerName
-from sealring.provenance.notes import Signer
 
 SWEEP_ROWS: Final = 24
 """Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sealring.broker.envelopes import check_jwk
 from sealring.errors import ConfigurationError, MalformedRequest
+from sealring.formats.strict import read_json, read_object
 from sealring.identity.loading import public_key_from_der
 from sealring.identity.names import WorkerName
 from sealring.limits import MAX_WORLD
@@ -63,13 +64,7 @@ class Attestation:
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data.decode(), object_pairs_hook=_no_repetition)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise MalformedRequest("the request is not a JSON object")
-    return value
+    return read_object(data, MalformedRequest("the request is not a JSON object"))
 
 
 def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
@@ -135,7 +130,7 @@ def write_attestation(
     request = {
         "runtime-data": runtime,
         "tee-evidence": {
-            "primary_evidence": json.loads(evidence),
+            "primary_evidence": read_json(evidence),
             "additional_evidence": "{}",
         },
         "signature": _text(key.sign(_PROOF + _canonical(runtime))),
@@ -256,13 +251,6 @@ def read_base64(value: Any) -> bytes:
 
 def _text(value: bytes) -> str:
     return base64.b64encode(value).decode()
-
-
-def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a field comes twice")
-    return fields
 
 
 def broker_urls(text: str) -> list[tuple[str, int]]:

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-from sealring.broker.http import Response
 from sealring.broker.store import Row
+from sealring.formats.http import Response
 from sealring.identity.names import WorkerName
 
 _STYLE: Final = """

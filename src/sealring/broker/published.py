@@ -17,14 +17,12 @@ from typing import Final
 from sealring.broker import audit
 from sealring.broker.store import Store, View
 from sealring.errors import ForkedLog, TamperedLog, TruncatedLog
-from sealring.identity.private_files import replace_private
-from sealring.provenance import witnesses
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import read_limited
-from sealring.provenance.folder import CHECKPOINT
-from sealring.provenance.notes import MAX_NOTE_BYTES, Signer
-from sealring.provenance.policy import Log, LogPolicy
-from sealring.provenance.writer import LogWriter, create_log
+from sealring.formats.files import read_limited, replace_private
+from sealring.formats.log import witnesses
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.formats.log.folder import CHECKPOINT, LogWriter, create_log
+from sealring.formats.log.notes import MAX_NOTE_BYTES, Signer
+from sealring.formats.log.policy import Log, LogPolicy
 
 _LOG = logging.getLogger("sealring.broker")
 _COSIGN_SECONDS: Final = 1800.0

@@ -11,8 +11,9 @@ import json
 from typing import Any, Final
 
 from sealring import errors
-from sealring.broker.http import Response
 from sealring.errors import AttestationError, BrokerError, MalformedAnswer, SealringError
+from sealring.formats.http import Response
+from sealring.formats.strict import read_json
 
 _TYPE: Final = "https://github.com/confidential-containers/kbs/errors/"
 _KBS: Final = "/kbs/v0/"
@@ -84,9 +85,9 @@ def _type_of(error: SealringError) -> str:
 def error_of(response: Response, where: str) -> SealringError:
     """The error that a broker's answer stands for. It chooses among ours, and no more."""
     try:
-        value: Any = json.loads(response.body)
+        value: Any = read_json(response.body)
         name, detail = value["error"], value["detail"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         name = detail = None
     if not isinstance(name, str) or not isinstance(detail, str):
         return MalformedAnswer(f"the broker at {where} answered {response.status} and no reason")

@@ -9,12 +9,12 @@ from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
-from sealring.broker.http import Handle, Request, Response
 from sealring.broker.messages import ATTEST, AUTH, COOKIE, LEAVE, OUT, RESOURCE
 from sealring.broker.page import render
 from sealring.broker.service import Broker
 from sealring.broker.vault_messages import READ, RECORD
 from sealring.errors import MalformedRequest, NoSuchResource, UnknownNonce, UnknownToken
+from sealring.formats.http import Handle, Request, Response
 from sealring.identity.names import is_job
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")

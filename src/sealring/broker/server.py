@@ -11,15 +11,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
-from sealring.broker.http import Explain, Handle, Limits, PlainStream, Response, Stream
 from sealring.broker.issuing import SERVER_DAYS, issue_to_self
 from sealring.broker.keys import BrokerKeys
-from sealring.broker.listener import Listener
 from sealring.broker.refusals import response_of
 from sealring.broker.routes import page_routes, worker_routes
 from sealring.broker.service import Broker
 from sealring.broker.tls import answer, server_context
 from sealring.errors import ConfigurationError, SealringError
+from sealring.formats.http import Explain, Handle, Limits, Listener, PlainStream, Response, Stream
 
 _LOG = logging.getLogger("sealring.broker")
 _SWEEP_SECONDS: Final = 30.0

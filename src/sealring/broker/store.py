@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from sealring.broker.authenticated import AuthenticatedRows, Source, VersionNote
 from sealring.errors import StoreUnavailable, TamperedStore
+from sealring.formats.strict import read_json
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
@@ -156,7 +157,7 @@ def _decode(value: bytes | None) -> Row | None:
     if value is None:
         return None
     try:
-        row = json.loads(value)
-    except (ValueError, RecursionError):
+        row = read_json(value)
+    except ValueError:
         row = None
     return row if isinstance(row, dict) else {}

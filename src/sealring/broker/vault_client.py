@@ -19,8 +19,8 @@ from sealring.broker.vault_messages import (
     Entry,
 )
 from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.formats.strict import strictly
 from sealring.identity.names import WorkerName
-from sealring.strict import strictly
 
 
 @dataclass(frozen=True, slots=True)

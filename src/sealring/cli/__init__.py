@@ -12,7 +12,7 @@ from sealring.cli import terminal
 from sealring.cli.terminal import errors, harmless
 from sealring.cli.verbs import VerbsOnDemand
 from sealring.errors import ConfigurationError, SealringError
-from sealring.identity.private_files import is_full, not_written
+from sealring.formats.files import is_full, not_written
 from sealring.version import __version__
 
 app = typer.Typer(

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from sealring.cli.terminal import console, print_json, say
 from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
+from sealring.formats.files import write_public
 from sealring.identity.attestation import Policy
 from sealring.identity.attestation.chains import load_certificate
 from sealring.identity.attestation.evidence import NONCE_BYTES
@@ -29,7 +30,6 @@ from sealring.identity.attestation.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.identity.attestation.tpm.structures import BANKS, parse_public
 from sealring.identity.attestation.tpm.verify import registers
 from sealring.identity.attestation.tsm import Answer, ask
-from sealring.identity.private_files import write_public
 
 _DEVICES: Final = {
     "snp": "/dev/sev-guest",

@@ -24,12 +24,12 @@ from sealring.cli.log import Policy, Vkey, whom_to_believe
 from sealring.cli.terminal import console, errors, print_json, printable, say
 from sealring.cli.vault_options import Key
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_limited
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.formats.log.notes import MAX_NOTE_BYTES
+from sealring.formats.log.policy import LogPolicy, read_policy
 from sealring.identity.attestation.cache import Cache, read_cache
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import read_limited
-from sealring.provenance.notes import MAX_NOTE_BYTES
 from sealring.provenance.owners import read_owner
-from sealring.provenance.policy import LogPolicy, read_policy
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
 

@@ -18,13 +18,13 @@ from rich.logging import RichHandler
 
 from sealring.cli.terminal import console, errors, print_json, say, table, warn
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_public
+from sealring.formats.log import witnesses
+from sealring.formats.log.checkpoints import Checkpoint, open_checkpoint
+from sealring.formats.log.notes import Note
+from sealring.formats.log.policy import Log, LogPolicy, read_policy
 from sealring.identity.credentials import read_authorities
 from sealring.identity.names import WorkerName
-from sealring.identity.private_files import read_public
-from sealring.provenance import witnesses
-from sealring.provenance.checkpoints import Checkpoint, open_checkpoint
-from sealring.provenance.notes import Note
-from sealring.provenance.policy import Log, LogPolicy, read_policy
 
 if TYPE_CHECKING:  # its packages are an extra
     from sealring.broker.audit import Audited
@@ -124,8 +124,8 @@ async def _serve(
     names: list[str],
     publish: Callable[[], object] | None,
 ) -> None:
-    from sealring.broker.http import Limits
     from sealring.broker.server import serving
+    from sealring.formats.http import Limits
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.cli.terminal import console, print_json, say, table
 from sealring.errors import BadCertificate, ConfigurationError
+from sealring.formats.files import read_public
 from sealring.identity import authority
 from sealring.identity.certificates import check_rank, claims_of
 from sealring.identity.loading import certificates_from_pem
 from sealring.identity.names import WorkerName
-from sealring.identity.private_files import read_public
 from sealring.limits import CERTIFICATE_HOURS
 
 app = typer.Typer(

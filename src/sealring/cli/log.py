@@ -16,13 +16,19 @@ from cryptography import x509
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import errors, harmless, print_json, say
 from sealring.errors import ConfigurationError, MalformedNote
-from sealring.identity.private_files import write_public
-from sealring.provenance import witnesses
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import read_limited
-from sealring.provenance.folder import StoredTree, read_checkpoint
-from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
-from sealring.provenance.policy import (
+from sealring.formats.files import read_limited, write_public
+from sealring.formats.log import witnesses
+from sealring.formats.log.checkpoints import (
+    MAX_PROOF_BYTES,
+    LogProof,
+    SignedCheckpoint,
+    check_proof,
+    open_checkpoint,
+    parse_proof,
+)
+from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
+from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
+from sealring.formats.log.policy import (
     NONE,
     Log,
     LogPolicy,
@@ -30,10 +36,9 @@ from sealring.provenance.policy import (
     byzantine_policy,
     read_policy,
 )
-from sealring.provenance.proofs import MAX_PROOF_BYTES, LogProof, check_proof, parse_proof
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
+from sealring.provenance.owners import read_signer, write_key_pair
 from sealring.provenance.statements import verify_statement
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
-from sealring.provenance.writer import LogWriter, create_log, read_signer, write_key_pair
 
 app = typer.Typer(help="Keep a log that cannot be rewritten unnoticed.", no_args_is_help=True)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from sealring.cli import policy_make
 from sealring.cli.terminal import console, print_json, say
 from sealring.errors import AttestationError, ConfigurationError
+from sealring.formats.files import read_public
 from sealring.identity.attestation import (
     Cache,
     Policy,
@@ -27,7 +28,6 @@ from sealring.identity.attestation import (
 from sealring.identity.attestation.cache import read_list
 from sealring.identity.attestation.files import read_policy
 from sealring.identity.attestation.policy_words import explain
-from sealring.identity.private_files import read_public
 
 app = typer.Typer(help="Judge evidence by a policy, and write policies.", no_args_is_help=True)
 app.command("new")(policy_make.new)

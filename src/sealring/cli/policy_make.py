@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.cli.terminal import errors, say
 from sealring.errors import AttestationError, BadPolicy, ConfigurationError
+from sealring.formats.files import read_public, write_public
 from sealring.identity.attestation import (
     Cache,
     Evidence,
@@ -33,7 +34,6 @@ from sealring.identity.attestation.policy_writing import (
     tables_from,
 )
 from sealring.identity.attestation.snp import PLATFORM_BITS, TCB_BYTES
-from sealring.identity.private_files import read_public, write_public
 
 EvidenceFiles = Annotated[
     list[Path] | None, typer.Option(help="Evidence of a machine (`sealring attest --out`).")

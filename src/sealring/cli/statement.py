@@ -13,9 +13,9 @@ import typer
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import print_json, say
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_limited, write_public
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.identity.credentials import load_credentials
-from sealring.identity.private_files import write_public
-from sealring.provenance.files import read_limited
 from sealring.provenance.intervals import Interval
 from sealring.provenance.owners import create_owner, read_owner, read_owner_key
 from sealring.provenance.statements import (
@@ -25,7 +25,6 @@ from sealring.provenance.statements import (
     sign_statement,
     verify_statement,
 )
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
 
 app = typer.Typer(
     help="Sign and check what a worker or an owner vouches for.", no_args_is_help=True

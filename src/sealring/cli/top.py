@@ -29,7 +29,7 @@ from sealring.cli.terminal import (
     warn,
 )
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import replace_private
+from sealring.formats.files import replace_private
 from sealring.live.directory import SETTING, chosen_directory
 from sealring.live.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
 from sealring.live.reader import Reading, read_all

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import ConfigurationError, SealringError
+from sealring.formats.strict import read_json
 from sealring.provenance.digests import Named
 from sealring.provenance.owners import read_owner_key
 from sealring.provenance.runs import SUFFIX
@@ -72,7 +72,7 @@ def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
     """Of the statements in the folder, believed or not: they only keep this from repeating one."""
     for path in sorted((run / "statements").glob(f"*{SUFFIX}")):
         with contextlib.suppress(SealringError, ValueError, KeyError, TypeError, OSError):
-            yield parse_statement(base64.b64decode(json.loads(path.read_bytes())["payload"]))[0]
+            yield parse_statement(base64.b64decode(read_json(path.read_bytes())["payload"]))[0]
 
 
 def recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., None]:

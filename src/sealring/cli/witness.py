@@ -13,9 +13,9 @@ from rich.logging import RichHandler
 
 from sealring.cli.terminal import errors, say
 from sealring.errors import ConfigurationError
-from sealring.provenance.notes import Kind, Signer
-from sealring.provenance.policy import LogPolicy, read_policy
-from sealring.provenance.writer import read_signer, write_key_pair
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.policy import LogPolicy, read_policy
+from sealring.provenance.owners import read_signer, write_key_pair
 
 app = typer.Typer(help="Cosign checkpoints of logs, and never two that contradict each other.")
 

@@ -22,9 +22,9 @@ from sealring.audit.audit import audit
 from sealring.audit.page import Beside, write_page
 from sealring.audit.trust import AuditTrust
 from sealring.bench.workers import Report, run_workers
+from sealring.formats.log.notes import Verifier
+from sealring.formats.log.policy import Log, LogPolicy
 from sealring.identity import load_credentials
-from sealring.provenance.notes import Verifier
-from sealring.provenance.policy import Log, LogPolicy
 
 TEXT: Final = "corpus"
 CHECKPOINT: Final = "model"

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from sealring.errors import MalformedSetup, ProtocolMismatch
+from sealring.formats.strict import read_json
 from sealring.handshake.terms import Terms, is_instance, is_name, members_digest
 from sealring.identity.names import is_job
 from sealring.limits import MAX_SETUP_BYTES, MAX_WORLD, PROTOCOL_VERSION, SUITE
@@ -81,8 +82,8 @@ def parse_message(raw: bytes | bytearray) -> Message:
     if len(raw) > MAX_SETUP_BYTES:
         raise MalformedSetup(f"a set-up message of {len(raw)} bytes is over {MAX_SETUP_BYTES}")
     try:
-        message = _DECODER.decode(raw.decode("utf-8"))
-    except (ValueError, RecursionError):
+        message = read_json(raw, MAX_SETUP_BYTES, "whole")
+    except ValueError:
         raise MalformedSetup("a set-up message is not JSON as sealring writes it") from None
     if type(message) is not dict or type(message.get("type")) is not str:
         raise MalformedSetup("a set-up message is not an object with a type")
@@ -193,21 +194,5 @@ def _settings(value: object) -> Mapping[str, int]:
     return value
 
 
-def _no_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key is repeated")
-    return result
-
-
-def _no_such_number(_: str) -> NoReturn:
-    raise ValueError("only whole numbers are used")
-
-
-# Made once: a link takes a dozen messages, and making a codec takes longer than using it.
+# Made once: a link takes a dozen messages, and making an encoder takes longer than using it.
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-_DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_no_repeated_keys,
-    parse_float=_no_such_number,
-    parse_constant=_no_such_number,
-)

@@ -16,11 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-
 from sealring import _native
 from sealring.errors import MalformedSetup
+from sealring.formats.signed import sign
 from sealring.handshake.terms import (
     Terms,
     framed,
@@ -151,12 +149,7 @@ def commitment_to(value: _native.Secret | bytearray) -> bytes:
 
 
 def sign_transcript(key: PrivateKey, transcript: bytes) -> bytes:
-    signed = _signed(transcript)
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(signed, ec.ECDSA(hashes.SHA256()))
-    if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(signed, _PSS, hashes.SHA256())
-    return key.sign(signed)
+    return sign(key, _signed(transcript))
 
 
 def wrong_signer(
@@ -175,9 +168,6 @@ def wrong_signer(
         _signed(transcript),
     )
     return ranks[wrong[0]] if wrong else None
-
-
-_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 def _signed(transcript: bytes) -> bytes:

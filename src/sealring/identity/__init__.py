@@ -1,7 +1,7 @@
 """Who a worker is and why we believe it.
 
 names          job names, ranks and the URI that states both
-private_files  secrets on disk: who may read them, how they are written
+private_files  secrets on disk: who may read them
 certificates   what a certificate says, and how one is made
 secret         the job secret, and the authority that every holder derives from it
 credentials    what this worker proves itself with, from its environment

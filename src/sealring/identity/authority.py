@@ -22,16 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.errors import BadCertificate, ConfigurationError
+from sealring.formats.files import read_public, write_private, write_public, writing
 from sealring.identity.certificates import CLOCK_SKEW, issue, make_authority
 from sealring.identity.loading import certificate_from_pem, request_from_pem
 from sealring.identity.names import WorkerName
-from sealring.identity.private_files import (
-    read_private,
-    read_public,
-    write_private,
-    write_public,
-    writing,
-)
+from sealring.identity.private_files import read_private
 
 _AUTHORITY_LIFETIME: Final = timedelta(days=3650)
 _MAX_NAME: Final = 64

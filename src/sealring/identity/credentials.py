@@ -25,11 +25,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from sealring import _native
 from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
+from sealring.formats.files import read_public
 from sealring.identity.certificates import CertificateClaims, claims_of
 from sealring.identity.kept_key import KeptKey, PrivateKey
 from sealring.identity.loading import certificates_from_pem
 from sealring.identity.names import WorkerName, check_job
-from sealring.identity.private_files import read_public, read_secret_file
+from sealring.identity.private_files import read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
 from sealring.identity.verification import fingerprint_of, is_issued_by
 

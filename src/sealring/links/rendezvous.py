@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 from sealring.errors import MalformedSetup, PeerUnreachable
+from sealring.formats.strict import read_json
 from sealring.links.addresses import MAX_ADDRESSES
 from sealring.links.store_calls import StoreCalls
 
@@ -20,7 +21,6 @@ MAX_VALUE_BYTES: Final = 1024
 _MAX_ADDRESS: Final = 45
 """The longest spelling of an IPv6 address."""
 
-_DECODER: Final = json.JSONDecoder()
 
 Address = tuple[str, int]
 
@@ -84,11 +84,8 @@ def parse_addresses(raw: bytes) -> tuple[Address, ...]:
     if len(raw) > MAX_VALUE_BYTES:
         raise MalformedSetup(f"the rendezvous store holds {len(raw)} bytes for an address")
     try:
-        text = raw.decode("ascii")
-        value, end = _DECODER.raw_decode(text)
-        if end != len(text):
-            raise ValueError("more follows")
-    except (ValueError, RecursionError):
+        value = read_json(raw.decode("ascii"), MAX_VALUE_BYTES)
+    except ValueError:
         raise MalformedSetup("the rendezvous store holds something that is no address") from None
     if type(value) is not list or not 1 <= len(value) <= MAX_ADDRESSES:
         raise MalformedSetup("the rendezvous store holds no short list of addresses")

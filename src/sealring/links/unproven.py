@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from sealring import _native
-from sealring.bounded_connections import LEAST_SECONDS as LEAST_SECONDS
-from sealring.bounded_connections import BoundedConnections
-from sealring.bounded_connections import source_of as source_of
+from sealring.formats.bounded_connections import LEAST_SECONDS as LEAST_SECONDS
+from sealring.formats.bounded_connections import BoundedConnections
+from sealring.formats.bounded_connections import source_of as source_of
 from sealring.handshake.incoming import Incoming
 
 MOST_SILENT: Final = 4096

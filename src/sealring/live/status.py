@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from sealring.errors import ConfigurationError
-from sealring.strict import strictly
+from sealring.formats.strict import read_object, strictly
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 4 << 20
@@ -144,12 +144,10 @@ def encode(kind: str, answer: WorkerStatus | SocketStatus) -> bytes:
 
 
 def decode(wanted: type[Answer], kind: str, line: bytes, where: str) -> Answer:
-    try:
-        document: Any = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ConfigurationError(f"{where} did not answer in JSON") from None
-    if not isinstance(document, dict) or document.pop("sealring", None) != kind:
-        raise ConfigurationError(f"{where} did not answer as a worker does")
+    refusal = ConfigurationError(f"{where} did not answer as a worker does")
+    document = read_object(line, refusal)
+    if document.pop("sealring", None) != kind:
+        raise refusal
     if (form := document.pop("format", None)) != FORMAT:
         raise ConfigurationError(
             f"{where} answers in format {form!r}, and this sealring reads {FORMAT}: use the "

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sealring.errors import ConfigurationError, MissingExtra
+from sealring.formats.strict import read_json
 from sealring.identity.private_files import read_secret_file
 from sealring.provenance.digests import Named
 
@@ -64,6 +64,6 @@ class _Compared:
 
 def subject_of(bundle: Path) -> Named:
     """Name and root digest of the model that a bundle is about. Checks nothing."""
-    envelope = json.loads(bundle.read_text())["dsseEnvelope"]
-    (subject,) = json.loads(base64.b64decode(envelope["payload"]))["subject"]
+    envelope = read_json(bundle.read_text())["dsseEnvelope"]
+    (subject,) = read_json(base64.b64decode(envelope["payload"]))["subject"]
     return Named(subject["name"], subject["digest"]["sha256"])

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sealring.formats.signed import seal_envelope
 from sealring.papers.facts import RunFacts, rfc3339
 from sealring.provenance.digests import Named
-from sealring.provenance.envelopes import seal_envelope
 from sealring.provenance.statements import STATEMENT_TYPE
 from sealring.provenance.transformations import Transformation
 

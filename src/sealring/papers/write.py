@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import not_written, write_public
+from sealring.formats.files import not_written, write_public
 from sealring.papers.bom import bill_of_materials
 from sealring.papers.bundle import sign_model
 from sealring.papers.card import model_card

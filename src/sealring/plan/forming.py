@@ -15,10 +15,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from sealring.formats.strict import strictly
 from sealring.plan.collectives import Cluster
 from sealring.plan.profiles import Device, Figure, Network, parse_toml
 from sealring.results import ScaleCase
-from sealring.strict import strictly
 
 _ROUNDS: Final = 3
 _MESSAGES_OF_A_LINK: Final = 10

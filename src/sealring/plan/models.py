@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import math
 import os
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.errors import ConfigurationError
+from sealring.formats.strict import read_json
 from sealring.plan.model import Model, Parameter
 from sealring.plan.named import MODELS
 
@@ -43,8 +43,8 @@ def from_file(path: Path) -> Model:
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
     try:
-        listed = json.loads(content[:_MAX_FILE_BYTES])
-    except (ValueError, RecursionError):
+        listed = read_json(content, _MAX_FILE_BYTES)
+    except ValueError:
         raise ConfigurationError(
             f'{path} is not a JSON list of parameters: write {{"layer.weight": [512, 512], ...}}'
         ) from None

@@ -18,8 +18,8 @@ from typing import Any, Final, Literal
 from sealring.engine.lanes import threads_by_default
 from sealring.engine.simulate import Costs, Hop
 from sealring.errors import ConfigurationError
+from sealring.formats.strict import strictly
 from sealring.plan.collectives import Cutting
-from sealring.strict import strictly
 
 Way = Literal["plain", "cc", "sealed"]
 WAYS: Final[tuple[Way, ...]] = ("plain", "cc", "sealed")

@@ -6,7 +6,6 @@ its log alone, as it is published.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.errors import TamperedLog
-from sealring.strict import unique_keys
+from sealring.formats.strict import read_json
 
 CERTIFICATE: Final = "sealring/certificate/worker"
 """What a worker's certificate is called among the things that a broker gives."""
@@ -69,14 +68,14 @@ class BrokerHistory:
     def add(self, number: int, data: bytes) -> None:
         """The next entry. TamperedLog if a broker writes none like it."""
         try:
-            entry = json.loads(data, object_pairs_hook=unique_keys)
+            entry = read_json(data)
             time, event = float(entry["time"]), entry["event"]
             if type(entry["number"]) is not int or entry["number"] != number:
                 raise ValueError("it has another number")
             if not math.isfinite(time):
                 raise ValueError("it has no time")
             self._add(time, event, entry)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise TamperedLog(
                 f"entry {number} is not one that a broker writes: {str(problem)[:200]}"
             ) from None

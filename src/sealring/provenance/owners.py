@@ -1,7 +1,12 @@
-"""Keys of owners, who sign what is made outside of a job: Ed25519, as PEM files."""
+"""Files of signing keys, all Ed25519.
+
+Owners, who sign what is made outside of a job, have PEM files. Logs and witnesses have the signer
+and verifier keys of signed notes.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -15,13 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_public, write_private, write_public
+from sealring.formats.log.notes import Signer
 from sealring.identity.loading import public_key_from_pem
-from sealring.identity.private_files import (
-    read_public,
-    read_secret_file,
-    write_private,
-    write_public,
-)
+from sealring.identity.private_files import read_private, read_secret_file
 
 
 def create_owner(path: Path) -> Path:
@@ -52,3 +54,28 @@ def read_owner(path: Path) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise refusal
     return key
+
+
+def read_signer(path: Path) -> Signer:
+    """A signer key from a file that no other user can read."""
+    content = read_private(path, "the signer key", ConfigurationError)
+    return Signer.parse(content.decode("utf-8", "replace").strip())
+
+
+def write_signer(path: Path, signer: Signer) -> None:
+    write_private(path, (signer.encode() + "\n").encode())
+
+
+def write_key_pair(path: Path, signer: Signer) -> Path:
+    """A new signer key and its verifier key beside it, whose path is returned: NAME.vkey.
+
+    Nothing is overwritten: only who could make the signer key writes the other one.
+    """
+    beside = path.with_name(f"{path.name.removesuffix('.key')}.vkey")
+    if os.path.lexists(beside):
+        raise ConfigurationError(
+            f"{beside} is there already and will not be overwritten: move it away first"
+        )
+    write_signer(path, signer)
+    write_public(beside, f"{signer.verifier.encode()}\n".encode())
+    return beside

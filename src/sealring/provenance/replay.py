@@ -24,14 +24,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
+from sealring.formats.log.checkpoints import SignedCheckpoint
+from sealring.formats.strict import read_json, strictly
 from sealring.identity.credentials import load_credentials
-from sealring.provenance.checkpoints import SignedCheckpoint
 from sealring.provenance.commands import execute
 from sealring.provenance.digests import Named
 from sealring.provenance.intervals import CheckpointRef, DataRange, Interval
 from sealring.provenance.runs import RunFolder, open_run
 from sealring.provenance.statements import verify_statement
-from sealring.strict import strictly
 
 VARIABLE: Final = "SEALRING_REPLAY"
 _PURPOSE: Final = b"sealring-1 replay\0"
@@ -61,7 +61,7 @@ def requested(environ: Mapping[str, str]) -> Request | None:
     if not text:
         return None
     try:
-        found: Request = strictly(Request, json.loads(text), VARIABLE, "replay")
+        found: Request = strictly(Request, read_json(text), VARIABLE, "replay")
     except ValueError:
         raise ConfigurationError(f"{VARIABLE} is not JSON") from None
     return found

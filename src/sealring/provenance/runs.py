@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
-from sealring.identity.private_files import not_written
-from sealring.provenance.files import Batch, read_limited
-from sealring.provenance.tiles import MAX_ENTRY_BYTES
-from sealring.strict import strictly, unique_keys
+from sealring.formats.files import Batch, not_written, read_limited
+from sealring.formats.log.tree import MAX_ENTRY_BYTES
+from sealring.formats.strict import read_json, strictly
 
 FORMAT: Final = "sealring run"
 VERSION: Final = 1
@@ -201,9 +200,9 @@ def open_run(path: Path) -> RunFolder:
     if content is None:
         raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
     try:
-        value = json.loads(content, object_pairs_hook=unique_keys)
+        value = read_json(content)
         head: RunHead = strictly(RunHead, value, "run.json", "run's folder")
-    except (ValueError, RecursionError, ConfigurationError) as problem:
+    except (ValueError, ConfigurationError) as problem:
         raise MalformedRun(f"{path / 'run.json'} cannot be read: {problem}") from None
     if head.format != FORMAT or head.version != VERSION:
         raise MalformedRun(

@@ -21,15 +21,18 @@ from typing import Any, Final, TypeVar
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
+from sealring.formats.signed import key_id, parse_envelope, read_statement, seal_envelope
+from sealring.formats.strict import strictly
 from sealring.identity import verify
 from sealring.identity.certificates import ATTESTATION_OID, claims_of
 from sealring.identity.credentials import Credentials
-from sealring.identity.verification import VerifiedPeer
+from sealring.identity.loading import certificate_from_pem
+from sealring.identity.verification import VerifiedPeer, is_issued_by
 from sealring.limits import MAX_WORLD
 from sealring.provenance.digests import Named
-from sealring.provenance.envelopes import key_id, open_envelope, read_json, seal_envelope
 from sealring.provenance.intervals import (
     INTERVAL_TYPE,
     Attestation,
@@ -42,7 +45,6 @@ from sealring.provenance.transformations import (
     Transformation,
     TransformationPredicate,
 )
-from sealring.strict import strictly
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 _PREDICATES: Final[dict[str, Any]] = {
@@ -84,11 +86,11 @@ def statement_digest(envelope: bytes) -> str:
 
 
 def parse_interval(data: bytes) -> Interval:
-    return _typed(Interval, read_json(data), "interval")
+    return _typed(Interval, read_statement(data), "interval")
 
 
 def parse_transformation(data: bytes) -> Transformation:
-    return _typed(Transformation, read_json(data), "transformation")
+    return _typed(Transformation, read_statement(data), "transformation")
 
 
 def sign_statement(
@@ -111,7 +113,58 @@ def sign_statement(
         "predicateType": kind,
         "predicate": asdict(predicate),
     }
-    return seal_envelope(json.dumps(statement, separators=(",", ":")).encode(), signer)
+    return seal(json.dumps(statement, separators=(",", ":")).encode(), signer)
+
+
+def seal(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> bytes:
+    """A worker's envelope carries its certificate; an owner's does not."""
+    if isinstance(signer, Credentials):
+        pem = signer.certificate.public_bytes(Encoding.PEM)
+        return seal_envelope(payload, signer.private_key, pem)
+    return seal_envelope(payload, signer)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEnvelope:
+    """A payload, and who signed it: the certificate of an authority's, or an owner's key."""
+
+    payload: bytes
+    signer: x509.Certificate | Ed25519PublicKey
+
+
+def open_envelope(
+    data: bytes,
+    authorities: Sequence[x509.Certificate],
+    owners: Sequence[Ed25519PublicKey] = (),
+) -> OpenedEnvelope:
+    """Checks the certificate's issuer, or that an owner signed, and the signature.
+
+    The payload is not looked at before. Dates are left to the caller.
+    """
+    envelope = parse_envelope(data)
+    signer: x509.Certificate | Ed25519PublicKey
+    if envelope.certificate is not None:
+        signer = _certificate(envelope.certificate)
+        if not is_issued_by(signer, tuple(authorities)):
+            raise ForgedStatement("the statement's certificate is not of an authority to believe")
+        envelope.check(signer.public_key())
+    else:
+        known = {key_id(owner): owner for owner in owners}
+        if envelope.keyid not in known:
+            raise ForgedStatement("the statement is signed by a key that is not an owner's")
+        signer = known[envelope.keyid]
+        envelope.check(signer)
+    return OpenedEnvelope(envelope.payload, signer)
+
+
+@lru_cache(maxsize=1024)
+def _certificate(pem: bytes) -> x509.Certificate:
+    """Parsed once: many statements carry the same one."""
+    refusal = MalformedStatement("the statement's certificate cannot be read")
+    found = certificate_from_pem(pem, refusal)
+    if found.public_bytes(Encoding.PEM) != pem:
+        raise MalformedStatement("the statement's certificate has something beside it")
+    return found
 
 
 def verify_statement(
@@ -210,7 +263,7 @@ def parse_statement(
     payload: bytes,
 ) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
     """Strictly. The caller has checked the signature."""
-    value = read_json(payload)
+    value = read_statement(payload)
     if not isinstance(value, dict) or value.keys() != _FIELDS:
         raise MalformedStatement("the payload is not an in-toto statement with these four fields")
     kind = value["predicateType"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
-from sealring.strict import strictly
+from sealring.formats.strict import read_object, strictly
 
 FORMAT: Final = "sealring flight record"
 VERSION: Final = 1
@@ -94,14 +94,12 @@ class ProcessAccount:
     @staticmethod
     def from_json(text: str | bytes, name: str) -> ProcessAccount:
         """Reads back what to_json wrote; `name` is what an error calls it."""
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            raise ConfigurationError(f"{name} is not JSON, so it is no flight record") from None
-        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-            raise ConfigurationError(
-                f"{name} is not a flight record; those are named *.flight.json"
-            )
+        refusal = ConfigurationError(
+            f"{name} is not a flight record; those are named *.flight.json"
+        )
+        document = read_object(text, refusal)
+        if document.pop("format", None) != FORMAT:
+            raise refusal
         if (version := document.pop("version", None)) != VERSION:
             raise ConfigurationError(
                 f"{name} is a flight record of version {version!r}; this sealring reads {VERSION}"

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import replace_private, writing
+from sealring.formats.files import replace_private, writing
 from sealring.recorder.account import ProcessAccount
 from sealring.recorder.flight import FlightRecorder, monotonic_zero_ns
 from sealring.recorder.metrics import Counts, EndedGroups, counts_of, total_of

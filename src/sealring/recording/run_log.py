@@ -12,10 +12,11 @@ from typing import Final
 from cryptography import x509
 
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
-from sealring.identity.private_files import write_public
-from sealring.provenance.envelopes import is_of_worker
-from sealring.provenance.folder import CHECKPOINT
-from sealring.provenance.notes import Kind, Signer
+from sealring.formats.files import write_public
+from sealring.formats.log.folder import CHECKPOINT, LogWriter, create_log
+from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.signed import parse_envelope
+from sealring.provenance.owners import read_signer, write_signer
 from sealring.provenance.runs import RunFolder, log_of_run
 from sealring.provenance.statements import (
     VerifiedStatement,
@@ -23,7 +24,6 @@ from sealring.provenance.statements import (
     statement_digest,
     verify_statement,
 )
-from sealring.provenance.writer import LogWriter, create_log, read_signer, write_signer
 from sealring.recording.chain import interval_of, place_of, rank_of, statement_name
 
 _WAIT_SECONDS: Final = 30.0
@@ -98,7 +98,7 @@ class RunLog:
                 continue
             try:
                 envelope = self._run.read_statement(name)
-                if is_of_worker(envelope):
+                if parse_envelope(envelope).certificate is not None:
                     self._require_ours(name, verify_statement(envelope, self._authorities, now))
                 else:
                     self._count_owners(envelope)
@@ -131,7 +131,7 @@ class RunLog:
     def _note(self, digest: str, envelope: bytes) -> None:
         self._logged.add(digest)
         try:
-            if not is_of_worker(envelope):
+            if parse_envelope(envelope).certificate is None:
                 self._owners.add(digest)
                 return
             found = verify_statement(envelope, self._authorities)

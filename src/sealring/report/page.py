@@ -12,7 +12,7 @@ from typing import Final
 
 from sealring.bench.cc import SOURCES
 from sealring.bench.noise import SAME_WITHIN
-from sealring.identity.private_files import write_public
+from sealring.formats.files import write_public
 from sealring.report import gpu_plots, machine_plots, plots, scale_plots
 from sealring.report.drawing import Picture, plotting_library
 from sealring.report.findings import (

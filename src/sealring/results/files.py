@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import write_public
+from sealring.formats.files import write_public
+from sealring.formats.strict import read_json, strictly
 from sealring.results.schema import VERSION, Results
-from sealring.strict import strictly
 
 FORMAT: Final = "sealring bench results"
 _MAX_BYTES: Final = 256 << 20
@@ -46,8 +46,8 @@ def to_json(results: Results) -> str:
 def from_json(text: str | bytes, name: str) -> Results:
     """Reads back what to_json wrote; `name` is what an error calls it."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = read_json(text, numbers="any")  # a NaN is named below
+    except ValueError:
         start = text[:200].decode("utf-8", "replace") if isinstance(text, bytes) else text[:200]
         if FORMAT in start:
             raise ConfigurationError(

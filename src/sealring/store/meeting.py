@@ -35,6 +35,7 @@ from sealring.errors import (
     WrongJob,
     WrongWorldSize,
 )
+from sealring.formats.strict import read_json
 from sealring.links.store_calls import StoreCalls
 
 _LOG = logging.getLogger("sealring")
@@ -90,16 +91,14 @@ class Launcher:
 def parse_launcher(text: bytes) -> Launcher:
     """Of what anybody may have written."""
     try:
-        if len(text) > _MOST_BYTES:
-            raise ValueError("too long")
-        fields = json.loads(text)
+        fields = read_json(text, _MOST_BYTES)
         one = Launcher(**fields)
         numbers, texts = (one.machine, one.machines), (one.host, one.job, one.fingerprint)
         if any(type(number) is not int for number in numbers):
             raise ValueError("a number is not one")
         if any(type(each) is not str or not each.isprintable() for each in (*texts, one.instance)):
             raise ValueError("a text is not printable")
-    except (ValueError, TypeError, RecursionError) as problem:
+    except (ValueError, TypeError) as problem:
         raise MalformedSetup(
             f"what a launcher wrote about itself cannot be read ({problem}): something else than "
             "`sealring run` uses the port, or the machines run different versions"
@@ -283,9 +282,9 @@ def _told(text: bytes) -> HandshakeError:
         kind.__name__: kind for kind in (DuplicateRank, UnknownAuthority, WrongJob, WrongWorldSize)
     }
     try:
-        name, message = json.loads(text[:_MOST_BYTES])
+        name, message = read_json(text, _MOST_BYTES)
         return kinds[name]("".join(each if each.isprintable() else "?" for each in str(message)))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return MalformedSetup("another launcher reported a problem that cannot be read")
 
 

@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from sealring.errors import ConfigurationError, ForeignPart, NotAVault, UnadmittedSigner
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault import signing
 from sealring.vault.checkpoint_form import dtype_named
 from sealring.vault.objects import Copy, Part
-from sealring.vault.sealed import Place, parse
+from sealring.vault.sealed import Place
 
 _DIGEST_BYTES: Final = 32
 _CHUNK_BYTES: Final = 16384
@@ -207,7 +207,7 @@ def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str
 
 def _parsed(text: str, whose: str) -> Any:
     try:
-        return parse(text.encode())
+        return read_json(text.encode())
     except ValueError:
         raise NotAVault(f"the manifest of {whose} cannot be read") from None
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
 from sealring.errors import ConfigurationError, Unsupported
-from sealring.identity.private_files import not_written
+from sealring.formats.files import not_written
 from sealring.vault import safetensors
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader

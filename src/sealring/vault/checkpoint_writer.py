@@ -35,9 +35,9 @@ from sealring.errors import (
     VaultBusy,
     VaultError,
 )
+from sealring.formats.strict import strictly
 from sealring.identity.secret import OF_THE_RUN
 from sealring.recording.hooks import note_checkpoint_out
-from sealring.strict import strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (

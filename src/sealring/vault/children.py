@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from sealring import _native, errors
 from sealring.errors import SealringError, WorkerFailed
+from sealring.formats.strict import read_json
 from sealring.identity.peer_process import peer_of
 from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.identity.process import allows_debuggers, shut_out_debuggers
 from sealring.vault.keys import KEY_BYTES
-from sealring.vault.sealed import parse
 
 START_SECONDS: Final = 120.0
 """For a child to start, on a machine that is busy."""
@@ -130,7 +130,7 @@ def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
     text = bytearray(size)
     fill(source, memoryview(text))
     try:
-        document, count = parse(bytes(text))
+        document, count = read_json(bytes(text))
     except (ValueError, TypeError):  # TypeError: it is no list
         raise ConnectionError("a message cannot be read") from None
     if not isinstance(document, dict) or not isinstance(count, int) or count > _MOST_KEYS:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import MissingPart, NotAVault, UnsafePath
+from sealring.formats.files import NEW_FILE
 from sealring.vault import files
-from sealring.vault.files import NEW_FILE
 from sealring.vault.sealed import raise_own_lack, read_small
 
 

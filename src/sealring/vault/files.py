@@ -16,7 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from sealring.errors import OutputExists, UnsafePath, VaultBusy
-from sealring.identity.private_files import is_full, name_beside, not_written, sync_directory
+from sealring.formats.files import (
+    NEW_FILE,
+    is_full,
+    name_beside,
+    not_written,
+    sync_directory,
+    write_whole,
+)
 from sealring.vault import freeing
 from sealring.vault.freeing import not_for_children
 
@@ -24,7 +31,6 @@ _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 LONGEST_WAIT: Final = 300.0
 """Seconds, for another process that holds the vault."""
-NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -64,21 +70,8 @@ def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
 
     After a power cut it is there, if it is `lasting`; else the older one may be.
     """
-    temporary = beside(path)
     with named(path):
-        descriptor = os.open(temporary, NEW_FILE, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
-        if lasting:
-            sync_directory(path.parent)
+        write_whole(path, content, 0o600, lasting=lasting)
 
 
 def beside(path: Path) -> Path:

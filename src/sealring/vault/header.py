@@ -21,9 +21,9 @@ from sealring.errors import (
     NotGranted,
     TamperedHeader,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
-from sealring.vault.sealed import ID_BYTES, parse
+from sealring.vault.sealed import ID_BYTES
 
 FORMAT: Final = "sealring vault"
 VERSION: Final = 1
@@ -152,7 +152,7 @@ def write_header(header: Header) -> bytes:
 def read_header(content: bytes, where: str) -> Header:
     """Well-formed, and not yet believed."""
     try:
-        document = parse(content)
+        document = read_json(content)
     except ValueError:
         raise NotAVault(f"{where} is not a vault's header") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -36,8 +36,9 @@ from cryptography.hazmat.primitives.hpke import (
 
 from sealring import _native
 from sealring.errors import BadKeyFile, ConfigurationError
+from sealring.formats.files import write_private
 from sealring.identity.names import is_resource
-from sealring.identity.private_files import read_secret_file, write_private
+from sealring.identity.private_files import read_secret_file
 
 KEY_BYTES: Final = 32
 _SALT: Final = b"sealring vault 1"

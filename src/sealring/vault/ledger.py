@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault.files import locked, write_file
-from sealring.vault.sealed import LARGEST_LEDGER, check_small, parse, read_small
+from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
 from sealring.vault.storage import VaultPath
 from sealring.vault.stores import StorePath
 
@@ -127,7 +127,7 @@ class LocalLedger:
         if path.exists() and not made_now:
             try:
                 known: Directory = strictly(
-                    Directory, parse(read_small(path, "the ledger")), str(path), "ledger"
+                    Directory, read_json(read_small(path, "the ledger")), str(path), "ledger"
                 )
             except (ValueError, ConfigurationError):
                 raise NotAVault(f"the ledger {path} cannot be read: restore or remove it") from None
@@ -170,7 +170,7 @@ class LocalLedger:
         if not self.path.exists():
             return Recorded(self._vault, 0, 0, [])
         try:
-            document = parse(read_small(self.path, "the ledger", LARGEST_LEDGER))
+            document = read_json(read_small(self.path, "the ledger", LARGEST_LEDGER))
             ledger: Recorded = strictly(Recorded, document, str(self.path), "ledger")
         except (ValueError, ConfigurationError):
             raise NotAVault(

@@ -34,7 +34,7 @@ from sealring.errors import (
     UnsafePath,
     WrongKey,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault.header import KeyRing, check_version
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (
@@ -44,7 +44,6 @@ from sealring.vault.sealed import (
     SUITES,
     Place,
     check_small,
-    parse,
     wrapping_key,
 )
 from sealring.vault.storage import OpenFile, VaultPath, storage_of
@@ -168,7 +167,7 @@ class Copy:
 
     def opened_manifest(self, sealed: bytes, path: str) -> Manifest:
         try:
-            document = parse(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
+            document = read_json(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
         except WrongKey:
             raise ForeignPart(
                 f"the manifest {path} was changed in its first 56 bytes, or lies in the place of "
@@ -288,7 +287,9 @@ def _wrapped(ring: KeyRing, place: Place) -> bytes:
 def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
     path = folder / KEY_FILE
     try:
-        document = parse(storage_of(path).read_small(path, "the object's key", LARGEST_DOCUMENT))
+        document = read_json(
+            storage_of(path).read_small(path, "the object's key", LARGEST_DOCUMENT)
+        )
         known: WrappedKey = strictly(WrappedKey, document, str(path), "wrapped key")
         wrapped = bytes.fromhex(known.wrapped)
     except (ValueError, ConfigurationError):

@@ -19,7 +19,7 @@ from sealring.errors import (
     SealringError,
     Unsupported,
 )
-from sealring.identity.private_files import writing
+from sealring.formats.files import writing
 from sealring.vault import header as headers
 from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.errors import UnsafePath
-from sealring.identity.private_files import name_beside, not_written
-from sealring.vault.files import NEW_FILE, claim, claimed
+from sealring.formats.files import NEW_FILE, name_beside, not_written
+from sealring.vault.files import claim, claimed
 
 _MARK: Final = ".sealring-unfinished-"
 _RANDOM_BYTES: Final = 8

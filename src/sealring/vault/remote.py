@@ -23,7 +23,7 @@ from sealring.errors import (
     UnsafePath,
     VaultError,
 )
-from sealring.identity.private_files import not_written
+from sealring.formats.files import not_written
 from sealring.vault import objects
 from sealring.vault.files import locked, make_folders, remove_directory, write_new
 from sealring.vault.header import Header, read_header, write_header

@@ -30,7 +30,7 @@ from sealring.errors import (
     Unsupported,
     WorkerFailed,
 )
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault.checkpoint_form import dtype_name, load_entry
 from sealring.vault.movement import Box, Layout, Move, Part, check_layout, digest_of, entry, plan
 from sealring.vault.sealed import shown
@@ -241,9 +241,9 @@ def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
     everyone = []
     for rank, (size, content) in enumerate(zip(lengths, rooms, strict=True)):
         try:
-            document = json.loads(bytes(content[: int(size)].numpy()))
+            document = read_json(bytes(content[: int(size)].numpy()))
             everyone.append(strictly(_Said, document, f"rank {rank}", "layout"))
-        except (ValueError, RecursionError, ConfigurationError):
+        except (ValueError, ConfigurationError):
             raise ForeignPart(f"rank {rank} described no layout") from None
     return everyone
 

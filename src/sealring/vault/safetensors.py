@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from sealring.errors import ConfigurationError, Unsupported
+from sealring.formats.strict import read_json
 
 _METADATA: Final = "__metadata__"
 _LARGEST_HEADER: Final = 100 << 20
@@ -38,7 +39,7 @@ DTYPES: Final = {
     "F8_E5M2": torch.float8_e5m2,
 }
 _NOT_ONE: Final = (
-    struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError
+    struct.error, ValueError, KeyError, TypeError, AttributeError
 )  # fmt: skip
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -80,7 +81,7 @@ def read(file: BinaryIO, size: int, where: str) -> Iterator[tuple[str, torch.Ten
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(_LARGEST_HEADER, size):
             raise ValueError("its header is too long")
-        document = json.loads(file.read(length))
+        document = read_json(file.read(length))
         notes = document.pop(_METADATA, {})
         if not all(isinstance(one, str) for one in notes.values()):
             raise ValueError(f"{_METADATA} is no table of strings")

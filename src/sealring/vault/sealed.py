@@ -7,14 +7,13 @@ place: another part of the same object, another version, another object, another
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from typing_extensions import Buffer
 
@@ -106,14 +105,6 @@ def wrapping_key(
 def _context(vault: bytes, object_id: bytes, version: int) -> bytes:
     assert len(vault) == len(object_id) == ID_BYTES
     return _PREFIX + struct.pack(f">{ID_BYTES}s{ID_BYTES}sQ", vault, object_id, version)
-
-
-def parse(content: bytes) -> Any:
-    """JSON that anyone may have written: deep nesting is a ValueError like any other."""
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def shown(text: str, longest: int) -> str:

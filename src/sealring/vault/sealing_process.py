@@ -14,6 +14,7 @@ import socket
 import sys
 
 from sealring import _native
+from sealring.formats.strict import read_json
 from sealring.vault.children import connect_to_parent, fill
 from sealring.vault.keys import KEY_BYTES
 
@@ -25,7 +26,7 @@ def main() -> None:
         raise SystemExit(str(problem)) from None
     with parent:
         head, files, _, _ = socket.recv_fds(parent, 4, 2)
-        order = json.loads(_exactly(parent, int.from_bytes(head, "big")))
+        order = read_json(_exactly(parent, int.from_bytes(head, "big")))
         key = _native.Secret.zeros(KEY_BYTES)
         fill(parent, memoryview(key))
         memory, target = files

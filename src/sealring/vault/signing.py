@@ -15,29 +15,18 @@ from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding
-from cryptography.hazmat.primitives.asymmetric.ec import (
-    ECDSA,
-    EllipticCurvePrivateKey,
-    EllipticCurvePublicKey,
-)
-from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
+from sealring.formats import signed as signatures
+from sealring.formats.strict import read_json, strictly
 from sealring.identity import Credentials, verify
 from sealring.identity.loading import certificate_from_pem
 from sealring.recording.credentials import credentials_of as credentials_of
-from sealring.strict import strictly
-from sealring.vault.sealed import parse
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
 """Of every statement."""
 _PURPOSE: Final = b"sealring vault 1 statement\0"
-_PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +53,7 @@ def sign(credentials: Credentials, world: int, document: dict[str, Any]) -> Sign
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     statement = json.dumps(named | document)
-    data, key = _PURPOSE + statement.encode(), credentials.private_key
-    if isinstance(key, EllipticCurvePrivateKey):
-        signature = key.sign(data, ECDSA(hashes.SHA256()))
-    elif isinstance(key, RSAPrivateKey):
-        signature = key.sign(data, _PSS, hashes.SHA256())
-    else:
-        signature = key.sign(data)
+    signature = signatures.sign(credentials.private_key, _PURPOSE + statement.encode())
     pem = credentials.certificate.public_bytes(Encoding.PEM).decode()
     return Signed(statement, pem, signature.hex())
 
@@ -91,8 +74,9 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
     """What the statement says, if a worker of this job signed it."""
     try:
         certificate = certificate_from_pem(signed.certificate.encode(), ValueError())
-        _check_signature(certificate, bytes.fromhex(signed.signature), signed.statement.encode())
-        document = parse(signed.statement.encode())
+        data, signature = _PURPOSE + signed.statement.encode(), bytes.fromhex(signed.signature)
+        signatures.check_signature(certificate.public_key(), signature, data)
+        document = read_json(signed.statement.encode())
         rank, world, when = document["rank"], document["world"], document["time"]
         moment = datetime.fromisoformat(when)
         if type(rank) is not int or type(world) is not int or moment.tzinfo is None:
@@ -109,15 +93,3 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
             f"{type(problem).__name__}: {problem}"
         ) from None
     return Signer(rank, world, document)
-
-
-def _check_signature(certificate: x509.Certificate, signature: bytes, statement: bytes) -> None:
-    key, data = certificate.public_key(), _PURPOSE + statement
-    if isinstance(key, Ed25519PublicKey | Ed448PublicKey):
-        key.verify(signature, data)
-    elif isinstance(key, EllipticCurvePublicKey):
-        key.verify(signature, data, ECDSA(hashes.SHA256()))
-    elif isinstance(key, RSAPublicKey):
-        key.verify(signature, data, _PSS, hashes.SHA256())
-    else:
-        raise UnsupportedAlgorithm("no key that signs statements")

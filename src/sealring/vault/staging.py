@@ -17,10 +17,11 @@ import torch
 
 from sealring import _native
 from sealring.errors import VaultError, WorkerFailed
+from sealring.formats.strict import read_json
 from sealring.identity.process import shut_out_debuggers
 from sealring.vault.children import START_SECONDS, Door, without_secrets
 from sealring.vault.objects import Copy, Part, digest_of
-from sealring.vault.sealed import Place, parse, shown
+from sealring.vault.sealed import Place, shown
 
 _START_SECONDS: Final = START_SECONDS
 _WORK_SECONDS: Final = 120.0
@@ -130,7 +131,7 @@ def _answer(here: socket.socket, deadline: float) -> bytes:
 def _commitment(answer: bytes, name: str) -> str:
     """From the answer of a helper that an attacker may have taken over."""
     try:
-        document = parse(answer)
+        document = read_json(answer)
     except ValueError:
         document = None
     found = document if isinstance(document, dict) else {}

@@ -22,8 +22,8 @@ from sealring.errors import (
     SealringError,
     StoreFailed,
 )
+from sealring.formats.files import NEW_FILE
 from sealring.vault import answers, requests
-from sealring.vault.files import NEW_FILE
 from sealring.vault.sealed import shown
 
 _BLOCK: Final = 8 << 20

@@ -23,22 +23,15 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
-from sealring.identity.private_files import not_written, sync_directory
-from sealring.strict import strictly
+from sealring.formats.files import NEW_FILE, not_written, sync_directory
+from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
-from sealring.vault.files import (
-    NEW_FILE,
-    check_inside,
-    check_output,
-    make_folders,
-    move_into_place,
-)
+from sealring.vault.files import check_inside, check_output, make_folders, move_into_place
 from sealring.vault.keys import Presented
 from sealring.vault.layout import complete_copies
 from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
-from sealring.vault.sealed import parse
 from sealring.vault.storage import storage_of
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
@@ -136,7 +129,7 @@ def content_of(stored: Stored) -> Content:
         how = _OTHER_KINDS.get(stored.manifest.kind, "a later sealring may open it")
         raise Unsupported(f"{stored.whose} is a {stored.manifest.kind}, not files: {how}")
     try:
-        document: Any = parse(stored.manifest.content.encode())
+        document: Any = read_json(stored.manifest.content.encode())
         content: Content = strictly(Content, document, stored.whose, "manifest")
     except (ValueError, ConfigurationError) as problem:
         raise NotAVault(f"the manifest of {stored.whose} cannot be read: {problem}") from None

@@ -17,7 +17,7 @@ from sealring.errors import (
     StoreFailed,
     VaultError,
 )
-from sealring.identity.private_files import not_written, writing
+from sealring.formats.files import not_written, writing
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.keys import Opener, Presented, SymmetricKey

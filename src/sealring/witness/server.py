@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from sealring.broker.http import Limits, PlainStream, Request, Response
-from sealring.broker.listener import Listener
 from sealring.errors import (
     ForgedNote,
     ForkedLog,
@@ -25,7 +23,8 @@ from sealring.errors import (
     TooManyRequests,
     WrongLog,
 )
-from sealring.provenance.submissions import MAX_SUBMISSION_BYTES, PATH, SIZE_TYPE
+from sealring.formats.http import Limits, Listener, PlainStream, Request, Response
+from sealring.formats.log.checkpoints import MAX_SUBMISSION_BYTES, PATH, SIZE_TYPE
 from sealring.witness.state import OtherSize, WitnessState
 
 LIMITS: Final = Limits(

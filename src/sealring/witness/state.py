@@ -28,13 +28,11 @@ from sealring.errors import (
     MalformedNote,
     TamperedLog,
 )
-from sealring.identity.private_files import writing
-from sealring.provenance import tree
-from sealring.provenance.checkpoints import SignedCheckpoint, open_checkpoint
-from sealring.provenance.files import Batch, locked, read_limited
-from sealring.provenance.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
-from sealring.provenance.policy import LogPolicy
-from sealring.provenance.submissions import parse_submission
+from sealring.formats.files import Batch, locked, read_limited, writing
+from sealring.formats.log import tree
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint, parse_submission
+from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
+from sealring.formats.log.policy import LogPolicy
 
 _LOG = logging.getLogger("sealring.witness")
 

@@ -64,7 +64,7 @@ from sealring.cli.bench.running import end, new_session, run
 from sealring.cli.bench.vault import vault
 from sealring.cli.terminal import console, print_json
 from sealring.errors import ConfigurationError
-from sealring.identity.private_files import writing
+from sealring.formats.files import writing
 from sealring.report.drawing import plotting_library
 from sealring.report.page import write_page
 from sealring.sealed_only.setting import refuse_to_measure

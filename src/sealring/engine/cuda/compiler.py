@@ -7,9 +7,9 @@ them, and the content's digest is the one in its own first bytes. Anything else 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from functools import cache
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.engine.cuda import driver
+from sealring.formats.files import write_whole
 
 _HEADERS: Final = (
     "chacha20_poly1305.hpp",
@@ -112,11 +113,6 @@ def _read(path: Path) -> bytes | None:
 
 def _write(path: Path, code: bytes) -> None:
     """Appears whole or not at all. A full disk is no reason to stop: the code is in memory."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(hashlib.sha256(path.name.encode() + code).digest() + code)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    digest = hashlib.sha256(path.name.encode() + code).digest()
+    with contextlib.suppress(OSError):
+        write_whole(path, digest + code, 0o600, lasting=False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from sealring.errors import MalformedEvidence, UnknownEvidence
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.az_vtpm import SNP_KIND, TDX_KIND
 from sealring.identity.attestation.ccel import matching_events
 from sealring.identity.attestation.evidence import (
@@ -99,7 +99,7 @@ def evidence_of(
 def devices_of(additional: str) -> tuple[DeviceEvidence, ...]:
     """The devices' evidence in a client's `additional_evidence`: JSON, by kind; often none."""
     try:
-        kinds = json.loads(additional) if additional else {}
+        kinds = read_json(additional) if additional else {}
         if not isinstance(kinds, dict):
             raise TypeError
         if unknown := sorted(set(kinds) - {NVIDIA}):
@@ -108,7 +108,7 @@ def devices_of(additional: str) -> tuple[DeviceEvidence, ...]:
         if len(listed) > MAX_DEVICES:
             raise MalformedEvidence(f"a guest shows at most {MAX_DEVICES} devices")
         return tuple(_device(one) for one in listed)
-    except (KeyError, TypeError, ValueError, RecursionError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise MalformedEvidence("additional_evidence is not in guest-components' form") from None
 
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.formats.files import read_public, write_private, write_public, writing
 from sealring.identity.attestation.azure_guest import AzureMachine
 from sealring.identity.attestation.coco import CocoMachine
 from sealring.identity.attestation.evidence import Challenge, DeviceEvidence, Evidence
@@ -32,13 +33,7 @@ from sealring.identity.attestation.tpm.machine import DEVICE, Logs, TpmMachine, 
 from sealring.identity.attestation.tpm.verify import KIND as TPM
 from sealring.identity.attestation.tsm import TsmMachine
 from sealring.identity.loading import certificate_from_pem
-from sealring.identity.private_files import (
-    read_private,
-    read_public,
-    write_private,
-    write_public,
-    writing,
-)
+from sealring.identity.private_files import read_private
 
 _SIMULATOR_DAYS: Final = 365
 _MEASUREMENT_BYTES: Final = 32

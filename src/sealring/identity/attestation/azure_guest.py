@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sealring.errors import AttestationUnavailable
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.az_vtpm import SNP_KIND, TDX_KIND
 from sealring.identity.attestation.evidence import (
     QUALIFYING_BYTES,
@@ -74,7 +75,7 @@ class AzureMachine:
         asked = json.dumps({"report": report.rstrip("=")}).encode()
         answer = ask(self._metadata, "/acc/tdquote", asked)
         try:
-            text = json.loads(answer)["quote"]
+            text = read_json(answer)["quote"]
             raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
         except (ValueError, KeyError, TypeError, binascii.Error):
             raise AttestationUnavailable(

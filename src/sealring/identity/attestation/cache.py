@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
 from sealring.errors import AttestationError, ConfigurationError
+from sealring.formats.files import read_public
 from sealring.identity.attestation.intel_collateral import Collateral, parse_collateral
 from sealring.identity.attestation.nvidia_reference import Reference, verify_reference
 from sealring.identity.attestation.policy import Policy
@@ -30,7 +31,6 @@ from sealring.identity.loading import (
     ocsp_response_from_der,
     revocation_list_from,
 )
-from sealring.identity.private_files import read_public
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from cryptography import x509
 
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.attestation.worker import AttestedDevice, AttestedWorker, DescribedWorker
 from sealring.identity.certificates import ATTESTATION_OID
@@ -70,7 +71,7 @@ def parse_claims(data: bytes) -> ClaimedWorker:
     if len(data) > MAX_CLAIM_BYTES:
         raise ValueError(f"its attestation has more than {MAX_CLAIM_BYTES} bytes")
     try:
-        claims = json.loads(data.decode())
+        claims = read_json(data)
         digest, policy = claims["evidence"], claims["policy"]
         nonce = bytes.fromhex(claims["nonce"])
         if type(claims["version"]) is not int or claims["version"] != VERSION:
@@ -78,7 +79,7 @@ def parse_claims(data: bytes) -> ClaimedWorker:
         if _DIGEST.fullmatch(digest) is None or _DIGEST.fullmatch(policy) is None:
             raise ValueError
         described = _fields_of(claims["worker"], DescribedWorker)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ValueError("its attestation cannot be read") from None
     return ClaimedWorker(**described, nonce=nonce, evidence_digest=digest, policy_digest=policy)
 

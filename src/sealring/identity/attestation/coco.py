@@ -7,11 +7,11 @@ which form).
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from typing import Any, Final
 
 from sealring.errors import AttestationUnavailable, MalformedEvidence
+from sealring.formats.strict import read_object
 from sealring.identity.attestation.agent_evidence import evidence_of
 from sealring.identity.attestation.evidence import (
     Challenge,
@@ -47,12 +47,10 @@ class CocoMachine:
     def _ask(self, report_data: bytes) -> dict[str, Any]:
         asked = base64.urlsafe_b64encode(report_data).decode().rstrip("=")
         answer = ask(self._agent, f"/aa/evidence?runtime_data={asked}&encoding=base64")
-        try:
-            found = json.loads(answer)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or not {"quote", "attestation_report"} & set(found):
-            raise AttestationUnavailable(
-                "the pod's agent gives neither an SNP report nor a TDX quote"
-            )
+        refusal = AttestationUnavailable(
+            "the pod's agent gives neither an SNP report nor a TDX quote"
+        )
+        found = read_object(answer, refusal)
+        if not {"quote", "attestation_report"} & set(found):
+            raise refusal
         return found

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
+from sealring.formats.strict import read_object
 
 VERSION: Final = 1
 NONCE_BYTES: Final = 32
@@ -137,12 +138,8 @@ def encode_devices(devices: tuple[DeviceEvidence, ...]) -> bytes:
 def parse_evidence(data: bytes) -> Evidence:
     if len(data) > MAX_EVIDENCE_BYTES:
         raise MalformedEvidence(f"evidence has at most {MAX_EVIDENCE_BYTES} bytes")
-    try:
-        fields = json.loads(data.decode(), object_pairs_hook=_no_repetition)
-    except (ValueError, RecursionError):
-        raise MalformedEvidence("evidence is a JSON object, and this is not one") from None
-    if not isinstance(fields, dict):
-        raise MalformedEvidence("evidence is a JSON object, and this is not one")
+    refusal = MalformedEvidence("evidence is a JSON object, and this is not one")
+    fields = read_object(data, refusal)
     version = fields.get("version")
     if type(version) is not int or version != VERSION:
         raise UnknownEvidence(f"the evidence is not of version {VERSION}: install one sealring")
@@ -217,10 +214,3 @@ def _text(raw: bytes) -> str:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a field comes twice")
-    return fields

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sealring.errors import BadPolicy, ConfigurationError
+from sealring.formats.files import read_public
 from sealring.identity.attestation.cache import Cache, read_cache
 from sealring.identity.attestation.policy import Policy
 from sealring.identity.attestation.policy_file import parse_policy
 from sealring.identity.attestation.trust import Trust
-from sealring.identity.private_files import read_public
 
 _LOG = logging.getLogger("sealring")
 

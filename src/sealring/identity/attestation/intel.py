@@ -6,7 +6,6 @@ to date, and its revocation lists. They are fetched beforehand and kept; how old
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, Final
@@ -23,6 +22,7 @@ from sealring.errors import (
     TcbTooOld,
     UnknownEvidence,
 )
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.ccel import check_ccel
 from sealring.identity.attestation.chains import VerifiedChain, split_pem, verify_chain
 from sealring.identity.attestation.cursor import Cursor
@@ -161,7 +161,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
         )
     except ValueError as problem:
         raise _refusal(kind, str(problem)) from None
-    return _claims(kind, json.loads(report.to_json()), chain, collateral)
+    return _claims(kind, read_json(report.to_json()), chain, collateral)
 
 
 def _refusal(kind: str, problem: str) -> AttestationError:

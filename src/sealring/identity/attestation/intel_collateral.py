@@ -13,6 +13,7 @@ from typing import Final
 from cryptography import x509
 
 from sealring.errors import ConfigurationError, MalformedEvidence
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.chains import usual_pem
 from sealring.identity.attestation.revocation import ListSeen
 from sealring.identity.loading import revocation_list_from
@@ -39,13 +40,13 @@ class Collateral:
 def parse_collateral(text: str) -> Collateral:
     """A file of this machine's, not of a worker's."""
     try:
-        fields = json.loads(text)
+        fields = read_json(text)
         # dcap-qvl would believe these in the place of the quote's own, which is what we check.
         fields.pop("pck_certificate_chain", None)
         # Line ends differ by who fetched the file. dcap-qvl reads what is written here.
         for name in _CHAINS:
             fields[name] = usual_pem(fields[name].encode()).decode()
-        tcb, qe = json.loads(fields["tcb_info"]), json.loads(fields["qe_identity"])
+        tcb, qe = read_json(fields["tcb_info"]), read_json(fields["qe_identity"])
         lists = tuple(
             revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
             for name in ("root_ca_crl", "pck_crl")
@@ -62,15 +63,7 @@ def parse_collateral(text: str) -> Collateral:
             evaluation=int(tcb["tcbEvaluationDataNumber"]),
             until=min(_date(tcb["nextUpdate"]), _date(qe["nextUpdate"])),
         )
-    except (
-        MalformedEvidence,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ):
+    except (MalformedEvidence, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ConfigurationError(
             "the file is not Intel collateral as dcap-qvl writes it: fetch it again"
         ) from None

@@ -6,7 +6,6 @@ forged. Checked apart, the error names whose file it is.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from cryptography import x509
@@ -22,6 +21,7 @@ from sealring.errors import (
     ChainRevoked,
     StaleRevocationList,
 )
+from sealring.formats.strict import read_json
 from sealring.identity.attestation.chains import split_pem, verify_chain
 from sealring.identity.attestation.trust import Trust
 from sealring.identity.loading import certificate_from_der, revocation_list_from
@@ -32,7 +32,7 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
 
     StaleRevocationList: its signer's certificate is not valid now. ChainRevoked: Intel revoked it.
     """
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = read_json(text)
     try:
         for name in ("tcb_info", "qe_identity"):
             signer = _signer(fields[f"{name}_issuer_chain"], trust)

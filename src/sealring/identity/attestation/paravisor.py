@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sealring.errors import MalformedEvidence, UnknownEvidence
+from sealring.formats.strict import read_object
 from sealring.identity.attestation.cursor import Cursor
 from sealring.identity.attestation.snp import REPORT_BYTES, canonical_report
 
@@ -57,7 +57,7 @@ def parse_hcl_report(data: bytes) -> HclReport:
         raise MalformedEvidence("the lengths in the paravisor's report do not agree")
     if any(cursor.take(cursor.left)):
         raise MalformedEvidence("bytes after the paravisor's claims are not zero")
-    claims = _json(text)
+    claims = read_object(text, MalformedEvidence("the paravisor's claims are not a JSON object"))
     settings = claims.get("vm-configuration")
     secure = isinstance(settings, dict) and settings.get("secure-boot") is True
     return HclReport(kind, report, text, _key(claims), secure)
@@ -74,16 +74,6 @@ def canonical_hcl_report(raw: bytes) -> bytes:
     head = _MAGIC + _VERSIONS[0].to_bytes(4, "little") + raw[8:HEAD_BYTES]
     size = int.from_bytes(raw[8:12], "little")
     return head + report + raw[HEAD_BYTES + REPORT_BYTES : size]
-
-
-def _json(text: bytes) -> dict[str, Any]:
-    try:
-        claims = json.loads(text.decode())
-    except (ValueError, RecursionError):
-        claims = None
-    if not isinstance(claims, dict):
-        raise MalformedEvidence("the paravisor's claims are not a JSON object")
-    return claims
 
 
 def _key(claims: dict[str, Any]) -> rsa.RSAPublicKey:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from sealring.errors import ForgedEvidence, MalformedEvidence, UntrustedChain
+from sealring.formats.strict import read_object
 from sealring.identity.attestation.chains import verify_chain
 from sealring.identity.attestation.evidence import (
     REPORT_DATA_BYTES,
@@ -127,16 +128,11 @@ def verify_simulated(evidence: Evidence, challenge: Challenge | None, trust: Tru
 
 
 def _parse_statement(statement: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(statement.decode())
-    except (ValueError, RecursionError):
-        fields = None
-    if (
-        not isinstance(fields, dict)
-        or {name: type(value) for name, value in fields.items()} != _FIELDS
-        or fields["simulated"] != "SIMULATED"
-    ):
-        raise MalformedEvidence("the SIMULATED statement does not have its fields")
+    refusal = MalformedEvidence("the SIMULATED statement does not have its fields")
+    fields = read_object(statement, refusal)
+    kinds = {name: type(value) for name, value in fields.items()}
+    if kinds != _FIELDS or fields["simulated"] != "SIMULATED":
+        raise refusal
     return fields
 
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from sealring import _native
 from sealring.errors import ConfigurationError, NoSuchObject, VaultBusy, VaultError
-from sealring.identity.private_files import sync_directory
-from sealring.strict import strictly
+from sealring.formats.files import sync_directory
+from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
 from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of
@@ -29,7 +29,7 @@ from sealring.vault.datasets.shards import SealedPlace, Written
 from sealring.vault.files import claim, claimed, remove_directory, write_file
 from sealring.vault.layout import COPY, entries
 from sealring.vault.objects import Copy, Part
-from sealring.vault.sealed import parse, read_small
+from sealring.vault.sealed import read_small
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
 
@@ -216,7 +216,7 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
         part = part_name(number)
         with contextlib.suppress(VaultError, ConfigurationError, ValueError):
             sealed = read_small(copy.folder / (part + _RECEIPT), "the receipt")
-            document = parse(copy.place.open(part + _RECEIPT, sealed, f"the receipt of {part}"))
+            document = read_json(copy.place.open(part + _RECEIPT, sealed, f"the receipt of {part}"))
             receipt: Receipt = strictly(Receipt, document, part, "receipt")
             if receipt.recipe == wanted and receipt.shard.source == source:
                 shard = receipt.shard

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final, Protocol
 import numpy as np
 
 from sealring.errors import BadSource, ConfigurationError, UnsafePath
-from sealring.strict import unique_keys
+from sealring.formats.strict import read_json
 from sealring.vault.datasets.fields import Field, JsonText
 from sealring.vault.datasets.parquet_source import Parquet
 from sealring.vault.datasets.sources import (
@@ -79,8 +79,8 @@ class JsonLines:
                     raise _too_long(file, at, limits)
                 if text := line.strip():
                     try:
-                        value = json.loads(text, object_pairs_hook=unique_keys)
-                    except (ValueError, RecursionError) as problem:
+                        value = read_json(text, limits.sample, "any")
+                    except ValueError as problem:
                         raise BadSource(
                             f"{file.name}: the line at byte {at} is not JSON: {problem}"
                         ) from None

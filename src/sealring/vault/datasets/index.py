@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.errors import ConfigurationError, NotAVault, Unsupported
-from sealring.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault.datasets.fields import Field
 from sealring.vault.header import check_version
-from sealring.vault.sealed import parse
 from sealring.vault.versions import Stored
 
 KIND: Final = "dataset"
@@ -87,7 +86,7 @@ def index_of(stored: Stored) -> Index:
             "`sealring vault ingest` makes one"
         )
     try:
-        document = parse(stored.manifest.content.encode())
+        document = read_json(stored.manifest.content.encode())
         check_version(document, VERSION, f"the index of {stored.whose}")
         index: Index = strictly(Index, document, f"the index of {stored.whose}", "dataset")
     except (ValueError, ConfigurationError) as problem:

@@ -18,6 +18,7 @@ from typing import Any
 
 from sealring import _native, errors
 from sealring.errors import ConfigurationError, MissingExtra, SealringError, WorkerFailed
+from sealring.formats.strict import read_json
 from sealring.vault import keys, objects
 from sealring.vault.datasets.running import Task
 from sealring.vault.datasets.work import carry_out
@@ -75,7 +76,7 @@ class OnRay:
         rows = [{"number": task.number, "order": json.dumps(task.order)} for task in tasks]
         work = self._data.from_items(rows, override_num_blocks=len(rows))
         for row in work.map(partial(_carry_out, self._vault)).iter_rows():
-            answer = json.loads(row["answer"])
+            answer = read_json(row["answer"])
             if "error" in answer:
                 kind = getattr(errors, answer["error"], WorkerFailed)
                 raise (kind if issubclass(kind, SealringError) else WorkerFailed)(answer["message"])
@@ -85,7 +86,7 @@ class OnRay:
 
 def _carry_out(vault: VaultReference, row: dict[str, Any]) -> dict[str, Any]:
     """In a worker of Ray's."""
-    order = json.loads(row["order"])
+    order = read_json(row["order"])
     done = 0
 
     def count(more: int) -> None:

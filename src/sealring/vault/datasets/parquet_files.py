@@ -23,8 +23,8 @@ from sealring.errors import (
     TamperedChunk,
     Unsupported,
 )
-from sealring.identity.private_files import sync_directory
-from sealring.strict import strictly
+from sealring.formats.files import sync_directory
+from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.parquet_source import check_content, pyarrow, readable
@@ -34,7 +34,6 @@ from sealring.vault.files import check_inside, check_output, make_folders, move_
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.objects import Copy
 from sealring.vault.outputs import new_output, unfinished
-from sealring.vault.sealed import parse
 from sealring.vault.trees import check_text
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
@@ -181,7 +180,7 @@ def _content(stored: Stored) -> Content:
     if stored.manifest.kind != KIND:
         raise Unsupported(f"{stored.whose} is a {stored.manifest.kind}, and no Parquet files")
     try:
-        document = parse(stored.manifest.content.encode())
+        document = read_json(stored.manifest.content.encode())
         content: Content = strictly(Content, document, stored.whose, "manifest")
         if [part.length for part in stored.manifest.parts] != [KEY_BYTES * len(content.files)]:
             raise ValueError("it has another number of keys than files")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.errors import ConfigurationError, NoSuchObject, NotAVault, StageFailed
+from sealring.formats.strict import read_json
 from sealring.vault.datasets.building import Built, Plan, build
 from sealring.vault.datasets.index import Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run
 from sealring.vault.datasets.stages import Stage, module_of, recorded
 from sealring.vault.objects import Part, check_name
-from sealring.vault.sealed import parse
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
 
@@ -132,7 +132,7 @@ def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Anc
 def _recipe(index: Index, whose: str) -> dict[str, Any]:
     """How it was made, in one of the two forms that this package writes."""
     try:
-        recipe: Any = parse(index.recipe.encode())
+        recipe: Any = read_json(index.recipe.encode())
         if "ingest" in recipe:
             texts = [recipe["ingest"]]
         else:

@@ -23,9 +23,9 @@ from sealring.errors import (
     MissingPart,
     WrongKey,
 )
+from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
-from sealring.vault.files import NEW_FILE
 from sealring.vault.objects import changed_salt, digest_of, open_part
 from sealring.vault.storage import OpenFile, VaultPath, storage_of
 

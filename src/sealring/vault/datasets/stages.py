@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.errors import BadSource, ConfigurationError, StageFailed
+from sealring.formats.strict import read_json
 from sealring.vault.datasets.fields import Field, decoder, encoder, fields_of
 from sealring.vault.datasets.shards import ShardReader
 
@@ -70,7 +71,7 @@ class Recorded:
             {
                 "stage": self.function,
                 "code": {"sha256": _sha256(self.code), "text": self.code},
-                "parameters": json.loads(self.parameters),
+                "parameters": read_json(self.parameters),
                 "reads": [asdict(one) for one in self.reads],
                 "fields": [asdict(one) for one in self.fields],
             }
@@ -117,7 +118,7 @@ def stage_samples(order: dict[str, Any], reader: ShardReader) -> Iterator[bytes]
     """The samples that a stage makes of a shard, encoded."""
     reads, fields = ([Field(**one) for one in order[name]] for name in ("reads", "fields"))
     decode, encode = decoder(reads), encoder(fields)
-    parameters = json.loads(order["parameters"])
+    parameters = read_json(order["parameters"])
     try:
         function = getattr(module_of(order["code"], "<pipeline>"), order["function"])
     except Exception as problem:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import BadPolicy, MalformedNote
-from sealring.identity.private_files import read_public
-from sealring.provenance.notes import Kind, Verifier
+from sealring.formats.files import read_public
+from sealring.formats.log.notes import Kind, Verifier
 
 NONE: Final = "none"
 _MAX_LINES: Final = 4096

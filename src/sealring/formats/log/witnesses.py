@@ -27,18 +27,21 @@ from sealring.errors import (
     TruncatedLog,
     WitnessFault,
 )
-from sealring.identity.certificates import CLOCK_SKEW
-from sealring.provenance.checkpoints import (
+from sealring.formats.log.checkpoints import (
+    PATH,
     Checkpoint,
     SignedCheckpoint,
+    Submission,
     open_checkpoint,
     parse_number,
+    seen_path,
 )
-from sealring.provenance.notes import MAX_NOTE_BYTES, SignatureLine, parse_signatures
-from sealring.provenance.policy import NONE, LogPolicy, Witness
-from sealring.provenance.submissions import PATH, Submission, seen_path
+from sealring.formats.log.notes import MAX_NOTE_BYTES, SignatureLine, parse_signatures
+from sealring.formats.log.policy import NONE, LogPolicy, Witness
 
 ANSWER_SECONDS: Final = 10.0
+CLOCK_SKEW_SECONDS: Final = 300.0
+"""By how much a witness's clock may be behind."""
 _OF_THE_LOG: Final = (ForkedLog, NotALog, TamperedLog, TruncatedLog)
 """What is wrong with the log itself. A witness cannot cause them without the log's key."""
 _ATTEMPTS: Final = 3
@@ -79,7 +82,7 @@ def check_newest(
     """
     if policy.quorum == NONE:
         raise ConfigurationError("the policy asks for no quorum, so there are no witnesses to ask")
-    since = int(time.time() - CLOCK_SKEW.total_seconds())
+    since = int(time.time() - CLOCK_SKEW_SECONDS)
     answers = cosign(signed, prove, policy, seconds)
     fresh = []
     for witness in policy.witnesses:

@@ -1,18 +1,106 @@
-"""Dataclasses as JSON, read back strictly: what is missing, left over or of another type fails.
+"""The one reader of JSON that anyone may have written, and of dataclasses in it.
 
-Files come from anywhere. After this, the holder of a dataclass knows that every field is of
-its declared type, every text Unicode, and every number finite and not negative.
+`read_json` bounds size and depth, and refuses what readers differ in: a key twice, a number that is
+not finite. Ruff's TID251 refuses `json.loads` elsewhere. `strictly` makes a dataclass of it: its
+holder knows that nothing was missing or left over, every field is of its declared type, every text
+Unicode, and every number finite and not negative.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from sealring.errors import ConfigurationError
+
+MAX_BYTES: Final = 512 << 20
+"""The longest text that is read. Callers that know better set a lower limit."""
+MAX_DEPTH: Final = 64
+
+Numbers: TypeAlias = Literal["finite", "whole", "any"]
+"""Which numbers pass. "any" is for samples of a user's own, in which Python writes NaN."""
+
+
+def read_json(
+    data: bytes | bytearray | str, limit: int = MAX_BYTES, numbers: Numbers = "finite"
+) -> Any:
+    """The value of a text in UTF-8. ValueError says what is wrong with it."""
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit} bytes")
+    text = data if isinstance(data, str) else data.decode()
+    try:
+        value = _DECODERS[numbers].decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    if type(value) in (dict, list) and text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def read_object(data: bytes | str, refusal: Exception, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The JSON object that a text is, or raises `refusal`."""
+    try:
+        value = read_json(data, limit)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise refusal
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if type(one) is dict else one)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError("it is nested too deeply")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
+
+
+def _no_such_number(text: str) -> NoReturn:
+    raise ValueError(f"{text[:40]} is not a number that is used")
+
+
+# Made once: making a decoder takes longer than reading a short message.
+_DECODERS: Final[dict[Numbers, json.JSONDecoder]] = {
+    "any": json.JSONDecoder(object_pairs_hook=_unique_keys),
+    "finite": json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_such_number),
+    "whole": json.JSONDecoder(
+        object_pairs_hook=_unique_keys,
+        parse_constant=_no_such_number,
+        parse_float=_no_such_number,
+    ),
+}
 
 
 def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
@@ -22,14 +110,6 @@ def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
     except _Wrong as wrong:
         path = "".join(reversed(wrong.path))
         raise ConfigurationError(f"{where}{path} is not what a {document} has there") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json.loads: readers differ in what an object means that has a key twice."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
 
 
 class _Wrong(Exception):

@@ -1,0 +1,285 @@
+"""Files that are written whole and durably or not at all, and read with a limit.
+
+`write_whole` is the one way in which a file of the project appears under its name. Every write that
+fails is named by `not_written`: a full disk is `DiskFull`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import ConfigurationError, DiskFull, LogError, LogInUse, NotALog
+
+MAX_FILE_BYTES: Final = 1 << 20
+"""For keys, certificates, policies and the like."""
+LEFT_BEHIND: Final = frozenset({".lock", ".new"})
+"""What a writer may leave in a folder in which it has written nothing."""
+NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_LONGEST_NAME: Final = 255
+"""Bytes: what Linux's file systems take."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_POLL_SECONDS: Final = 0.05
+_MORE_BYTES: Final = 65536
+"""Read at a time of a file that has grown since it was opened."""
+
+
+# ---- errors
+
+
+def is_full(problem: OSError) -> bool:
+    """Whether a file system or a quota has no space left."""
+    return problem.errno in _FULL
+
+
+def not_written(what: object, problem: OSError, done: str = "written") -> ConfigurationError:
+    """The error of a file that cannot be written, or of a directory that cannot be "made"."""
+    text = f"{what} cannot be {done}: "
+    if is_full(problem):
+        why = os.strerror(problem.errno or 0)  # the native core adds what it wrote
+        return DiskFull(
+            f"{text}{why}. Free some space there or choose another disk, and run it again"
+        )
+    return ConfigurationError(f"{text}{problem.strerror}")
+
+
+@contextlib.contextmanager
+def writing(what: object, done: str = "written") -> Iterator[None]:
+    """Raises errors of the system as `not_written` names them."""
+    try:
+        yield
+    except OSError as problem:
+        raise not_written(what, problem, done) from problem
+
+
+# ---- reading
+
+
+def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+    """The content of a file of at most MAX_FILE_BYTES, or `error`."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise error(f"{what} {path} cannot be read: {problem.strerror}") from problem
+    check_size(len(content), path, what, error)
+    return content
+
+
+def check_size(size: int, path: Path, what: str, error: type[ConfigurationError]) -> None:
+    if size > MAX_FILE_BYTES:
+        raise error(f"{what} {path} is larger than {MAX_FILE_BYTES} bytes, so it is something else")
+
+
+def read_limited(
+    path: Path | str, limit: int, error: type[LogError] = NotALog, *, links: bool = True
+) -> bytes | None:
+    """A regular file of at most `limit` bytes; None if there is none, `error` for all else.
+
+    Without `links`, a name that is a symbolic link is refused as well.
+    """
+    # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags if links else flags | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as problem:
+        if not links and problem.errno == errno.ELOOP:
+            raise error(f"{path} is a link: there is no such file here") from None
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise error(f"{path} is not a regular file")
+        content = os.read(fd, min(status.st_size, limit) + 1)
+        while len(content) <= limit and (more := os.read(fd, _MORE_BYTES)):
+            content += more
+    except OSError as problem:  # a disk or a network that fails
+        raise error(f"{path} cannot be read: {problem.strerror}") from None
+    finally:
+        os.close(fd)
+    if len(content) > limit:
+        raise error(f"{path} is larger than {limit} bytes, so it is something else")
+    return content
+
+
+# ---- writing
+
+
+def write_whole(
+    path: Path,
+    content: bytes | bytearray,
+    mode: int | None = None,
+    *,
+    waiting: Path | None = None,
+    replace: bool = True,
+    lasting: bool = True,
+) -> None:
+    """Makes `path` appear with all of its content, or raises OSError and leaves what was there.
+
+    Until then the content is in a file of a random name in the same folder, or in `waiting`, a
+    folder of the same file system. Without a `mode` the umask limits 0644. A file that is there is
+    replaced, or is FileExistsError without `replace`. After a power cut the new one is there if it
+    is `lasting`; else the older one may be, until the caller syncs the folder.
+    """
+    random = secrets.token_hex(8)
+    temporary = (
+        waiting / random if waiting else path.with_name(name_beside(path.name, f".{random}"))
+    )
+    try:
+        fd = os.open(temporary, NEW_FILE, 0o644 if mode is None else 0o600)
+        # Without a buffer, in which a copy of a secret would stay.
+        with open(fd, "wb", buffering=0) as file, memoryview(content) as left:
+            if mode is not None:
+                os.fchmod(fd, mode)
+            done = 0
+            while done < len(left):
+                done += file.write(left[done:])
+            os.fsync(fd)
+        if replace:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # unlike rename(), it fails if the name is taken
+    finally:
+        # On a full disk each attempt would leave a file, until there is no room for names.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    if lasting:
+        sync_directory(path.parent)
+
+
+def name_beside(name: str, ending: str) -> str:
+    """A hidden name that begins as this one does and is no longer than a file's name may be."""
+    room = _LONGEST_NAME - len(".") - len(ending)
+    return f".{os.fsencode(name)[:room].decode(errors='ignore')}{ending}"
+
+
+def sync_directory(path: Path) -> None:
+    """After this a file that was made or renamed there is there after a power loss too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_private(path: Path, content: bytes | bytearray) -> None:
+    """Writes a new file of mode 0600, which replaces nothing."""
+    try:
+        write_whole(path, content, 0o600, replace=False)
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{path} is there already and will not be overwritten: move it away first"
+        ) from None
+    except OSError as problem:
+        raise not_written(path, problem) from problem
+
+
+def write_public(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0644, and replaces an older one."""
+    _replace(path, content, 0o644)
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Writes a file of mode 0600, and replaces an older one."""
+    _replace(path, content, 0o600)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG((found := path.stat()).st_mode) and not stat.S_ISDIR(found.st_mode):
+            # A rename would put a file in the place of /dev/stdout, for every program.
+            raise ConfigurationError(f"{path} is not a regular file, and is not replaced")
+    with writing(path):
+        write_whole(path, content, mode)
+
+
+class Batch:
+    """Files below `root` that must be on the disk before something else is written.
+
+    `sync` makes their names durable. Files that are not whole yet are in `root`/.new, so that a
+    reader can tell them, and the next writer removes what a killed one left.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._waiting = root / ".new"
+        self._changed: set[Path] = set()
+
+    def clear(self) -> None:
+        """Removes what a writer that was killed left behind."""
+        shutil.rmtree(self._waiting, ignore_errors=True)
+
+    def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
+        path = self._root / name
+        self._make(path.parent)
+        waiting = self.new_name().parent
+        write_whole(path, content, waiting=waiting, replace=replace, lasting=False)
+        self._changed.add(path.parent)
+
+    def new_name(self) -> Path:
+        """A name for an unfinished file, in a folder that all processes of a run share."""
+        # A stranger may have put a file or a link to elsewhere in its place.
+        with contextlib.suppress(OSError):
+            if not stat.S_ISDIR(os.lstat(self._waiting).st_mode):
+                os.unlink(self._waiting)
+        self._make(self._waiting)
+        return self._waiting / secrets.token_hex(8)
+
+    def write_new(self, name: str, content: bytes) -> bool:
+        """Writes and syncs a file that another process may write as well: the first one stays.
+
+        False: there was one already.
+        """
+        try:
+            self.write(name, content, replace=False)
+        except FileExistsError:
+            return False
+        self.sync()
+        return True
+
+    def sync(self) -> None:
+        for folder in sorted(self._changed, reverse=True):  # a folder before the one that names it
+            sync_directory(folder)
+        self._changed.clear()
+
+    def _make(self, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        self._make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        self._changed.add(folder.parent)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Holds the folder's lock, for which it waits up to `seconds`. It ends with the process."""
+    until = time.monotonic() + seconds
+    try:
+        fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as problem:
+        raise NotALog(f"{folder} cannot be locked: {problem.strerror}") from None
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise LogInUse(
+                        f"another process writes to {folder}: wait until it has ended"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(fd)
