@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.terminal import console, human_bytes, print_json, printable
+from sealring.engine.flight import CollectiveAccount
 from sealring.errors import ConfigurationError
 from sealring.identity.private_files import replace_private
-from sealring.recorder.account import CollectiveAccount, ProcessAccount
+from sealring.recorder.account import ProcessAccount
 from sealring.recorder.chrome import chrome_trace
 from sealring.recorder.merge import (
     clock_offsets_ns,

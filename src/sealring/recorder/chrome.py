@@ -12,12 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sealring.recorder.account import (
-    CollectiveAccount,
-    GroupAccount,
-    MessageAccount,
-    ProcessAccount,
-)
+from sealring.engine.flight import CollectiveAccount, GroupAccount, MessageAccount
+from sealring.recorder.account import ProcessAccount
 
 Event = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from sealring.recorder.flight import FlightRecorder
+from sealring.engine.flight import FlightRecorder
 
 Value = int | float
 Attributes = Mapping[str, str | int]

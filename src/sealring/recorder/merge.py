@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from sealring.engine.flight import CollectiveAccount
 from sealring.errors import ConfigurationError
-from sealring.recorder.account import CollectiveAccount, ProcessAccount
+from sealring.recorder.account import ProcessAccount
 
 MAX_FILE_BYTES: Final = 256 << 20
 
