@@ -19,7 +19,6 @@ from sealring.errors import (
     HandshakeError,
     SealringError,
 )
-from sealring.hooks import enrolments, group_observers
 from sealring.version import __version__
 
 if TYPE_CHECKING:
@@ -73,11 +72,6 @@ def create_group(
         )
     )
 
-
-# Who does what the core asks for; each is imported when it is first asked.
-enrolments.register("sealring.broker:enrolled")
-for _observer in ("sealring.recorder.start", "sealring.live.worker", "sealring.recording.run"):
-    group_observers.register(f"{_observer}:observe_groups")
 
 # `import torch` imports this package: what few scripts need is loaded when they ask for it.
 _LOADED_ON_USE: Final = {

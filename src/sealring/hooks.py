@@ -1,18 +1,18 @@
-"""What the core asks of the rest of the package: typed slots, in which others register.
+"""What the core asks of the rest of the package: typed slots, filled by providers.py.
 
 The core imports neither attestation nor recording nor the live view, and these do not import each
-other. Each registers the name of a function, which is imported when it is first called: a process
-loads only what it uses. `sealring/__init__.py` has the list.
+other. A provider is imported when it is first asked for: a process loads only what it uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from sealring.errors import ConfigurationError
+from sealring.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -25,29 +25,24 @@ T = TypeVar("T")
 
 
 class Slot(Generic[T]):
-    """Providers of one kind. Each is named `module:attribute`, and imported at its first use."""
+    """Providers of one kind, in the order of their table. They are imported at the first use."""
 
-    def __init__(self, purpose: str) -> None:
-        """`purpose` is what cannot be done where nobody has registered."""
+    def __init__(self, name: str, purpose: str) -> None:
+        """`purpose` is what cannot be done without a provider."""
         self._purpose = purpose
-        self._names: list[str] = []
+        self._names: Sequence[str] = PROVIDERS[name]
         self._loaded: list[T] | None = None
-
-    def register(self, name: str) -> None:
-        self._names.append(name)
-        self._loaded = None
 
     @contextmanager
     def only(self, *names: str) -> Iterator[None]:
         """These providers and no others, within the block."""
-        before, self._names, self._loaded = self._names, list(names), None
+        before, self._names, self._loaded = self._names, names, None
         try:
             yield
         finally:
             self._names, self._loaded = before, None
 
     def all(self) -> list[T]:
-        """In the order in which they registered; none may have."""
         loaded = self._loaded
         if loaded is None:
             loaded = self._loaded = [_attribute(name) for name in self._names]
@@ -58,8 +53,7 @@ class Slot(Generic[T]):
         found = self.all()
         if len(found) != 1:
             raise ConfigurationError(
-                f"{self._purpose} needs one provider, and {len(found)} are registered in "
-                "sealring.hooks"
+                f"{self._purpose} needs one provider, and sealring/providers.py names {len(found)}"
             )
         return found[0]
 
@@ -98,7 +92,7 @@ class Enrolment(Protocol):
 
 
 enrolments: Final[Slot[Callable[[int, int, Mapping[str, str], float], Enrolment]]] = Slot(
-    "joining through SEALRING_BROKER"
+    "enrolments", "joining through SEALRING_BROKER"
 )
 """Called with rank, world, environment and deadline: joins, or returns what joined before."""
 
@@ -132,6 +126,8 @@ class GroupMade(NamedTuple):
 
 Made = Callable[[GroupMade], None]
 
-group_observers: Final[Slot[Callable[[Mapping[str, str]], Made]]] = Slot("observing a group")
+group_observers: Final[Slot[Callable[[Mapping[str, str]], Made]]] = Slot(
+    "group_observers", "observing a group"
+)
 """Called with the environment before ranks meet, to refuse a wrong setting in time. What it returns
 is called when the group has formed; what that raises ends the group."""
