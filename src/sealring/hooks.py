@@ -6,8 +6,11 @@ other. A provider is imported when it is first asked for: a process loads only w
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from sealring.identity.credentials import Credentials
 
 T = TypeVar("T")
+_PATIENCE_SECONDS: Final = 60
 
 
 class Slot(Generic[T]):
@@ -106,6 +110,15 @@ def enrolment_of(
     return enrolments.one()(rank, world, environ, deadline)
 
 
+def credentials_of(rank: int, world: int) -> Credentials:
+    """This worker's identity, from wherever its process groups have theirs."""
+    from sealring.identity.credentials import load_credentials
+
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    enrolment = enrolment_of(rank, world, os.environ, deadline)
+    return load_credentials(rank, world) if enrolment is None else enrolment.credentials(deadline)
+
+
 # ---- a group was made
 
 
@@ -131,3 +144,91 @@ group_observers: Final[Slot[Callable[[Mapping[str, str]], Made]]] = Slot(
 )
 """Called with the environment before ranks meet, to refuse a wrong setting in time. What it returns
 is called when the group has formed; what that raises ends the group."""
+
+
+# ---- what a broker keeps for vaults
+
+
+data_keys: Final[Slot[Callable[[str], bytes]]] = Slot("data_keys", "a data key of a broker's")
+"""Called with REPOSITORY/TYPE/TAG."""
+
+
+@dataclass(frozen=True, slots=True)
+class VaultEntry:
+    """The newest version of an object of a vault."""
+
+    object: str
+    version: int
+    manifest: str
+    """Its digest."""
+
+
+class VaultAnswer(Protocol):
+    """What the broker knows of a vault: the number of its key, its header's generation, entries."""
+
+    @property
+    def key(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def entries(self) -> Sequence[VaultEntry]: ...
+
+
+class VaultRecords(Protocol):
+    """What the job's workers have recorded of one vault, so that a rollback is seen."""
+
+    def read(self) -> VaultAnswer:
+        """All of it."""
+
+    def record(self, key: int, generation: int, entry: VaultEntry | None) -> VaultAnswer:
+        """Records a header and a version of an object. Returns what the broker then has of both."""
+
+
+vault_records: Final[Slot[Callable[[str], VaultRecords]]] = Slot(
+    "vault_records", "a ledger at the broker"
+)
+"""Called with the vault's name."""
+
+
+# ---- what a recorded run has read and written
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's part of a range of samples that all ranks read together.
+
+    The range is cut into periods (global batches), the last one may be shorter. The rank read, of
+    each period, the positions from `offset` up to and without `offset + length`.
+    """
+
+    period: int
+    offset: int
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.period == 0 or self.offset + self.length > self.period:
+            raise ConfigurationError("a share of samples does not fit into its period")
+
+
+class RunNotes(Protocol):
+    """Takes note of what datasets and checkpoints report, where this process is recorded."""
+
+    def note_opened(self, name: str, digest: str) -> None: ...
+    def note_data(
+        self,
+        name: str,
+        digest: str,
+        epoch: int,
+        first: int,
+        end: int,
+        *,
+        seed: int | None = None,
+        share: Share | None = None,
+    ) -> None: ...
+    def note_checkpoint_in(self, name: str, manifest: str, content: str | None) -> None: ...
+    def note_checkpoint_out(self, name: str, manifest: str, content: str | None) -> None: ...
+    def trusted_in_replay(self) -> tuple[tuple[x509.Certificate, ...], str] | None:
+        """Authorities and job whose checkpoints a repetition loads; None in training itself."""
+
+
+run_notes: Final[Slot[RunNotes]] = Slot("run_notes", "recording what was read")

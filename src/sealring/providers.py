@@ -14,4 +14,7 @@ PROVIDERS: Final = {
         "sealring.live.worker:observe_groups",
         "sealring.recording.run:observe_groups",
     ),
+    "data_keys": ("sealring.broker:data_key",),
+    "vault_records": ("sealring.broker.vault_client:RecordsOfVault",),
+    "run_notes": ("sealring.recording:hooks",),
 }

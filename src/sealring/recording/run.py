@@ -25,13 +25,12 @@ from typing import Any, Final, Self
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, SealringError
-from sealring.hooks import GroupMade, Made
+from sealring.hooks import GroupMade, Made, credentials_of
 from sealring.provenance.intervals import Code, Interval, Privacy
 from sealring.provenance.replay import Request, requested
 from sealring.provenance.runs import create_run
 from sealring.recording.chain import Chain
 from sealring.recording.code import running_code
-from sealring.recording.credentials import credentials_of
 from sealring.recording.noted import Notes, opened_so_far
 from sealring.recording.run_log import RunLog
 from sealring.recording.traffic import note_group, traffic_so_far

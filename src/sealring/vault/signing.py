@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
+from sealring.hooks import credentials_of as credentials_of
 from sealring.identity import Credentials, verify
 from sealring.identity.loading import certificate_from_pem
-from sealring.recording.credentials import credentials_of as credentials_of
 from sealring.strict import strictly
 from sealring.vault.sealed import parse
 
