@@ -160,3 +160,29 @@ def test_a_group_that_cannot_be_observed_ends_on_every_rank(workers: Workers) ->
     ended = workers.run(joins_with_an_observer_that_fails, world=2, group=False)
     assert ended[1] == "ConfigurationError"
     assert ended[0] in ("GroupClosed", "PeerLost", "GroupEnded")
+
+
+def test_a_vault_key_of_a_broker_needs_a_provider(nobody: None) -> None:
+    from sealring.vault.keys import released_key
+
+    with pytest.raises(ConfigurationError, match="a data key of a broker's needs one provider"):
+        released_key("default/vault/one")
+
+
+def test_a_ledger_at_the_broker_needs_a_provider(
+    nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sealring.vault.broker_ledger import BrokerLedger
+
+    monkeypatch.setenv("SEALRING_BROKER", "https://broker:8443")
+    with pytest.raises(ConfigurationError, match="a ledger at the broker needs one provider"):
+        BrokerLedger("0" * 32).state()
+
+
+def test_an_audit_that_names_machines_needs_a_judge(nobody: None, tmp_path: Path) -> None:
+    from sealring.audit.claims import read_claims
+
+    (tmp_path / "policy.toml").write_text("")
+    (tmp_path / "claims.toml").write_text('version = 1\nmachines = "policy.toml"\n')
+    with pytest.raises(ConfigurationError, match="judging evidence needs one provider"):
+        read_claims(tmp_path / "claims.toml")

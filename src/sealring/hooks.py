@@ -18,6 +18,8 @@ from sealring.errors import ConfigurationError
 from sealring.providers import PROVIDERS
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from cryptography import x509
 
     from sealring import _native
@@ -64,7 +66,8 @@ class Slot(Generic[T]):
 
 def _attribute(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 # ---- where credentials come from
@@ -188,6 +191,53 @@ vault_records: Final[Slot[Callable[[str], VaultRecords]]] = Slot(
     "vault_records", "a ledger at the broker"
 )
 """Called with the vault's name."""
+
+
+# ---- how an auditor judges evidence
+
+
+class ClaimedAttestation(Protocol):
+    """What a certificate says of its holder's attestation."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def evidence_digest(self) -> str: ...
+    @property
+    def policy_digest(self) -> str: ...
+    @property
+    def verified_at(self) -> datetime: ...
+
+
+class MachinePolicy(Protocol):
+    """Which machines may be workers."""
+
+    @property
+    def peer_evidence(self) -> bool:
+        """Workers show each other the evidence itself."""
+
+
+class EvidenceJudge(Protocol):
+    def claims_in(self, certificate: x509.Certificate) -> ClaimedAttestation | None:
+        """None if it claims nothing. ValueError: not readable."""
+
+    def parse_policy(self, text: str) -> MachinePolicy:
+        """Raises BadPolicy."""
+
+    def judge_recorded(
+        self,
+        policy: MachinePolicy,
+        certificate: x509.Certificate,
+        evidence: bytes | None,
+        vendors: object,
+    ) -> None:
+        """Raises an AttestationError unless the policy admits the machine, as of its date.
+
+        `vendors` is what read_cache gives: vendors' lists, collateral and references, or None.
+        """
+
+
+evidence_judge: Final[Slot[EvidenceJudge]] = Slot("evidence_judge", "judging evidence")
 
 
 # ---- what a recorded run has read and written

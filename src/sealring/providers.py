@@ -1,4 +1,4 @@
-"""Who does what the core asks for: for each slot of hooks.py, `module:attribute`.
+"""Who does what the core asks for: for each slot of hooks.py, `module:attribute` or a module.
 
 A table and not an import: what is named here is loaded when it is first asked for.
 """
@@ -16,5 +16,6 @@ PROVIDERS: Final = {
     ),
     "data_keys": ("sealring.broker:data_key",),
     "vault_records": ("sealring.broker.vault_client:RecordsOfVault",),
-    "run_notes": ("sealring.recording:hooks",),
+    "evidence_judge": ("sealring.identity.attestation.recorded",),
+    "run_notes": ("sealring.recording.hooks",),
 }
