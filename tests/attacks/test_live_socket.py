@@ -139,10 +139,10 @@ from sealring.live import worker
 from sealring.live.directory import PrivateDirectory
 from sealring.live.reader import read_all
 from sealring.live.status import WorkerStatus
-from tests.live.scenes import facts
+from tests.live.scenes import group_made
 
 live = Path(sys.argv[1])
-worker.show(live, facts())
+worker.show(live, group_made())
 mine = worker.socket_path()
 before = set(os.listdir("/proc/self/fd"))
 child = os.fork()
@@ -172,10 +172,10 @@ def test_training_goes_on_where_the_directory_cannot_be_used(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from sealring.live import worker
-    from tests.live.scenes import facts
+    from tests.live.scenes import group_made
 
     (folder / "live").touch()
-    worker.show(folder / "live", facts())
+    worker.show(folder / "live", group_made())
     assert worker.socket_path() is None
     (line,) = [each.message for each in caplog.records if each.name == "sealring"]
     assert "`sealring top` will not show this worker" in line

@@ -13,6 +13,7 @@ from sealring.audit.audit import Question, audit
 from sealring.audit.claims import Claims, read_claims
 from sealring.audit.result import AuditResult, Said, Status
 from sealring.errors import BadClaims
+from sealring.identity.attestation.policy import Policy
 from sealring.provenance.intervals import LinkAccount, Privacy, Share
 from tests.audit.made_runs import CLEANER, CORPUS, RAW, SCRIPT, MadeRun, checkpoint, sha
 
@@ -58,7 +59,7 @@ def test_a_file_with_every_claim(tmp_path: Path) -> None:
     assert [(one.name, one.code) for one in found.stages] == [
         ("clean", CLEANER.sha256), ("tokenize", None),
     ]  # fmt: skip
-    assert found.machines is not None
+    assert isinstance(found.machines, Policy)
     assert list(found.machines.kinds) == ["simulated"]
     assert found.privacy is not None
     assert str(found.privacy.delta) == "0.00001"

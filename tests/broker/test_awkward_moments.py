@@ -20,7 +20,7 @@ import torch.distributed as dist
 from sealring.bench.workers import forking_context
 from sealring.broker.enrolment import Enrolment, enrolled
 from sealring.errors import NoLongerAdmitted
-from sealring.identity.attestation.admission import key_digest
+from sealring.identity.attestation.admission import Admission, key_digest
 from tests.broker.local import Place, running
 from tests.workers import Workers
 
@@ -169,5 +169,5 @@ def test_a_renewal_that_overtakes_the_question_who_is_out(
         admission = own.credentials(time.monotonic() + 60).admission
         own.close()
     assert revoked not in answers[0]
-    assert admission is not None
+    assert isinstance(admission, Admission)
     assert revoked in admission.keys_out

@@ -25,7 +25,7 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.handshake.tls_key import loaded
-from sealring.identity.attestation.admission import key_digest
+from sealring.identity.attestation.admission import Admission, key_digest
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place, running
 from tests.ports import free_port
@@ -88,7 +88,7 @@ def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> 
         assert group.why == (3, "was taken out of the job by the broker, or not renewed")
         # A new group asks first, and does not wait for a renewal.
         admission = one.credentials(soon()).admission
-        assert admission is not None
+        assert isinstance(admission, Admission)
         assert key_digest(other.certificate) in admission.keys_out
         with pytest.raises(WorkerRevoked):
             other.credentials(soon())

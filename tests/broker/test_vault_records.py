@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.broker import audit, vault_client, vault_messages, vault_records
 from sealring.broker.messages import write_signed
 from sealring.broker.vault_client import Answered, AskVault, Recorded, TellVault
-from sealring.broker.vault_messages import RECORD_PROOF, Entry, parse_record
+from sealring.broker.vault_messages import RECORD_PROOF, parse_record
 from sealring.errors import (
     ExpiredToken,
     MalformedRequest,
@@ -23,6 +23,7 @@ from sealring.errors import (
     TooManyRecords,
     WorkerRevoked,
 )
+from sealring.hooks import VaultEntry as Entry
 from sealring.identity.names import WorkerName
 from tests.broker.local import JOB, Place, Running, running
 

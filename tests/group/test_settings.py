@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError, SettingsMismatch
 from sealring.group.settings import Settings, read_settings
-from sealring.live.directory import chosen_directory
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.table import parse_table, shipped_table
 from tests.workers import Workers
@@ -32,7 +30,7 @@ def own_table(directory: Path) -> Path:
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
-    assert read_settings({}) == Settings(live_directory=chosen_directory({}))
+    assert read_settings({}) == Settings()
 
 
 def test_everything_can_be_set(tmp_path: Path) -> None:
@@ -44,10 +42,7 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         "SEALRING_ALGORITHM_TABLE": str(own_table(tmp_path)),
         "SEALRING_HOST": "rack-7",
         "SEALRING_GPU_WIRE": "peer",
-        "SEALRING_TRACE_DIR": str(tmp_path / "new"),
-        "SEALRING_TRACE_SIGNAL": "USR1",
         "SEALRING_CUDA_WAIT": "stream",
-        "SEALRING_LIVE": str(tmp_path / "live"),
     }
     assert read_settings(environ) == Settings(
         "tcp",
@@ -57,12 +52,8 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         parse_table(OWN_TABLE, "own").over(shipped_table()),
         "rack-7",
         Wire.PEER,
-        tmp_path / "new",
-        signal.SIGUSR1,
         "stream",
-        tmp_path / "live",
     )
-    assert (tmp_path / "new").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -87,9 +78,6 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
         ("SEALRING_RECORD_BYTES", "100", "must be a number from 1024 to 1048576"),
         ("SEALRING_RECORD_BYTES", "1025", "must be a multiple of 64"),
         ("SEALRING_RECORD_BYTES", "-4096", "must be a number from 1024 to 1048576"),
-        ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
-        ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
-        ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
         (
             "SEALRING_CUDA_WAIT",
             "gpu",

@@ -5,21 +5,18 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from sealring.live.gather import ProcessFacts
-from sealring.live.status import TorchGroup
+from sealring.hooks import GroupMade
+from tests.recorder.test_flight import CountingEngine, recorder
 
 
-def facts(*, rank: int = 0, size: int = 2, job: str = "train") -> ProcessFacts:
-    return ProcessFacts(
-        job=job,
-        rank=rank,
-        size=size,
+def group_made() -> GroupMade:
+    return GroupMade(
+        recorder(CountingEngine()),
+        size=2,
         host="host-a",
         identity="secret",
         certificate_ends=lambda: time.time() + 3600,
-        sealed_only=lambda: True,
-        store=None,
-        torch_groups=lambda: [TorchGroup("0", "cpu:gloo", 2, False)],
+        torch_groups=lambda: [("0", "cpu:gloo", 2, False)],
     )
 
 

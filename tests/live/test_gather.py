@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from sealring.engine.cuda.wires import Wire
+from sealring.engine.flight import FlightRecorder
 from sealring.engine.link_ends import LinkSocket
 from sealring.live import gather
-from sealring.live.gather import MOST_GROUPS, MOST_PEERS, OTHERS, GroupFacts
+from sealring.live.gather import MOST_GROUPS, MOST_PEERS, OTHERS
 from sealring.live.status import WorkerStatus, decode, encode
 from sealring.recorder import process
-from sealring.recorder.flight import FlightRecorder
 from sealring.recorder.metrics import EndedGroups
 from sealring.recorder.process import keep
-from tests.live.scenes import facts
+from tests.live.scenes import group_made
 from tests.recorder.test_flight import ALL_REDUCE, CountingEngine, recorder, run
 
 
@@ -42,7 +43,7 @@ def test_a_status_survives_its_way_through_the_socket() -> None:
     run(flight, 3)
     flight.started(4, 4, ALL_REDUCE)
     flight.ended(RuntimeError("lost \x1b[31m"))
-    status = gather.worker_status(facts())
+    status = gather.worker_status(group_made())
     assert through_json(status) == status
     (shown,) = status.groups
     assert (shown.name, shown.state, shown.size) == ("0", "failed", len(flight.members))
@@ -56,7 +57,7 @@ def test_ten_thousand_groups_give_an_answer_of_bounded_size() -> None:
     for number, flight in enumerate(many):
         flight.group = f"group {number}" + "x" * 400
     process._recorders.extend(many)
-    status = gather.worker_status(facts())
+    status = gather.worker_status(group_made())
     assert status.groups_open == 10_000
     assert len(status.groups) == MOST_GROUPS
     assert status.groups[0].name.startswith("group 0x")
@@ -74,7 +75,7 @@ def test_a_counter_does_not_fall_when_a_group_ends() -> None:
         run(flight, 1)
         flight.close()
         if number % 40 == 0 or number > MOST_GROUPS + 390:
-            counts = gather.worker_status(facts()).counts
+            counts = gather.worker_status(group_made()).counts
             now = {each.group: each.value for each in counts if each.metric == "collectives"}
             assert sum(now.values()) == number + 1
             assert now.get(OTHERS, 0) >= others
@@ -86,23 +87,22 @@ def test_of_a_large_group_the_peers_that_are_waited_for_are_shown() -> None:
         def account(self) -> Any:
             return {**super().account(), "waited_s": [float(rank) for rank in range(1000)]}
 
-    flight = recorder(Slow())
+    links = [LinkSocket(rank, f"host-{rank}", "tcp", 5000 + rank) for rank in range(1000)]
+    flight = recorder(Slow(links, Wire.NCCL))
     flight.members = tuple(range(1000))
     keep(flight)
-    links = tuple(LinkSocket(rank, f"host-{rank}", "tcp", 5000 + rank) for rank in range(1000))
-    gather.note_group(flight, GroupFacts(lambda: links, lambda: "nccl"))
-    status = through_json(gather.worker_status(facts()))
+    status = through_json(gather.worker_status(group_made()))
     (shown,) = status.groups
     assert [peer.rank for peer in shown.peers] == list(range(999, 999 - MOST_PEERS, -1))
     assert shown.gpu_wire == "nccl"
     assert [each.label for each in status.counts if each.metric == "wait_seconds"] == ["all"]
-    sockets = gather.socket_status(facts())
+    sockets = gather.socket_status(group_made())
     assert {each.inode for each in sockets.links} == set(range(5000, 6000))
 
 
 def test_nothing_but_plain_values_is_in_an_answer() -> None:
     group("0")
-    document = json.loads(encode("status", gather.worker_status(facts())))
+    document = json.loads(encode("status", gather.worker_status(group_made())))
     assert set(document) == {
         "sealring", "format", "job", "rank", "size", "host", "pid", "version", "time_s",
         "monotonic_ns", "identity", "certificate_ends_s", "sealed_only", "groups_open", "groups",

@@ -21,7 +21,7 @@ from sealring.links import setting_up
 from sealring.links.listening import listen
 from sealring.live.gather import own_sockets, socket_status
 from sealring.live.watch import End, Process, WatchedProcess, _Known, _verdict, family, watch
-from tests.live.scenes import facts
+from tests.live.scenes import group_made
 from tests.workers import Workers
 
 
@@ -171,7 +171,7 @@ def test_sockets_on_which_links_are_being_made_are_named() -> None:
         with setting_up.create(socket.AF_INET) as dialed:
             dialed.connect(address)
             known.setting_up.update(setting_up.inodes())
-            status = socket_status(facts())
+            status = socket_status(group_made())
             (process,) = [each for each in family(os.getpid()) if each.pid == os.getpid()]
             table = process.table()
             for sock, words in ((listener, "takes connections"), (dialed, "a connection")):

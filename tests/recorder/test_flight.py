@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from sealring.engine.collective import Collective
+from sealring.engine.cuda.wires import Wire
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.engine.endpoint import LinkTraffic
+from sealring.engine.flight import KEPT, FlightRecorder, MessageEntry
+from sealring.engine.link_ends import LinkSocket
 from sealring.errors import ConfigurationError, PeerLost
-from sealring.recorder import FlightRecorder, ProcessAccount
-from sealring.recorder.flight import KEPT
-from sealring.recorder.mail import MessageEntry
+from sealring.recorder import ProcessAccount
 from sealring.schedule import Algorithm, Operation
 
 ALL_REDUCE = Collective(
@@ -27,8 +29,10 @@ BROADCAST = Collective(
 class CountingEngine:
     """Stands for the engine where only what it has counted matters."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: Sequence[LinkSocket] = (), wire: Wire | None = None) -> None:
         self.sealed = self.opened = 0
+        self.link_sockets = list(links)
+        self.wire = wire
 
     def commitments(self) -> list[LinkTraffic]:
         return [LinkTraffic(1, (self.sealed, b"s" * 32), None)]
@@ -48,6 +52,7 @@ class CountingEngine:
 class CountingMailbox:
     def __init__(self) -> None:
         self.sealed = self.opened = 0
+        self.link_sockets: list[LinkSocket] = []
 
     def commitments(self) -> list[LinkTraffic]:
         return []
@@ -61,7 +66,7 @@ def recorder(
     failures: list[str] | None = None,
     mailbox: CountingMailbox | None = None,
 ) -> FlightRecorder:
-    return FlightRecorder(
+    flight = FlightRecorder(
         engine,
         mailbox or CountingMailbox(),
         job="tests",
@@ -70,8 +75,10 @@ def recorder(
         group_id="00ff",
         epoch="e1",
         members=(2, 4, 6),
-        on_failure=lambda: failures.append("told") if failures is not None else None,
     )
+    if failures is not None:
+        flight.on_failure = lambda: failures.append("told")
+    return flight
 
 
 def run(flight: FlightRecorder, call: int, collective: Collective = ALL_REDUCE) -> None:

@@ -32,7 +32,7 @@ from sealring.provenance.replay import (
 )
 from sealring.provenance.runs import open_run
 from sealring.provenance.statements import verify_statement
-from sealring.vault.checkpoint_difference import largest_difference
+from sealring.vault.checkpoint_difference import NamedCheckpoint, largest_difference
 from sealring.vault.keys import key_file, make_key_file
 from sealring.vault.vault import Vault
 from tests.workers import SECRET
@@ -108,7 +108,13 @@ def again(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Again:
 
     def compare(one: CheckpointRef, other: Repeated) -> Difference:
         opened = Vault.open(vault, key_file(key))
-        return largest_difference(opened, one, AUTHORITIES, run.head.job, other)
+        again = other.checkpoint
+        found = largest_difference(
+            opened,
+            NamedCheckpoint(one.name, one.sha256, one.content, AUTHORITIES, run.head.job),
+            NamedCheckpoint(again.name, again.sha256, again.content, other.authorities, other.job),
+        )
+        return Difference(*found)
 
     with pytest.MonkeyPatch.context() as patch:
         known_secret(patch)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-import sealring.broker
+from sealring.broker import vault_client
 from sealring.broker.vault_client import Answered, Recorded
-from sealring.broker.vault_messages import Entry as Told
 from sealring.errors import RolledBack
+from sealring.hooks import VaultEntry as Entry
 from sealring.vault import broker_ledger
 from sealring.vault.broker_ledger import BrokerLedger
-from sealring.vault.ledger import Entry
 
 VAULT = "0" * 32
 ONE, TWO = "1" * 32, "2" * 32
@@ -28,15 +27,15 @@ class Broker:
         return self.answers.pop(0)
 
 
-def entry(name: str, version: int, content: str = "a") -> Told:
-    return Told(name, version, content * 64)
+def entry(name: str, version: int, content: str = "a") -> Entry:
+    return Entry(name, version, content * 64)
 
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setenv("SEALRING_BROKER", "https://broker")
-    monkeypatch.setattr(sealring.broker, "this_worker", lambda: made)
+    monkeypatch.setattr(vault_client, "this_worker", lambda: made)
     monkeypatch.setattr(broker_ledger, "_ANSWERED", {})
     return made
 

@@ -10,13 +10,7 @@ from sealring.audit.findings import Fault, Finding
 from sealring.audit.records import Records
 from sealring.audit.trust import AuditTrust
 from sealring.errors import AttestationError, MalformedRun, NotAttested, PolicyRefusal
-from sealring.identity.attestation.admission import public_key_of
-from sealring.identity.attestation.claims import ClaimedWorker, claims_in
-from sealring.identity.attestation.evidence import Challenge, parse_evidence
-from sealring.identity.attestation.policy import Policy, judge
-from sealring.identity.attestation.trust import Trust
-from sealring.identity.attestation.verify import verify_evidence
-from sealring.identity.attestation.worker import AttestedWorker
+from sealring.hooks import MachinePolicy, evidence_judge
 from sealring.identity.certificates import CLOCK_SKEW, claims_of
 from sealring.provenance.runs import RunFolder
 
@@ -35,7 +29,7 @@ class Machines:
 
 
 def check_machines(
-    records: Records, run: RunFolder, policy: Policy | None, trust: AuditTrust
+    records: Records, run: RunFolder, policy: MachinePolicy | None, trust: AuditTrust
 ) -> Machines:
     """Without a policy, only that the evidence in the folder is what certificates name."""
     found = Machines()
@@ -49,11 +43,12 @@ def check_machines(
 
 def _check(
     found: Machines, certificate: x509.Certificate, signed: tuple[str, ...], run: RunFolder,
-    policy: Policy | None, trust: AuditTrust,
+    policy: MachinePolicy | None, trust: AuditTrust,
 ) -> None:  # fmt: skip
     name = claims_of(certificate).name
     party = f"rank {name.rank}"
-    claimed = claims_in(certificate)
+    judge = evidence_judge.one()
+    claimed = judge.claims_in(certificate)
     if claimed is None:
         found.unattested.append(party)
         return
@@ -78,27 +73,10 @@ def _check(
         found.without_evidence.append(party)
     if policy is None:
         return
-    believed = trust.vendors.trust(policy, claimed.verified_at)
     try:
-        judge(policy, claimed, name.rank, name.job).require()
-        if evidence is not None:
-            worker = _attested(evidence, certificate, claimed, believed)
-            judge(policy, worker, name.rank, name.job).require()
-            found.judged += 1
+        judge.judge_recorded(policy, certificate, evidence, trust.vendors)
+        found.judged += evidence is not None
     except PolicyRefusal as problem:
         fault(Fault.NOT_ADMITTED, problem)
     except AttestationError as problem:
         fault(Fault.EVIDENCE, problem)
-
-
-def _attested(
-    evidence: bytes, certificate: x509.Certificate, claimed: ClaimedWorker, trust: Trust
-) -> AttestedWorker:
-    """The evidence, verified for the nonce in the certificate and for the certificate's key.
-
-    A TPM's credential is taken from the evidence: only the broker, which made it, could tell that
-    the TPM opened it. So that an attestation key is of that TPM is the broker's word.
-    """
-    sent = parse_evidence(evidence)
-    challenge = Challenge(claimed.nonce, public_key_of(certificate), sent.challenge.credential)
-    return verify_evidence(sent, challenge, trust)

@@ -17,7 +17,7 @@ from sealring.audit.log_check import check_seen, read_log, refused
 from sealring.audit.records import Records, Turn
 from sealring.audit.trust import AuditTrust
 from sealring.errors import LogError, WrongLog
-from sealring.identity.attestation.claims import claims_in
+from sealring.hooks import evidence_judge
 from sealring.identity.certificates import CLOCK_SKEW, claims_of
 from sealring.identity.verification import is_issued_by
 from sealring.provenance.broker_entries import BrokerHistory, log_of_broker
@@ -95,7 +95,7 @@ def _check(
         for one in history.given.get((name.job, name.rank, key), ())
         if starts.timestamp() <= one.time <= (starts + _ISSUED_WITHIN).timestamp()
     ]
-    claimed = claims_in(certificate)
+    claimed = evidence_judge.one().claims_in(certificate)
     label = None if claimed is None else claimed.label
     found = []
     if not given:

@@ -24,8 +24,7 @@ from typing import Any, Final
 
 from sealring.errors import BadClaims, BadPolicy
 from sealring.formats.files import read_public
-from sealring.identity.attestation.policy import Policy
-from sealring.identity.attestation.policy_file import parse_policy
+from sealring.hooks import MachinePolicy, evidence_judge
 from sealring.limits import MAX_WORLD
 
 VERSION: Final = 1
@@ -59,7 +58,7 @@ class Claims:
     trained_only_on: frozenset[str] | None = None
     stages: tuple[Stage, ...] | None = None
     code: dict[str, frozenset[str]] | None = None
-    machines: Policy | None = None
+    machines: MachinePolicy | None = None
     ranks: int | None = None
     aggregation: Aggregation | None = None
     privacy: Privacy | None = None
@@ -111,12 +110,12 @@ class _Reader:
             raise self._bad("code", "is a table of names, each with a list of digests")
         return {name: self._digests(f"code.{name}", each) for name, each in value.items()}
 
-    def _machines(self, value: Any) -> Policy:
+    def _machines(self, value: Any) -> MachinePolicy:
         if not isinstance(value, str):
             raise self._bad("machines", "is the name of a policy's file")
         content = read_public(self._folder / value, "the policy", BadClaims)
         try:
-            return parse_policy(content.decode())
+            return evidence_judge.one().parse_policy(content.decode())
         except (BadPolicy, ValueError) as problem:
             raise self._bad("machines", f"names a policy that cannot be used: {problem}") from None
 

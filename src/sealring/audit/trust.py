@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.formats.log.policy import LogPolicy
-from sealring.identity.attestation.cache import Cache
 from sealring.provenance.broker_entries import log_of_broker
 
 
@@ -29,8 +28,8 @@ class AuditTrust:
     """Checkpoints of the run's log, or of a broker's, that were seen earlier or elsewhere."""
     brokers: LogPolicy | None = None
     """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
-    vendors: Cache = field(default_factory=Cache)
-    """Vendors' lists, collateral and references, for evidence."""
+    vendors: object = None
+    """Vendors' lists, collateral and references, for evidence: what read_cache gives."""
 
     @property
     def broker_origins(self) -> frozenset[str]:

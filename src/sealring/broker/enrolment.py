@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -47,6 +47,7 @@ from sealring.errors import (
     TooManyRequests,
     WorkerRevoked,
 )
+from sealring.hooks import Expellable
 from sealring.identity.attestation import Policy
 from sealring.identity.attestation.admission import Admission, key_digest
 from sealring.identity.attestation.attesters import Attester
@@ -71,12 +72,6 @@ _PAUSE: Final = 2.0
 """Seconds between two tries to renew, where the broker answered and could not do it."""
 _FINAL: Final = (WorkerRevoked, RankTaken)
 """What no other try mends: the broker has decided against this key."""
-
-
-class Expellable(Protocol):
-    """A group, as far as it matters here."""
-
-    def expel(self, member: int, why: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

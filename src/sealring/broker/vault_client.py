@@ -8,6 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.broker.client import answer_of
+from sealring.broker.enrolment import this_worker
 from sealring.broker.http import Client
 from sealring.broker.messages import write_signed
 from sealring.broker.vault_messages import (
@@ -16,10 +17,10 @@ from sealring.broker.vault_messages import (
     READ_PROOF,
     RECORD,
     RECORD_PROOF,
-    Entry,
 )
 from sealring.errors import ConfigurationError, MalformedAnswer
 from sealring.formats.strict import strictly
+from sealring.hooks import VaultEntry
 from sealring.identity.names import WorkerName
 
 
@@ -29,14 +30,31 @@ class Answered:
 
     key: int
     generation: int
-    entries: list[Entry]
+    entries: list[VaultEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     key: int
     generation: int
-    entry: Entry | None
+    entry: VaultEntry | None
+
+
+class RecordsOfVault:
+    """What the broker keeps of one vault, asked and told in this worker's name."""
+
+    def __init__(self, vault: str) -> None:
+        self._vault = vault
+
+    def read(self) -> Answered:
+        return this_worker().ask(lambda name, key: AskVault(name, key, self._vault))
+
+    def record(self, key: int, generation: int, entry: VaultEntry | None) -> Answered:
+        recorded = this_worker().ask(
+            lambda name, own: TellVault(name, own, self._vault, key, generation, entry)
+        )
+        entries = [] if recorded.entry is None else [recorded.entry]
+        return Answered(recorded.key, recorded.generation, entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +66,7 @@ class AskVault:
     vault: str
 
     async def run(self, client: Client, where: str) -> Answered:
-        entries: list[Entry] = []
+        entries: list[VaultEntry] = []
         while True:
             ask = {"vault": self.vault, "after": entries[-1].object if entries else ""}
             body = write_signed(self.name, self.key, READ_PROOF, {"ask": ask})
@@ -70,7 +88,7 @@ class TellVault:
     vault: str
     number: int
     generation: int
-    entry: Entry | None
+    entry: VaultEntry | None
 
     async def run(self, client: Client, where: str) -> Recorded:
         ask = {

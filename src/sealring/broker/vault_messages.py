@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sealring.broker.messages import check_signed, exactly, parse_json
 from sealring.errors import MalformedRequest
+from sealring.hooks import VaultEntry
 from sealring.identity.names import WorkerName
 
 READ: Final = "/sealring/v0/vault/read"
@@ -27,16 +28,6 @@ RECORD_PROOF: Final = b"sealring-1 vault record\0"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LARGEST: Final = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """The newest version of an object."""
-
-    object: str
-    version: int
-    manifest: str
-    """Its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class RecordVault:
     number: int
     """Of the vault's key."""
     generation: int
-    entry: Entry | None
+    entry: VaultEntry | None
 
 
 def parse_read(data: bytes) -> ReadVault:
@@ -72,7 +63,7 @@ def parse_record(data: bytes) -> RecordVault:
     fields = exactly(ask, "vault", "key", "generation", "entry")
     given, entry = fields["entry"], None
     if given is not None:
-        entry = Entry(**exactly(given, "object", "version", "manifest"))
+        entry = VaultEntry(**exactly(given, "object", "version", "manifest"))
         _id(entry.object)
         _number(entry.version)
         if not isinstance(entry.manifest, str) or not _DIGEST.fullmatch(entry.manifest):

@@ -49,9 +49,21 @@ def compared_in(
     def compare(recorded: CheckpointRef, repeated: Repeated) -> Difference:
         # With torch, which an audit does not need otherwise.
         from sealring.vault import Vault
-        from sealring.vault.checkpoint_difference import largest_difference
+        from sealring.vault.checkpoint_difference import NamedCheckpoint, largest_difference
 
-        opened = Vault.open(vault, opener)
-        return largest_difference(opened, recorded, trust.authorities, job, repeated)
+        found = largest_difference(
+            Vault.open(vault, opener),
+            NamedCheckpoint(
+                recorded.name, recorded.sha256, recorded.content, trust.authorities, job
+            ),
+            NamedCheckpoint(
+                repeated.checkpoint.name,
+                repeated.checkpoint.sha256,
+                repeated.checkpoint.content,
+                repeated.authorities,
+                repeated.job,
+            ),
+        )
+        return Difference(*found)
 
     return compare

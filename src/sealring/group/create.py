@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Literal
+
+import torch.distributed.distributed_c10d as c10d
+from cryptography import x509
 
 from sealring import _native
 from sealring.engine.engine import CollectiveEngine
+from sealring.engine.flight import FlightRecorder
 from sealring.engine.lanes import threads_by_default
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import SealringError, Unsupported
@@ -19,36 +23,31 @@ from sealring.group.cores import usable_cores
 from sealring.group.gpu import GpuCalls, in_use
 from sealring.group.gpu_setup import GpuSetup
 from sealring.group.interrupts import interrupt_on_signal
-from sealring.group.live import group_facts, process_facts
 from sealring.group.monitored import Arrivals
 from sealring.group.options import GroupOptions
 from sealring.group.process_group import SealedProcessGroup
 from sealring.group.settings import read_settings
 from sealring.group.torch_functions import pass_calls_to_groups
 from sealring.handshake import Terms, group_context, process_sessions
+from sealring.hooks import Enrolment, GroupMade, enrolment_of, group_observers
 from sealring.identity import load_credentials
 from sealring.identity.credentials import check_dates
 from sealring.identity.process import shut_out_debuggers
 from sealring.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named, run_of
-from sealring.live.gather import note_group
-from sealring.live.worker import show
-from sealring.recorder.start import start_recorder
-from sealring.recording.run import record_from_environment
 from sealring.schedule import Selection
-
-if TYPE_CHECKING:  # its packages are an extra
-    from sealring.broker.enrolment import Enrolment
 
 
 def create_group(options: GroupOptions) -> SealedProcessGroup:
     """Called on every rank of the new group; returns when all of them are linked."""
     settings = read_settings(os.environ)
+    # Before ranks meet: a wrong setting is refused, and what they need is imported.
+    observers = [observe(os.environ) for observe in group_observers.all()]
     shut_out_debuggers()
     members, group_rank, group_world = options.members, options.group_rank, len(options.members)
     rank, world = options.rank, options.world
     place_of = {each: place for place, each in enumerate(members)}
     deadline = time.monotonic() + options.timeout.total_seconds()
-    enrolment = _enrolment(rank, world, deadline)
+    enrolment = enrolment_of(rank, world, os.environ, deadline)
     credentials = (
         load_credentials(rank=rank, world=world)
         if enrolment is None
@@ -140,8 +139,8 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             raise
         finally:
             agreed.wipe()
-    with lack_is_named(), _closed_on_failure(engine, mailbox) as started:
-        recorder = start_recorder(
+    with lack_is_named(), _closed_on_failure(engine, mailbox):
+        recorder = FlightRecorder(
             engine,
             mailbox,
             job=terms.job,
@@ -150,16 +149,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             group_id=group_context(terms).hex()[:16],
             epoch=terms.epoch,
             members=members,
-            directory=settings.trace_directory,
-            on_signal=settings.trace_signal,
         )
-        started.callback(recorder.close)
-        if settings.live_directory is not None:
-            note_group(recorder, group_facts(engine, mailbox))
-            show(
-                settings.live_directory,
-                process_facts(options, terms, credentials.certificate, enrolment, os.environ),
-            )
         group = SealedProcessGroup(
             group_rank,
             group_world,
@@ -180,7 +170,16 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         restore_errors_in_backward()
         pass_calls_to_groups(SealedProcessGroup)
         interrupt_on_signal(engine)
-        record_from_environment(rank, world, os.environ)
+        made = GroupMade(
+            recorder,
+            world,
+            terms.host,
+            _identity(enrolment),
+            _certificate_ends(credentials.certificate, enrolment),
+            _torch_groups,
+        )
+        for observer in observers:
+            observer(made)
         if enrolment is not None:
             # Every other member, also those that this worker has no session and no link with.
             keys = {place_of[each]: member.key for each, member in agreed.members.items()}
@@ -194,16 +193,19 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
 
 
 @contextmanager
-def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[ExitStack]:
+def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[None]:
     """The others have the group. Where this end of it fails, they are to see that at once.
 
-    The flight record of this process refers to the engine, and the error's traceback does too.
+    The error's traceback keeps the engine, with its links and keys.
     """
-    with ExitStack() as started:
-        started.callback(engine.close)
-        started.callback(mailbox.close)
-        yield started
-        started.pop_all()
+    try:
+        yield
+    except BaseException:
+        try:
+            mailbox.close()
+        finally:
+            engine.close()
+        raise
 
 
 def _threads(host: str, hosts: Mapping[int, str]) -> int:
@@ -213,13 +215,35 @@ def _threads(host: str, hosts: Mapping[int, str]) -> int:
     return threads_by_default(usable_cores(), max(here, int(local) if local.isdecimal() else 0))
 
 
-def _enrolment(rank: int, world: int, deadline: float) -> Enrolment | None:
-    """Where a broker vouches for this worker: what holds and renews its certificate."""
-    if not os.environ.get("SEALRING_BROKER"):
-        return None
-    from sealring.broker import enrolled
+def _identity(enrolment: Enrolment | None) -> Literal["secret", "certificate", "broker"]:
+    if enrolment is not None:
+        return "broker"
+    return "certificate" if os.environ.get("SEALRING_CERTIFICATE") else "secret"
 
-    return enrolled(rank, world, os.environ, deadline)
+
+def _certificate_ends(first: x509.Certificate, enrolment: Enrolment | None) -> Callable[[], float]:
+    """Refers to the certificate alone: the key goes with the group."""
+
+    def ends() -> float:
+        newest = first if enrolment is None else enrolment.certificate
+        return newest.not_valid_after_utc.timestamp()
+
+    return ends
+
+
+def _torch_groups() -> list[tuple[str, str, int, bool]]:
+    """Called on another thread than the script's: copies first."""
+    world = c10d._world
+    configurations, names = dict(world.pg_backend_config), dict(world.pg_names)
+    return [
+        (
+            names.get(group, ""),
+            configurations.get(group, ""),
+            group.size(),
+            isinstance(group, SealedProcessGroup),
+        )
+        for group in list(world.pg_map)
+    ]
 
 
 def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None) -> None:

@@ -18,13 +18,13 @@ from sealring import _native
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.failures import failure_of, unraised
+from sealring.engine.flight import FlightRecorder
 from sealring.errors import GroupClosed, GroupError, SealringError, Unsupported
 from sealring.group import profiles
 from sealring.group.backward import remember
 from sealring.group.completions import Prelaunch
 from sealring.group.deferred_errors import DeferredError
 from sealring.group.work import SealedWork
-from sealring.recorder import FlightRecorder
 from sealring.schedule import Operation
 
 _TOLD: Final = 300

@@ -19,6 +19,7 @@ import torch
 
 from sealring import _native
 from sealring.engine.failures import failure_of, unraised
+from sealring.engine.flight import FlightRecorder, MessageEntry
 from sealring.engine.mailbox import ANYONE, Mailbox
 from sealring.errors import GroupClosed, GroupError
 from sealring.group import arguments, profiles
@@ -27,8 +28,6 @@ from sealring.group.deferred_errors import DeferredError
 from sealring.group.gpu import GpuCalls
 from sealring.group.memory import slot
 from sealring.group.work import MessageWork
-from sealring.recorder import FlightRecorder
-from sealring.recorder.mail import MessageEntry
 
 if TYPE_CHECKING:
     from sealring._native import MailAccount

@@ -21,6 +21,7 @@ from sealring.devices import ServedDevices
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
 from sealring.engine.failures import failure_of
+from sealring.engine.flight import FlightRecorder
 from sealring.engine.mailbox import Mailbox
 from sealring.errors import GroupError, Unsupported
 from sealring.group import arguments, monitored, operators
@@ -41,7 +42,6 @@ from sealring.group.prepared import Prepared
 from sealring.group.torch_hooks import TorchHooks
 from sealring.group.tracing import not_traced
 from sealring.group.work import MessageWork, Result, SealedWork, tensors_of
-from sealring.recorder import FlightRecorder
 from sealring.schedule import Algorithm, Operation, Selection, Topology
 
 if TYPE_CHECKING:

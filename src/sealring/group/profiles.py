@@ -11,7 +11,7 @@ import torch
 
 from sealring.engine.collective import Collective
 from sealring.engine.engine import CollectiveEngine
-from sealring.recorder.mail import MessageEntry
+from sealring.engine.flight import MessageEntry
 
 
 def range_name(name: str, collective: Collective | None, engine: CollectiveEngine) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,6 @@ from sealring import _native, limits
 from sealring.engine.cuda.wires import Wire
 from sealring.errors import ConfigurationError
 from sealring.group.cores import usable_cores
-from sealring.live.directory import chosen_directory
-from sealring.recorder.process import trace_directory
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.choose import NOTHING_SET, parse_fixed
 from sealring.schedule.table import AlgorithmTable, parse_table, shipped_table
@@ -24,7 +21,6 @@ TRANSPORTS: Final = ("auto", "tcp", "shm")
 CudaWait = Literal["auto", "stream", "host"]
 CUDA_WAITS: Final = ("auto", "stream", "host")
 MAX_TABLE_BYTES: Final = 1 << 20
-TRACE_SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +37,8 @@ class Settings:
     """What this worker's host is called: ranks with one name share one."""
     gpu_wire: Wire = Wire.AUTO
     """Which way records take between GPUs; the same on all ranks."""
-    trace_directory: Path | None = None
-    """Where the flight record goes when a collective fails."""
-    trace_signal: signal.Signals | None = None
-    """Which signal writes it there too."""
     cuda_wait: CudaWait = "auto"
     """Who waits for a call with CUDA tensors: the host, or only the current stream."""
-    live_directory: Path | None = None
-    """Where this worker's status can be asked for."""
     threads: int | None = None
     """How many threads share a large collective; None: as many as this rank has cores."""
 
@@ -77,7 +67,6 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     if record_bytes % 64:
         raise ConfigurationError("SEALRING_RECORD_BYTES must be a multiple of 64")
     rekey_bytes = _bytes(environ, "SEALRING_REKEY_BYTES", limits.REKEY_BYTES, 1, limits.REKEY_BYTES)
-    directory, number = _tracing(environ)
     fixed = environ.get("SEALRING_ALGORITHM")
     return Settings(
         cast(Transport, transport),
@@ -87,10 +76,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         _table(environ),
         environ.get("SEALRING_HOST") or socket.gethostname() or "unnamed",
         Wire(_one_of(environ, "SEALRING_GPU_WIRE", tuple(Wire))),
-        directory,
-        number,
         cast(CudaWait, _one_of(environ, "SEALRING_CUDA_WAIT", CUDA_WAITS)),
-        chosen_directory(environ),
         _threads(environ),
     )
 
@@ -127,22 +113,6 @@ def _table(environ: Mapping[str, str]) -> AlgorithmTable:
     except UnicodeDecodeError:
         raise ConfigurationError(f"SEALRING_ALGORITHM_TABLE: {path} is not UTF-8") from None
     return parse_table(text, f"SEALRING_ALGORITHM_TABLE: {path}").over(shipped_table())
-
-
-def _tracing(environ: Mapping[str, str]) -> tuple[Path | None, signal.Signals | None]:
-    directory = environ.get("SEALRING_TRACE_DIR")
-    name = environ.get("SEALRING_TRACE_SIGNAL")
-    if name and name not in TRACE_SIGNALS:
-        raise ConfigurationError(
-            f"SEALRING_TRACE_SIGNAL is {name!r}; set it to {' or '.join(TRACE_SIGNALS)}, "
-            "or unset it"
-        )
-    if name and not directory:
-        raise ConfigurationError(
-            "SEALRING_TRACE_SIGNAL is set and SEALRING_TRACE_DIR is not: say where the flight "
-            "record should go"
-        )
-    return trace_directory(directory) if directory else None, TRACE_SIGNALS[name] if name else None
 
 
 def _threads(environ: Mapping[str, str]) -> int | None:

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from sealring import _native
 from sealring.engine.failures import timed_out
+from sealring.engine.flight import MessageEntry
 from sealring.errors import GroupError, PeerSilent
 from sealring.group import profiles
 from sealring.group.completions import Completion, combined, completed, driver_calls
 from sealring.group.deferred_errors import DeferredError
-from sealring.recorder.mail import MessageEntry
 
 Result = Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
 """What a future holds: a call's tensors, or a list of them for each of its lists."""

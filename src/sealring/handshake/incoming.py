@@ -24,7 +24,6 @@ from sealring.handshake.channel import (
     understood,
 )
 from sealring.handshake.connection import Connection, address_of, is_ready, never_block
-from sealring.handshake.judging import JudgedPeer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import Hello, exactly, write_hello
 from sealring.handshake.peers import (
@@ -40,7 +39,7 @@ from sealring.handshake.resumption import FRAME, SessionConnection
 from sealring.handshake.sessions import Session, SessionTable
 from sealring.handshake.terms import Terms
 from sealring.handshake.tls import TlsConnection
-from sealring.identity.credentials import Credentials
+from sealring.identity.credentials import Credentials, JudgedPeer
 from sealring.identity.verification import VerifiedPeer
 
 Admit = Callable[[Hello], None]
@@ -269,7 +268,7 @@ class Incoming:
         if answer["type"] != "accept":
             raise MalformedSetup(f"{connection.who} did not answer with an accept")
         exactly(answer, ACCEPT)
-        if judged is not None and judged.shows_evidence:
+        if judged is not None and judged.admission.evidence_limit:
             shown = yield from awaited_message(connection, judged.admission.evidence_limit)
             check_evidence(bytes(shown), connection, judged, peer)
             yield from sending_message(connection, judged.admission.evidence)

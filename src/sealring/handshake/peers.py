@@ -37,7 +37,6 @@ from sealring.handshake.channel import (
     send_message,
 )
 from sealring.handshake.connection import Connection, address_of
-from sealring.handshake.judging import JudgedPeer, judge_peer
 from sealring.handshake.link_keys import export_link_keys, pair_context
 from sealring.handshake.messages import (
     Hello,
@@ -52,7 +51,7 @@ from sealring.handshake.resumption import SessionConnection
 from sealring.handshake.sessions import EXPORTED_BYTES, EXPORTER_LABEL, Session, SessionTable
 from sealring.handshake.terms import Terms
 from sealring.handshake.tls import TlsConnection
-from sealring.identity.credentials import Credentials
+from sealring.identity.credentials import Credentials, JudgedPeer
 from sealring.identity.names import WorkerName
 from sealring.identity.verification import (
     KnownCertificates,
@@ -100,7 +99,7 @@ def dial(
         context = pair_context(connection, terms, peer, own, theirs, dialer=True)
         keys = export_link_keys(connection, context, dialer=True)
         send_message(connection, encode_message({"type": "accept", "shm": offered}))
-        if judged is not None and judged.shows_evidence:
+        if judged is not None and judged.admission.evidence_limit:
             send_message(connection, judged.admission.evidence)
             shown = bytes(receive_message(connection, judged.admission.evidence_limit))
             check_evidence(shown, connection, judged, peer)
@@ -225,7 +224,12 @@ def admitted(
 
     def judge(name: WorkerName) -> None:
         nonlocal judged
-        judged = judge_peer(admission, certificate(), name, f"rank {name.rank} at {address}")
+        who = f"rank {name.rank} at {address}"
+        try:
+            judged = admission.check_certificate(certificate(), name, who)
+        except HandshakeError as error:
+            error.peer = name.rank
+            raise
 
     peer = admit(signed, job=terms.job, world=terms.world, rank=rank, where=address, judge=judge)
     return peer, judged

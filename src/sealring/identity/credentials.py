@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -34,14 +34,37 @@ from sealring.identity.private_files import read_secret_file
 from sealring.identity.secret import derive_authority, read_secret
 from sealring.identity.verification import fingerprint_of, is_issued_by
 
-if TYPE_CHECKING:  # its verifiers take long to import, and most workers need none
-    from sealring.identity.attestation.admission import Admission
-
 PEER_EVIDENCE: Final = "peer_evidence"
 """A setting that members share where a broker gives them certificates, and only there."""
 _RENEWAL = timedelta(hours=1)
 """A certificate that ends sooner is replaced before it is used again."""
 _FILES = ("SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY")
+
+
+class JudgedPeer(Protocol):
+    """A peer whose certificate the policy admits."""
+
+    @property
+    def admission(self) -> Admission: ...
+    def check_evidence(self, evidence: bytes, who: str) -> None:
+        """Raises unless the evidence is of the certificate's key, and the policy admits it."""
+
+
+class Admission(Protocol):
+    """How a worker judges its peers beyond their certificates."""
+
+    @property
+    def evidence(self) -> bytes:
+        """This worker's own, to show to peers."""
+
+    @property
+    def evidence_limit(self) -> int:
+        """The most bytes of evidence to take from a peer; 0 where peers show none."""
+
+    def check_certificate(
+        self, certificate: x509.Certificate, name: WorkerName, who: str
+    ) -> JudgedPeer:
+        """Raises if the worker was revoked, or if the policy does not admit what it attested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,7 @@ class Credentials:
         """What all members of a group must agree on in judging each other."""
         if self.admission is None:
             return {}
-        return {PEER_EVIDENCE: int(self.admission.policy.peer_evidence)}
+        return {PEER_EVIDENCE: int(self.admission.evidence_limit > 0)}
 
     @property
     def private_key(self) -> PrivateKey:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Collection
+from typing import Final
 
-from sealring.engine import link_ends
+from sealring.engine.flight import FlightRecorder
+from sealring.hooks import GroupMade
 from sealring.links import setting_up
 from sealring.live.status import (
     Count,
@@ -24,9 +23,9 @@ from sealring.live.status import (
     TorchGroup,
     WorkerStatus,
 )
-from sealring.recorder.flight import FlightRecorder
 from sealring.recorder.metrics import ENDED
 from sealring.recorder.process import counts_of_all_groups, recorders
+from sealring.sealed_only.setting import may_be_required
 from sealring.version import __version__
 
 MOST_GROUPS: Final = 64
@@ -41,49 +40,21 @@ OTHERS: Final = "(other)"
 """In place of a group's name: all groups together that have no counts of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
-    """What the flight recorders do not know."""
-
-    job: str
-    rank: int
-    size: int
-    host: str
-    identity: Literal["secret", "certificate", "broker"]
-    certificate_ends: Callable[[], float]
-    sealed_only: Callable[[], bool]
-    store: str | None
-    torch_groups: Callable[[], list[TorchGroup]]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    links: Callable[[], Iterable[link_ends.LinkSocket]]
-    gpu_wire: Callable[[], str | None]
-
-
-_facts: weakref.WeakKeyDictionary[FlightRecorder, GroupFacts] = weakref.WeakKeyDictionary()
-_UNKNOWN: Final = GroupFacts(tuple, lambda: None)
-
-
-def note_group(recorder: FlightRecorder, facts: GroupFacts) -> None:
-    _facts[recorder] = facts
-
-
-def worker_status(process: ProcessFacts) -> WorkerStatus:
+def worker_status(latest: GroupMade) -> WorkerStatus:
+    """`latest`: the group that this process made last."""
     known = recorders()
     return WorkerStatus(
-        job=process.job,
-        rank=process.rank,
-        size=process.size,
-        host=_short(process.host),
+        job=latest.flight.job,
+        rank=latest.flight.job_rank,
+        size=latest.size,
+        host=_short(latest.host),
         pid=os.getpid(),
         version=__version__,
         time_s=time.time(),
         monotonic_ns=time.monotonic_ns(),
-        identity=process.identity,
-        certificate_ends_s=float(process.certificate_ends()),
-        sealed_only=process.sealed_only(),
+        identity=latest.identity,
+        certificate_ends_s=float(latest.certificate_ends()),
+        sealed_only=may_be_required(os.environ),
         groups_open=sum(not each.closed for each in known),
         groups=[_group(each) for each in _shown(known)],
         counts=_counts(),
@@ -98,13 +69,12 @@ def _shown(known: list[FlightRecorder]) -> list[FlightRecorder]:
 
 
 def _group(recorder: FlightRecorder) -> GroupStatus:
-    facts = _facts.get(recorder, _UNKNOWN)
     waited = dict(zip(recorder.members, recorder.engine_account()["waited_s"], strict=True))
     peers = {
         each.peer: PeerStatus(
             each.peer, _short(each.host), each.transport, float(waited.get(each.peer, 0.0))
         )
-        for each in facts.links()
+        for each in recorder.link_sockets()
     }
     sealed, opened = recorder.sealed_and_opened()
     return GroupStatus(
@@ -116,7 +86,7 @@ def _group(recorder: FlightRecorder) -> GroupStatus:
         age_s=(time.monotonic_ns() - recorder.made_ns) / 1e9,
         sealed_bytes=sealed,
         opened_bytes=opened,
-        gpu_wire=facts.gpu_wire(),
+        gpu_wire=recorder.gpu_wire(),
         peers=sorted(peers.values(), key=lambda peer: -peer.waited_s)[:MOST_PEERS],
         last_error=_error(recorder),
     )
@@ -153,13 +123,13 @@ def _bounded(labels: dict[str, float]) -> dict[str, float]:
     return labels if len(labels) <= MOST_LABELS else {"all": sum(labels.values())}
 
 
-def socket_status(process: ProcessFacts, without: Collection[int] = ()) -> SocketStatus:
+def socket_status(latest: GroupMade, without: Collection[int] = ()) -> SocketStatus:
     """`without`: sockets that end with this answer."""
     links = [
         LinkSocket(each.inode, _short(recorder.group), each.peer, each.transport)
         for recorder in recorders()
         if not recorder.closed
-        for each in _facts.get(recorder, _UNKNOWN).links()
+        for each in recorder.link_sockets()
     ]
     return SocketStatus(
         pid=os.getpid(),
@@ -167,9 +137,14 @@ def socket_status(process: ProcessFacts, without: Collection[int] = ()) -> Socke
         links=links[:MOST_LINKS],
         links_left_out=max(0, len(links) - MOST_LINKS),
         setting_up=setting_up.inodes(),
-        store=process.store,
-        torch_groups=process.torch_groups()[:MOST_GROUPS],
+        store=_store(),
+        torch_groups=[TorchGroup(*each) for each in latest.torch_groups()[:MOST_GROUPS]],
     )
+
+
+def _store() -> str | None:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return f"{host}:{port}" if host and port else None
 
 
 def own_sockets(pid: int | str = "self") -> list[int]:

@@ -11,23 +11,34 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sealring.errors import ConfigurationError
+from sealring.hooks import GroupMade, Made
 from sealring.live.directory import SETTING, PrivateDirectory, chosen_directory
-from sealring.live.gather import ProcessFacts, socket_status, worker_status
+from sealring.live.gather import socket_status, worker_status
 from sealring.live.server import StatusServer, bounded, remove_stale
 from sealring.live.status import encode
 
 _LOG = logging.getLogger("sealring")
 _lock = threading.Lock()
 _server: StatusServer | None = None
-_facts: ProcessFacts | None = None
+_latest: GroupMade | None = None
 _tried: Path | None = None
 
 
-def show(directory: Path, facts: ProcessFacts) -> None:
+def observe_groups(environ: Mapping[str, str]) -> Made:
+    directory = chosen_directory(environ)
+
+    def made(group: GroupMade) -> None:
+        if directory is not None:
+            show(directory, group)
+
+    return made
+
+
+def show(directory: Path, group: GroupMade) -> None:
     """From here on this process answers in `directory`; a later call replaces what was said."""
-    global _facts, _server, _tried
+    global _latest, _server, _tried
     with _lock:
-        _facts = facts
+        _latest = group
         if _tried == directory:
             return
         _tried = directory
@@ -52,14 +63,14 @@ def _start(directory: PrivateDirectory) -> StatusServer:
 
 
 def _status() -> bytes:
-    assert _facts is not None
-    return bounded(encode("status", worker_status(_facts)))
+    assert _latest is not None
+    return bounded(encode("status", worker_status(_latest)))
 
 
 def _sockets() -> bytes:
-    assert _facts is not None
+    assert _latest is not None
     readers = set() if _server is None else _server.connections()
-    return bounded(encode("sockets", socket_status(_facts, without=readers)))
+    return bounded(encode("sockets", socket_status(_latest, without=readers)))
 
 
 def socket_path() -> Path | None:
@@ -90,8 +101,8 @@ def _end() -> None:
 
 def _forget() -> None:
     """A forked child is another process: it does not answer for its parent."""
-    global _lock, _server, _facts, _tried
-    server, _server, _facts, _tried, _lock = _server, None, None, None, threading.Lock()
+    global _lock, _server, _latest, _tried
+    server, _server, _latest, _tried, _lock = _server, None, None, None, threading.Lock()
     if server is not None:
         server.forget()
 

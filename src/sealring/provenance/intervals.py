@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
+from sealring.hooks import Share as Share
 from sealring.provenance.digests import Checked, Named
 
 INTERVAL_TYPE: Final = "https://sealring.github.io/sealring/interval/v1"
@@ -48,23 +49,6 @@ class Code(Checked):
     torch: str
     container: str | None
     """The image's digest or the machine's measurement, where the worker was told one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A rank's part of a range of samples that all ranks read together.
-
-    The range is cut into periods (global batches), the last one may be shorter. The rank read, of
-    each period, the positions from `offset` up to and without `offset + length`.
-    """
-
-    period: int
-    offset: int
-    length: int
-
-    def __post_init__(self) -> None:
-        if self.period == 0 or self.offset + self.length > self.period:
-            raise ConfigurationError("a share of samples does not fit into its period")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from sealring.recorder.flight import FlightRecorder
+from sealring.engine.flight import FlightRecorder
 from sealring.version import __version__
 
 try:

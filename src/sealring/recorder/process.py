@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
+from sealring.engine.flight import FlightRecorder, monotonic_zero_ns
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private, writing
 from sealring.recorder.account import ProcessAccount
-from sealring.recorder.flight import FlightRecorder, monotonic_zero_ns
 from sealring.recorder.metrics import Counts, EndedGroups, counts_of, total_of
 from sealring.recorder.trace import chrome_trace
 
@@ -28,14 +28,12 @@ _LOG = logging.getLogger("sealring")
 _lock = threading.Lock()
 _recorders: list[FlightRecorder] = []
 _ended = EndedGroups()
-_pinned = False
-"""Groups that ended stay until they were reported in a statement."""
 
 
 def _forget_all() -> None:
     """A forked child has no part in its parent's groups."""
-    global _lock, _ended, _pinned
-    _lock, _ended, _pinned = threading.Lock(), EndedGroups(), False
+    global _lock, _ended
+    _lock, _ended = threading.Lock(), EndedGroups()
     _recorders.clear()
 
 
@@ -52,16 +50,10 @@ def recorders() -> list[FlightRecorder]:
     return list(_recorders)
 
 
-def keep_until_reported() -> None:
-    """From now on no group's account is dropped before it is marked as `reported`."""
-    global _pinned
-    _pinned = True
-
-
 def keep(recorder: FlightRecorder) -> None:
     """Called once for each group."""
     with _lock:
-        closed = [each for each in _recorders if each.closed and (each.reported or not _pinned)]
+        closed = [each for each in _recorders if each.closed]
         for old in closed[:-KEPT_CLOSED]:
             _ended.add(old)
             _recorders.remove(old)

@@ -15,13 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from sealring.engine.flight import CollectiveAccount, GroupAccount, MessageAccount
 from sealring.errors import ConfigurationError
-from sealring.recorder.account import (
-    CollectiveAccount,
-    GroupAccount,
-    MessageAccount,
-    ProcessAccount,
-)
+from sealring.recorder.account import ProcessAccount
 
 MAX_FILE_BYTES: Final = 256 << 20
 

@@ -1,6 +1,5 @@
 """What training writes down: each worker's signed account of every interval.
 
-credentials  this worker's identity, from wherever its process groups have theirs
 code         the script, the packages and the versions that run
 traffic      groups, collectives and links, as the flight recorders know them
 noted        what happened since the last statement: data, checkpoints, privacy
@@ -15,7 +14,7 @@ Knows no torch.
 
 from __future__ import annotations
 
-from sealring.provenance.intervals import Share
+from sealring.hooks import Share
 from sealring.recording.hooks import note_checkpoint_in, note_checkpoint_out, note_data
 from sealring.recording.run import Recording, record_run
 from sealring.recording.transformed import record_transformation

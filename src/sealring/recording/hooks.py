@@ -10,8 +10,9 @@ from pathlib import Path
 
 from cryptography import x509
 
+from sealring.hooks import Share
 from sealring.identity.credentials import read_authorities
-from sealring.provenance.intervals import CheckpointRef, DataRange, Share
+from sealring.provenance.intervals import CheckpointRef, DataRange
 from sealring.provenance.replay import requested
 from sealring.recording.noted import opened
 from sealring.recording.run import current

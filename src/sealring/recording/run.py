@@ -25,16 +25,15 @@ from typing import Any, Final, Self
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.errors import ConfigurationError
+from sealring.hooks import GroupMade, Made, credentials_of
 from sealring.provenance.intervals import Code, Interval, Privacy
 from sealring.provenance.replay import Request, requested
 from sealring.provenance.runs import create_run
-from sealring.recorder.process import keep_until_reported
 from sealring.recording.chain import Chain
 from sealring.recording.code import running_code
-from sealring.recording.credentials import credentials_of
 from sealring.recording.noted import Notes, opened_so_far
 from sealring.recording.run_log import RunLog
-from sealring.recording.traffic import traffic_so_far
+from sealring.recording.traffic import note_group, traffic_so_far
 
 EVERY: Final = 10
 """Steps of an interval, unless the script says otherwise."""
@@ -100,14 +99,16 @@ def record_run(
     return begun
 
 
-def record_from_environment(rank: int, world: int, environ: Mapping[str, str]) -> None:
-    """Where the job is recorded (`sealring run --record`), from the first group on."""
-    if (
-        (environ.get("SEALRING_RECORD") or requested(environ) is not None)
-        and current() is None
-        and not _ended
-    ):
-        record_run(rank=rank, world=world)
+def observe_groups(environ: Mapping[str, str]) -> Made:
+    """Begins to record with the first group, where the job is (`sealring run --record`)."""
+    wanted = bool(environ.get("SEALRING_RECORD")) or requested(environ) is not None
+
+    def made(group: GroupMade) -> None:
+        note_group(group.flight, recorded=current() is not None)
+        if wanted and current() is None and not _ended:
+            record_run(rank=group.flight.job_rank, world=group.size)
+
+    return made
 
 
 class Recording:
@@ -140,7 +141,6 @@ class Recording:
         self._closed = False
         self._waiting: queue.Queue[Unsigned | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
-        keep_until_reported()
         self._thread.start()
         # What ended the script, if it was an exception. Only Python 3.12 has sys.last_exc.
         self._at_exit = lambda: self.close(final=getattr(sys, "last_value", None) is None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from sealring.engine.endpoint import LinkTraffic
+from sealring.engine.flight import FlightRecorder
 from sealring.provenance.intervals import (
     CollectiveCount,
     Commitment,
@@ -13,8 +17,6 @@ from sealring.provenance.intervals import (
     LinkAccount,
     LinkKind,
 )
-from sealring.recorder import process
-from sealring.recorder.flight import FlightRecorder
 
 
 @dataclass(slots=True)
@@ -24,16 +26,45 @@ class Traffic:
     links: list[LinkAccount] = field(default_factory=list)
 
 
+KEPT_CLOSED: Final = 8
+"""Groups that ended before the recording began, and still are in its first statement."""
+
+_lock = threading.Lock()
+_groups: list[FlightRecorder] = []
+"""Those that exist, and those that ended since the last statement; the oldest first."""
+
+
+def _forget_all() -> None:
+    """A forked child has no part in its parent's groups."""
+    global _lock
+    _lock = threading.Lock()
+    _groups.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def note_group(flight: FlightRecorder, *, recorded: bool) -> None:
+    """Called once for each group. Where nothing is recorded, old ones are dropped."""
+    with _lock:
+        closed = [] if recorded else [each for each in _groups if each.closed]
+        for old in closed[:-KEPT_CLOSED]:
+            _groups.remove(old)
+        _groups.append(flight)
+
+
 def traffic_so_far() -> Traffic:
     """Of all groups of this process, but for those that ended before an earlier call."""
     found = Traffic()
-    for recorder in process.recorders():
-        if recorder.reported:
-            continue
+    with _lock:
+        known = list(_groups)
+    for flight in known:
         # Asked for first: what ends after this is reported again.
-        ended = recorder.closed
-        _add(found, recorder)
-        recorder.reported = ended
+        ended = flight.closed
+        _add(found, flight)
+        with _lock:
+            if ended and flight in _groups:
+                _groups.remove(flight)
     return found
 
 

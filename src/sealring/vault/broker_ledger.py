@@ -11,11 +11,11 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Final
 
 from sealring.errors import ConfigurationError, RolledBack
-from sealring.vault.ledger import AT_THE_BROKER, SETTING, Entry
+from sealring.hooks import VaultEntry, vault_records
+from sealring.vault.ledger import AT_THE_BROKER, SETTING
 from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
@@ -26,7 +26,7 @@ class _Answered:
 
     def __init__(self) -> None:
         self.header = 0, 0
-        self.entries: Mapping[str, Entry] = {}
+        self.entries: Mapping[str, VaultEntry] = {}
         self.asking = threading.Lock()
         """Held from the question to the answer: answers then come in the order of questions."""
 
@@ -34,8 +34,8 @@ class _Answered:
         self,
         where: str,
         header: tuple[int, int],
-        entries: Mapping[str, Entry],
-        told: tuple[tuple[int, int], Sequence[Entry]] = ((0, 0), ()),
+        entries: Mapping[str, VaultEntry],
+        told: tuple[tuple[int, int], Sequence[VaultEntry]] = ((0, 0), ()),
     ) -> None:
         """What the broker answers now: not older than an earlier answer, and than what it was told.
 
@@ -53,7 +53,7 @@ class _Answered:
         self.header, self.entries = header, entries
 
 
-def _older(one: Entry, known: Entry) -> bool:
+def _older(one: VaultEntry, known: VaultEntry) -> bool:
     """Also another content under the same number: the broker never replaces it."""
     return one.version < known.version or (one.version == known.version and one != known)
 
@@ -89,32 +89,22 @@ class BrokerLedger:
     def objects(self) -> set[str]:
         return set(self._answered.entries)
 
-    def newest(self, object_id: str) -> Entry | None:
+    def newest(self, object_id: str) -> VaultEntry | None:
         return self._answered.entries.get(object_id)
 
     def state(self) -> tuple[int, int]:
-        from sealring.broker import this_worker
-        from sealring.broker.vault_client import AskVault
-
+        records = vault_records.one()(self._vault)
         with self._answered.asking:
-            answer = this_worker().ask(lambda name, key: AskVault(name, key, self._vault))
-            entries = {one.object: Entry(**asdict(one)) for one in answer.entries}
+            answer = records.read()
+            entries = {one.object: one for one in answer.entries}
             self._answered.take(self.where, (answer.key, answer.generation), entries)
         return answer.key, answer.generation
 
-    def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
-        from sealring.broker import this_worker
-        from sealring.broker.vault_client import TellVault
-        from sealring.broker.vault_messages import Entry as Told
-
-        told = None if entry is None else Told(**asdict(entry))
+    def record(self, key: int, generation: int, entry: VaultEntry | None = None) -> None:
+        records = vault_records.one()(self._vault)
         with self._answered.asking:
-            answer = this_worker().ask(
-                lambda name, own: TellVault(name, own, self._vault, key, generation, told)
-            )
-            entries = dict(self._answered.entries)
-            if answer.entry is not None:
-                entries[answer.entry.object] = Entry(**asdict(answer.entry))
+            answer = records.record(key, generation, entry)
+            entries = {**self._answered.entries, **{one.object: one for one in answer.entries}}
             self._answered.take(
                 self.where,
                 (answer.key, answer.generation),

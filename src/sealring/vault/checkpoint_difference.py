@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cryptography import x509
 
 from sealring.errors import ForeignPart, NotAVault
-from sealring.provenance.intervals import CheckpointRef
-from sealring.provenance.replay import Difference, Repeated
 from sealring.vault.checkpoint_export import load_whole
 from sealring.vault.checkpoint_reader import CheckpointReader
 from sealring.vault.vault import Vault
 
 
+class NamedCheckpoint(NamedTuple):
+    """A checkpoint as records name it, and whose workers signed it."""
+
+    name: str
+    """NAME@VERSION in the vault."""
+    manifest: str
+    """Its digest."""
+    content: str | None
+    authorities: Sequence[x509.Certificate]
+    job: str
+
+
+class Difference(NamedTuple):
+    """The largest between the numbers of two checkpoints."""
+
+    size: float
+    """As a share of the largest number of the same tensor; infinite where there is no measure."""
+    where: str
+    """The tensor's or entry's name."""
+
+
 def largest_difference(
-    vault: Vault,
-    recorded: CheckpointRef,
-    authorities: Sequence[x509.Certificate],
-    job: str,
-    repeated: Repeated,
+    vault: Vault, recorded: NamedCheckpoint, repeated: NamedCheckpoint
 ) -> Difference:
     """Between a recorded checkpoint and the one that a repetition saved into the same vault.
 
     Each must have the content that the records name. What is no floating-point number must be
     equal: whole numbers, generators' states, names, types and shapes.
     """
-    return difference_of_states(
-        _state(vault, recorded, authorities, job),
-        _state(vault, repeated.checkpoint, repeated.authorities, repeated.job),
-    )
+    return difference_of_states(_state(vault, recorded), _state(vault, repeated))
 
 
 def difference_of_states(recorded: dict[str, Any], repeated: dict[str, Any]) -> Difference:
@@ -45,15 +57,15 @@ def difference_of_states(recorded: dict[str, Any], repeated: dict[str, Any]) -> 
     return worst
 
 
-def _state(
-    vault: Vault, named: CheckpointRef, authorities: Sequence[x509.Certificate], job: str
-) -> dict[str, Any]:
+def _state(vault: Vault, named: NamedCheckpoint) -> dict[str, Any]:
     name, _, version = named.name.rpartition("@")
     if not name or not version.isdecimal():
         raise NotAVault(
             f"{named.name[:80]!r} is no checkpoint of a vault: its name is NAME@VERSION"
         )
-    reader = CheckpointReader(vault, name, version=int(version), authorities=authorities, job=job)
+    reader = CheckpointReader(
+        vault, name, version=int(version), authorities=named.authorities, job=named.job
+    )
     try:
         state = load_whole(reader)
     except BaseException as problem:
@@ -61,7 +73,7 @@ def _state(
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
-    if (reader.loaded[1], reader.content_digest) != (named.sha256, named.content):
+    if (reader.loaded[1], reader.content_digest) != (named.manifest, named.content):
         raise ForeignPart(
             f"{named.name} in {vault.path} is not the checkpoint that the records name: give a "
             "copy of the run's own vault"

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from sealring import _native
 from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, Unsupported
-from sealring.recording.hooks import note_checkpoint_in, trusted_in_replay
+from sealring.hooks import run_notes
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
@@ -173,7 +173,8 @@ class CheckpointReader(Closable, StorageReader):
                     reader.expect(digests)
                     self._read_part(reader, valid.metadata, items, planner)
         self._stored, self._valid = stored, valid
-        note_checkpoint_in(*self.loaded, valid.content_digest)
+        for notes in run_notes.all():
+            notes.note_checkpoint_in(*self.loaded, valid.content_digest)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -237,8 +238,9 @@ class CheckpointReader(Closable, StorageReader):
     def _trusted(self) -> tuple[Sequence[x509.Certificate], str]:
         if self._authorities is not None and self._job is not None:
             return self._authorities, self._job
-        if (recorded := trusted_in_replay()) is not None:
-            return recorded
+        for notes in run_notes.all():
+            if (recorded := notes.trusted_in_replay()) is not None:
+                return recorded
         distributed = dist.is_available() and dist.is_initialized()
         rank = dist.get_rank() if distributed else 0
         own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)

@@ -36,8 +36,8 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.formats.strict import strictly
+from sealring.hooks import run_notes
 from sealring.identity.secret import OF_THE_RUN
-from sealring.recording.hooks import note_checkpoint_out
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (
@@ -222,7 +222,8 @@ class CheckpointWriter(Closable, StorageWriter):
             raise MissingPart(f"{problem}; all ranks must write to one shared directory") from None
         manifest = self._vault.commit(draft, KIND, save.name, parts, content)
         name = f"{save.name}@{draft.place.version}"
-        note_checkpoint_out(name, manifest, valid.content_digest)
+        for notes in run_notes.all():
+            notes.note_checkpoint_out(name, manifest, valid.content_digest)
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         self.require_open()

@@ -37,6 +37,7 @@ from cryptography.hazmat.primitives.hpke import (
 from sealring import _native
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import write_private
+from sealring.hooks import data_keys
 from sealring.identity.names import is_resource
 from sealring.identity.private_files import read_secret_file
 
@@ -214,9 +215,7 @@ def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
 
 def released_key(resource: str) -> SymmetricKey:
     """A data key that the broker releases to this worker, to open a vault with."""
-    from sealring.broker import data_key
-
-    return broker_key(resource, _native.Secret(data_key(resource)))
+    return broker_key(resource, _native.Secret(data_keys.one()(resource)))
 
 
 def identity(path: Path) -> Person:

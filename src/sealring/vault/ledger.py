@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.formats.strict import read_json, strictly
+from sealring.hooks import VaultEntry
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
 from sealring.vault.storage import VaultPath
@@ -29,14 +30,6 @@ AT_THE_BROKER: Final = "broker"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    object: str
-    version: int
-    manifest: str
-    """Its digest."""
-
-
-@dataclass(frozen=True, slots=True)
 class Recorded:
     """A ledger's file."""
 
@@ -45,7 +38,7 @@ class Recorded:
     """Of the header."""
     key: int
     """The number of the vault's key. A holder of an older key can forge generations, not this."""
-    entries: list[Entry]
+    entries: list[VaultEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class Ledger(Protocol):
 
     def objects(self) -> set[str]: ...
 
-    def newest(self, object_id: str) -> Entry | None: ...
+    def newest(self, object_id: str) -> VaultEntry | None: ...
 
     def state(self) -> tuple[int, int]:
         """The newest key's number and header's generation that were recorded.
@@ -77,7 +70,7 @@ class Ledger(Protocol):
         Every use of a vault begins with this.
         """
 
-    def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
+    def record(self, key: int, generation: int, entry: VaultEntry | None = None) -> None:
         """Never goes back: an older header or version leaves what is recorded."""
 
 
@@ -144,14 +137,14 @@ class LocalLedger:
     def objects(self) -> set[str]:
         return {one.object for one in self._read().entries}
 
-    def newest(self, object_id: str) -> Entry | None:
+    def newest(self, object_id: str) -> VaultEntry | None:
         return {one.object: one for one in self._read().entries}.get(object_id)
 
     def state(self) -> tuple[int, int]:
         known = self._read()
         return known.key, known.generation
 
-    def record(self, key: int, generation: int, entry: Entry | None = None) -> None:
+    def record(self, key: int, generation: int, entry: VaultEntry | None = None) -> None:
         with locked(self.path.with_name(self.path.name + ".lock"), shared=False):
             ledger = self._read()
             entries = {one.object: one for one in ledger.entries}

@@ -20,10 +20,11 @@ from sealring.errors import (
     Unsupported,
 )
 from sealring.formats.files import writing
+from sealring.hooks import VaultEntry
 from sealring.vault import header as headers
 from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
-from sealring.vault.ledger import Entry, Ledger
+from sealring.vault.ledger import Ledger
 from sealring.vault.ledgers import ledger_of
 from sealring.vault.sealed import LARGEST_DOCUMENT, check_small
 from sealring.vault.storage import VaultPath, storage_of
@@ -136,7 +137,7 @@ class OpenedHeader(Closable):
         if state > recorded:
             self.record_quietly(state)
 
-    def record_quietly(self, state: tuple[int, int], entry: Entry | None = None) -> None:
+    def record_quietly(self, state: tuple[int, int], entry: VaultEntry | None = None) -> None:
         """A ledger that cannot be written does not keep a reader from reading.
 
         What a person's identity opens is not recorded: anyone can make a header for a public key,

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
 from sealring.formats import signed as signatures
 from sealring.formats.strict import read_json, strictly
+from sealring.hooks import credentials_of as credentials_of
 from sealring.identity import Credentials, verify
 from sealring.identity.loading import certificate_from_pem
-from sealring.recording.credentials import credentials_of as credentials_of
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
 """Of every statement."""

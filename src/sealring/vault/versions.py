@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.errors import ForeignPart, NoSuchObject, NotAVault, RolledBack, VaultError
+from sealring.hooks import VaultEntry
 from sealring.vault import objects
 from sealring.vault.keys import Opener
 from sealring.vault.layout import (
@@ -22,7 +23,6 @@ from sealring.vault.layout import (
     entries,
     may_be_complete,
 )
-from sealring.vault.ledger import Entry
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import OpenedHeader
 from sealring.vault.sealed import disk_failed
@@ -227,5 +227,5 @@ def numbered(folder: VaultPath) -> dict[int, VaultPath]:
     return {int(one.name): one for one in entries(folder, VERSION)}
 
 
-def entry_of(copy: Copy, manifest: str) -> Entry:
-    return Entry(copy.place.object.hex(), copy.place.version, manifest)
+def entry_of(copy: Copy, manifest: str) -> VaultEntry:
+    return VaultEntry(copy.place.object.hex(), copy.place.version, manifest)

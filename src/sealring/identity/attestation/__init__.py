@@ -32,6 +32,7 @@ cache          what vendors say of their hardware, fetched beforehand
 files          policy and cache, read
 claims         what a certificate says of its holder's attestation
 admission      a worker's own judgement of its peers
+recorded       an auditor's judgement of evidence in a run's records
 """
 
 from sealring.identity.attestation.cache import Cache, read_cache

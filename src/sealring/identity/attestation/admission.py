@@ -41,7 +41,7 @@ class Admission:
 
     def check_certificate(
         self, certificate: x509.Certificate, name: WorkerName, who: str
-    ) -> ClaimedWorker:
+    ) -> JudgedPeer:
         """The peer's certificate, whose signature, name and dates are verified by now."""
         if key_digest(certificate) in self.keys_out:
             raise CertificateRevoked(
@@ -56,34 +56,38 @@ class Admission:
                 f"the certificate of {who} says nothing of an attestation, and this worker's "
                 "policy demands one: have it join through the broker"
             )
-        self._judge(claimed, name, who)
-        return claimed
+        self.judge(claimed, name, who)
+        return JudgedPeer(self, certificate, name, claimed)
 
-    def check_evidence(
-        self,
-        certificate: x509.Certificate,
-        claimed: ClaimedWorker,
-        evidence: bytes,
-        name: WorkerName,
-        who: str,
-    ) -> None:
-        """The evidence itself: made for the key that the peer has just used, and admitted."""
-        if hashlib.sha256(evidence).hexdigest() != claimed.evidence_digest:
-            raise NotAttested(f"{who} shows other evidence than its certificate names")
-        challenge = Challenge(claimed.nonce, public_key_of(certificate))
-        try:
-            worker = verify_evidence(parse_evidence(evidence), challenge, self.trust())
-        except AttestationError as error:
-            raise NotAttested(
-                f"the evidence of {who} is not believed: {type(error).__name__}: {error}"
-            ) from error
-        self._judge(worker, name, who)
-
-    def _judge(self, worker: DescribedWorker, name: WorkerName, who: str) -> None:
+    def judge(self, worker: DescribedWorker, name: WorkerName, who: str) -> None:
         try:
             judge(self.policy, worker, name.rank, name.job).require()
         except AttestationError as error:
             raise PeerNotAdmitted(f"{who}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPeer:
+    """A peer whose certificate the policy admits."""
+
+    admission: Admission
+    certificate: x509.Certificate
+    name: WorkerName
+    claimed: ClaimedWorker
+
+    def check_evidence(self, evidence: bytes, who: str) -> None:
+        """The evidence itself: made for the key that the peer has just used, and admitted."""
+        if hashlib.sha256(evidence).hexdigest() != self.claimed.evidence_digest:
+            raise NotAttested(f"{who} shows other evidence than its certificate names")
+        challenge = Challenge(self.claimed.nonce, public_key_of(self.certificate))
+        try:
+            trust = self.admission.trust()
+            worker = verify_evidence(parse_evidence(evidence), challenge, trust)
+        except AttestationError as error:
+            raise NotAttested(
+                f"the evidence of {who} is not believed: {type(error).__name__}: {error}"
+            ) from error
+        self.admission.judge(worker, self.name, who)
 
 
 def public_key_of(certificate: x509.Certificate) -> bytes:

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
-from sealring.provenance.intervals import Share
-from sealring.recording.hooks import note_data, note_opened
+from sealring.hooks import Share, run_notes
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
@@ -59,7 +58,8 @@ class Dataset(Closable, TorchDataset[Any]):
             raise ConfigurationError("threads= is a number of threads, or 0 for one for each CPU")
         length, pad = None if length is None else int(index(length)), int(index(pad))
         self._opened = OpenDataset(vault, name, version, threads)
-        note_opened(name, self._opened.digest)
+        for notes in run_notes.all():
+            notes.note_opened(name, self._opened.digest)
         fields = self._opened.index.fields
         self._view: View = (
             Samples(fields) if length is None else Windows(fields, length, pad, documents=documents)
@@ -267,7 +267,8 @@ class Stream(IterableDataset[Any]):
             # Of each `world` items this rank's own one; the first of them may lie before `first`.
             offset = (self._rank - (first - self._aligned)) % self._world
             share = Share(self._world, offset, 1)
-            note_data(name, digest, epoch, start, stop, seed=seed, share=share)
+            for notes in run_notes.all():
+                notes.note_data(name, digest, epoch, start, stop, seed=seed, share=share)
             first += stop - start
 
     def state_dict(self) -> dict[str, int]:

@@ -1,7 +1,10 @@
-"""The last collectives of one group: those that ended, the one under way, those that wait.
+"""What one group did last: its collectives and its messages, as they run.
 
 Written on every collective, so kept cheap: one small object, no lock. Collectives of a group run
-one at a time, in the order called.
+one at a time, in the order called. Messages overtake each other and end on whichever thread moves
+them, so each is held by the one who posted it until it ends.
+
+Observers read it at any time, from any thread. Nothing here may fail a collective.
 """
 
 from __future__ import annotations
@@ -9,28 +12,193 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sealring.engine.datatypes import ReduceKind
-from sealring.recorder.account import CollectiveAccount, GroupAccount, State
-from sealring.recorder.mail import MailAccountable, MailRecorder, MessageEntry
 
 if TYPE_CHECKING:
-    from sealring._native import Account
+    from sealring._native import Account, MailAccount
     from sealring.engine.collective import Collective
+    from sealring.engine.cuda.wires import Wire
+    from sealring.engine.datatypes import DType
     from sealring.engine.endpoint import LinkTraffic
+    from sealring.engine.link_ends import LinkSocket
     from sealring.schedule import Operation
 
 KEPT: Final = 1000
-"""Collectives per group that have ended."""
+"""Collectives per group that have ended, and as many messages."""
 
 _ROOTED: Final = frozenset({"BROADCAST", "REDUCE", "GATHER", "SCATTER", "OBJECTION"})
+
+State = Literal["queued", "running", "done", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveAccount:
+    """Times are nanoseconds since 1970 by this host's clock; None where it has not come to that."""
+
+    number: int | None
+    """As all ranks of the group count; None while it waits its turn."""
+    operation: str
+    algorithm: str
+    bytes: int | None
+    dtype: str
+    reduction: str | None
+    root: int | None
+    state: State
+    queued_ns: int
+    started_ns: int | None
+    ended_ns: int | None
+    sealed_bytes: int
+    opened_bytes: int
+    error: str | None
+    """The exception's class and text."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageAccount:
+    """A send or a receive, as this rank saw it."""
+
+    operation: Literal["send", "recv"]
+    peer: int | None
+    """The rank of the group at the other end; None while a receive from anyone waits."""
+    tag: int
+    bytes: int
+    dtype: str
+    state: Literal["waiting", "done", "failed"]
+    posted_ns: int
+    ended_ns: int | None
+    error: str | None
+    """The exception's class and text."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccount:
+    id: str
+    """The same on all ranks, and of no other group: not of a later one with this name either."""
+    name: str
+    rank: int
+    """Within the group."""
+    members: list[int]
+    """The job's ranks in the order of the group's."""
+    state: Literal["open", "failed", "closed"]
+    sealed_bytes: int
+    opened_bytes: int
+    rekeys: int
+    waited_s: list[float]
+    """By rank of the group."""
+    collectives: list[CollectiveAccount]
+    messages: list[MessageAccount]
+
+    def collective(self, number: int) -> CollectiveAccount | None:
+        """What collective `number` was on this rank, if it is not too long ago."""
+        return next((each for each in self.collectives if each.number == number), None)
+
+
+Way = Literal["send", "recv"]
+
+
+class MailAccountable(Protocol):
+    """What is asked of a mailbox."""
+
+    @property
+    def link_sockets(self) -> list[LinkSocket]: ...
+    def account(self) -> MailAccount: ...
+    def commitments(self) -> list[LinkTraffic]: ...
+
+
+class MessageEntry:
+    """One message, without its memory."""
+
+    __slots__ = ("bytes", "dtype", "ended_ns", "error", "peer", "posted_ns", "tag", "way")
+
+    def __init__(self, way: Way, peer: int, tag: int, nbytes: int, dtype: DType) -> None:
+        self.way = way
+        self.peer = peer
+        self.tag = tag
+        self.bytes = nbytes
+        self.dtype = dtype
+        self.posted_ns = monotonic_ns()
+        self.ended_ns = 0
+        self.error: str | None = None
+
+    def account(self, since_1970_ns: int) -> MessageAccount:
+        ended = "failed" if self.error is not None else "done"
+        return MessageAccount(
+            operation=self.way,
+            peer=self.peer if self.peer >= 0 else None,
+            tag=self.tag,
+            bytes=self.bytes,
+            dtype=self.dtype.name.lower(),
+            state=ended if self.ended_ns else "waiting",  # type: ignore[arg-type]
+            posted_ns=since_1970_ns + self.posted_ns,
+            ended_ns=since_1970_ns + self.ended_ns if self.ended_ns else None,
+            error=self.error,
+        )
+
+
+class MailRecorder:
+    def __init__(self, mailbox: MailAccountable) -> None:
+        self.finished: dict[Way, int] = {}
+        """Messages that went well, by what this rank did."""
+        self._mailbox: MailAccountable | None = mailbox
+        self._last_account = mailbox.account()
+        self._last_commitments: list[LinkTraffic] = []
+        self._lock = threading.Lock()
+        self._ended: deque[MessageEntry] = deque(maxlen=KEPT)
+        self._under_way: dict[MessageEntry, None] = {}
+
+    def posted(self, entry: MessageEntry) -> None:
+        with self._lock:
+            self._under_way[entry] = None
+
+    def ended(self, entry: MessageEntry, peer: int | None, error: BaseException | None) -> None:
+        """`peer` is the rank at the other end, which a receive from anyone learns only now."""
+        with self._lock:
+            if peer is not None:
+                entry.peer = peer
+            if error is not None:
+                entry.error = f"{type(error).__name__}: {error}"
+            else:
+                self.finished[entry.way] = self.finished.get(entry.way, 0) + 1
+            entry.ended_ns = monotonic_ns()
+            self._under_way.pop(entry, None)
+            self._ended.append(entry)
+
+    def close(self) -> None:
+        """The group has ended: keeps its last account and lets go of the mailbox."""
+        self._last_account = self.account()
+        self._last_commitments = self.commitments()
+        self._mailbox = None
+
+    def account(self) -> MailAccount:
+        mailbox = self._mailbox
+        return self._last_account if mailbox is None else mailbox.account()
+
+    def commitments(self) -> list[LinkTraffic]:
+        mailbox = self._mailbox
+        return self._last_commitments if mailbox is None else mailbox.commitments()
+
+    def link_sockets(self) -> list[LinkSocket]:
+        mailbox = self._mailbox
+        return [] if mailbox is None else list(mailbox.link_sockets)
+
+    def messages(self, since_1970_ns: int) -> list[MessageAccount]:
+        """In the order they were posted."""
+        with self._lock:
+            known = [*self._ended, *self._under_way]
+        return [each.account(since_1970_ns) for each in sorted(known, key=lambda e: e.posted_ns)]
 
 
 class Accountable(Protocol):
     """What is asked of an engine."""
 
+    @property
+    def link_sockets(self) -> list[LinkSocket]: ...
+    @property
+    def wire(self) -> Wire | None: ...
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
     def commitments(self) -> list[LinkTraffic]: ...
@@ -95,7 +263,6 @@ class FlightRecorder:
         group_id: str,
         epoch: str,
         members: tuple[int, ...],
-        on_failure: Callable[[], None],
     ) -> None:
         self.job = job
         self.job_rank = job_rank
@@ -114,9 +281,8 @@ class FlightRecorder:
         """Its class and text, and when it came, by the monotonic clock."""
         self.group_id = group_id
         self.epoch = epoch
-        self.reported = False
-        """A statement of this run has the account of the group after its end."""
-        self._on_failure = on_failure
+        self.on_failure: Callable[[], None] | None = None
+        """Called once, at the first call of the group that fails."""
         self._engine: Accountable | None = engine
         self._last_account = engine.account()
         self._last_commitments: list[LinkTraffic] = []
@@ -144,7 +310,7 @@ class FlightRecorder:
             self._waiting.pop(call, None)
 
     def ended(self, error: BaseException | None) -> None:
-        """The running one has ended. The first error of a group is told to `on_failure`."""
+        """The running one has ended."""
         entry = self._running
         if entry is not None:
             if self._engine is not None:
@@ -178,8 +344,8 @@ class FlightRecorder:
             name = type(error).__name__
             self.failed[name] = self.failed.get(name, 0) + 1
             self.last_error = (f"{name}: {error}", monotonic_ns())
-        if first:
-            self._on_failure()
+        if first and self.on_failure is not None:
+            self.on_failure()
 
     def close(self) -> None:
         """The group has ended: keeps its last account and lets go of the engine."""
@@ -204,6 +370,17 @@ class FlightRecorder:
         """Of the links of collectives; those of messages are `mail`'s."""
         engine = self._engine
         return self._last_commitments if engine is None else engine.commitments()
+
+    def link_sockets(self) -> list[LinkSocket]:
+        """Of collectives and of messages; none once the group has ended."""
+        engine = self._engine
+        ends = [] if engine is None else list(engine.link_sockets)
+        return ends + self.mail.link_sockets()
+
+    def gpu_wire(self) -> str | None:
+        """Which way records take between GPUs; None until the ranks have agreed, and at the end."""
+        engine = self._engine
+        return None if engine is None or engine.wire is None else str(engine.wire)
 
     def sealed_and_opened(self) -> tuple[int, int]:
         """Plaintext bytes, in collectives and in messages."""
