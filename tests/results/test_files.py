@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.results import Results, median_of, read_results, spread_of, this_machine
-from sealring.results.files import from_json, to_json, write_results
+from sealring.results import (
+    Results,
+    from_json,
+    median_of,
+    read_results,
+    spread_of,
+    this_machine,
+    to_json,
+    write_results,
+)
 from tests.results.examples import results
 
 

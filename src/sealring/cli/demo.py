@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from sealring.cli.bench.options import check_ranks
+from sealring.cli.bench import check_ranks
 from sealring.cli.terminal import console, errors, print_json, progress_bar
 from sealring.sealed_only.setting import refuse_to_measure
 

@@ -20,7 +20,6 @@ VERBS: Final = (
     "doctor",
     "attest",
     "plan",
-    "report",
     "audit",
     "papers",
     "policy",

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from sealring.engine.lanes import threads_by_default
-from sealring.engine.simulate import Costs, Hop
 from sealring.errors import ConfigurationError
 from sealring.plan.collectives import Cutting
+from sealring.plan.simulate import Costs, Hop
 from sealring.strict import strictly
 
 Way = Literal["plain", "cc", "sealed"]
