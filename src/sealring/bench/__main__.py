@@ -40,7 +40,7 @@ from sealring.cli.bench import (
     show,
     tables,
 )
-from sealring.cli.terminal import console, errors, print_json, progress_bar
+from sealring.cli.terminal import console, errors, print_json, progress_bar, table
 from sealring.errors import ConfigurationError
 from sealring.group.settings import read_settings
 from sealring.results import read_results
@@ -130,7 +130,7 @@ def handshake(
     check_transport(transport)
     with errors.status(f"{check_ranks(ranks)} workers start and meet"):
         found = asdict(measure_handshake(ranks, transport))
-    show(found, json, [tables.table("Forming a group", list(found), [list(found.values())])])
+    show(found, json, [table("Forming a group", list(found), [list(found.values())])])
 
 
 @app.command()
@@ -169,7 +169,7 @@ def attest(
     rows = [(f"verify {kind}", f"{milliseconds:g} ms") for kind, milliseconds in taken.items()]
     rows.append((f"{workers} SIMULATED workers join", f"{seconds:g} s"))
     found = {"verify_ms": taken, "join": {"workers": workers, "seconds": seconds}}
-    show(found, json, [tables.table("Attestation on this machine", ("what", "took"), rows)])
+    show(found, json, [table("Attestation on this machine", ("what", "took"), rows)])
 
 
 @app.command()
@@ -236,7 +236,7 @@ def log(
     found = asdict(measure_log(entries, folder))
     title = f"a log of {found['entries']:,} entries of {ENTRY_BYTES} bytes"
     rows = [(words, f"{found[name]:,}") for name, words in _LOG_RATES.items()]
-    show(found, json, [tables.table(title, ("", "a second"), rows)])
+    show(found, json, [table(title, ("", "a second"), rows)])
 
 
 @app.command()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from sealring.bench.harness import (
 )
 from sealring.bench.workers import Report
 from sealring.errors import ConfigurationError
+from sealring.results import this_machine
 from sealring.schedule import (
     ALGORITHMS,
     Algorithm,
@@ -37,7 +37,6 @@ from sealring.schedule import (
     program_for,
 )
 from sealring.schedule.table import ALGORITHM_NAMES, OPERATIONS, AlgorithmTable, Key, Placement, Row
-from sealring.version import __version__
 
 SIZES: Final = tuple(1024 << shift for shift in range(0, 15, 3))
 """1 KiB to 4 MiB: what is longer takes what is best at the end."""
@@ -100,31 +99,16 @@ def measure_algorithms(
 
 
 def about_this_machine(ranks: Sequence[int], hosts: Sequence[str], blocks: int) -> dict[str, str]:
-    """What a table's file says of its origin."""
-    import torch
-
+    """What a table's file says of its origin, without characters that TOML would escape."""
+    machine = this_machine()
+    cpu = "".join(char for char in machine.cpu if char.isprintable() and char not in '"\\')
     return {
-        "by": f"sealring {__version__} bench algorithms, the fastest of {blocks} blocks",
-        "on": f"{len(os.sched_getaffinity(0))} cores of {platform.machine()}, {_cpu_name()}",
-        "torch": torch.__version__,
+        "by": f"sealring {machine.sealring} bench algorithms, the fastest of {blocks} blocks",
+        "on": f"{machine.cores} cores of {machine.architecture}, {cpu}",
+        "torch": machine.torch,
         "ranks": ", ".join(map(str, ranks)),
         "hosts": ", ".join(hosts),
     }
-
-
-def _cpu_name() -> str:
-    """What the kernel calls the processor, without characters that a TOML string would escape."""
-    name = platform.processor() or "unnamed processor"
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() in ("model name", "CPU part"):
-                    name = value.strip()
-                    break
-    except OSError:
-        pass
-    return "".join(char for char in name if char.isprintable() and char not in '"\\')
 
 
 # ---- in the workers

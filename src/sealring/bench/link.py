@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sealring.bench.collectives import Effort, Exchange, Progress, measure
+from sealring.bench.collectives import Effort, Exchange, measure
+from sealring.bench.harness import Progress
 from sealring.results import Fit, LinkCase, LinkPoint
 from sealring.schedule import Algorithm, Operation, choose
 
@@ -125,6 +126,21 @@ def fit(points: Sequence[LinkPoint]) -> Fit | None:
 def predicted(line: Fit, messages: int, message_bytes: int) -> float:
     """Seconds for so many messages one after the other, by the line."""
     return messages * (line.alpha_s + message_bytes / line.beta_bytes_per_s)
+
+
+def line_words(line: Fit | None) -> tuple[str, str, str]:
+    """Alpha in µs, beta in GB/s, each with its interval, and how far off the points are."""
+    if line is None:
+        return "no line fits", "-", "-"
+    alphas = line.alpha_s, line.alpha_low_s, line.alpha_high_s
+    betas = line.beta_bytes_per_s, line.beta_low_bytes_per_s, line.beta_high_bytes_per_s
+    alpha, *about_alpha = (f"{one * 1e6:,.1f}" for one in alphas)
+    beta, *about_beta = (f"{one / 1e9:.2f}" for one in betas)
+    return (
+        f"{alpha} ({' to '.join(about_alpha)})",
+        f"{beta} ({' to '.join(about_beta)})",
+        f"{line.residual:.0%}",
+    )
 
 
 def _redrawn(points: Sequence[LinkPoint], generator: np.random.Generator) -> NDArray[np.float64]:

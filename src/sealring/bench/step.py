@@ -106,7 +106,7 @@ def parts_of(
     exposed = exposed_ns(stamps, ran) * 1e-9
     busy = sum(each.ended - each.started for each in ran) * 1e-9
     share = exposed / busy if busy else 0.0
-    parts = {"transfer": busy} if spent is None else spent
+    parts: Mapping[PartName, float] = {"transfer": busy} if spent is None else spent
     computed = (stamps.end - stamps.start) * 1e-9 - share * sum(parts.values())
     return [
         Part("compute", max(0.0, computed), 0.0),
@@ -278,10 +278,10 @@ class Trainee:
                 sealed_bytes=after["sealed_bytes"] - before["sealed_bytes"],
             )
         if self._ring is not None and self._variant == "cc":
-            took = {name: now - spent[name] for name, now in self._ring.spent_s.items()}
-            computed = max(0.0, length * 1e-9 - sum(took.values()))
+            waited = {name: now - spent[name] for name, now in self._ring.spent_s.items()}
+            computed = max(0.0, length * 1e-9 - sum(waited.values()))
             split = [Part("compute", computed, 0.0)]
-            split += [Part(name, took[name], 0.0) for name in PARTS if name in took]
+            split += [Part(name, waited[name], 0.0) for name in PARTS if name in waited]
             return length, Recorded(split, [], self._ring.all_reduces - reduced, 0)
         return length, Recorded([], [], 0, 0)
 

@@ -58,8 +58,10 @@ def allreduce(
     plan = [("all_reduce", size) for size in sizes]
     jobs = []
     for ranks in worlds:
-        arguments = ("allreduce", plan, ranks, transport, variants, effort)
-        measure = partial(exchanges.measure, *arguments, threads=threads)
+        measure = partial(
+            exchanges.measure, "allreduce", plan, ranks, transport, variants, effort,
+            threads=threads,
+        )  # fmt: skip
         jobs.append(Job(f"all-reduce, {ranks} ranks, {transport}", len(plan), measure))
     return jobs
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sealring.cli.terminal import console, human_bytes, print_json, progress_bar
+from sealring.cli.terminal import console, human_bytes, print_json, progress_bar, say, table
 from sealring.errors import ConfigurationError
 from sealring.plan.answer import Answer, Question, WayAnswer, answer
 from sealring.plan.fit_gpu import gpu_of
@@ -20,6 +19,7 @@ from sealring.plan.forming import forming_of
 from sealring.plan.layouts import ITEMSIZE, Compute
 from sealring.plan.models import MODELS, load_model, with_tokens
 from sealring.plan.profiles import (
+    NOTHING,
     Figure,
     Profile,
     load_network,
@@ -80,53 +80,47 @@ def plan(
             "name a model, e.g. `sealring plan gpt2-xl --ranks 8`; --list shows which there are"
         )
     else:
-        question = ask(
-            model, ranks, profile, per_host, network, precision, batch, tokens, bucket_mb, price,
-            compute_ms,
-        )  # fmt: skip
+        if precision not in ITEMSIZE:
+            raise ConfigurationError(f"--precision is {precision!r}; it must be fp32, bf16 or fp16")
+        loaded, known = load_model(model), machine(profile)
+        if tokens is not None:
+            loaded = with_tokens(loaded, tokens)
+        question = Question(
+            loaded,
+            known,
+            load_network(network or known.network),
+            ranks,
+            int(known.device.ranks_per_host.value) if per_host is None else per_host,
+            loaded.batch if batch is None else batch,
+            precision,
+            bucket_mb,
+            price,
+        )
+        question = _measured(question, model, profile, compute_ms)
         if sweep is not None:
             show_sweep(_swept(question, parse_sweep(sweep)), as_json)
         else:
             show_answer(answer(question), as_json)
 
 
-def ask(
-    model: str, ranks: int, profile: str, per_host: int | None, network: str | None,
-    precision: str, batch: int | None, tokens: int | None, bucket_mb: float | None,
-    price: float | None, compute_ms: float | None,
-) -> Question:  # fmt: skip
-    if precision not in ITEMSIZE:
-        raise ConfigurationError(f"--precision is {precision!r}; it must be fp32, bf16 or fp16")
-    if compute_ms is not None and not 0 < compute_ms < 1e12:
-        raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
-    loaded, known = load_model(model), machine(profile)
-    if tokens is not None:
-        loaded = with_tokens(loaded, tokens)
-    question = Question(
-        loaded,
-        known,
-        load_network(network or known.network),
-        ranks,
-        int(known.device.ranks_per_host.value) if per_host is None else per_host,
-        loaded.batch if batch is None else batch,
-        precision,
-        bucket_mb,
-        price,
-    )
+def _measured(question: Question, model: str, profile: str, compute_ms: float | None) -> Question:
+    """With what was measured of it: given as --compute-ms, or in a results file."""
     if compute_ms is not None:
+        if not 0 < compute_ms < 1e12:
+            raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
         # A third forward, two thirds backward; the optimizer's part is small beside them.
         compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
         return dataclasses.replace(question, compute=compute)
-    if profile.endswith(".json"):
-        results = read_results(Path(profile))
-        device = gpu_of(results) if known.device.kind == "gpu" else None
-        measured = computing(
-            results, model, question.batch, precision, question.cluster.per_host,
-            device=device or "cpu",
-        )  # fmt: skip
-        formed = forming_of(results.scale, f"`sealring bench all`, {results.made}")
-        return dataclasses.replace(question, compute=measured, forming=formed)
-    return question
+    if not profile.endswith(".json"):
+        return question
+    results = read_results(Path(profile))
+    device = gpu_of(results) if question.profile.device.kind == "gpu" else None
+    measured = computing(
+        results, model, question.batch, question.precision, question.cluster.per_host,
+        device=device or "cpu",
+    )  # fmt: skip
+    formed = forming_of(results.scale, f"`sealring bench all`, {results.made}")
+    return dataclasses.replace(question, compute=measured, forming=formed)
 
 
 def parse_sweep(text: str) -> list[int]:
@@ -165,14 +159,6 @@ def show_answer(found: Answer, as_json: bool) -> None:
         print_json(found.as_json())
         return
     where = f"{found.hosts} hosts over {found.network}" if found.hosts > 1 else "one host"
-    table = Table(
-        title=f"{found.model}, {found.parameters:,} parameters, {found.precision}, batch "
-        f"{found.batch} a rank: {found.ranks} ranks of {found.profile}, {where}",
-        caption=f"{found.layout}: {found.why}. Predicted, not measured.",
-    )
-    table.add_column("")
-    for each in found.ways:
-        table.add_column(each.way, justify="right")
     rows: list[tuple[str, Callable[[WayAnswer], str]]] = [
         ("step", lambda each: _time(each.seconds)),
         ("against plain", lambda each: f"[bold]{each.against_plain:.2f}[/bold]"),
@@ -188,12 +174,14 @@ def show_answer(found: Answer, as_json: bool) -> None:
         rows.append(
             ("cost of a million samples", lambda each: f"{each.cost_per_million_samples:,.2f}")
         )
-    for name, cell in rows:
-        table.add_row(name, *(cell(each) for each in found.ways))
-    console.print(table)
-    _show_layouts(found)
-    _show_buckets(found)
-    _show_algorithms(found)
+    made = table(
+        f"{found.model}, {found.parameters:,} parameters, {found.precision}, batch {found.batch} a "
+        f"rank: {found.ranks} ranks of {found.profile}, {where}",
+        ("", *(each.way for each in found.ways)),
+        ((name, *(cell(each) for each in found.ways)) for name, cell in rows),
+        caption=f"{found.layout}: {found.why}. Predicted, not measured.",
+    )
+    console.print(made, _layouts(found), *_by_size(found), sep="\n")
     if found.ranks > 1:
         console.print(
             f"The sealed group of all {found.ranks:,} ranks forms in {_time(found.forming_s)}.",
@@ -209,55 +197,56 @@ def show_answer(found: Answer, as_json: bool) -> None:
         )
 
 
-def _show_layouts(found: Answer) -> None:
-    table = Table(title="Memory of one rank, and what a step takes")
-    table.add_column("")
-    for layout in found.layouts:
-        table.add_column(layout.layout, justify="right")
+def _layouts(found: Answer) -> Table:
+    marks = {True: "[green]yes[/]", False: "[red]no[/]"}
+    rows = []
     for name in ("parameters", "gradients", "optimizer", "activations", "buffers"):
         held = [getattr(layout.memory, name) for layout in found.layouts]
-        table.add_row(name, *(human_bytes(each) if each else "not known" for each in held))
-    table.add_row("together", *(human_bytes(layout.device_bytes) for layout in found.layouts))
-    marks = {True: "[green]yes[/]", False: "[red]no[/]"}
-    table.add_row("fits", *(marks[layout.fits] for layout in found.layouts))
+        rows.append([name, *(human_bytes(each) if each else "not known" for each in held)])
+    rows.append(["together", *(human_bytes(layout.device_bytes) for layout in found.layouts)])
+    rows.append(["fits", *(marks[layout.fits] for layout in found.layouts)])
     for way in found.ways:
-        times = (layout.seconds.get(way.way) for layout in found.layouts)
-        table.add_row(f"step, {way.way}", *(_time(each) for each in times))
-    links = found.layouts[0].memory.host_links
-    table.caption = f"sealring's links take {human_bytes(links)} of host memory besides."
-    console.print(table)
+        times = [layout.seconds.get(way.way) for layout in found.layouts]
+        rows.append([f"step, {way.way}", *map(_time, times)])
+    links = human_bytes(found.layouts[0].memory.host_links)
+    return table(
+        "Memory of one rank, and what a step takes",
+        ("", *(layout.layout for layout in found.layouts)),
+        rows,
+        caption=f"sealring's links take {links} of host memory besides.",
+    )
 
 
-def _show_buckets(found: Answer) -> None:
-    if len(found.buckets) < 2:
-        return
-    table = Table(title="DDP by bucket size")
-    for column in ("bucket_cap_mb", "all-reduces", *(each.way for each in found.ways)):
-        table.add_column(column, justify="right")
-    for row in found.buckets:
-        table.add_row(
-            _bucket(row.bucket_mb, row.default),
-            str(row.all_reduces),
-            *(_time(row.seconds[each.way]) for each in found.ways),
+def _by_size(found: Answer) -> Iterator[Table]:
+    ways = [each.way for each in found.ways]
+    if len(found.buckets) > 1:
+        yield table(
+            "DDP by bucket size",
+            ("bucket_cap_mb", "all-reduces", *ways),
+            (
+                (
+                    _bucket(row.bucket_mb, row.default),
+                    row.all_reduces,
+                    *(_time(row.seconds[way]) for way in ways),
+                )
+                for row in found.buckets
+            ),
         )
-    console.print(table)
-
-
-def _show_algorithms(found: Answer) -> None:
-    if not found.algorithms:
-        return
-    table = Table(title="Sealed all-reduce by size: the fastest algorithm, and sealring's choice")
-    for column in ("size", "fastest", "takes", "by default", "takes"):
-        table.add_column(column, justify="right")
-    for each in found.algorithms:
-        table.add_row(
-            human_bytes(each.bytes), each.algorithm, _time(each.seconds), each.by_default,
-            _time(each.default_seconds),
-        )  # fmt: skip
-    console.print(table)
-
-
-# ---- many
+    if found.algorithms:
+        yield table(
+            "Sealed all-reduce by size: the fastest algorithm, and sealring's choice",
+            ("size", "fastest", "takes", "by default", "takes"),
+            (
+                (
+                    human_bytes(each.bytes),
+                    each.algorithm,
+                    _time(each.seconds),
+                    each.by_default,
+                    _time(each.default_seconds),
+                )
+                for each in found.algorithms
+            ),
+        )
 
 
 def show_sweep(found: list[Answer], as_json: bool) -> None:
@@ -265,32 +254,29 @@ def show_sweep(found: list[Answer], as_json: bool) -> None:
         print_json({"sweep": [each.as_json() for each in found]})
         return
     first = found[0]
-    ways = [each.way for each in first.ways]
-    table = Table(
-        title=f"{first.model} on {first.profile}, {first.precision}, batch {first.batch} a rank",
-        caption="Bars: the part of a step that computes. Predicted, not measured.",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
     spread = {each.layout for each in found} != {"ddp"}
-    table.add_column("ranks", justify="right", no_wrap=True)
-    if spread:
-        table.add_column("layout", no_wrap=True)
-    for way in ways:
-        table.add_column(way, justify="right", no_wrap=True)
-        table.add_column("", no_wrap=True)
-        if way != "plain":
-            table.add_column(": plain", justify="right", no_wrap=True)
-    table.add_column("forms in", justify="right", no_wrap=True)
-    for each in found:
-        cells = [str(each.ranks), *([each.layout] if spread else [])]
-        for answered in each.ways:
-            cells += [_time(answered.seconds), _bar(answered.compute_s / answered.seconds)]
-            if answered.way != "plain":
-                cells.append(f"{answered.against_plain:.2f}")
-        table.add_row(*cells, _time(each.forming_s))
-    console.print(table)
+    columns = ["ranks", *(["layout"] if spread else [])]
+    for each in first.ways:
+        columns += [each.way, "", *([": plain"] if each.way != "plain" else [])]
+
+    def cells(one: Answer) -> Iterator[str]:
+        yield str(one.ranks)
+        if spread:
+            yield one.layout
+        for each in one.ways:
+            yield from (_time(each.seconds), _bar(each.compute_s / each.seconds))
+            if each.way != "plain":
+                yield f"{each.against_plain:.2f}"
+        yield _time(one.forming_s)
+
+    made = table(
+        f"{first.model} on {first.profile}, {first.precision}, batch {first.batch} a rank",
+        (*columns, "forms in"),
+        (list(cells(each)) for each in found),
+        caption="Bars: the part of a step that computes. Predicted, not measured.",
+        narrow=True,
+    )
+    console.print(made)
 
 
 def _bar(part: float) -> str:
@@ -304,30 +290,28 @@ def show_validation(found: Validation, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
         return
-    table = Table(
-        title=f"Predicted against measured: {found.profile.about}",
+    made = table(
+        f"Predicted against measured: {found.profile.about}",
+        ("case", "variant", "ranks", "bucket", "measured", "predicted", "error"),
+        (
+            (
+                case.what
+                if case.kind == "step"
+                else f"all-reduce {human_bytes(case.bytes)}, {case.what}",
+                case.variant,
+                case.ranks,
+                f"{case.bucket_mb:g}" if case.bucket_mb else "-",
+                f"{_time(case.measured_s)} ±{case.spread:.0%}",
+                _time(case.predicted_s),
+                f"[bold]{case.error:+.0%}[/bold]{'*' if case.seen else ' '}",
+            )
+            for case in found.cases
+        ),
         caption="*: the profile was fitted to this case, which does not count.",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+        left=2,
+        narrow=True,
     )
-    table.add_column("case", no_wrap=True)
-    table.add_column("variant", no_wrap=True)
-    for column in ("ranks", "bucket", "measured", "predicted", "error"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for case in found.cases:
-        table.add_row(
-            case.what
-            if case.kind == "step"
-            else f"all-reduce {human_bytes(case.bytes)}, {case.what}",
-            case.variant,
-            str(case.ranks),
-            f"{case.bucket_mb:g}" if case.bucket_mb else "-",
-            f"{_time(case.measured_s)} ±{case.spread:.0%}",
-            _time(case.predicted_s),
-            f"[bold]{case.error:+.0%}[/bold]{'*' if case.seen else ' '}",
-        )
-    console.print(table)
+    console.print(made)
     for kind in ("step", "all_reduce"):
         error = found.median_error(kind)
         if error is not None:
@@ -339,33 +323,30 @@ def show_reproduction(found: Reproduction, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
         return
-    table = Table(
-        title=f"arXiv {found.experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted"
+    made = table(
+        f"arXiv {found.experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted",
+        ("buckets", "all-reduces", "plain step", "protected", "predicted", "published", "sealring"),
+        (
+            (
+                "25 MB, the default" if row.case == "25" else f"{row.bucket_mb:g} MB, the best",
+                row.all_reduces,
+                _time(row.plain_s),
+                _time(row.protected_s),
+                f"[bold]{row.predicted:.1f}x[/bold]",
+                f"[bold]{row.published}x[/bold]",
+                f"{row.sealed:.2f}x",
+            )
+            for row in found.rows
+        ),
     )
-    table.add_column("buckets")
-    for column in ("all-reduces", "plain step", "protected", "predicted", "published", "sealring"):
-        table.add_column(column, justify="right")
-    for row in found.rows:
-        name = "25 MB, the default" if row.case == "25" else f"{row.bucket_mb:g} MB, the best"
-        table.add_row(
-            name,
-            str(row.all_reduces),
-            _time(row.plain_s),
-            _time(row.protected_s),
-            f"[bold]{row.predicted:.1f}x[/bold]",
-            f"[bold]{row.published}x[/bold]",
-            f"{row.sealed:.2f}x",
-        )
-    console.print(table)
-    console.print("Where they differ, this is at stake:", highlight=False)
+    console.print(made)
+    say("Where they differ, this is at stake:")
     for number, sentence in enumerate(found.at_stake, start=1):
-        console.print(f"{number}. {sentence}", highlight=False, markup=False, soft_wrap=True)
-    console.print(
+        say(f"{number}. {sentence}")
+    say(
         f"Both published figures together need {found.implied_message_s * 1e3:.2f} ms a message "
         f"and {found.implied_bytes_per_s / 1e9:.1f} GB/s; the profile has "
-        f"{found.assumed_message_s * 1e3:.3f} ms and {found.assumed_bytes_per_s / 1e9:.2f} GB/s.",
-        highlight=False,
-        soft_wrap=True,
+        f"{found.assumed_message_s * 1e3:.3f} ms and {found.assumed_bytes_per_s / 1e9:.2f} GB/s."
     )
 
 
@@ -373,38 +354,39 @@ def show_reproduction(found: Reproduction, as_json: bool) -> None:
 
 
 def show_list(as_json: bool) -> None:
+    counts = {name: load_model(name).count for name in MODELS}
     known = [load_profile(name) for name in profile_names()]
     networks = [load_network(name) for name in network_names()]
     if as_json:
         print_json({
-            "models": {name: load_model(name).count for name in MODELS},
+            "models": counts,
             "profiles": {each.name: each.about for each in known},
             "networks": {each.name: each.about for each in networks},
         })  # fmt: skip
         return
-    table = Table("", "name", "what it is")
-    for name in MODELS:
-        table.add_row("model", name, f"{load_model(name).count:,} parameters")
+    made = Table("", "name", "what it is")
+    for name, count in counts.items():
+        made.add_row("model", name, f"{count:,} parameters")
     for each in known:
-        table.add_row("profile", each.name, f"{each.about} ({', '.join(each.ways())})")
+        made.add_row("profile", each.name, f"{each.about} ({', '.join(each.ways())})")
     for link in networks:
-        table.add_row("network", link.name, link.about)
-    console.print(table)
+        made.add_row("network", link.name, link.about)
+    console.print(made)
 
 
 def show_sources(known: Profile, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(known))
         return
-    table = Table("figure", "value", "source", title=f"{known.name}: {known.about}")
+    made = Table("figure", "value", "source", title=f"{known.name}: {known.about}")
     for part, holder in (
         ("device", known.device),
         *((way, known.way(way)) for way in known.ways()),
     ):
         for name, figure in _figures(holder):
-            if figure.value or not figure.source.startswith("not part"):
-                table.add_row(f"{part}.{name}", f"{figure.value:.6g}", figure.source)
-    console.print(table)
+            if figure != NOTHING:
+                made.add_row(f"{part}.{name}", f"{figure.value:.6g}", figure.source)
+    console.print(made)
 
 
 def _figures(holder: Any) -> list[tuple[str, Figure]]:

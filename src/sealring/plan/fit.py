@@ -26,6 +26,7 @@ from sealring.plan.profiles import (
     Route,
     Way,
     load_network,
+    route_of,
     with_figures,
 )
 from sealring.results import CollectiveCase, KernelCase, LinkPoint, Results, Transport, median_of
@@ -180,9 +181,6 @@ def _alone(profile: Profile, way: Way, case: CollectiveCase, results: Results) -
 # ---- the profile
 
 
-_NONE: Final = Figure(0.0, "not part of this way")
-
-
 def profile_of(results: Results) -> Profile:
     device = _device(results)
     copy = _rate(results, "copy")
@@ -275,22 +273,13 @@ def _points(results: Results, way: Way, transport: str | None = None) -> list[Li
 
 def _sealed_route(results: Results, copy: Figure) -> Route:
     shared = Figure(copy.value, f"through shared memory: {copy.source}")
-    return Route(
-        call_s=_NONE,
-        prepared_s=_NONE,
+    return route_of(
         seal_bytes_per_s=_rate(results, "seal"),
         open_bytes_per_s=_rate(results, "open"),
         reduce_bytes_per_s=_rate(results, "reduce"),
         copy_bytes_per_s=copy,
-        send_s=_NONE,
-        receive_s=_NONE,
-        turn_s=_NONE,
-        inside_latency_s=_NONE,
-        inside_bytes_per_s=_NONE,
-        inside_push_bytes_per_s=_NONE,
         inside_forward_bytes_per_s=shared,
         inside_pull_bytes_per_s=shared,
-        between_latency_s=_NONE,
         between_engine_bytes_per_s=_socket_rate(results, copy),
         record_bytes=Figure(float(limits.RECORD_BYTES), "sealring's default"),
         overlaps=Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
@@ -329,27 +318,17 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
     (latency,), per_byte = lines([[Point(x, y, 1 / (y * y)) for x, y in zip(xs, ys, strict=True)]])
     per_byte = max(per_byte, 1e-15)
     source = "two ranks' all-reduces by size"
-    return Route(
-        call_s=_NONE,
-        prepared_s=_NONE,
-        seal_bytes_per_s=_NONE,
-        open_bytes_per_s=_NONE,
-        reduce_bytes_per_s=_NONE,
+    hop = Figure(2 / per_byte, f"half of a hop's bytes: {source}")
+    emulated = way == "cc"
+    return route_of(
         copy_bytes_per_s=copy,
-        send_s=_NONE,
-        receive_s=_NONE,
-        turn_s=_NONE,
         inside_latency_s=Figure(latency, source),
-        inside_bytes_per_s=_NONE,
-        inside_push_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
-        inside_forward_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
-        inside_pull_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
+        inside_push_bytes_per_s=hop,
+        inside_forward_bytes_per_s=hop,
+        inside_pull_bytes_per_s=hop,
         between_latency_s=Figure(latency, source),
         between_engine_bytes_per_s=Figure(2 / per_byte, source),
-        record_bytes=_NONE,
-        overlaps=Figure(
-            0.0 if way == "cc" else 1.0, "as emulated" if way == "cc" else "as DDP has it"
-        ),
+        overlaps=Figure(float(not emulated), "as emulated" if emulated else "as DDP has it"),
         core_share=Figure(1.0, "assumption"),
     )
 

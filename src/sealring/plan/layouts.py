@@ -113,32 +113,17 @@ def link_bytes(cluster: Cluster) -> float:
 
 
 def ddp_memory(model: Model, cluster: Cluster, precision: Precision, batch: int) -> Memory:
-    size = ITEMSIZE[precision]
-    held = float(model.count * size)
-    return Memory(
-        parameters=held,
-        gradients=held,
-        optimizer=float(model.count * _OPTIMIZER_BYTES[precision]),
-        activations=model.activation_values * batch * size,
-        buffers=held,  # buckets are a second copy of the gradients
-        host_links=link_bytes(cluster),
-    )
+    """Every rank has all of it; buckets are a second copy of the gradients."""
+    buckets = float(model.count * ITEMSIZE[precision])
+    return _memory(model, cluster, precision, samples=batch, parts=1, buffers=buckets)
 
 
 def fsdp_memory(
     model: Model, cluster: Cluster, precision: Precision, batch: int, largest_unit: int
 ) -> Memory:
-    size = ITEMSIZE[precision]
-    held = model.count * size / cluster.ranks
-    return Memory(
-        parameters=held,
-        gradients=held,
-        optimizer=model.count * _OPTIMIZER_BYTES[precision] / cluster.ranks,
-        activations=model.activation_values * batch * size,
-        # The unit that computes and the one that is gathered meanwhile, and its gradients.
-        buffers=3.0 * largest_unit * size,
-        host_links=link_bytes(cluster),
-    )
+    """Beside its part: the unit that computes, the one that is gathered, and its gradients."""
+    units = 3.0 * largest_unit * ITEMSIZE[precision]
+    return _memory(model, cluster, precision, samples=batch, parts=cluster.ranks, buffers=units)
 
 
 def sharded_memory(
@@ -146,15 +131,28 @@ def sharded_memory(
 ) -> Memory:
     """Tensor x pipeline parallelism with microbatches of one sample: as many are under way in the
     first stage as there are stages."""
-    size = ITEMSIZE[precision]
     shards = tensor * pipeline
-    held = model.count * size / shards
+    held = model.count * ITEMSIZE[precision] / shards
+    return _memory(model, cluster, precision, samples=1 / tensor, parts=shards, buffers=held)
+
+
+def _memory(
+    model: Model,
+    cluster: Cluster,
+    precision: Precision,
+    *,
+    samples: float,
+    parts: int,
+    buffers: float,
+) -> Memory:
+    """A rank has one of so many parts of the model, and activations of so many samples."""
+    size = ITEMSIZE[precision]
     return Memory(
-        parameters=held,
-        gradients=held,
-        optimizer=model.count * _OPTIMIZER_BYTES[precision] / shards,
-        activations=model.activation_values * size / tensor,
-        buffers=held,
+        parameters=model.count * size / parts,
+        gradients=model.count * size / parts,
+        optimizer=model.count * _OPTIMIZER_BYTES[precision] / parts,
+        activations=model.activation_values * samples * size,
+        buffers=buffers,
         host_links=link_bytes(cluster),
     )
 

@@ -104,7 +104,7 @@ def best_buckets(found: Sequence[Overhead]) -> list[Overhead]:
 def collective_overheads(results: Results) -> list[Comparison]:
     """Sealed collectives of CPU tensors against the plain ones of the same run, which are Gloo's.
 
-    On a GPU a run has several plain variants, which gpu_plots.py compares.
+    On a GPU a run has several plain variants, which plots.bars compares.
     """
     cases = [
         case for case in usable([*results.allreduce, *results.collectives]) if case.device == "cpu"

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Final
 
 from sealring.bench.bars import Row, rows_of
-from sealring.bench.link import predicted
+from sealring.bench.link import line_words, predicted
 from sealring.report.drawing import COLOURS, Picture, draw
 from sealring.report.findings import (
     FIGURES,
@@ -52,6 +52,22 @@ def _locator(most: int) -> Any:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(most, steps=[1, 2, 5, 10])  # so that 1 is among them
+
+
+def _rows(axes: Axes, labels: Sequence[str], narrow: bool) -> None:
+    """A row for each label, the first on top; on a narrow screen few ticks below."""
+    axes.set_yticks(range(len(labels)), labels, fontsize=11)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+    if narrow:
+        axes.xaxis.set_major_locator(_locator(4))
+
+
+def _two_logarithms(axes: Axes, base: int = 10) -> None:
+    axes.set_xscale("log", base=base)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
 
 
 def overhead(found: Sequence[Overhead]) -> Picture | None:
@@ -121,7 +137,6 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
         legend(figure, 1 if narrow else 3)
 
     height = 110 + 28 * len(bars)
-    desk, phone = draw("overhead", height, picture, phone_height=height + 50)
     sealed = [each for each in best if each.case.variant == "sealed"]
     span = span_of([each.against_plain for each in sealed])
     ours = (
@@ -136,8 +151,7 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
         f"A bar is what protection adds: {ours} on this machine. Published for GPU TEEs are "
         + ", ".join(f"{figure.overhead:g} ({figure.what})" for figure in FIGURES)
         + ".",
-        desk,
-        phone,
+        *draw("overhead", height, picture, phone_height=height + 50),
         ("model", "ranks", "batch", "precision", "buckets", "variant", "step", "plain = 1"),
         [
             (
@@ -186,10 +200,8 @@ def buckets(found: Sequence[Overhead]) -> Picture | None:
                 markersize=7, linestyle="-" if variant == "sealed" else "--", label=name,
             )  # fmt: skip
         caps = sorted({each.case.bucket_cap_mb for points in lines.values() for each in points})
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _two_logarithms(axes)
         axes.set_xticks(caps, [f"{cap:g}" for cap in caps])
-        axes.minorticks_off()
         axes.axhline(1, color=COLOURS["ink"], linewidth=1.2)
         top = axes.get_ylim()[1]
         ticks = [each for each in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 40) if each <= top * 1.05]
@@ -199,17 +211,13 @@ def buckets(found: Sequence[Overhead]) -> Picture | None:
         legend(figure, 1 if narrow else 2)
 
     rows = len(lines)
-    desk, phone = draw(
-        "buckets", 320 + 18 * ((rows + 1) // 2), picture, phone_height=300 + 18 * rows
-    )
     return Picture(
         "buckets",
         "Overhead against DDP's bucket size",
         "Lines over the bucket size for "
         + ", ".join(clipped(setting) for setting in settings)
         + ": a larger bucket means fewer all-reduces for the same bytes.",
-        desk,
-        phone,
+        *draw("buckets", 320 + 18 * ((rows + 1) // 2), picture, phone_height=300 + 18 * rows),
         ("setting", "variant", "bucket_cap_mb", "all-reduces", "plain = 1"),
         [
             (
@@ -256,32 +264,23 @@ def split(results: Results) -> Picture | None:
                 )  # fmt: skip
                 at += part.exposed_s * 1e3
                 behind += part.hidden_s * 1e3
-        axes.set_yticks(
-            range(len(cases)),
-            [label.replace(", ", "\n", 1) if narrow else label for label in labels],
-            fontsize=11,
-        )
+        shown = [label.replace(", ", "\n", 1) if narrow else label for label in labels]
+        _rows(axes, shown, narrow)
         axes.set_xlabel(
             "ms; hatched: hidden"
             if narrow
             else "milliseconds of one step on rank 0; hatched: hidden behind the backward pass"
         )
-        axes.grid(False, axis="y")
-        axes.invert_yaxis()
-        if narrow:
-            axes.xaxis.set_major_locator(_few())
         legend(figure, 3 if narrow else 6)
 
     height = 110 + 40 * len(cases)
-    desk, phone = draw("split", height, picture, phone_height=height + 40)
     return Picture(
         "split",
         "Where a step's time goes",
         f"Stacked bars of {len(cases)} recorded steps: computing, sealing, transfer, opening, "
         "reducing and waiting, each as far as the step is longer for it, and as far as it is "
         "hidden behind the backward pass.",
-        desk,
-        phone,
+        *draw("split", height, picture, phone_height=height + 40),
         ("step", *PARTS),
         [
             (
@@ -299,12 +298,6 @@ def split(results: Results) -> Picture | None:
             for label, case in zip(labels, cases, strict=True)
         ],
     )
-
-
-def _few() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(4)
 
 
 def timeline(results: Results) -> Picture | None:
@@ -325,15 +318,10 @@ def timeline(results: Results) -> Picture | None:
                 label=span.name if computing else None,
             )  # fmt: skip
         axes.barh(0, 0, color=COLOURS["sealed"], label="sealed collectives")
-        axes.set_yticks([0, 1], ["model", "group"])
-        axes.set_ylim(1.6, -0.6)
+        _rows(axes, ["model", "group"], narrow)
         axes.set_xlabel("milliseconds since the step began")
-        axes.grid(False, axis="y")
-        if narrow:
-            axes.xaxis.set_major_locator(_few())
         legend(figure, 2 if narrow else 4)
 
-    desk, phone = draw("timeline", 210, picture, phone_height=250)
     collectives = [span for span in spans if span.lane == "collective"]
     return Picture(
         "timeline",
@@ -341,8 +329,7 @@ def timeline(results: Results) -> Picture | None:
         f"A timeline of rank 0 in two lanes: forward, backward and optimizer above, "
         f"{len(collectives)} sealed collectives below; what of these lies under the gap between "
         "backward and optimizer is exposed.",
-        desk,
-        phone,
+        *draw("timeline", 210, picture, phone_height=250),
         ("lane", "what", "from", "to", "bytes"),
         [
             (
@@ -375,24 +362,17 @@ def comparison(found: Sequence[Pair], before: str, after: str) -> Picture | None
                 color=COLOURS["sealed" if told.ratio <= 1 else "cc"],
             )  # fmt: skip
         labels = [each.label.replace(", ", "\n", 1) if narrow else each.label for each in shown]
-        axes.set_yticks(range(len(shown)), [clipped(label, 60) for label in labels], fontsize=11)
+        _rows(axes, [clipped(label, 60) for label in labels], narrow)
         axes.axvline(1, color=COLOURS["ink"], linewidth=1.2)
         axes.set_xlabel("second : first, below 1 is faster")
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        if narrow:
-            axes.xaxis.set_major_locator(_few())
 
-    desk, phone = draw(
-        "comparison", 90 + 30 * len(shown), picture, phone_height=90 + 40 * len(shown)
-    )
     faster = sum(each.change.ratio < 1 for each in told)
     return Picture(
         "comparison",
         "The second against the first",
         f"Of {len(found)} cases that both have, {faster} became faster, {len(told) - faster} "
         f"slower or equal, and {len(found) - len(told)} differ by noise alone.",
-        desk,
-        phone,
+        *draw("comparison", 90 + 30 * len(shown), picture, phone_height=90 + 40 * len(shown)),
         ("case", clipped(before), clipped(after), "second : first"),
         [
             (
@@ -436,18 +416,14 @@ def links(results: Results) -> Picture | None:
                 axes.plot(
                     sizes, line, _DASHES[case.transport], color=COLOURS[case.variant], label=name
                 )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        _two_logarithms(axes)
         axes.set_xticks(
             [1 << 12, 1 << 16, 1 << 20, 1 << 24], ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]
         )
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.minorticks_off()
         axes.set_xlabel("bytes, all-reduced by two ranks")
         axes.set_ylabel("milliseconds")
         legend(figure, 1 if narrow else 2)
 
-    desk, phone = draw("links", 400, picture, phone_height=420)
     fitted = [(case, case.fit) for case in hops(results)]
     return Picture(
         "links",
@@ -460,20 +436,10 @@ def links(results: Results) -> Picture | None:
             if line is not None and case.operation == "all_reduce"
         )
         + ".",
-        desk,
-        phone,
+        *draw("links", 400, picture, phone_height=420),
         ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
         [
-            (
-                case.operation,
-                case.transport,
-                VARIANTS[case.variant],
-                f"{line.alpha_s * 1e6:,.1f} ({line.alpha_low_s * 1e6:,.1f} to "
-                f"{line.alpha_high_s * 1e6:,.1f})" if line else "no line fits",
-                f"{line.beta_bytes_per_s / 1e9:.2f} ({line.beta_low_bytes_per_s / 1e9:.2f} to "
-                f"{line.beta_high_bytes_per_s / 1e9:.2f})" if line else "-",
-                f"{line.residual:.0%}" if line else "-",
-            )
+            (case.operation, case.transport, VARIANTS[case.variant], *line_words(line))
             for case, line in fitted
         ],
     )  # fmt: skip
@@ -545,7 +511,6 @@ def roofline(
         axes.set_ylabel(f"{word} operations a second")
         legend(figure, 1 if narrow else 3)
 
-    desk, phone = draw(key, 380, picture, phone_height=360)
     return Picture(
         key,
         title,
@@ -560,8 +525,7 @@ def roofline(
             f"{case.kernel} {_of_roof(case, memory, ceilings):.0%} of its roof" for case in placed
         )
         + ".",
-        desk,
-        phone,
+        *draw(key, 380, picture, phone_height=360),
         ("kernel", "device", "GB/s of data", "GB/s of memory", f"{initial}op/s", "of its roof"),
         [
             (
@@ -627,17 +591,13 @@ def forming(results: Results) -> Picture | None:
                 [case.cpu_seconds_per_rank * 1e3 for case in cases],
                 "o-", markersize=6, color=COLOURS[colour], label=name,
             )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        _two_logarithms(axes, base=2)
         numbers = sorted({case.ranks for case in parts["world"]})
         axes.set_xticks(numbers, [str(number) for number in numbers])
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.minorticks_off()
         axes.set_xlabel("ranks")
         axes.set_ylabel("CPU milliseconds of a rank")
         legend(figure, 1 if narrow else 3)
 
-    desk, phone = draw("forming", 360, picture, phone_height=420)
     few, many = parts["world"][0], parts["world"][-1]
     return Picture(
         "forming",
@@ -645,8 +605,7 @@ def forming(results: Results) -> Picture | None:
         f"A rank's processor works {few.cpu_seconds_per_rank * 1e3:,.0f} ms to form a group of "
         f"{few.ranks} and {many.cpu_seconds_per_rank * 1e3:,.0f} ms for one of {many.ranks}: every "
         f"member verifies every member. {many.handshakes / many.ranks:.1f} TLS handshakes a rank.",
-        desk,
-        phone,
+        *draw("forming", 360, picture, phone_height=420),
         ("ranks", "what", "TLS", "resumed", "sockets", "seconds", "CPU ms a rank", "RSS MB"),
         [
             (
@@ -690,18 +649,15 @@ def bars(results: Results) -> Picture | None:
                 f"{row.value:,g} {row.unit}", (max(reached, 1.0), index), (5, 0),
                 textcoords="offset points", va="center", fontsize=11,
             )  # fmt: skip
-        axes.set_yticks(range(len(judged)), [_label(row, narrow) for row, _ in judged], fontsize=11)
+        _rows(axes, [_label(row, narrow) for row, _ in judged], narrow)
         most = max(reached for _, reached in judged)
         least = min(reached for _, reached in judged)
         axes.set_xlim(min(0.8, 0.95 * least), max(1.2, most) * (1.9 if narrow else 1.25))
         axes.set_xticks(*_ticks(most))
         axes.axvline(1, color=COLOURS["ink"], linewidth=1.2)
         axes.set_xlabel("times as good as its bar" if narrow else "times as good as its bar asks")
-        axes.grid(False, axis="y")
-        axes.set_ylim(len(judged) - 0.5, -0.5)
 
     height = 90 + 34 * len(judged)
-    desk, phone = draw("gpu", height, picture, phone_height=height + 26 * len(judged))
     missed = [row for row, _ in judged if not row.met]
     return Picture(
         "gpu",
@@ -709,8 +665,7 @@ def bars(results: Results) -> Picture | None:
         f"{len(judged) - len(missed)} of {len(judged)} measurements reach their bar. "
         "A ratio is the sealed time by that of what stands behind the colon, over the wire before "
         "it. " + "".join(f"Missed: {row.what}, {row.value:,g} ({row.bar}). " for row in missed),
-        desk,
-        phone,
+        *draw("gpu", height, picture, phone_height=height + 26 * len(judged)),
         ("what", "measured", "19 of 20 find it in", "bar", "met", "detail"),
         [
             (

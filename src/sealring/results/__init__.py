@@ -210,7 +210,7 @@ class ScaleCase:
 
     ranks: int
     what: str
-    """world, all_reduce or mesh (bench/scale.py)."""
+    """world, all_reduce or mesh (bench/forming.py)."""
     handshakes: int
     """TLS handshakes of all ranks in this part."""
     resumptions: int
@@ -247,8 +247,8 @@ class Results:
     """A GPU's kernels. Its collectives and steps are among the others, under its name."""
     scale: list[ScaleCase] = field(default_factory=list)
     algorithms: str = ""
-    """The table by which sealed collectives chose their algorithm, as TOML (schedule/table.py).
-    Empty in files of earlier versions, which do not say it."""
+    """The table by which sealed collectives chose their algorithm, as TOML (schedule/table.py);
+    empty where it is not known."""
 
 
 Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)
@@ -391,17 +391,11 @@ def from_json(text: str | bytes, name: str) -> Results:
             f"{name} holds no bench results; `sealring bench all` writes results.json"
         )
     version = document.pop("version", None)
-    if version not in (1, 2, 3, VERSION):
+    if version != VERSION:
         raise ConfigurationError(
-            f"{name} holds results of version {version!r}, and this sealring reads 1 to {VERSION}: "
+            f"{name} holds results of version {version!r}, and this sealring reads {VERSION}: "
             "measure again with `sealring bench all`"
         )
-    if version == 1 and isinstance(document.get("machine"), dict):
-        document["machine"].setdefault("gpu_memory_bytes", 0)  # version 1 knew no GPU's memory
-    if version in (1, 2):
-        document.setdefault("scale", [])  # which did not measure the forming of groups
-    if version != VERSION:
-        document.setdefault("algorithms", "")  # which did not keep the table
     if document.pop("end", None) is not True:
         raise ConfigurationError(f"{name} is cut short: measure again with `sealring bench all`")
     results: Results = strictly(Results, document, name, "results file")

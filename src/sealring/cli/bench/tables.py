@@ -12,35 +12,15 @@ from sealring.bench.bars import Row
 from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Exchange
 from sealring.bench.harness import Comparison, Measured, Samples
 from sealring.bench.kernels import Kernels
-from sealring.bench.link import Hop
+from sealring.bench.link import Hop, line_words
 from sealring.bench.records import AuditCost, RecordingCost
 from sealring.bench.step import Step
 from sealring.bench.vault import Case
-from sealring.cli.terminal import human_bytes
+from sealring.cli.terminal import human_bytes, table
 from sealring.results import ScaleCase
 from sealring.schedule.table import AlgorithmTable, names
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
-
-
-def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    *,
-    caption: str | None = None,
-    left: int = 1,
-) -> Table:
-    """The first `left` columns are names, which are not broken; the others are numbers."""
-    made = Table(title=title, caption=caption)
-    for number, name in enumerate(columns):
-        if number < left:
-            made.add_column(name, no_wrap=True)
-        else:
-            made.add_column(name, justify="right")
-    for row in rows:
-        made.add_row(*map(str, row))
-    return made
 
 
 def _time(samples: Samples | None, unit: float, name: str) -> str:
@@ -75,24 +55,11 @@ def kernels(runs: Sequence[Kernels]) -> Table:
 
 
 def links(hops: Sequence[Hop]) -> Table:
-    def fitted(line: Any) -> list[str]:
-        if line is None:
-            return ["no line fits", "-", "-"]
-        alphas = line.alpha_s, line.alpha_low_s, line.alpha_high_s
-        betas = line.beta_bytes_per_s, line.beta_low_bytes_per_s, line.beta_high_bytes_per_s
-        alpha, *about_alpha = (f"{one * 1e6:,.0f}" for one in alphas)
-        beta, *about_beta = (f"{one / 1e9:.2f}" for one in betas)
-        return [
-            f"{alpha} ({' to '.join(about_alpha)})",
-            f"{beta} ({' to '.join(about_beta)})",
-            f"{line.residual:.0%}",
-        ]
-
     return table(
         "A link between two ranks: T = α · messages + bytes / β",
         ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
         (
-            (case.operation, case.transport, case.variant, *fitted(case.fit))
+            (case.operation, case.transport, case.variant, *line_words(case.fit))
             for hop in hops
             for case in hop.cases(0)
         ),
@@ -184,7 +151,7 @@ def _sentences(notes: Sequence[str]) -> str:
 
 def splits(cases: Sequence[Step]) -> Table:
     """Where a step's time went, of those that were recorded."""
-    parts = ("compute", "seal", "transfer", "open", "reduce", "wait")
+    parts: Sequence[Any] = ("compute", "seal", "transfer", "open", "reduce", "wait")
 
     def cell(part: Any) -> str:
         if part is None:
