@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.bench.minting import CHALLENGE, NOW, Holder, issue, tpm
+from sealring.bench.minting import CHALLENGE, NOW, Holder, issue
 from sealring.bench.minting import sign as sign_ecdsa
 from sealring.bench.minting.amd import Amd
 from sealring.bench.minting.intel import Intel, tdx_body
@@ -228,15 +228,15 @@ class AzureGuest:
         return head + self.report + _numbers(inner, 1, kind, 1, len(claims)) + claims + bytes(pad)
 
     def evidence(self, challenge: Challenge = CHALLENGE, raw: bytes | None = None) -> Evidence:
-        everything = tpm.pcr_values(tpm.BOOT)
-        values = {pcr: everything[pcr] for pcr in tpm.PCRS}
-        message = tpm.quote(values, challenge.report_data(self.kind)[:32])
+        everything = pcr_values(BOOT)
+        values = {pcr: everything[pcr] for pcr in PCRS}
+        message = quote(values, challenge.report_data(self.kind)[:32])
         parts = {
             "hcl_report": raw or self.hcl_report(),
             "quote": message,
-            "signature": tpm.sign(self.key, message),
+            "signature": sign(self.key, message),
             "pcrs": b"".join(values[pcr] for pcr in sorted(values)),
-            "event_log": tpm.event_log(tpm.BOOT),
+            "event_log": event_log(BOOT),
         }
         if self.td_quote:
             parts["td_quote"] = self.td_quote
