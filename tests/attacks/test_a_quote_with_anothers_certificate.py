@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.errors import ForgedEvidence
 from sealring.identity.attestation import verify_evidence

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
-from sealring.bench.minting.certificates import issue
+from sealring.bench.minting import issue
 from sealring.bench.minting.tpm import EK_PURPOSE, Maker
 from sealring.errors import NotBound, WorkerRevoked
 from sealring.identity.attestation.attesters import TpmAttester

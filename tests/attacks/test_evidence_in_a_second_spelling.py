@@ -14,12 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Maker
+from sealring.bench.minting.tpm import AzureGuest, Maker
 from sealring.errors import MalformedEvidence
 from sealring.identity.attestation import Challenge, Evidence, Trust, snp, verify_evidence
 from sealring.identity.attestation.intel import canonical_quote

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
 from sealring.errors import MeasurementNotAllowed
 from sealring.identity.attestation import verify_evidence

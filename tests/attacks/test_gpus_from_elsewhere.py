@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from sealring.bench.minting import CHALLENGE, issue
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import CHALLENGE, issue
 from sealring.bench.minting.nvidia import SWITCH, Nvidia, own_fields
 from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
 from sealring.identity.attestation import verify_evidence

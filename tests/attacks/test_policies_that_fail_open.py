@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from sealring.bench.minting import CHALLENGE, DAY, NOW, Holder, issue
 from sealring.bench.minting.amd import MEASUREMENT, TCB, Amd
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue
 from sealring.bench.minting.intel import MRSIGNER, MRTD, Intel
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import Maker, Measured

@@ -1,4 +1,4 @@
-"""`sealring bench algorithms`: what it measures, and that its table can be used."""
+"""`python -m sealring.bench algorithms`: what it measures, and that its table can be used."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sealring.bench.__main__ import app, parse_hosts
 from sealring.bench.algorithms import candidates, plan_of
-from sealring.cli import app
-from sealring.cli.bench.algorithms import parse_hosts
 from sealring.errors import ConfigurationError
 from sealring.schedule import Algorithm, Operation, Topology
 from sealring.schedule.table import Placement, parse_table
-from tests.cli.test_commands import sealring
 from tests.workers import Workers
 
 
 def test_it_measures_every_algorithm_and_writes_the_table(tmp_path: Path) -> None:
     file = tmp_path / "table.toml"
-    done = sealring(
-        "bench", "algorithms", "--ranks", "2", "--hosts", "each", "--only", "broadcast",
+    arguments = [
+        "algorithms", "--ranks", "2", "--hosts", "each", "--only", "broadcast",
         "--sizes", "1KiB,256KiB", "--blocks", "3", "--table", str(file), "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     cells = report["cases"]
     assert [(cell["bytes"], cell["algorithm"]) for cell in cells] == [
@@ -49,7 +48,7 @@ def test_it_measures_every_algorithm_and_writes_the_table(tmp_path: Path) -> Non
 def launched(rank: int, world: int, file: str) -> str:
     done = CliRunner().invoke(
         app,
-        ["bench", "algorithms", "--launched", "--only", "reduce", "--sizes", "1KiB",
+        ["algorithms", "--launched", "--only", "reduce", "--sizes", "1KiB",
          "--blocks", "3", "--table", file, "--json"],
     )  # fmt: skip
     assert done.exit_code == 0, done.output

@@ -6,8 +6,8 @@ import json
 
 from typer.testing import CliRunner
 
+from sealring.bench.__main__ import app
 from sealring.bench.attest import verify_ms
-from sealring.cli import app
 
 
 def test_every_kind_is_measured() -> None:
@@ -17,7 +17,7 @@ def test_every_kind_is_measured() -> None:
 
 
 def test_the_command_prints_what_programs_read() -> None:
-    done = CliRunner().invoke(app, ["bench", "attest", "--workers", "4", "--json"])
+    done = CliRunner().invoke(app, ["attest", "--workers", "4", "--json"])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert set(printed["verify_ms"]) == {"tpm", "snp", "tdx", "nvidia"}

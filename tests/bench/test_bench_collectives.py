@@ -1,4 +1,4 @@
-"""`sealring bench collectives`: what it prints, and where its floor and its bar come from."""
+"""`python -m sealring.bench collectives`: what it prints, and where floor and bar come from."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 import os
 
 import pytest
+from typer.testing import CliRunner
 
+from sealring.bench.__main__ import app
 from sealring.bench.collectives import COLLECTIVES, bar, plan_of
 from sealring.bench.floor import aes_rate, busiest_core
 from sealring.errors import ConfigurationError
-from tests.cli.test_commands import sealring
 
 SIZE = 4096
 MIB = 1 << 20
@@ -18,10 +19,9 @@ MIB = 1 << 20
 
 @pytest.mark.timeout(300)  # of wall time, on a machine that may be busy
 def test_bench_collectives_prints_every_collective_and_its_floor() -> None:
-    done = sealring(
-        "bench", "collectives", "--ranks", "2", "--sizes", str(SIZE), "--blocks", "3", "--json"
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = ["collectives", "--ranks", "2", "--sizes", str(SIZE), "--blocks", "3", "--json"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     cases = {case["collective"]: case for case in json.loads(done.stdout)["cases"]}
     assert list(cases) == list(COLLECTIVES)
     for name, case in cases.items():
@@ -54,11 +54,12 @@ def test_bench_collectives_prints_every_collective_and_its_floor() -> None:
 
 
 def test_only_some_over_tcp() -> None:
-    done = sealring(
-        "bench", "collectives", "--ranks", "2", "--sizes", "8KiB,16KiB", "--transport", "tcp",
+    arguments = [
+        "collectives", "--ranks", "2", "--sizes", "8KiB,16KiB", "--transport", "tcp",
         "--only", "send_recv,barrier", "--blocks", "3", "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     cases = json.loads(done.stdout)["cases"]
     assert [(case["collective"], case["bytes"], case["transport"]) for case in cases] == [
         ("send_recv", 8192, "tcp"),

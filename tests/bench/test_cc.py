@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.bench.cc import CcRing, Path, make_ring
+from sealring.bench.cc import CcRing, make_ring
 from sealring.errors import WorkerFailed
 from tests.workers import Workers
 
@@ -17,7 +17,7 @@ KEYS = [bytes([at]) * 32 for at in range(1, 5)]
 
 def summed(rank: int, world: int, lengths: list[int]) -> None:
     gloo = dist.new_group(backend="gloo")
-    ring = make_ring(gloo, Path(copy_us=0))
+    ring = make_ring(gloo, copy_us=0)
     for length in lengths:
         for dtype in (torch.float32, torch.bfloat16):
             tensor = (torch.arange(length) % 7 + rank).to(dtype)
@@ -37,7 +37,7 @@ def with_other_keys(rank: int, world: int) -> str:
     gloo = dist.new_group(backend="gloo")
     # As if every byte had been changed on the way: rank 1 opens with another key.
     keys = KEYS[:2] if rank == 0 else [KEYS[3], KEYS[1]]
-    ring = CcRing(gloo, keys, Path(copy_us=0))
+    ring = CcRing(gloo, keys, copy_us=0)
     try:
         ring._exchange(torch.ones(8), 32)
     except WorkerFailed as error:
@@ -56,7 +56,7 @@ def averaged(rank: int, world: int) -> float:
     from torch.nn.parallel import DistributedDataParallel
 
     gloo = dist.new_group(backend="gloo")
-    ring = make_ring(gloo, Path(copy_us=0))
+    ring = make_ring(gloo, copy_us=0)
     model = torch.nn.Linear(3, 1, bias=False)
     torch.nn.init.ones_(model.weight)
     wrapped = DistributedDataParallel(model, process_group=gloo)

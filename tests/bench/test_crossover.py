@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from sealring.bench.algorithms import busiest_rank_bytes
-from sealring.bench.crossover import Cell, fit
+from sealring.bench.algorithms import Cell, busiest_rank_bytes, fit
 from sealring.schedule import Algorithm, Operation, Topology
 from sealring.schedule.table import Placement, Row, format_table, parse_table
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sealring.bench.fit import fit, predicted
+from sealring.bench.link import fit, predicted
 from sealring.results import LinkPoint
 
 SIZES = (4096, 65536, 1 << 20, 25 << 20)

@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from sealring.bench import suite
-from sealring.bench.gpu import allreduce, steps
-from sealring.bench.gpu.bars import rows_of
-from sealring.bench.gpu.groups import WIRES, over
+from sealring.bench import gpu, suite
+from sealring.bench.bars import rows_of
+from sealring.bench.gpu import WIRES, over
+from sealring.bench.harness import Samples, Session
 from sealring.bench.kernels import Kernels, Shape
-from sealring.bench.measure import Samples
 from sealring.bench.place import CPU, Place
-from sealring.bench.session import Session
 from sealring.bench.workers import Report, run_workers
 from sealring.cli import app
 from sealring.errors import ConfigurationError
@@ -82,14 +80,14 @@ def test_cores_have_no_bars_and_samples_that_are_missing_no_rows() -> None:
 
 
 def test_every_wire_is_measured_beside_what_it_is_compared_with() -> None:
-    assert allreduce.ways_over(["host"]) == [
+    assert gpu.ways_over(["host"]) == [
         ("sealed", "host"),
         ("unsealed", "host"),
         ("plain", "tcp"),
     ]
-    assert allreduce.ways_over(["peer"]) == [("sealed", "peer"), ("plain", "nccl")]
-    assert allreduce.ways_over(["hosts"]) == [("sealed", "hosts"), ("unsealed", "hosts")]
-    assert len(allreduce.ways_over(WIRES)) == 8
+    assert gpu.ways_over(["peer"]) == [("sealed", "peer"), ("plain", "nccl")]
+    assert gpu.ways_over(["hosts"]) == [("sealed", "hosts"), ("unsealed", "hosts")]
+    assert len(gpu.ways_over(WIRES)) == 8
 
 
 def test_the_wire_is_set_for_a_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +114,8 @@ def test_half_of_the_ranks_are_on_each_of_two_hosts(monkeypatch: pytest.MonkeyPa
 def test_ways_take_turns_and_their_sums_are_right() -> None:
     """The same worker with tensors on the CPU, which has these two ways."""
     ways = [("sealed", "host"), ("plain", "tcp")]
-    reports = [report for _, report in run_workers(2, allreduce._worker, CPU, 2, 1 << 16, ways, 3)]
-    (found,) = [each for each in reports if isinstance(each, allreduce.GpuExchange)]
+    reports = [report for _, report in run_workers(2, gpu._reduce, CPU, 2, 1 << 16, ways, 3)]
+    (found,) = [each for each in reports if isinstance(each, gpu.GpuExchange)]
     assert [each for each in reports if each is not found] == [1 / 3, 2 / 3, 1.0]
     assert {way: len(samples.seconds) for way, samples in found.samples.items()} == {
         ("sealed", "host"): 3,
@@ -133,18 +131,18 @@ def test_ways_take_turns_and_their_sums_are_right() -> None:
 
 
 def test_as_many_steps_are_trained_as_there_is_time_for() -> None:
-    assert steps.affordable(0.1, 2) == 11
-    assert steps.affordable(5.0, 2) == 6
-    assert steps.affordable(60.0, 2) == 5
-    assert steps.affordable(60.0, 2, most=3) == 3
-    assert (steps.batch_of(354_823_168), steps.batch_of(1_557_611_200)) == (4, 1)
+    assert gpu.affordable(0.1, 2) == 11
+    assert gpu.affordable(5.0, 2) == 6
+    assert gpu.affordable(60.0, 2) == 5
+    assert gpu.affordable(60.0, 2, most=3) == 3
+    assert (gpu.batch_of(354_823_168), gpu.batch_of(1_557_611_200)) == (4, 1)
 
 
 def switching(rank: int, report: Report) -> None:
     dist.init_process_group("sealring")
     groups: list[Any] = [dist.new_group(backend="sealring") for _ in range(2)]
-    turn = steps._Turn(groups[0])
-    step, parameters, batch = steps._training("gpt-demo", turn, torch.device("cpu"))
+    turn = gpu._Turn(groups[0])
+    step, parameters, batch = gpu._training("gpt-demo", turn, torch.device("cpu"))
     sealed = []
     for group in (*groups, *groups):  # in the first two DDP lays out its buckets
         turn.group, turn.buckets = group, 0
@@ -168,8 +166,8 @@ def test_one_ddp_reduces_by_the_group_whose_turn_it_is() -> None:
 
 
 def test_a_step_becomes_two_cases() -> None:
-    step = steps.GpuStep(
-        "step", "NVIDIA H200", "gpt2", 124_439_808, 4, 4, "host", 13, 700_000_000,
+    step = gpu.GpuStep(
+        "NVIDIA H200", "gpt2", 124_439_808, 4, 4, "host", 13, 700_000_000,
         {"sealed": Samples((0.5, 0.51)), "unsealed": Samples((0.49, 0.5))},
     )  # fmt: skip
     sealed, unsealed = step.cases(3)

@@ -7,16 +7,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from sealring.cli import app
+from sealring.bench.__main__ import app
 
 
 def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["bench", "log", "--entries", "300", "--folder", str(tmp_path), "--json"]
-    )
+    done = CliRunner().invoke(app, ["log", "--entries", "300", "--folder", str(tmp_path), "--json"])
     found = json.loads(done.stdout)
     assert found["entries"] == 300 + 50 * 256 + 50
     assert all(value > 0 for value in found.values())
     assert list(tmp_path.iterdir()) == []
-    shown = CliRunner().invoke(app, ["bench", "log", "--entries", "300", "--folder", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["log", "--entries", "300", "--folder", str(tmp_path)])
     assert "commits of one entry" in shown.stdout

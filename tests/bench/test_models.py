@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sealring.bench.gpt import Shape, make_model
-from sealring.bench.models import MODELS, build, find
+from sealring.bench.models import MODELS, Shape, build, find, make_model
 from sealring.errors import ConfigurationError
 
 SMALL = Shape(layers=2, width=32, heads=2, context=16)

@@ -7,7 +7,7 @@ from math import comb
 
 import pytest
 
-from sealring.bench.noise import CONFIDENCE, compare, compare_apart, interval
+from sealring.bench.harness import CONFIDENCE, compare, compare_apart, interval
 
 
 @pytest.mark.parametrize("count", [6, 7, 11, 15, 21, 50])

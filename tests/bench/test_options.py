@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from sealring.bench import __main__ as lab
 from sealring.bench.place import CPU, Place
 from sealring.cli import app
-from sealring.cli.bench import options
+from sealring.cli import bench as options
 from sealring.errors import ConfigurationError
 from sealring.schedule.table import parse_table, shipped_table
 
@@ -37,11 +41,6 @@ from sealring.schedule.table import parse_table, shipped_table
         (["step", "--results", "no/such/r.json"], "no/such/r.json cannot be written: there is no"),
         (["step", "--device", "tpu"], "--device is 'tpu'; it must be one of cpu, cuda, auto"),
         (["step", "--wire", "rope"], "'rope' is not a wire; there is auto, host, peer, nccl"),
-        (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
-        (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
-        (["scale", "--ranks", "2,many"], "--ranks is '2,many': write numbers from 2 on with comm"),
-        (["algorithms", "--table", "no/such/t.toml"], "no/such/t.toml cannot be written: there is"),
-        (["scale", "--ranks", "1"], "--ranks is '1': write numbers from 2 on"),
         (["all", "--only", "aead,gpus"], "'gpus' is not a part; there is aead, link, allreduce"),
         (["all", "--output", "/dev/null/x"], "/dev/null/x cannot be made: Not a directory"),
     ],
@@ -49,8 +48,47 @@ from sealring.schedule.table import parse_table, shipped_table
 def test_refused(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refused(app, ["bench", *arguments], sentence, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["link", "--sizes", "4KiB,1MiB"], "a line needs three sizes at least"),
+        (["link", "--transports", "udp"], "--transport is 'udp'; it must be shm or tcp"),
+        (["scale", "--ranks", "2,many"], "--ranks is '2,many': write numbers from 2 on with comm"),
+        (["algorithms", "--table", "no/such/t.toml"], "no/such/t.toml cannot be written: there is"),
+        (["scale", "--ranks", "1"], "--ranks is '1': write numbers from 2 on"),
+    ],
+)
+def test_the_labs_own_refuse_too(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(lab.app, arguments, sentence, tmp_path, monkeypatch)
+
+
+def test_the_labs_own_are_run_as_a_module_and_are_no_commands() -> None:
+    module = [sys.executable, "-m", "sealring.bench", "link", "--sizes", "4KiB"]
+    done = subprocess.run(module, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ConfigurationError: a line needs three sizes at least")
+    users, own = (
+        {each.name or each.callback.__name__ for each in one.registered_commands if each.callback}
+        for one in (options.app, lab.app)
+    )
+    assert users == {"allreduce", "step", "vault", "gpu", "all", "report"}
+    assert own.isdisjoint(users)
+
+
+def refused(
+    commands: typer.Typer,
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bench", *arguments])
+    done = CliRunner().invoke(commands, arguments)
     assert type(done.exception) is ConfigurationError
     assert str(done.exception).startswith(sentence)
     assert "\n" not in str(done.exception)
@@ -101,5 +139,5 @@ def test_this_machine_has_memory() -> None:
 
 
 def test_the_table_in_force_as_json() -> None:
-    done = CliRunner().invoke(app, ["bench", "algorithms", "--show", "--json"])
+    done = CliRunner().invoke(lab.app, ["algorithms", "--show", "--json"])
     assert parse_table(json.loads(done.stdout)["table"], "this") == shipped_table()

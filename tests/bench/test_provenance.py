@@ -7,14 +7,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from sealring.bench.recording import BAR
-from sealring.cli import app
+from sealring.bench.__main__ import app
+from sealring.bench.records import BAR
 
 SMALL = ["--model", "mlp", "--batch", "2", "--every", "2", "--blocks", "2", "--audits", "2x3"]
 
 
 def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    arguments = ["bench", "provenance", *SMALL, "--folder", str(tmp_path), "--json"]
+    arguments = ["provenance", *SMALL, "--folder", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, arguments)
     found = json.loads(done.stdout)
     step, (audit,) = found["step"], found["audits"]
@@ -30,6 +30,6 @@ def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> 
 
 
 def test_what_is_no_size_of_a_run_is_refused() -> None:
-    done = CliRunner().invoke(app, ["bench", "provenance", "--audits", "1x5"])
+    done = CliRunner().invoke(app, ["provenance", "--audits", "1x5"])
     assert done.exit_code != 0
     assert "'1x5' is no size of a run: write ranks x intervals" in str(done.exception)

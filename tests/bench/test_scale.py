@@ -8,15 +8,14 @@ import pytest
 
 from sealring.bench import floor
 from sealring.bench.floor import forming_floor
-from sealring.bench.scale import growth, measure_scale
+from sealring.bench.forming import growth, measure_scale
 from sealring.results import ScaleCase
 
 
 def test_a_group_of_nine_and_its_mesh() -> None:
-    told: list[str] = []
-    world, all_reduce, mesh = measure_scale([9], told.append)
+    (measured,) = measure_scale(9)
+    world, all_reduce, mesh = measured.cases(0)
     assert [world.what, all_reduce.what, mesh.what] == ["world", "all_reduce", "mesh"]
-    assert told == ["9 light workers form groups"]
     assert world.handshakes == 8, "a tree"
     assert world.resumptions == 0
     # Each row and each column of three is linked in all its pairs, under a session where one is.

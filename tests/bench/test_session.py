@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from sealring.bench.exchange import Effort, Exchange
-from sealring.bench.measure import Samples
-from sealring.bench.session import Job, Session
+from sealring.bench.collectives import Effort, Exchange
+from sealring.bench.harness import Job, Samples, Session
 from sealring.bench.step import Setting, Work
 from sealring.bench.suite import everything, steps
-from sealring.cli.bench.running import run
+from sealring.cli.bench import run
 from sealring.errors import WorkerFailed
 from sealring.results import read_results
 from sealring.schedule import Algorithm, Operation

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from sealring.bench.timeline import Ran, Stamps, exposed_ns, parts_of, ran_in, spans_of
+from sealring.bench.step import PARTS, Ran, Stamps, exposed_ns, parts_of, ran_in, spans_of
 from sealring.recorder import CollectiveAccount
 
 STEP = Stamps(start=0, forward=100, backward=200, end=250)
@@ -33,15 +31,10 @@ def test_exposed_is_what_ran_while_nothing_computed(
     assert exposed_ns(STEP, [ran(*times) for times in collectives]) == exposed
 
 
-def account(**seconds: float) -> Any:
-    return {f"{name}_s": 0.0 for name in ("seal", "transfer", "open", "reduce", "wait")} | {
-        f"{name}_s": value for name, value in seconds.items()
-    }
-
-
 def test_the_parts_add_up_to_the_step_and_to_the_engines_time() -> None:
-    after = account(seal=30e-9, open=20e-9, wait=10e-9, transfer=5e-9, reduce=5e-9)
-    split = parts_of(STEP, [ran(110, 110, 140), ran(150, 150, 190)], account(), after)
+    spent = dict.fromkeys(PARTS, 5e-09) | {"seal": 30e-9, "open": 20e-9, "wait": 10e-9}
+    collectives = [ran(110, 110, 140), ran(150, 150, 190)]
+    split = parts_of(STEP, collectives, spent)
     assert [part.name for part in split] == [
         "compute",
         "seal",
@@ -56,6 +49,11 @@ def test_the_parts_add_up_to_the_step_and_to_the_engines_time() -> None:
     seal = split[1]
     assert seal.exposed_s == pytest.approx(30e-9 * 40 / 70)
     assert seal.hidden_s == pytest.approx(30e-9 * 30 / 70)
+    # Of a GPU's collectives it is not known what their time went into: they are one part.
+    compute, transfer = parts_of(STEP, collectives, None)
+    assert (compute.name, transfer.name) == ("compute", "transfer")
+    assert compute.exposed_s + transfer.exposed_s == pytest.approx(250e-9)
+    assert (transfer.exposed_s, transfer.hidden_s) == pytest.approx((40e-9, 30e-9))
 
 
 def test_the_timeline_counts_from_the_steps_start() -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from sealring.bench import vault, vault_datasets
+from sealring.bench import vault
 from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.vault import Dataset, Loader, Stream
@@ -62,16 +62,16 @@ def test_datasets_are_measured_and_give_the_same_tokens(
     seen: dict[str, int] = {}
 
     def load_sealed(dataset: Dataset) -> None:
-        stream = Stream(dataset, batch_size=vault_datasets.BATCH, rank=0, world=1)
+        stream = Stream(dataset, batch_size=vault.BATCH, rank=0, world=1)
         seen["sealed"] = sum(int(batch["tokens"].sum()) for batch in Loader(stream))
 
     def load_plain(path: Path) -> None:
-        loader = DataLoader(vault_datasets._mapped(path), batch_size=vault_datasets.BATCH)
+        loader = DataLoader(vault._mapped(path), batch_size=vault.BATCH)
         seen["plain"] = sum(int(batch["tokens"].sum()) for batch in loader)
 
-    monkeypatch.setattr(vault_datasets, "_load_sealed", load_sealed)
-    monkeypatch.setattr(vault_datasets, "_load_plain", load_plain)
-    cases = list(vault_datasets.measure_datasets(tmp_path, 1 << 20, 1, lambda text: None))
+    monkeypatch.setattr(vault, "_load_sealed", load_sealed)
+    monkeypatch.setattr(vault, "_load_plain", load_plain)
+    cases = list(vault.measure_datasets(tmp_path, 1 << 20, 1, lambda text: None))
     assert [case.what for case in cases] == ["dataset read, a core", "samples, shuffled"]
     assert all(case.ratio == case.sealed_gb_s / case.plain_gb_s > 0 for case in cases)
     assert seen["sealed"] == seen["plain"] > 0

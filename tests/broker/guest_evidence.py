@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.bench.minting import tpm
 from sealring.bench.minting.amd import MEASUREMENT, Amd
-from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.intel import MRENCLAVE, MRTD, Intel, sgx_body, tdx_body
 from sealring.bench.minting.nvidia import Nvidia
+from sealring.bench.minting.tpm import AzureGuest
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.tpm.commands import Tpm
 from tests.broker.kbs_client import Prove

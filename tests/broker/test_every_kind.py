@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring.bench.minting import NOW
 from sealring.bench.minting.amd import MEASUREMENT, Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import MRTD, Intel
 from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import BOOT, Maker, pcr_values
+from sealring.bench.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
 from sealring.broker.keys import open_broker_keys
 from sealring.errors import (
     DebugGuest,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.bench.joins import measure_joins
+from sealring.bench.attest import join_seconds
 
 
 @pytest.mark.timeout(900)  # it ends a hang; a thousand joins take minutes of a busy machine
 def test_a_thousand_joins_at_once() -> None:
     # It raises unless all of them end with a certificate of their own.
-    assert measure_joins(1000).workers == 1000
+    assert join_seconds(1000) > 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from sealring.bench.minting.azure import AzureGuest
+from sealring.bench.minting.tpm import AzureGuest
 from sealring.broker import audit
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.azure_guest import AK

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench.minting import certificates
-from sealring.bench.minting.certificates import pem
+from sealring.bench import minting
+from sealring.bench.minting import pem
 from sealring.bench.minting.tpm import Maker
 from sealring.identity.attestation.tpm.commands import Tpm
 from tests.broker.local import Place
@@ -39,7 +39,7 @@ def tpm_hosts(folder: Path, count: int, *, top: str = "", more: str = "") -> Ite
     """`top` and `more`: lines of the policy before and behind the tables that admit these TPMs."""
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(certificates, "NOW", datetime.now(UTC))
+        patch.setattr(minting, "NOW", datetime.now(UTC))
         maker = Maker()
         place = Place(folder / "broker")
         addresses = []

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch._C._distributed_c10d import Store
 
-from sealring.demo.lying_store import HonestStore
+from sealring.demo.wiretap import HonestStore
 from sealring.links.rendezvous import encode_addresses, parse_addresses
 from tests.chaos.plan import Channel
 from tests.engine.local_world import Change, Middle

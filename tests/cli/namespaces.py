@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from sealring.bench.minting.certificates import Holder, issue, pem
+from sealring.bench.minting import Holder, issue, pem
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import Maker
 from sealring.identity.attestation.tpm import machine as machine_module

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench.minting import certificates
-from sealring.bench.minting.certificates import pem
+from sealring.bench import minting
+from sealring.bench.minting import pem
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import Maker
 from tests.cli.namespaces import PATIENCE, answers, end, machines, tpm_of, vendors
@@ -101,7 +101,7 @@ def wait_for(path: Path, *processes: subprocess.Popen[str]) -> None:
 def test_the_commands_run_as_they_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificates, "NOW", datetime.now(UTC))
+    monkeypatch.setattr(minting, "NOW", datetime.now(UTC))
     maker, gpu = Maker(), Nvidia()
     attest, new, check, begin, run, watch, simulator, ocsp = (one.text for one in commands())
     more = blocks("toml")[0]

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from sealring import __version__, _native
 from sealring.cli import app
-from sealring.cli.bench.options import parse_size, parse_world_sizes
+from sealring.cli.bench import parse_size, parse_world_sizes
 from sealring.cli.doctor import openssl_speed
 from sealring.cli.sizes import parse_bytes
 from sealring.errors import BadSecret, ConfigurationError, NoIdentity
-from sealring.results.machine import this_machine
+from sealring.results import this_machine
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -183,7 +183,7 @@ def test_bench_allreduce_prints_what_programs_read() -> None:
         "bench", "allreduce", "--ranks", "2", "--size", "4096", "--blocks", "3", "--json"
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    (result,) = json.loads(done.stdout)["cases"]
     assert result["ranks"] == 2
     assert result["bytes"] == 4096
     assert result["suite"] == "AES-256-GCM"

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
+from sealring.bench.__main__ import app as lab
 from sealring.cli import app, main
 from sealring.cli.plan import parse_sweep
 from sealring.errors import ConfigurationError
@@ -18,7 +20,15 @@ from tests.plan.test_validate import imagined
 
 
 def planned(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False)
+    return printed(app, "plan", *arguments)
+
+
+def of_the_lab(*arguments: str) -> str:
+    return printed(lab, *arguments)
+
+
+def printed(commands: typer.Typer, *arguments: str) -> str:
+    done = CliRunner().invoke(commands, arguments, catch_exceptions=False)
     assert done.exit_code == 0
     return done.stdout
 
@@ -40,7 +50,7 @@ def test_a_plan_in_tables() -> None:
 def test_hosts_and_networks_matter() -> None:
     arguments = ("gpt2", "--ranks", "8", "--profile", "h200-sealring", "--json")
     inside = json.loads(planned(*arguments))
-    slow = json.loads(planned(*arguments, "--hosts", "4", "--network", "wan"))
+    slow = json.loads(planned(*arguments, "--per-host", "2", "--network", "wan"))
     assert (inside["hosts"], slow["hosts"]) == (1, 4)
     assert slow["ways"][0]["seconds"] > 10 * inside["ways"][0]["seconds"]
 
@@ -55,11 +65,11 @@ def test_validation_prints_every_case(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     results = results_of(imagined())
     write_results(path, results)
-    found = json.loads(planned("--validate", str(path), "--json"))
+    found = json.loads(of_the_lab("validate", str(path), "--json"))
     steps = sum(case.variant != "compute" for case in results.step)
     assert len(found["cases"]) == steps + len(results.allreduce)
     assert found["median_error"]["step"] < 0.02
-    assert "median error" in planned("--validate", str(path))
+    assert "median error" in of_the_lab("validate", str(path))
 
 
 def test_a_results_file_is_a_profile_too(tmp_path: Path) -> None:
@@ -76,12 +86,11 @@ def test_a_results_file_is_a_profile_too(tmp_path: Path) -> None:
 
 
 def test_the_reproduction_stands_beside_what_was_published() -> None:
-    text = planned("--reproduce", "2501.11771")
+    text = of_the_lab("reproduce", "2501.11771")
     for words in ("41.6x", "3.03x", "nothing fitted", "at stake"):
         assert words in text
-    assert (
-        json.loads(planned("--reproduce", "2501.11771", "--json"))["rows"][0]["published"] == 41.6
-    )
+    found = json.loads(of_the_lab("reproduce", "2501.11771", "--json"))
+    assert found["rows"][0]["published"] == 41.6
 
 
 def test_what_there_is_and_where_it_comes_from() -> None:
@@ -98,7 +107,7 @@ def test_what_there_is_and_where_it_comes_from() -> None:
         (["gpt2", "--bucket-mb", "0"], "a bucket of 0 MB holds no gradient"),
         (["gpt2", "--ranks", "70000"], "70000 ranks: a job has 1 to 65536 of them"),
         (["gpt2-xl", "--ranks", "1", "--batch", "64"], "GB of memory on a GPU, which has"),
-        (["--validate", "none.json"], "the results none.json cannot be read"),
+        (["gpt2", "--profile", "none.json"], "the results none.json cannot be read"),
         ([], "name a model, e.g."),
     ],
 )
@@ -123,8 +132,6 @@ def test_bad_input_is_one_sentence_and_status_2(
     ("arguments", "sentence"),
     [
         (["gpt2", "--precision", "int8"], "must be fp32, bf16 or fp16"),
-        (["gpt2", "--hosts", "2", "--per-host", "4"], "say the same: give one of them"),
-        (["gpt2", "--hosts", "9"], "8 ranks on 9 hosts"),
         (["gpt2", "--compute-ms", "0"], "--compute-ms 0 is no time for a step"),
         (["gpt2", "--profile", "abacus"], "'abacus' is not a profile"),
         (["gpt2", "--network", "pigeon"], "'pigeon' is not a network"),

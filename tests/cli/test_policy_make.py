@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.amd import MEASUREMENT, Amd
-from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.tpm import Maker
 from sealring.cli import app
 from sealring.errors import BadPolicy, ConfigurationError

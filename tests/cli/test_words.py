@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from sealring import cli
-from sealring.cli import app, report, terminal
+from sealring.cli import app, bench, terminal
 from sealring.cli.examples import EXAMPLES
 from tests.cli.test_commands import sealring
 
@@ -93,8 +93,8 @@ def fail(*_: Any) -> None:
 def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["sealring", "report", "x.json"])
-    monkeypatch.setattr(report, "read_results", fail)
+    monkeypatch.setattr(sys, "argv", ["sealring", "bench", "report", "x.json"])
+    monkeypatch.setattr(bench, "read_results", fail)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
@@ -103,6 +103,6 @@ def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
         "sealring does not know this error: `sealring --debug` shows where it is.",
     ]
     monkeypatch.setattr(terminal, "debug", False)  # restored at the end
-    monkeypatch.setattr(sys, "argv", ["sealring", "--debug", "report", "x.json"])
+    monkeypatch.setattr(sys, "argv", ["sealring", "--debug", "bench", "report", "x.json"])
     with pytest.raises(RuntimeError, match="boom"):
         cli.main()

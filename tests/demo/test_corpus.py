@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sealring.demo.corpus import Batches, standard_library
+from sealring.demo.train import Batches, standard_library
 from sealring.errors import ConfigurationError
 
 

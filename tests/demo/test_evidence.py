@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sealring.demo.evidence import SHORTEST_RUN, entropy, longest_plaintext_run
+from sealring.demo.wiretap import SHORTEST_RUN, entropy, longest_plaintext_run
 
 RANDOM = random.Random(5)
 PLAIN = RANDOM.randbytes(4096)

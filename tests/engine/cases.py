@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from sealring.bench.reference import run_reference
 from sealring.engine.collective import Collective
 from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind
-from sealring.engine.reference import run_reference
 from sealring.schedule import (
     ALGORITHMS,
     Algorithm,

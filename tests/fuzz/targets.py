@@ -17,8 +17,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
+from sealring.bench.minting import NOW
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.tpm import Maker
 from sealring.broker.credentials import credential_for

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.bench.minting import tpm
-from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.intel import Intel, sgx_body, tdx_body
 from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
+from sealring.bench.minting.tpm import AzureGuest
 from sealring.broker.envelopes import new_key, public_jwk
 from sealring.broker.messages import write_attestation, write_auth
 from sealring.broker.refusals import response_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench.gpu import allreduce, kernels, steps
-from sealring.bench.gpu.bars import rows_of
+from sealring.bench import gpu
+from sealring.bench.bars import rows_of
+from sealring.bench.harness import Session
 from sealring.bench.place import Place, find_place
-from sealring.bench.session import Session
 from sealring.results import read_results
 from tests.bench.test_models import has_torchvision
 from tests.cli.test_commands import sealring
@@ -22,7 +22,7 @@ def one_gpu() -> Place:
 
 
 def test_every_kernel_has_its_bar() -> None:
-    (measured,) = kernels.measure_kernels(one_gpu())
+    (measured,) = gpu.measure_kernels(one_gpu())
     rows = rows_of(Session("bench", measured=[measured]).results())
     assert [row.what for row in rows if row.reached is not None] == [
         "seal", "open", "open_reduce fp32", "hop fp32", "seal of 4 KiB"
@@ -33,15 +33,15 @@ def test_every_kernel_has_its_bar() -> None:
 @pytest.mark.parametrize("wires", [["host"], ["peer"], ["nccl"], ["hosts"]])
 def test_all_reduces_over_each_wire_come_to_the_sum(wires: list[str]) -> None:
     """A wrong sum fails the worker."""
-    (found,) = allreduce.measure_allreduces(one_gpu(), 2, 8 << 20, wires, blocks=3)
-    assert list(found.samples) == allreduce.ways_over(wires)
+    (found,) = gpu.measure_allreduces(one_gpu(), 2, 8 << 20, wires, blocks=3)
+    assert list(found.samples) == gpu.ways_over(wires)
     sealed = found.cases(0)[0]
     assert sealed.sealed_bytes == 8 << 20
 
 
 @pytest.mark.timeout(300)
 def test_a_step_is_measured_sealed_and_unsealed() -> None:
-    (found,) = steps.measure_step(one_gpu(), "gpt2", 2, "host", most=3)
+    (found,) = gpu.measure_step(one_gpu(), "gpt2", 2, "host", most=3)
     assert {name: len(each.seconds) for name, each in found.samples.items()} == {
         "sealed": 3,
         "unsealed": 3,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from sealring.engine.arithmetic import reduce_into
+from sealring.bench.reference import reduce_into
 from sealring.engine.cuda import compiler
 from sealring.engine.cuda.kernels import (
     DeviceKey,

@@ -19,8 +19,7 @@ from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from sealring.bench.workers import Report, run_workers
-from sealring.demo.lying_store import LyingStore, real_address
-from sealring.demo.wiretap import Address, Flip, Relay
+from sealring.demo.wiretap import Address, Flip, LyingStore, Relay, real_address
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import sharded, trained

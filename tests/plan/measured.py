@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from sealring.plan.buckets import buckets_of
 from sealring.plan.collectives import Cluster
-from sealring.plan.layouts import Setting, alone, ddp_step
+from sealring.plan.layouts import Compute, Setting, alone, buckets_of, ddp_step
 from sealring.plan.models import load_model
 from sealring.plan.profiles import Figure, Profile, Way, load_network
-from sealring.plan.timeline import Compute
 from sealring.results import (
     CollectiveCase,
+    Kernel,
     KernelCase,
     LinkCase,
     LinkPoint,
     Part,
     Results,
     StepCase,
+    Transport,
 )
-from sealring.results.schema import Kernel, Transport
 from sealring.schedule import Operation
 from tests.results.examples import MACHINE
 

@@ -7,13 +7,11 @@ import dataclasses
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import answer
-from sealring.plan.layouts import Setting
+from sealring.plan.answer import Question, answer
+from sealring.plan.layouts import Compute, Setting
 from sealring.plan.models import load_model
 from sealring.plan.profiles import load_network, load_profile
-from sealring.plan.question import Question
 from sealring.plan.reproduce import reproduce
-from sealring.plan.timeline import Compute
 from sealring.schedule import Algorithm, Operation
 
 
@@ -154,5 +152,5 @@ def test_the_published_experiment_is_predicted_from_published_figures_alone() ->
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"knows 2501\.11771, not '1234\.5'"):
+    with pytest.raises(ConfigurationError, match=r"known experiments: 2501\.11771, not '1234\.5'"):
         reproduce("1234.5")

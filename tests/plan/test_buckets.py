@@ -10,10 +10,8 @@ import torch
 
 from sealring.bench.models import build
 from sealring.errors import ConfigurationError
-from sealring.plan.buckets import buckets_of, fill, limits_of
-from sealring.plan.model import Model, Parameter
-from sealring.plan.models import from_file, load_model, with_tokens
-from sealring.plan.named import MODELS
+from sealring.plan.layouts import buckets_of, fill, limits_of
+from sealring.plan.models import MODELS, Model, Parameter, from_file, load_model, with_tokens
 
 COUNTS = {
     "gpt2": 124_439_808,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.plan import crowd, layouts
+from sealring.plan import fit, layouts
 from sealring.plan import validate as validating
 from sealring.plan.profiles import Way
 from sealring.results import CollectiveCase, Results, read_results
@@ -42,7 +42,7 @@ def row_of_errors() -> str:
 def test_a_turn_can_be_learnt_from_another_case(
     row: str, case: tuple[int, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = crowd.turns_from
+    usual = fit.turns_from
 
     def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
         if way != "sealed":
@@ -50,7 +50,7 @@ def test_a_turn_can_be_learnt_from_another_case(
         sealed = [each for each in results.allreduce if each.variant == "sealed"]
         return [each for each in sealed if (each.ranks, each.bytes, each.transport) == case]
 
-    monkeypatch.setattr(crowd, "turns_from", turns_from)
+    monkeypatch.setattr(fit, "turns_from", turns_from)
     monkeypatch.setattr(validating, "turns_from", turns_from)
     assert row_of_errors() in documented(row)
 

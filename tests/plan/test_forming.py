@@ -58,7 +58,7 @@ def test_measured_figures_take_the_place_of_the_shipped_ones() -> None:
 
 
 def test_the_answer_and_the_sweep_say_it() -> None:
-    done = CliRunner().invoke(app, ["plan", "gpt2", "--ranks", "1024", "--hosts", "128"])
+    done = CliRunner().invoke(app, ["plan", "gpt2", "--ranks", "1024", "--per-host", "8"])
     assert "The sealed group of all 1,024 ranks forms in" in done.stdout
     assert done.exit_code == 0
     swept = CliRunner().invoke(app, ["plan", "gpt2", "--sweep", "ranks=1024,2048", "--json"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.plan.lines import Point, lines
+from sealring.plan.fit import Point, lines
 
 
 def on(start: float, slope: float, *xs: float) -> list[Point]:

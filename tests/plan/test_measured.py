@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from sealring.plan.fit import setting_of
 from sealring.plan.layouts import alone
-from sealring.plan.measured import setting_of
 from sealring.schedule import Algorithm, Operation
 from sealring.schedule.table import format_table, shipped_table
 from tests.plan.measured import RATES, results_of

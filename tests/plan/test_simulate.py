@@ -8,9 +8,9 @@ import pytest
 
 from sealring._native import STRIPE_SEGMENTS
 from sealring.engine.lanes import LANED_BYTES, MAX_LANED_WORLD
-from sealring.engine.simulate import Costs, Hop, Outcome, simulate
 from sealring.errors import ScheduleError
 from sealring.plan.collectives import Cluster, Cutting, collective, longest_slot
+from sealring.plan.simulate import Costs, Hop, Outcome, simulate
 from sealring.schedule import Algorithm, Operation, Topology, program_for
 
 ALL_REDUCE = Operation.ALL_REDUCE

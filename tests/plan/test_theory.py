@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from sealring.plan.theory import shape_of
 from sealring.schedule import Algorithm, Topology
+from tests.plan.theory import shape_of
 
 WORLDS = (2, 3, 4, 8, 16)
 

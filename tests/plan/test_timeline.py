@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.plan.timeline import Compute, Exchange, Sharing, run_step
+from sealring.plan.layouts import Compute, Exchange, Sharing, run_step
 
 COMPUTE = Compute(1.0, 2.0, 0.5)
 ROOMY = Sharing(cores=8, ranks=2)

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from typing import Any
 
-from sealring.bench.fit import fit
+from sealring.bench.link import fit
 from sealring.results import (
     CollectiveCase,
     KernelCase,

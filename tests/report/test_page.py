@@ -58,7 +58,7 @@ def test_the_own_result_leads_where_no_step_was_measured(tmp_path: Path) -> None
 def test_the_command_says_the_own_result(tmp_path: Path) -> None:
     write_results(tmp_path / "mine.json", whole())
     out = str(tmp_path / "page.html")
-    done = CliRunner().invoke(app, ["report", str(tmp_path / "mine.json"), "-o", out])
+    done = CliRunner().invoke(app, ["bench", "report", str(tmp_path / "mine.json"), "-o", out])
     assert done.exit_code == 0
     first, last = done.stdout.splitlines()
     assert re.search(r"mine\.json: On this machine a sealed training step takes 1\.0\d to", first)
@@ -232,7 +232,7 @@ def test_results_without_a_common_case_say_so() -> None:
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     results, out = tmp_path / "results.json", tmp_path / "report.html"
     write_results(results, whole(**NO_PLOTS))
-    done = CliRunner().invoke(app, ["report", str(results), "-o", str(out)])
+    done = CliRunner().invoke(app, ["bench", "report", str(results), "-o", str(out)])
     assert done.exit_code == 0, done.output
     assert out.read_text() == page(whole(**NO_PLOTS))
     assert sorted(each.name for each in tmp_path.iterdir()) == ["report.html", "results.json"]
@@ -249,7 +249,7 @@ def test_bad_arguments_get_one_sentence(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["report", *arguments])
+    done = CliRunner().invoke(app, ["bench", "report", *arguments])
     assert type(done.exception) is ConfigurationError
     assert sentence in str(done.exception)
     assert list(tmp_path.iterdir()) == []

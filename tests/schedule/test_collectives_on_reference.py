@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sealring.bench.reference import run_reference
 from sealring.engine.datatypes import DType, ReduceKind, supported_kinds
-from sealring.engine.reference import run_reference
 from sealring.errors import Unsupported
 from sealring.schedule import (
     ALGORITHMS,

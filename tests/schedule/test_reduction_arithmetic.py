@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.engine.arithmetic import (
+from sealring.bench.reference import (
     bfloat16_bits_to_float32,
     divide_by_world,
     float32_to_bfloat16_bits,

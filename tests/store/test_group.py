@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from sealring.demo import wiretap
-from sealring.demo.lying_store import LyingStore, real_address
+from sealring.demo.wiretap import LyingStore, real_address
 from sealring.errors import ConfigurationError, TamperedRecord, TamperedValue, Unsupported
 from sealring.schedule import Operation
 from sealring.store import SealedStore, seal_group_store, sealed_group_store

@@ -1,19 +1,33 @@
-"""What judging evidence costs: the best of several runs, on evidence of our own making."""
+"""`python -m sealring.bench attest`: what judging evidence costs, and workers that join at once.
+
+The evidence is of our own making; a time is the best of several runs.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import multiprocessing
+import resource
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from sealring.bench.harness import seconds_of
+from sealring.bench.minting import CHALLENGE, NOW
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import CHALLENGE, NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import Maker
+from sealring.errors import WorkerFailed
 from sealring.identity.attestation import Evidence, Trust, parse_evidence, verify_evidence
 from sealring.identity.attestation.evidence import Challenge
 from sealring.identity.attestation.nvidia.device import verify_nvidia
+
+if TYPE_CHECKING:
+    from sealring.broker.client import Joined
 
 _RUNS: Final = 20
 
@@ -40,10 +54,102 @@ def _judged(evidence: Evidence, challenge: Challenge, trust: Trust) -> Callable[
 
 
 def _best(runs: int, once: Callable[[], object]) -> float:
-    """The least that it took: whatever came on top was something else on the machine."""
-    taken = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        once()
-        taken.append(time.perf_counter() - start)
-    return round(min(taken) * 1000, 3)
+    """Milliseconds, the least of all runs: whatever came on top was something else here."""
+    return round(min(seconds_of(once) for _ in range(runs)) * 1000, 3)
+
+
+# ---- many workers that join through one broker, all at once, with SIMULATED evidence
+
+
+_JOB: Final = "bench"
+_PATIENCE: Final = 600.0
+
+
+def join_seconds(workers: int) -> float:
+    """From the first connection until the last worker has its certificate. Real TLS, evidence,
+    verdicts, commits to disk and certificates; the broker in a process of its own."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sealring-joins-") as folder,
+        _broker(Path(folder)) as port,
+    ):
+        seconds, joined = asyncio.run(_join_all(Path(folder), port, workers))
+    if len({one.certificate.serial_number for one in joined}) != workers:
+        raise WorkerFailed("not every worker got a certificate of its own")
+    return round(seconds, 2)
+
+
+async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[Joined]]:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from sealring.broker.client import BrokerClient
+    from sealring.broker.keys import open_broker_keys
+    from sealring.identity.attestation.attesters import open_simulator
+    from sealring.identity.names import WorkerName
+
+    # Every worker is a connection of this one process.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    attester = open_simulator(folder / "simulator")
+    authorities = [open_broker_keys(folder / "ca").authority]
+    clients = [BrokerClient([("127.0.0.1", port)], authorities) for _ in range(workers)]
+    keys = [Ed25519PrivateKey.generate() for _ in range(workers)]
+    start = time.perf_counter()
+    joined = await asyncio.gather(
+        *(
+            client.join(WorkerName(_JOB, rank), workers, key, attester, _PATIENCE)
+            for rank, (client, key) in enumerate(zip(clients, keys, strict=True))
+        )
+    )
+    return time.perf_counter() - start, joined
+
+
+@contextmanager
+def _broker(folder: Path) -> Iterator[int]:
+    """A broker in a process of its own; its port."""
+    from sealring.identity.attestation.attesters import make_simulator
+    from sealring.identity.authority import create_authority
+
+    create_authority(folder / "ca", "benchmark")
+    attester = make_simulator(folder / "simulator")
+    (folder / "policy.toml").write_text(
+        f'version = 1\n[simulated]\nroots = ["{attester.simulator.fingerprint}"]\n'
+        f'measurements = ["{attester.measurement.hex()}"]\n'
+    )
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(folder, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        try:
+            yield here.recv()
+        except EOFError:
+            raise WorkerFailed("the broker of the benchmark did not start") from None
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _serve(folder: Path, there: Any) -> None:
+    from sealring.broker.keys import open_broker_keys
+    from sealring.broker.server import serving
+    from sealring.broker.service import Broker, Rules
+    from sealring.broker.sqlite import SqliteStore
+    from sealring.formats.http import Limits
+    from sealring.identity.attestation.files import read_policy, trust_in
+
+    async def main() -> None:
+        keys = open_broker_keys(folder / "ca")
+        policy, digest = read_policy(folder / "policy.toml")
+        broker = Broker(
+            keys,
+            SqliteStore(folder / "broker.sqlite", keys.store_key),
+            Rules(policy, digest, trust_in(policy, None)),
+        )
+        async with serving(
+            broker, keys, listen=("127.0.0.1", 0), page=None, names=["127.0.0.1"], limits=Limits()
+        ) as (port, _):
+            there.send(port)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())

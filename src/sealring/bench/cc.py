@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sealring import _native, limits
@@ -43,15 +42,10 @@ SOURCES: Final = (
 """What is emulated, and where it is written down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    copy_us: float = COPY_US
-
-
 class CcRing:
     """All-reduce over a ring of sealed chunks, for the ranks of one Gloo group."""
 
-    def __init__(self, gloo: Any, link_keys: list[bytes], path: Path) -> None:
+    def __init__(self, gloo: Any, link_keys: list[bytes], copy_us: float) -> None:
         """`link_keys[r]` is that of the link from rank r to the next one."""
         import torch.distributed as dist
 
@@ -59,7 +53,7 @@ class CcRing:
         self._rank, self._world = dist.get_rank(gloo), dist.get_world_size(gloo)
         self._sealing = _native.Cipher(link_keys[self._rank])
         self._opening = _native.Cipher(link_keys[self._rank - 1])
-        self._copy_s = path.copy_us * 1e-6
+        self._copy_s = copy_us * 1e-6
         self._staging: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self.spent_s = {"seal": 0.0, "transfer": 0.0, "open": 0.0, "reduce": 0.0}
         self.all_reduces = 0
@@ -137,7 +131,7 @@ class CcRing:
         return self._staging
 
 
-def make_ring(gloo: Any, path: Path) -> CcRing:
+def make_ring(gloo: Any, copy_us: float = COPY_US) -> CcRing:
     """All ranks of the sealed default group call it: the keys come over that group."""
     import torch.distributed as dist
 
@@ -145,4 +139,4 @@ def make_ring(gloo: Any, path: Path) -> CcRing:
     if dist.get_rank() == 0:
         keys = [os.urandom(limits.KEY_BYTES) for _ in keys]
     dist.broadcast_object_list(keys, 0)
-    return CcRing(gloo, keys, path)
+    return CcRing(gloo, keys, copy_us)

@@ -1,4 +1,4 @@
-"""`sealring bench aead`: the engine's kernels by themselves, on one core and on all at once.
+"""`python -m sealring.bench aead`: the engine's kernels by themselves, on one core and on all.
 
 seal, open   AES-256-GCM in records, as the engine runs it
 reduce       the sum of two float32 tensors
@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from sealring import _native, limits
-from sealring.bench.exchange import Progress
-from sealring.bench.measure import Samples, alternate, of_slowest
-from sealring.bench.workers import Report, run_workers
+from sealring.bench.harness import Progress, Samples, in_turn, reports_of
+from sealring.bench.workers import Report
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.results import KernelCase
 
 if TYPE_CHECKING:
-    from sealring.results.schema import Kernel
+    from sealring.results import Kernel
 
 STREAMED_RECORDS: Final = 132
 """16 MiB of records: more than the caches of most cores."""
@@ -79,18 +78,8 @@ class Kernels:
 def measure_kernels(
     processes: int, blocks: int, progress: Progress | None = None
 ) -> Iterator[Kernels]:
-    everyones: dict[int, list[tuple[Shape, Samples]]] = {}
-    for rank, report in run_workers(processes, _worker, processes, blocks):
-        if isinstance(report, list):
-            everyones[rank] = report
-        elif progress is not None:
-            progress(report)
-    slowest = of_slowest([{i: each[1] for i, each in enumerate(own)} for own in everyones.values()])
-    yield Kernels(
-        "aead",
-        processes,
-        tuple((shape, slowest[i]) for i, (shape, _) in enumerate(everyones[0])),
-    )
+    for measured in reports_of(processes, _worker, processes, blocks, progress=progress):
+        yield Kernels("aead", processes, measured)
 
 
 # ---- in the workers
@@ -99,20 +88,13 @@ def measure_kernels(
 def _worker(rank: int, report: Report, processes: int, blocks: int) -> None:
     import torch.distributed as dist
 
-    between: Callable[[], object] = lambda: None  # noqa: E731
     if processes > 1:
         dist.init_process_group("gloo")  # to begin together: these kernels say nothing to anybody
-        between = dist.barrier
     kernels = [*_cipher(STREAMED_RECORDS), *_cipher(1), _reduce(), _copy(), _matmul()]
-    samples = alternate(
-        {str(index): call for index, (_, call) in enumerate(kernels)},
-        blocks=blocks,
-        calls=1,
-        warm_up=2,
-        between=between,
-        after_block=(lambda block: report((block + 1) / blocks)) if rank == 0 else None,
-    )
-    report([(shape, samples[str(index)]) for index, (shape, _) in enumerate(kernels)])
+    calls = {index: call for index, (_, call) in enumerate(kernels)}
+    samples = in_turn(calls, report, blocks=blocks, warm_up=2)
+    if rank == 0:
+        report(tuple((shape, samples[index]) for index, (shape, _) in enumerate(kernels)))
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()

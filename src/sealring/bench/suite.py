@@ -1,4 +1,4 @@
-"""What each `sealring bench` measures, and what `bench all` makes of it."""
+"""The jobs of each benchmark that a results file holds; `sealring bench all` has all of them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from sealring.bench import scale
-from sealring.bench.allreduce import measure_allreduce
-from sealring.bench.collectives import COLLECTIVES, measure_collectives, plan_of
-from sealring.bench.exchange import Effort
-from sealring.bench.gpu import allreduce as gpu_allreduce
-from sealring.bench.gpu import kernels as gpu_kernels
-from sealring.bench.gpu import steps as gpu_steps
-from sealring.bench.gpu.groups import BY_NCCL, WIRES
-from sealring.bench.kernels import measure_kernels
+from sealring.bench import collectives as exchanges
+from sealring.bench import gpu as on_gpu
+from sealring.bench import kernels
+from sealring.bench.collectives import COLLECTIVES, Effort, plan_of
+from sealring.bench.forming import measure_scale
+from sealring.bench.harness import Job
 from sealring.bench.link import OPERATIONS, SIZES, measure_link
 from sealring.bench.place import Place, find_place
-from sealring.bench.session import Job
-from sealring.bench.step import Setting, Work, measure_steps
-from sealring.bench.trainee import training_bytes
+from sealring.bench.step import Setting, Work, measure_steps, training_bytes
 
 MIB: Final = 1 << 20
 QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)
@@ -29,14 +24,9 @@ QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)
 
 def aead(blocks: int) -> list[Job]:
     cores = len(os.sched_getaffinity(0))
-    counts = [1] if cores == 1 else [1, cores]
     return [
-        Job(
-            f"kernels, {count} at once",
-            1,
-            lambda progress, count=count: measure_kernels(count, blocks, progress),  # type: ignore[misc]
-        )
-        for count in counts
+        Job(f"kernels, {count} at once", 1, partial(kernels.measure_kernels, count, blocks))
+        for count in dict.fromkeys([1, cores])
     ]
 
 
@@ -51,9 +41,7 @@ def link(
         Job(
             f"a link over {transport}",
             len(operations),
-            lambda progress, transport=transport: measure_link(  # type: ignore[misc]
-                transport, operations, sizes, variants, effort, progress
-            ),
+            partial(measure_link, transport, operations, sizes, variants, effort),
         )
         for transport in transports
     ]
@@ -67,16 +55,15 @@ def allreduce(
     effort: Effort,
     threads: int | None = None,
 ) -> list[Job]:
-    return [
-        Job(
-            f"all-reduce, {ranks} ranks, {transport}",
-            len(sizes),
-            lambda progress, ranks=ranks: measure_allreduce(  # type: ignore[misc]
-                ranks, sizes, transport, variants, effort, progress, threads
-            ),
-        )
-        for ranks in worlds
-    ]
+    plan = [("all_reduce", size) for size in sizes]
+    jobs = []
+    for ranks in worlds:
+        measure = partial(
+            exchanges.measure, "allreduce", plan, ranks, transport, variants, effort,
+            threads=threads,
+        )  # fmt: skip
+        jobs.append(Job(f"all-reduce, {ranks} ranks, {transport}", len(plan), measure))
+    return jobs
 
 
 def collectives(
@@ -86,16 +73,14 @@ def collectives(
     transport: str,
     effort: Effort,
 ) -> list[Job]:
-    return [
-        Job(
-            f"collectives, {ranks} ranks, {transport}",
-            len(plan_of(names, ranks, sizes)),
-            lambda progress, ranks=ranks: measure_collectives(  # type: ignore[misc]
-                names, ranks, sizes, transport, effort, progress
-            ),
+    jobs = []
+    for ranks in worlds:
+        plan, variants = plan_of(names, ranks, sizes), ("plain", "sealed")
+        measure = partial(
+            exchanges.measure, "collectives", plan, ranks, transport, variants, effort
         )
-        for ranks in worlds
-    ]
+        jobs.append(Job(f"collectives, {ranks} ranks, {transport}", len(plan), measure))
+    return jobs
 
 
 def steps(works: Iterable[Work]) -> list[Job]:
@@ -112,17 +97,21 @@ def steps(works: Iterable[Work]) -> list[Job]:
 
 def _step_job(work: Work) -> Job:
     models = ", ".join(dict.fromkeys(setting.model for setting in work.settings))
-    return Job(
-        f"training {models}, {work.ranks} rank{'s' if work.ranks > 1 else ''}",
-        len(work.settings),
-        lambda progress: measure_steps(work, progress),
-    )
+    ranks = f"{work.ranks} rank{'s' if work.ranks > 1 else ''}"
+    return Job(f"training {models}, {ranks}", len(work.settings), partial(measure_steps, work))
 
 
 def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """One for each model, batch and precision: without communication buckets do not matter."""
     first = {(each.model, each.batch, each.precision): each for each in reversed(settings)}
     return tuple(reversed(list(first.values())))
+
+
+def scale(numbers: Sequence[int]) -> list[Job]:
+    return [
+        Job(f"groups of {ranks} light workers", 1, partial(measure_scale, ranks))
+        for ranks in numbers
+    ]
 
 
 GPU_PARTS: Final = ("kernels", "allreduce", "step")
@@ -148,18 +137,18 @@ def gpu(
     More than a few ranks go by NCCL alone: that is what many ranks have between hosts.
     """
     one = replace(place, gpus=1)
-    size = gpu_allreduce.BYTES
     most = max(few(worlds))
     jobs = []
     if "kernels" in parts:
-        jobs.append(Job(f"kernels of {one.name}", 1, partial(gpu_kernels.measure_kernels, one)))
+        jobs.append(Job(f"kernels of {one.name}", 1, partial(on_gpu.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
         # Workers of its own for each wire: with many ranks, one wire's groups take much memory.
-        for wire in wires if ranks <= most else [wire for wire in wires if wire in BY_NCCL]:
-            measure = partial(gpu_allreduce.measure_allreduces, one, ranks, size, [wire], blocks)
+        for wire in wires if ranks <= most else [wire for wire in wires if wire in on_gpu.BY_NCCL]:
+            arguments = (one, ranks, on_gpu.BYTES, [wire], blocks)
+            measure = partial(on_gpu.measure_allreduces, *arguments)
             jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU, {wire}", 1, measure))
     for model in models if "step" in parts else ():
-        train = partial(gpu_steps.measure_step, one, model, most, step_wire, blocks)
+        train = partial(on_gpu.measure_step, one, model, most, step_wire, blocks)
         jobs.append(Job(f"training {model}, {most} ranks on one GPU", 1, train))
     return jobs
 
@@ -170,14 +159,13 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
     parts = _on_cores(quick=quick)
     place = find_place("auto")
     if place.kind == "cuda":
-        worlds, models = ([4], gpu_steps.MODELS[:1]) if quick else ([2, 4, 8, 16], gpu_steps.MODELS)
-        fitting = [each for each in models if _fits(each, _FEW_RANKS, place)]
-        parts["gpu"] = gpu(GPU_PARTS, worlds, fitting, WIRES, place, blocks=7 if quick else 11)
+        worlds, models = ([4], on_gpu.MODELS[:1]) if quick else ([2, 4, 8, 16], on_gpu.MODELS)
+        room = place.free_bytes()
+        fitting = [each for each in models if _FEW_RANKS * training_bytes(each, "fp32") <= room]
+        parts["gpu"] = gpu(
+            GPU_PARTS, worlds, fitting, on_gpu.WIRES, place, blocks=7 if quick else 11
+        )
     return parts
-
-
-def _fits(model: str, ranks: int, place: Place) -> bool:
-    return ranks * training_bytes(model, "fp32") <= place.free_bytes()
 
 
 def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
@@ -192,7 +180,7 @@ def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
             "allreduce": allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
             "collectives": collectives(names, [2], [MIB], "shm", QUICK),
             "step": steps([_training(2, more), _training(4, few)]),
-            "scale": scale.jobs([9, 16, 36]),
+            "scale": scale([9, 16, 36]),
         }
     effort = Effort()
     buckets = [1.0, 5.0, 25.0, 100.0]
@@ -206,7 +194,7 @@ def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
         ],
         "collectives": collectives(names, [2, 4], [4 << 10, 25 * MIB], "shm", effort),
         "step": steps(_training(ranks, models, 7) for ranks in (2, 3, 4)),
-        "scale": scale.jobs([4, 9, 16, 36, 64, 144]),
+        "scale": scale([4, 9, 16, 36, 64, 144]),
     }
 
 
@@ -214,13 +202,9 @@ def _training(ranks: int, models: Mapping[str, Sequence[float]], count: int = 5)
     """`count` steps of each model with each of its bucket sizes."""
     from sealring.bench.models import find
 
-    return Work(
-        ranks,
-        tuple(
-            Setting(model, find(model).batch, "fp32", bucket)
-            for model, buckets in models.items()
-            for bucket in buckets
-        ),
-        ("compute", "plain", "sealed", "cc"),
-        count,
+    settings = tuple(
+        Setting(model, find(model).batch, "fp32", bucket)
+        for model, buckets in models.items()
+        for bucket in buckets
     )
+    return Work(ranks, settings, ("compute", "plain", "sealed", "cc"), count)

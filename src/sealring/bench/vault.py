@@ -14,19 +14,28 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from sealring import _native
-from sealring.bench.workers import Report, run_workers
+from sealring.bench.harness import reports_of, seconds_of
+from sealring.bench.workers import Report
 from sealring.vault import freeing, keys
+from sealring.vault.datasets.ingest import ingest
+from sealring.vault.datasets.running import in_this_process
 from sealring.vault.sealed import AES
 from sealring.vault.vault import Vault
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch.distributed.tensor import DTensor
+
+    from sealring.vault import Dataset
 
 TENSORS: Final = 8
 COLUMNS: Final = 1024
@@ -65,11 +74,8 @@ class _Task:
 def measure_vault(
     folder: Path, size: int, ranks: list[int], blocks: int, progress: Callable[[str], None]
 ) -> Iterator[Case]:
-    """Measures in a new directory below `folder`, which is removed again."""
-    place = folder / f"sealring-bench-{secrets.token_hex(4)}"
-    place.mkdir(mode=0o700)
     secret = {"SEALRING_SECRET": secrets.token_hex(32)}
-    try:
+    with own_folder(folder) as place:
         keys.make_key_file(place / "key")
         Vault.create(place / "vault", keys.key_file(place / "key"), "bench")
         progress("sealing and opening alone")
@@ -87,6 +93,15 @@ def measure_vault(
                 if case.what == "load":
                     yield replace(case, what=f"reshard {RESHARDING[number - 1]} to {world}")
             before = label
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """A new directory below `folder`, which is removed again."""
+    place = folder / f"sealring-bench-{secrets.token_hex(4)}"
+    place.mkdir(mode=0o700)
+    try:
+        yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -116,17 +131,11 @@ def _alone(blocks: int) -> Iterator[Case]:
     sealed, digests = seal()
     view = memoryview(sealed)
     rates = {
-        action: _IN_MEMORY / median(_seconds(action) for _ in range(blocks)) / 1e9
+        action: _IN_MEMORY / median(seconds_of(action) for _ in range(blocks)) / 1e9
         for action in (seal, open_again, copy)
     }
     for what, action in (("sealing alone", seal), ("opening alone", open_again)):
         yield Case(what, 1, rates[action], rates[copy], rates[action] / rates[copy], None, None)
-
-
-def _seconds(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start
 
 
 def _drop_from_page_cache(folder: Path) -> None:
@@ -136,10 +145,9 @@ def _drop_from_page_cache(folder: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _run(world: int, task: _Task, environment: dict[str, str]) -> Iterator[Case]:
-    reports = [one for _, one in run_workers(world, _worker, task, environment=environment)]
-    for case in next(one for one in reports if one is not None):
-        yield Case(**case)
+def _run(world: int, task: _Task, environment: dict[str, str]) -> list[Case]:
+    (cases,) = reports_of(world, _worker, task, environment=environment)
+    return list(cases)
 
 
 def _worker(rank: int, report: Report, task: _Task) -> None:
@@ -202,9 +210,9 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         pairs = [(timed(sealed, before), timed(plain, before)) for _ in range(task.blocks)]
         return median(one for one, _ in pairs), median(one for _, one in pairs)
 
-    def case(what: str, times: tuple[float, float], read: int | None, needed: int | None) -> Any:
+    def case(what: str, times: tuple[float, float], read: int | None, needed: int | None) -> Case:
         sealed, plain = (total / one / 1e9 for one in times)
-        return asdict(Case(what, world, sealed, plain, sealed / plain, read, needed))
+        return Case(what, world, sealed, plain, sealed / plain, read, needed)
 
     cases = []
     saved = alternately(save_sealed, save_plain, remove_plain)
@@ -228,4 +236,115 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
             cold = alternately(load_sealed, load_plain, drop)
             cases.append(case("load from disk", cold, read, needed))
     dist.destroy_process_group()
-    report(cases if rank == 0 else None)
+    if rank == 0:
+        report(cases)
+
+
+# ---- datasets, on one core, from the page cache
+#
+# The plain samples are what torch.utils.data gives of a mapped file: the same items, batches, type.
+
+
+TOKENS: Final = 1024
+BATCH: Final = 32
+_BLOCK: Final = 8 << 20
+
+
+def measure_datasets(
+    folder: Path, size: int, blocks: int, progress: Callable[[str], None]
+) -> Iterator[Case]:
+    import torch
+
+    from sealring.vault import Dataset
+
+    threads = torch.get_num_threads()
+    allowed = os.sched_getaffinity(0)
+    with own_folder(folder) as place:
+        progress("sealing a dataset")
+        items = max(BATCH, size // (2 * TOKENS))
+        plain = place / "tokens.bin"
+        drawn = np.random.default_rng(0).integers(0, 1 << 16, items * TOKENS, dtype=np.uint16)
+        vault = vault_of_tokens(place, drawn)
+        drawn.tofile(plain)
+        try:
+            torch.set_num_threads(1)
+            os.sched_setaffinity(0, {min(allowed)})
+            dataset = Dataset(vault, "tokens", length=TOKENS)
+            progress("reading a dataset")
+            yield _case("dataset read, a core", dataset.bytes, blocks,
+                        lambda: _read_sealed(dataset), lambda: _read_plain(plain))  # fmt: skip
+            progress("shuffled samples")
+            yield _case("samples, shuffled", dataset.bytes, blocks,
+                        lambda: _load_sealed(dataset), lambda: _load_plain(plain))  # fmt: skip
+            dataset.close()
+        finally:
+            os.sched_setaffinity(0, allowed)
+            torch.set_num_threads(threads)
+
+
+def vault_of_tokens(place: Path, tokens: NDArray[np.uint16], suite: str = AES) -> Vault:
+    """A new vault with the dataset `tokens`."""
+    source = place / "source.bin"
+    tokens.tofile(source)
+    keys.make_key_file(place / "key")
+    vault = Vault.create(place / "vault", keys.key_file(place / "key"), "bench")
+    ingest(vault, source, "tokens", in_this_process, dtype="uint16", suite=suite)
+    source.unlink()
+    return vault
+
+
+def _case(
+    what: str, size: int, blocks: int, sealed: Callable[[], None], plain: Callable[[], None]
+) -> Case:
+    sealed()
+    plain()
+    pairs = [(seconds_of(sealed), seconds_of(plain)) for _ in range(blocks)]
+    rates = [size / median(times) / 1e9 for times in zip(*pairs, strict=True)]
+    return Case(what, 1, rates[0], rates[1], rates[0] / rates[1], None, None)
+
+
+def _read_sealed(dataset: Dataset) -> None:
+    room = bytearray(_BLOCK)
+    for number, shard in enumerate(dataset.shards):
+        reader = dataset.shard(number).sealed
+        for start in range(0, shard.bytes, _BLOCK):
+            reader.read_into(start, memoryview(room)[: min(_BLOCK, shard.bytes - start)])
+
+
+def _read_plain(path: Path) -> None:
+    room = bytearray(_BLOCK)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(room):
+            pass
+
+
+def _load_sealed(dataset: Dataset) -> None:
+    from sealring.vault import Loader, Stream
+
+    for _ in Loader(Stream(dataset, batch_size=BATCH, rank=0, world=1)):
+        pass
+
+
+def _load_plain(path: Path) -> None:
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(_mapped(path), batch_size=BATCH, shuffle=True):
+        pass
+
+
+def _mapped(path: Path) -> Any:
+    import torch
+    from torch.utils.data import Dataset as TorchDataset
+
+    class Mapped(TorchDataset[Any]):
+        def __init__(self) -> None:
+            self._tokens = np.memmap(path, dtype=np.uint16, mode="r")
+
+        def __len__(self) -> int:
+            return len(self._tokens) // TOKENS
+
+        def __getitem__(self, number: int) -> Any:
+            part = self._tokens[number * TOKENS : (number + 1) * TOKENS]
+            return {"tokens": torch.from_numpy(part.astype(np.int64))}
+
+    return Mapped()

@@ -35,13 +35,13 @@ def _options(
         raise typer.Exit
 
 
-def main() -> None:
+def main(commands: typer.Typer = app) -> None:
     """The console script. An error is one sentence, and a traceback only with --debug."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Where the encoding lacks a character (the µ of a time), the rest is shown all the same.
         sys.stdout.reconfigure(errors="replace")
     try:
-        typer.main.get_command(app)()
+        typer.main.get_command(commands)()
     except SealringError as error:
         _end(error, "")
     except BrokenPipeError:

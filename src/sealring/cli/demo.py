@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sealring.cli.bench.options import check_ranks
-from sealring.cli.terminal import console, errors, print_json, progress_bar
+from sealring.cli.bench import check_ranks
+from sealring.cli.terminal import console, errors, print_json, progress_bar, say
 from sealring.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ def demo(
 
     training, tapped, attacked = Training(ranks, steps), None, None
     show(*pictures.opening(ranks, steps))
-    progress = _progress(ranks, steps, json)
-    with contextlib.closing(perform(ranks, steps)) as events, progress:
+    progress = _Progress(ranks, steps, json)
+    with contextlib.closing(perform(ranks, steps)) as events, progress.bar:
         for event in events:
             match event:
                 case Training():
@@ -54,7 +55,7 @@ def demo(
                     progress.show(training)
                 case Tapped():
                     tapped = event
-                    progress.stop()
+                    progress.bar.stop()
                     show(*pictures.training(training), *pictures.wiretap(tapped))
                 case Attacked():
                     attacked = event
@@ -68,9 +69,8 @@ def demo(
     seconds = time.monotonic() - start
     show(*pictures.verdict(outcome, seconds), str(audited[-1].page))
     if json:
-        print_json(
-            _as_json(outcome, seconds) | {"audits": [_audit_as_json(one) for one in audited]}
-        )
+        audits = [{**asdict(one), "page": str(one.page)} for one in audited]
+        print_json(_as_json(outcome, seconds) | {"audits": audits})
     if outcome.surprises():
         raise typer.Exit(1)
 
@@ -93,88 +93,31 @@ def _audits(ranks: int, costs: Beside) -> list[Audited]:
     return found
 
 
-def _audit_as_json(audited: Audited) -> dict[str, Any]:
-    return {
-        "run": audited.name,
-        "ranks": audited.ranks,
-        "status": audited.status,
-        "findings": audited.findings,
-        "page": str(audited.page),
-    }
+class _Progress:
+    """A bar; for logs and pipes a plain line every so many steps."""
 
-
-class _Progress(Protocol):
-    def show(self, training: Training) -> None: ...
-    def stop(self) -> None: ...
-    def __enter__(self) -> object: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _progress(ranks: int, steps: int, json: bool) -> _Progress:
-    if errors.is_terminal:
-        return _Bar(ranks, steps)
-    return _Lines(every=steps + 1 if json else max(1, steps // 10))
-
-
-class _Bar:
-    def __init__(self, ranks: int, steps: int) -> None:
-        self._bar = progress_bar("loss {task.fields[loss]}", "{task.fields[rate]} GB/s sealed")
-        self._task = self._bar.add_task(
+    def __init__(self, ranks: int, steps: int, json: bool) -> None:
+        self.bar = progress_bar("loss {task.fields[loss]}", "{task.fields[rate]} GB/s sealed")
+        self._task = self.bar.add_task(
             f"starting {ranks} workers", total=steps, loss="   ", rate="   "
         )
+        self._every = steps + 1 if json or errors.is_terminal else max(1, steps // 10)
+        self._started: float | None = None
 
     def show(self, training: Training) -> None:
         if not (curve := training.curves["sealring"]):
             return
-        self._bar.update(
-            self._task,
-            description="training" if training.done < training.steps else "tapping a link",
-            completed=training.done,
-            loss=f"{curve[-1].loss:.3f}",
-            rate=f"{training.sealed_rate() / 1e9:.3f}",
+        loss, rate = f"{curve[-1].loss:.3f}", f"{training.sealed_rate() / 1e9:.3f}"
+        description = "training" if training.done < training.steps else "tapping a link"
+        self.bar.update(
+            self._task, description=description, completed=training.done, loss=loss, rate=rate
         )
-
-    def stop(self) -> None:
-        self._bar.stop()
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-
-class _Lines:
-    """For logs and pipes: a plain line every so many steps."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._started: float | None = None
-
-    def show(self, training: Training) -> None:
-        done = int(training.done)
-        if training.done != done or not done:
-            return
-        now = time.monotonic()
-        if self._started is None:
+        done, now = int(training.done), time.monotonic()
+        if self._started is None and done:
             self._started = now  # the first step's time is not known, so the rest is counted
-            return
-        if done % self._every == 0:
+        elif self._started is not None and training.done == done and done % self._every == 0:
             left = (now - self._started) / (done - 1) * (training.steps - done)
-            console.print(
-                f"step {done}/{training.steps}  loss {training.curves['sealring'][-1].loss:.3f}  "
-                f"{training.sealed_rate() / 1e9:.3f} GB/s sealed  {left:.0f} s left",
-                highlight=False,
-            )
-
-    def stop(self) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+            say(f"step {done}/{training.steps}  loss {loss}  {rate} GB/s sealed  {left:.0f} s left")
 
 
 def _as_json(outcome: Outcome, seconds: float) -> dict[str, Any]:
@@ -217,11 +160,7 @@ def _as_json(outcome: Outcome, seconds: float) -> dict[str, Any]:
             "endings": [
                 {
                     "rank": rank,
-                    "whole_steps": ending.whole_steps,
-                    "raised": ending.raised,
-                    "error": ending.error,
-                    "message": ending.message,
-                    "reported_by": ending.reported_by,
+                    **asdict(ending),
                     "milliseconds": round(attacked.milliseconds(rank), 1),
                 }
                 for rank, ending in sorted(attacked.endings.items())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -80,6 +81,29 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.4g} {unit}"
         count /= 1024
     raise AssertionError
+
+
+def number_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    caption: str | None = None,
+    left: int = 1,
+    narrow: bool = False,
+) -> Table:
+    """The first `left` columns are names, which are not broken; the others are numbers. A `narrow`
+    one has no lines between its columns, and breaks nothing."""
+    layout: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
+    made = Table(title=title, caption=caption, **(layout if narrow else {}))
+    for number, name in enumerate(columns):
+        if number < left:
+            made.add_column(name, no_wrap=True)
+        else:
+            made.add_column(name, justify="right", no_wrap=narrow)
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
 
 
 def counted(count: int, noun: str) -> str:

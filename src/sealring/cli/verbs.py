@@ -19,7 +19,6 @@ VERBS: Final = (
     "doctor",
     "attest",
     "plan",
-    "report",
     "audit",
     "papers",
     "policy",

@@ -14,12 +14,11 @@ from rich.text import Text
 
 from sealring import limits
 from sealring.audit.page import Beside
-from sealring.bench.gpt import Shape, make_model
-from sealring.demo.evidence import SHORTEST_RUN
+from sealring.bench.models import Shape, make_model
 from sealring.demo.recorded import Audited
 from sealring.demo.story import Attacked, Outcome, Tapped, Training
 from sealring.demo.train import ATTACKED_STEPS, TAPPED_STEPS, Backend
-from sealring.demo.wiretap import GROUP, PAIR
+from sealring.demo.wiretap import GROUP, PAIR, SHORTEST_RUN
 from sealring.engine.datatypes import DType, ReduceKind
 from sealring.schedule import Algorithm, Operation
 

@@ -64,7 +64,7 @@ def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | 
 
     `costs` are shown on each page.
     """
-    from sealring.demo.corpus import standard_library
+    from sealring.demo.train import standard_library
     from sealring.vault.keys import key_file, make_key_file
     from sealring.vault.trees import seal_path
     from sealring.vault.vault import Vault
@@ -126,9 +126,8 @@ def _work(rank: int, report: Report, plan: Plan) -> None:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
-    from sealring.bench.gpt import Shape, make_model
-    from sealring.demo.corpus import Batches
-    from sealring.demo.train import SEED, Trainee
+    from sealring.bench.models import Shape, make_model
+    from sealring.demo.train import SEED, Batches, Trainee
     from sealring.recording import Share, note_data, record_run
     from sealring.vault import CheckpointReader, CheckpointWriter, Vault, key_file
 

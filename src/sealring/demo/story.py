@@ -11,11 +11,9 @@ from typing import Final
 import torch.distributed  # noqa: F401 (makes the module below importable)
 from torch._C._distributed_c10d import TCPStore
 
-from sealring.bench.gpt import Shape
-from sealring.bench.measure import Samples
+from sealring.bench.harness import Samples
+from sealring.bench.models import Shape
 from sealring.bench.workers import run_workers
-from sealring.demo.evidence import entropy, longest_plaintext_run
-from sealring.demo.lying_store import real_address
 from sealring.demo.train import Act, Backend, Ending, Gradients, Plan, Step, work
 from sealring.demo.wiretap import (
     PAIR,
@@ -25,6 +23,9 @@ from sealring.demo.wiretap import (
     Relay,
     Sighting,
     Wire,
+    entropy,
+    longest_plaintext_run,
+    real_address,
 )
 from sealring.errors import TamperedRecord
 from sealring.limits import RECORD_BYTES

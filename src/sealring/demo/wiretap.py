@@ -9,13 +9,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
+
+import numpy as np
+import torch.distributed  # noqa: F401 (makes the module below importable)
+from numpy.typing import NDArray
+from torch._C._distributed_c10d import Store
 
 from sealring import _native
 from sealring.limits import HEADER_BYTES, SESSION_FRAME, TAG_BYTES
+from sealring.links.rendezvous import encode_addresses, parse_addresses
 from sealring.schedule import Operation
 
 SEALED_HEADER_BYTES: Final = HEADER_BYTES + TAG_BYTES
@@ -256,3 +263,123 @@ class Relay:
                 source.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
+
+
+# ---- The rendezvous store belongs to the adversary: it may send a worker wherever it likes
+
+
+_TARGET: Final = "wiretap/target"
+
+
+class HonestStore(Store):
+    """Passes everything on to another store; for those who lie in one answer and in no other."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._store.get(key))
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        if timeout is None:
+            self._store.wait(keys)
+        else:
+            self._store.wait(keys, timeout)
+
+
+class LyingStore(HonestStore):
+    """Tells the truth, except about where one rank listens: there it names the wiretap.
+
+    That it stands in the worker's process changes nothing: the worker sees of a store only what
+    the store answers.
+    """
+
+    def __init__(self, store: Store, *, about: int, relay: Address) -> None:
+        super().__init__(store)
+        self._about = f"/address/{about}"
+        self._relay = relay
+
+    def get(self, key: str) -> bytes:
+        value = super().get(key)
+        if not key.endswith(self._about):
+            return value
+        # The wiretap must know whom to connect its prey to.
+        self._store.set(_TARGET, value.decode())
+        return encode_addresses([self._relay]).encode()
+
+
+def real_address(store: Store) -> Address:
+    """Where the lured worker wanted to go."""
+    return parse_addresses(bytes(store.get(_TARGET)))[0]
+
+
+# ---- What can be said of captured traffic, computed from it
+
+
+_WINDOW: Final = 8
+"""Shorter pieces occur in any long stream by chance."""
+_STRIDE: Final = 4
+"""Plaintext is cut at every float."""
+SHORTEST_RUN: Final = _WINDOW + _STRIDE - 1
+"""A piece of plaintext of so many bytes holds a whole window wherever it begins: it is found."""
+_ENOUGH_HITS: Final = 64
+
+
+def entropy(data: bytes | bytearray) -> float:
+    """Bits per byte, from how often each byte value occurs; 8 for bytes without any pattern."""
+    if not data:
+        return 0.0
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    shares = counts[counts > 0] / len(data)
+    return max(0.0, -float(np.sum(shares * np.log2(shares))))
+
+
+def longest_plaintext_run(stream: bytes, plaintexts: Iterable[bytes]) -> int:
+    """The length of the longest piece of a plaintext found in the stream; 0 if there is none.
+
+    None of SHORTEST_RUN bytes or more goes unseen. Where there are very many, the first of them
+    are measured.
+    """
+    return max((_longest(stream, plaintext) for plaintext in plaintexts), default=0)
+
+
+def _longest(stream: bytes, plaintext: bytes) -> int:
+    windows = _windows(plaintext)
+    if not len(windows) or len(stream) < _WINDOW:
+        return 0
+    order = np.argsort(windows, kind="stable")
+    ordered = windows[order]
+    longest = 0
+    for shift in range(_WINDOW):
+        words = np.frombuffer(stream, "<u8", (len(stream) - shift) // _WINDOW, shift)
+        found = np.minimum(np.searchsorted(ordered, words), len(ordered) - 1)
+        for index in np.flatnonzero(ordered[found] == words)[:_ENOUGH_HITS]:
+            at, place = int(index) * _WINDOW + shift, int(order[found[index]]) * _STRIDE
+            before = _agreement(stream[:at][::-1], plaintext[:place][::-1])
+            longest = max(longest, before + _agreement(stream[at:], plaintext[place:]))
+    return longest
+
+
+def _windows(data: bytes) -> NDArray[np.uint64]:
+    count = (len(data) - _WINDOW) // _STRIDE + 1
+    if count <= 0:
+        return np.empty(0, np.uint64)
+    halves = np.frombuffer(data, "<u4", count + 1).astype(np.uint64)
+    return halves[:-1] | halves[1:] << np.uint64(32)
+
+
+def _agreement(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    length = min(len(one), len(other))
+    differ = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
+    return int(np.argmax(differ)) if differ.any() else length

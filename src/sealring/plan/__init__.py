@@ -1,13 +1,12 @@
 """What a training step will take on machines that are not rented yet.
 
-model         what is trained; models and named: where it comes from
-buckets       how DDP cuts the gradients
+models        what is trained, and where it comes from
 profiles      what a machine can do, figure by figure with its source
-collectives   how long a collective takes: the engines' own programs, by a clock
-timeline      one step: computing beside communicating
-memory        what a rank holds
-layouts       DDP against FSDP against tensor x pipeline parallelism
-answer        all of it for one question
-fit           a profile from a bench run; validate: whether it predicts; tuning: for DDP
-theory        rounds, traffic and fan-in; reproduce: what others have published
+simulate      programs without data, by a clock
+collectives   how long a collective takes: the engines' own programs, simulated
+layouts       one step: DDP against FSDP against tensor x pipeline parallelism
+forming       how long a job takes to form
+answer        all of it for one question; tuning: for DDP
+fit, fit_gpu  a profile from a bench run; validate: whether it predicts
+reproduce     what the profile of published figures predicts for what others have published
 """

@@ -1,43 +1,141 @@
-"""All of it for one question: this model, so many ranks, that machine."""
+"""What is asked of the planner, and what it answers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from sealring import limits
 from sealring.errors import ConfigurationError
-from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
 from sealring.plan.collectives import Cluster
-from sealring.plan.forming import forming_seconds, shipped
+from sealring.plan.forming import Forming, forming_seconds, shipped
 from sealring.plan.layouts import (
+    DEFAULT_CAP_MB,
+    ITEMSIZE,
+    Compute,
+    Memory,
+    Precision,
     Setting,
+    Step,
+    buckets_of,
     compute_of,
+    ddp_memory,
     ddp_step,
+    fsdp_memory,
     fsdp_step,
     fsdp_units,
+    sharded_memory,
     tensor_pipeline_step,
 )
-from sealring.plan.memory import (
-    ITEMSIZE,
-    Memory,
-    ddp_memory,
-    fsdp_memory,
-    sharded_memory,
-)
+from sealring.plan.models import Model
 from sealring.plan.profiles import Network, Profile, Way
-from sealring.plan.question import (
-    Answer,
-    BucketAnswer,
-    LayoutAnswer,
-    Question,
-    SizeAnswer,
-    WayAnswer,
-)
-from sealring.plan.timeline import Compute, Step
 from sealring.schedule import Algorithm, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    model: Model
+    profile: Profile
+    network: Network
+    ranks: int
+    per_host: int
+    batch: int
+    precision: Precision
+    bucket_mb: float | None = None
+    """None: the best is found."""
+    price: float | None = None
+    """Per GPU (or rank) and hour."""
+    compute: Compute | None = None
+    """Measured; None: reckoned from the arithmetic."""
+    forming: Forming | None = None
+    """Measured; None: as shipped."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(self.ranks, min(self.per_host, self.ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class WayAnswer:
+    way: Way
+    layout: str
+    seconds: float
+    against_plain: float
+    compute_s: float
+    communicating_s: float
+    exposed_s: float
+    bucket_mb: float | None
+    """None where there are no buckets."""
+    default_buckets: bool
+    """That is what DDP does if it is given no bucket_cap_mb: 25, but 1 MiB for the first."""
+    all_reduces: int
+    algorithm: str
+    default_bucket_seconds: float | None
+    """The same with torch's default buckets; None where there are no buckets."""
+    samples_per_s: float
+    cost_per_million_samples: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutAnswer:
+    layout: str
+    device_bytes: float
+    fits: bool
+    seconds: dict[str, float]
+    """By way."""
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class BucketAnswer:
+    bucket_mb: float
+    default: bool
+    """DDP without a bucket_cap_mb: the first bucket is 1 MiB."""
+    all_reduces: int
+    seconds: dict[str, float]
+    """By way."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAnswer:
+    bytes: int
+    algorithm: str
+    """The fastest for one sealed all-reduce of this size."""
+    seconds: float
+    by_default: str
+    default_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    model: str
+    parameters: int
+    profile: str
+    network: str
+    ranks: int
+    hosts: int
+    batch: int
+    precision: Precision
+    layout: str
+    why: str
+    ways: list[WayAnswer]
+    layouts: list[LayoutAnswer]
+    buckets: list[BucketAnswer]
+    """Every cap that was tried."""
+    algorithms: list[SizeAnswer]
+    cost_per_day: float | None
+    forming_s: float
+    """Until the sealed group of all ranks exists."""
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+# ---- the answer: this model, so many ranks, that machine
+
 
 CAPS_MB: Final = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0)
 _SIZES: Final = tuple(4096 << shift for shift in range(0, 19, 2))

@@ -17,7 +17,7 @@ from typing import Final
 from sealring._native import STRIPE_SEGMENTS
 from sealring.engine.engine import largest_segment
 from sealring.engine.lanes import MAX_LANED_WORLD, lanes_for
-from sealring.engine.simulate import WINDOW, Costs, Outcome, simulate
+from sealring.plan.simulate import WINDOW, Costs, Outcome, simulate
 from sealring.schedule import (
     Algorithm,
     Operation,

@@ -9,29 +9,176 @@ none that communicates is looked at.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from sealring import limits
 from sealring.engine.lanes import lanes_for, threads_by_default
 from sealring.errors import ConfigurationError
-from sealring.plan.crowd import with_shares
-from sealring.plan.lines import Point, lines
-from sealring.plan.measured import setting_of
-from sealring.plan.models import load_model
-from sealring.plan.named import MODELS
+from sealring.plan.collectives import Cluster
+from sealring.plan.layouts import Setting, alone
+from sealring.plan.models import MODELS, load_model
 from sealring.plan.profiles import (
     Device,
     Figure,
     Profile,
     Route,
     Way,
+    load_network,
+    route_of,
     with_figures,
 )
-from sealring.results import KernelCase, LinkPoint, Results, median_of
+from sealring.results import CollectiveCase, KernelCase, LinkPoint, Results, Transport, median_of
 from sealring.schedule import Operation
+from sealring.schedule.table import AlgorithmTable, parse_table
 
-_NONE: Final = Figure(0.0, "not part of this way")
+# ---- straight lines through measured points, none of whose parts can be negative
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    weight: float
+
+
+def lines(groups: Sequence[Sequence[Point]]) -> tuple[list[float], float]:
+    """The start of each group's line and the slope that all have in common, by least squares.
+
+    A group without points starts at 0.
+    """
+    starts = [0.0] * len(groups)
+    free = {number for number, points in enumerate(groups) if points}
+    while True:
+        centres = {number: _centre(groups[number]) for number in free}
+        along = across = 0.0
+        for number, points in enumerate(groups):
+            x0, y0 = centres.get(number, (0.0, 0.0))
+            along += sum(weight * (x - x0) * (y - y0) for x, y, weight in points)
+            across += sum(weight * (x - x0) ** 2 for x, _, weight in points)
+        slope = max(0.0, along / across) if across else 0.0
+        for number, (x0, y0) in centres.items():
+            starts[number] = y0 - slope * x0
+        below = {number for number in free if starts[number] < 0.0}
+        if not below:
+            return starts, slope
+        free -= below
+        for number in below:
+            starts[number] = 0.0
+
+
+def _centre(points: Sequence[Point]) -> tuple[float, float]:
+    total = sum(point.weight for point in points)
+    x = sum(point.weight * point.x for point in points) / total
+    return x, sum(point.weight * point.y for point in points) / total
+
+
+# ---- how the collectives of a results file were run: by which algorithms, over which transport
+
+
+def setting_of(
+    results: Results, profile: Profile, way: Way, ranks: int, transport: Transport = "shm"
+) -> Setting:
+    """So many ranks of the machine, with the choice of algorithms that was made there."""
+    if way == "sealed" and transport == "tcp":
+        profile = _over_sockets(profile)
+    network = load_network(profile.network)
+    cluster = Cluster(ranks, ranks)
+    return Setting(profile, way, network, cluster, table=_table(results.algorithms))
+
+
+def _over_sockets(profile: Profile) -> Profile:
+    """Ranks of one host that talk by TCP: they choose algorithms as all ranks of one host do."""
+    assert profile.sealed is not None
+    rate = profile.sealed.between_engine_bytes_per_s
+    return with_figures(
+        profile,
+        "sealed",
+        rate.source,
+        inside_push_bytes_per_s=rate.value,
+        inside_forward_bytes_per_s=rate.value,
+        inside_pull_bytes_per_s=rate.value,
+    )
+
+
+@lru_cache(maxsize=8)
+def _table(text: str) -> AlgorithmTable | None:
+    """None, which is sealring's own, where the file does not say it."""
+    return parse_table(text, "the results' algorithms") if text else None
+
+
+# ---- what it costs that ranks share cores
+
+
+_SHARES: Final = tuple(step / 20 for step in range(21))
+
+
+def with_shares(profile: Profile, results: Results) -> Profile:
+    for way in profile.ways():
+        cases = turns_from(results, way)
+        if cases and way == "sealed":
+            turn = _turn(profile, way, cases, results)
+            profile = with_figures(profile, way, "the shortest all-reduce in a crowd", turn_s=turn)
+        elif cases:
+            profile = _with_share(profile, way, cases, results)
+    return profile
+
+
+def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
+    """The all-reduces of more ranks than cores from which it is learnt what sharing one costs.
+
+    Nearly all of the shortest one is waiting, so of sealed ones it is enough, and the others are
+    left to be predicted.
+    """
+    crowded = [
+        case
+        for case in [*results.allreduce, *results.collectives]
+        if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
+        if case.ranks > results.machine.cores
+    ]
+    if way != "sealed":
+        return crowded
+    shared = [case for case in crowded if case.transport == "shm"]
+    return sorted(shared, key=lambda case: (case.ranks, case.bytes))[:1]
+
+
+def _with_share(
+    profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: Results
+) -> Profile:
+    tried = []
+    for share in _SHARES:
+        shared = with_figures(profile, way, "", core_share=share)
+        turn = _turn(shared, way, cases, results)
+        turning = with_figures(shared, way, "", turn_s=turn)
+        error = statistics.mean(
+            abs(_alone(turning, way, case, results) / median_of(case.seconds) - 1) for case in cases
+        )
+        tried.append((error, share, turn))
+    _, share, turn = min(tried)
+    source = "all-reduces of more ranks than cores"
+    return with_figures(profile, way, source, core_share=share, turn_s=turn)
+
+
+def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: Results) -> float:
+    """By least squares of the relative error; a time is all but linear in it."""
+    probe = 1e-5
+    probed = with_figures(profile, way, "", turn_s=probe)
+    along = across = 0.0
+    for case in cases:
+        measured = median_of(case.seconds)
+        base = _alone(profile, way, case, results)
+        slope = (_alone(probed, way, case, results) - base) / probe / measured
+        along += slope * (1 - base / measured)
+        across += slope * slope
+    return max(0.0, along / across) if across else 0.0
+
+
+def _alone(profile: Profile, way: Way, case: CollectiveCase, results: Results) -> float:
+    setting = setting_of(results, profile, way, case.ranks, case.transport)
+    return alone(setting, Operation.ALL_REDUCE, case.bytes)
+
+
+# ---- the profile
 
 
 def profile_of(results: Results) -> Profile:
@@ -126,22 +273,13 @@ def _points(results: Results, way: Way, transport: str | None = None) -> list[Li
 
 def _sealed_route(results: Results, copy: Figure) -> Route:
     shared = Figure(copy.value, f"through shared memory: {copy.source}")
-    return Route(
-        call_s=_NONE,
-        prepared_s=_NONE,
+    return route_of(
         seal_bytes_per_s=_rate(results, "seal"),
         open_bytes_per_s=_rate(results, "open"),
         reduce_bytes_per_s=_rate(results, "reduce"),
         copy_bytes_per_s=copy,
-        send_s=_NONE,
-        receive_s=_NONE,
-        turn_s=_NONE,
-        inside_latency_s=_NONE,
-        inside_bytes_per_s=_NONE,
-        inside_push_bytes_per_s=_NONE,
         inside_forward_bytes_per_s=shared,
         inside_pull_bytes_per_s=shared,
-        between_latency_s=_NONE,
         between_engine_bytes_per_s=_socket_rate(results, copy),
         record_bytes=Figure(float(limits.RECORD_BYTES), "sealring's default"),
         overlaps=Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
@@ -180,27 +318,17 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
     (latency,), per_byte = lines([[Point(x, y, 1 / (y * y)) for x, y in zip(xs, ys, strict=True)]])
     per_byte = max(per_byte, 1e-15)
     source = "two ranks' all-reduces by size"
-    return Route(
-        call_s=_NONE,
-        prepared_s=_NONE,
-        seal_bytes_per_s=_NONE,
-        open_bytes_per_s=_NONE,
-        reduce_bytes_per_s=_NONE,
+    hop = Figure(2 / per_byte, f"half of a hop's bytes: {source}")
+    emulated = way == "cc"
+    return route_of(
         copy_bytes_per_s=copy,
-        send_s=_NONE,
-        receive_s=_NONE,
-        turn_s=_NONE,
         inside_latency_s=Figure(latency, source),
-        inside_bytes_per_s=_NONE,
-        inside_push_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
-        inside_forward_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
-        inside_pull_bytes_per_s=Figure(2 / per_byte, f"half of a hop's bytes: {source}"),
+        inside_push_bytes_per_s=hop,
+        inside_forward_bytes_per_s=hop,
+        inside_pull_bytes_per_s=hop,
         between_latency_s=Figure(latency, source),
         between_engine_bytes_per_s=Figure(2 / per_byte, source),
-        record_bytes=_NONE,
-        overlaps=Figure(
-            0.0 if way == "cc" else 1.0, "as emulated" if way == "cc" else "as DDP has it"
-        ),
+        overlaps=Figure(float(not emulated), "as emulated" if emulated else "as DDP has it"),
         core_share=Figure(1.0, "assumption"),
     )
 

@@ -22,12 +22,12 @@ from sealring.plan.profiles import (
     Route,
     Way,
     load_network,
+    route_of,
     with_figures,
 )
 from sealring.results import CollectiveCase, KernelCase, Results, median_of, usable
 from sealring.schedule import Operation
 
-_NONE: Final = Figure(0.0, "not part of this way")
 _HALVINGS: Final = 50
 
 
@@ -98,10 +98,6 @@ def _device(results: Results, name: str, kernels: dict[str, KernelCase]) -> Devi
     )
 
 
-def _nothing() -> dict[str, Figure]:
-    return {field.name: _NONE for field in dataclasses.fields(Route)}
-
-
 def _sealed_route(kernels: dict[str, KernelCase]) -> Route:
     opening, both = _rate(kernels["open"]), _rate(kernels["open_reduce"])
     more = 1 / both.value - 1 / opening.value
@@ -120,7 +116,7 @@ def _sealed_route(kernels: dict[str, KernelCase]) -> Route:
     if launch is not None:
         took = median_of(launch.seconds)
         route["call_s"] = Figure(took, "one small record, launch to completion, median")
-    return Route(**{**_nothing(), **route})
+    return route_of(**route)
 
 
 def _plain_route(kernels: dict[str, KernelCase]) -> Route:
@@ -134,7 +130,7 @@ def _plain_route(kernels: dict[str, KernelCase]) -> Route:
         "overlaps": Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
         "core_share": Figure(0.1, "assumption: NCCL's channels on a tenth of the GPU"),
     }
-    return Route(**{**_nothing(), **route})
+    return route_of(**route)
 
 
 # ---- wires

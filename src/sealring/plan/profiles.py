@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from sealring.engine.lanes import threads_by_default
-from sealring.engine.simulate import Costs, Hop
 from sealring.errors import ConfigurationError
 from sealring.formats.strict import strictly
 from sealring.plan.collectives import Cutting
+from sealring.plan.simulate import Costs, Hop
 
 Way = Literal["plain", "cc", "sealed"]
 WAYS: Final[tuple[Way, ...]] = ("plain", "cc", "sealed")
@@ -29,6 +29,9 @@ WAYS: Final[tuple[Way, ...]] = ("plain", "cc", "sealed")
 class Figure:
     value: float
     source: str
+
+
+NOTHING: Final = Figure(0.0, "not part of this way")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,12 @@ class Profile:
         return [way for way in WAYS if self.way(way) is not None]
 
 
+def route_of(**figures: Figure) -> Route:
+    """A route in which only these have a part."""
+    nothing = {field.name: NOTHING for field in dataclasses.fields(Route)}
+    return Route(**{**nothing, **figures})
+
+
 def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Profile:
     """The same with other figures in one way, all from one source."""
     route = profile.way(way)
@@ -167,37 +176,23 @@ def _inverse(rate: Figure) -> float:
 
 # ---- files
 
-_NOTHING: Final = {"value": 0.0, "source": "not part of this way"}
-
 
 def profile_names() -> list[str]:
-    return sorted(path.name[:-5] for path in _folder("machines").iterdir() if _is_toml(path))
+    return _names("machines")
 
 
 def network_names() -> list[str]:
-    return sorted(path.name[:-5] for path in _folder("networks").iterdir() if _is_toml(path))
+    return _names("networks")
 
 
 def load_profile(name: str) -> Profile:
     """By name, or the path of a TOML file of one's own."""
-    if name in profile_names():
-        return read_profile(_folder("machines").joinpath(f"{name}.toml").read_text(), name)
-    if name.endswith(".toml"):
-        return read_profile(_text(Path(name)), name)
-    raise ConfigurationError(
-        f"{name!r} is not a profile; there is {', '.join(profile_names())}, a .toml file of your "
-        "own, or a results.json of `sealring bench all`"
-    )
+    text = _text("machines", name, "a profile", ", or a results.json of `sealring bench all`")
+    return read_profile(text, name)
 
 
 def load_network(name: str) -> Network:
-    if name in network_names():
-        return read_network(_folder("networks").joinpath(f"{name}.toml").read_text(), name)
-    if name.endswith(".toml"):
-        return read_network(_text(Path(name)), name)
-    raise ConfigurationError(
-        f"{name!r} is not a network; there is {', '.join(network_names())}, or a .toml file"
-    )
+    return read_network(_text("networks", name, "a network"), name)
 
 
 def read_profile(text: str, name: str) -> Profile:
@@ -206,7 +201,7 @@ def read_profile(text: str, name: str) -> Profile:
         given = document.get(way)
         if isinstance(given, dict):
             known = [field.name for field in dataclasses.fields(Route)]
-            document[way] = {**dict.fromkeys(known, _NOTHING), **given}
+            document[way] = {**dict.fromkeys(known, dataclasses.asdict(NOTHING)), **given}
         elif way != "plain":
             document.setdefault(way, None)
     profile: Profile = strictly(Profile, document, name, "profile")
@@ -245,16 +240,24 @@ def _as_floats(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value(each) for key, each in document.items()}
 
 
-def _text(path: Path) -> str:
+def _text(folder: str, name: str, what: str, besides: str = "") -> str:
+    if name in _names(folder):
+        return str(_folder(folder).joinpath(f"{name}.toml").read_text())
+    if not name.endswith(".toml"):
+        known = ", ".join(_names(folder))
+        raise ConfigurationError(
+            f"{name!r} is not {what}; there is {known}, a .toml file of your own{besides}"
+        )
     try:
-        return path.read_text()
+        return Path(name).read_text()
     except (OSError, UnicodeDecodeError) as problem:
-        raise ConfigurationError(f"{path} cannot be read: {problem}") from problem
+        raise ConfigurationError(f"{name} cannot be read: {problem}") from problem
+
+
+def _names(folder: str) -> list[str]:
+    names = (str(path.name) for path in _folder(folder).iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def _folder(kind: str) -> Any:
     return files("sealring.plan").joinpath("figures", kind)
-
-
-def _is_toml(path: Any) -> bool:
-    return str(path.name).endswith(".toml")

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import CAPS_MB, reckoned
-from sealring.plan.buckets import buckets_of
+from sealring.plan.answer import CAPS_MB, Question, reckoned
 from sealring.plan.collectives import Cluster
-from sealring.plan.layouts import Setting, ddp_step
-from sealring.plan.memory import ITEMSIZE
+from sealring.plan.layouts import ITEMSIZE, Setting, buckets_of, ddp_step
 from sealring.plan.models import load_model
 from sealring.plan.profiles import Way, load_network, load_profile
-from sealring.plan.question import Question
 
 EXPERIMENTS: Final = ("2501.11771",)
 PAPER: Final = {"25": 41.6, "best": 3.03}
@@ -59,7 +56,7 @@ class Reproduction:
 
 def reproduce(experiment: str) -> Reproduction:
     if experiment not in EXPERIMENTS:
-        raise ConfigurationError(f"--reproduce knows {', '.join(EXPERIMENTS)}, not {experiment!r}")
+        raise ConfigurationError(f"known experiments: {', '.join(EXPERIMENTS)}, not {experiment!r}")
     profile, model = load_profile("h100-cc"), load_model("gpt2-xl")
     network = load_network(profile.network)
     question = Question(model, profile, network, 4, 4, model.batch, "fp32")

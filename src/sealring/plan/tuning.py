@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import answer
-from sealring.plan.memory import Precision
+from sealring.plan.answer import Question, answer
+from sealring.plan.layouts import Precision
 from sealring.plan.models import from_module
 from sealring.plan.profiles import Profile, load_network, load_profile
-from sealring.plan.question import Question
 
 
 def tune(

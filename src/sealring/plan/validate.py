@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sealring.errors import ConfigurationError
-from sealring.plan.buckets import DEFAULT_CAP_MB, buckets_of
-from sealring.plan.crowd import turns_from
-from sealring.plan.fit import profile_of
-from sealring.plan.layouts import alone, compute_of, ddp_step
-from sealring.plan.measured import setting_of
-from sealring.plan.memory import ITEMSIZE
+from sealring.plan.fit import profile_of, setting_of, turns_from
+from sealring.plan.layouts import (
+    DEFAULT_CAP_MB,
+    ITEMSIZE,
+    Compute,
+    alone,
+    buckets_of,
+    compute_of,
+    ddp_step,
+)
 from sealring.plan.models import load_model
 from sealring.plan.profiles import WAYS, Profile, Way
-from sealring.plan.timeline import Compute
 from sealring.results import Results, StepCase, median_of, spread_of
 from sealring.schedule import Operation
 

@@ -1,9 +1,8 @@
 """Results as a page: one HTML file that opens offline, without a script in it.
 
-published  what others measured, and where that is written
-findings   what follows from the samples: overheads, splits, what to change
+findings   what follows from the samples: overheads, splits, what to change; what others published
 drawing    matplotlib's SVG in the page's own colours, light and dark, for desk and phone
-plots      one function per picture; those of machines and of GPUs apart
+plots      one function per picture
 page       all of it as HTML
 """
 

@@ -11,11 +11,13 @@ from statistics import median
 from typing import Final
 
 from sealring.bench.cc import SOURCES
-from sealring.bench.noise import SAME_WITHIN
+from sealring.bench.harness import SAME_WITHIN
 from sealring.formats.files import write_public
-from sealring.report import gpu_plots, machine_plots, plots, scale_plots
+from sealring.report import plots
 from sealring.report.drawing import Picture, plotting_library
 from sealring.report.findings import (
+    FIGURES,
+    STUDY,
     Overhead,
     best_buckets,
     changes,
@@ -24,7 +26,6 @@ from sealring.report.findings import (
     pairs,
     span_of,
 )
-from sealring.report.published import FIGURES, STUDY
 from sealring.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -135,11 +136,10 @@ def _sections(results: Results) -> Iterable[str]:
         plots.buckets(found),
         plots.split(results),
         plots.timeline(results),
-        machine_plots.links(results),
-        machine_plots.roofline(results),
-        scale_plots.forming(results),
-        gpu_plots.bars(results),
-        gpu_plots.roofline(results),
+        plots.links(results),
+        plots.forming(results),
+        plots.bars(results),
+        *plots.rooflines(results),
     )
     yield _changes(results)
     for picture in pictures:

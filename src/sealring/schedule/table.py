@@ -1,6 +1,6 @@
 """The measured table: which algorithm for which size, world and topology.
 
-Its file is TOML, as `sealring bench algorithms --table` writes it:
+Its file is TOML, as `python -m sealring.bench algorithms --table` writes it:
 
     [[all_reduce]]
     hosts = "one"                      # a Placement

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
 from sealring.identity.attestation import Trust, describe_evidence

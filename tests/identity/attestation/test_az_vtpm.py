@@ -13,11 +13,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting import tpm
+from sealring.bench.minting import CHALLENGE, DAY, NOW, tpm
 from sealring.bench.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW
 from sealring.bench.minting.intel import MRTD, Intel
+from sealring.bench.minting.tpm import AzureGuest
 from sealring.errors import (
     AttestationError,
     ChainExpired,

@@ -10,12 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
+from sealring.bench.minting import CHALLENGE, NOW
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE, NOW
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.bench.minting.tpm import BOOT, Maker, pcr_values
+from sealring.bench.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
 from sealring.cli import app
 from sealring.errors import ConfigurationError, UntrustedChain
 from sealring.identity.attestation import Trust, parse_policy, read_cache, verify_evidence

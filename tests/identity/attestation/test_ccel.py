@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.intel import MRTD, Intel
 from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import (

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealring.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.errors import AttestationError, ChainExpired, StaleRevocationList

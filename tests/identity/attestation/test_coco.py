@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.amd import TCB, Amd
-from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.bench.minting.tpm import Measured, event_log
 from sealring.errors import AttestationUnavailable

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sealring.bench.minting import CHALLENGE, NOW
 from sealring.bench.minting.amd import MEASUREMENT, Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE, NOW
-from sealring.bench.minting.tpm import Maker
+from sealring.bench.minting.tpm import AzureGuest, Maker
 from sealring.errors import (
     BadPolicy,
     ForgedEvidence,

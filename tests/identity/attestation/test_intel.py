@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
+from sealring.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
 from sealring.errors import (
     AttestationError,

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring.bench.minting import CHALLENGE, pem
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE, pem
 from sealring.bench.minting.intel import Intel, tdx_body
 from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Measured, event_log
+from sealring.bench.minting.tpm import AzureGuest, Measured, event_log
 from sealring.errors import AttestationUnavailable, TpmFailed
 from sealring.identity.attestation import parse_evidence, verify_evidence
 from sealring.identity.attestation.azure_guest import AK, HCL_REPORT, AzureMachine

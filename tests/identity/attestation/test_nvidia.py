@@ -12,8 +12,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from sealring.errors import (
     AttestationError,

@@ -14,12 +14,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner, Result
 
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.amd import PLAIN_POLICY, TCB, Amd
-from sealring.bench.minting.azure import AzureGuest
-from sealring.bench.minting.certificates import CHALLENGE
 from sealring.bench.minting.intel import Intel
 from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Maker
+from sealring.bench.minting.tpm import AzureGuest, Maker
 from sealring.cli import app
 from sealring.errors import AttestationError, DebugGuest, StaleRevocationList, TcbTooOld
 from sealring.identity.attestation import Evidence, Trust, describe_evidence, judge, parse_policy

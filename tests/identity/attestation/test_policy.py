@@ -7,10 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from sealring.bench.minting.azure import AzureGuest
 from sealring.bench.minting.intel import MRSIGNER, MRTD, Intel
 from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.bench.minting.tpm import BOOT, Maker, Measured, event_log, pcr_values
+from sealring.bench.minting.tpm import BOOT, AzureGuest, Maker, Measured, event_log, pcr_values
 from sealring.errors import (
     AttestationError,
     BadPolicy,

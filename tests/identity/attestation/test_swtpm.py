@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.bench.minting.certificates import CHALLENGE
+from sealring.bench.minting import CHALLENGE
 from sealring.bench.minting.nvidia import Nvidia
 from sealring.bench.minting.tpm import BOOT, Maker, event_log
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, issue
+from sealring.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.bench.minting.tpm import (
     AK_ATTRIBUTES,
     BOOT,

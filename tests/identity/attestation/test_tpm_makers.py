@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE, NOW
+from sealring.bench.minting import CHALLENGE, NOW
 from sealring.bench.minting.tpm import Maker, public_of, sign
 from sealring.errors import (
     ForgedEvidence,

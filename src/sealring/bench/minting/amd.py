@@ -7,7 +7,7 @@ from typing import Final
 
 from cryptography import x509
 
-from sealring.bench.minting.certificates import CHALLENGE, NOW, issue, sign
+from sealring.bench.minting import CHALLENGE, NOW, issue, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 

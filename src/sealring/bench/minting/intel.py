@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.certificates import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
+from sealring.bench.minting import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Challenge, Evidence, Trust
 from sealring.identity.attestation.evidence import DeviceEvidence, encode_devices
 from sealring.identity.attestation.intel_collateral import Collateral, parse_collateral

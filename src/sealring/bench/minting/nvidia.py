@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from sealring.bench.minting.certificates import NOW, Holder, issue, pem, sign
+from sealring.bench.minting import NOW, Holder, issue, pem, sign
 from sealring.identity.attestation import Trust
 from sealring.identity.attestation.evidence import DeviceEvidence
 from sealring.identity.attestation.nvidia_reference import Reference, verify_reference

@@ -1,147 +1,69 @@
 """`sealring bench`: what protection costs on this machine.
 
-algorithms the algorithms against each other, and the table of them
-forming    groups, and workers that join
-log        a transparency log: appends and proofs
-options    what may be written, and what is refused
-provenance signed statements of a run, and audits
-running    the bar, and what becomes of a run that is stopped
-tables     what people read
-vault      checkpoints
+The benchmarks that only this project's own work needs are in sealring.bench.__main__, with the
+options, the bar and the tables of this module.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from sealring.bench import allreduce as allreduces
 from sealring.bench import step as training
 from sealring.bench import suite
-from sealring.bench.cc import COPY_US
-from sealring.bench.cc import Path as CcPath
-from sealring.bench.collectives import COLLECTIVES, judged
-from sealring.bench.exchange import Effort
+from sealring.bench.bars import rows_of
+from sealring.bench.collectives import Effort, row
 from sealring.bench.floor import aes_rate
-from sealring.bench.gpu.bars import rows_of
-from sealring.bench.gpu.groups import WIRES
-from sealring.bench.gpu.steps import MODELS
-from sealring.bench.link import OPERATIONS, SIZES
-from sealring.bench.place import SHARED_GPU, find_place
-from sealring.bench.session import Job
+from sealring.bench.gpu import MODELS, SETTABLE, WIRES
+from sealring.bench.harness import Job, Session
+from sealring.bench.place import CPU, SHARED_GPU, Place, find_place
+from sealring.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
+from sealring.bench.vault import Case, measure_datasets, measure_vault
+from sealring.bench.vault_gpu import measure_on_gpu
 from sealring.cli.bench import tables
-from sealring.cli.bench.algorithms import algorithms
-from sealring.cli.bench.forming import attest, handshake, scale
-from sealring.cli.bench.log import log
-from sealring.cli.bench.options import (
-    AsJson,
-    Transport,
-    check_gpt2,
-    check_memory,
-    check_own_wire,
-    check_part,
-    check_ranks,
-    check_threads,
-    check_transport,
-    check_variants,
-    check_wire,
-    check_writable,
-    parse_batch,
-    parse_bucket,
-    parse_precision,
-    parse_size,
-    parse_variants,
-    parse_world_sizes,
-    settings_of,
-    several,
-)
-from sealring.cli.bench.provenance import provenance
-from sealring.cli.bench.running import end, new_session, run
-from sealring.cli.bench.vault import vault
-from sealring.cli.terminal import console, print_json
-from sealring.errors import ConfigurationError
+from sealring.cli.sizes import parse_bytes
+from sealring.cli.terminal import console, errors, print_json, progress_bar, say
+from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.formats.files import writing
+from sealring.group.cores import usable_cores
 from sealring.report.drawing import plotting_library
-from sealring.report.page import write_page
+from sealring.report.page import headline, write_page
+from sealring.results import read_results
 from sealring.sealed_only.setting import refuse_to_measure
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
-app.command()(algorithms)
-app.command()(attest)
-app.command()(handshake)
-app.command()(log)
-app.command()(provenance)
-app.command()(scale)
-app.command()(vault)
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
+Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
+Sizes = Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")]
+Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Variants = Annotated[str, typer.Option(help="Of plain (Gloo), sealed, cc (GPU-TEE, emulated).")]
 Worlds = Annotated[str, typer.Option(help="Numbers of workers on this machine.")]
-Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Measure what protection costs on this machine."""
-    refuse_to_measure(os.environ)
-
-
-def _measure(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None]:
-    session = new_session(check_writable(results))
-    status = run(session, jobs)
-    return session.measured, status
-
-
-@app.command()
-def aead(blocks: Blocks = 21, results: Kept = None, json: AsJson = False) -> None:
-    """The cipher and the engine's other kernels by themselves, on one core and on all."""
-    runs, status = _measure(suite.aead(blocks), results)
-    if json:
-        print_json({"cases": [_plain(case) for run in runs for case in run.cases(0)]})
-    elif runs:
-        console.print(tables.kernels(runs))
-    end(status)
-
-
-@app.command()
-def link(
-    transports: Annotated[str, typer.Option(help="shm, tcp or both.")] = "shm,tcp",
-    sizes: Annotated[str, typer.Option(help="Sizes of the tensors; three or more.")] = ",".join(
-        map(str, SIZES)
-    ),
-    variants: Variants = "plain,sealed,cc",
-    blocks: Blocks = 15,
-    results: Kept = None,
-    json: AsJson = False,
-) -> None:
-    """What a message costs and what a byte costs, between two ranks."""
-    wanted = several(sizes, parse_size)
-    if len(wanted) < 3:
-        raise ConfigurationError("a line needs three sizes at least, e.g. 4KiB,1MiB,25MiB")
-    over = several(transports, check_transport)
-    effort = Effort(blocks)
-    hops, status = _measure(
-        suite.link(over, parse_variants(variants), effort, OPERATIONS, wanted), results
-    )
-    if json:
-        print_json({"cases": [_plain(case) for hop in hops for case in hop.cases(0)]})
-    elif hops:
-        console.print(tables.links(hops))
-    end(status)
+    if context.invoked_subcommand != "report":
+        refuse_to_measure(os.environ)
 
 
 @app.command()
 def allreduce(
-    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 2,
-    size: Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")] = "25MiB",
+    ranks: Worlds = "2",
+    size: Sizes = "25MiB",
     transport: Transport = "shm",
-    world_sizes: Annotated[
-        str | None, typer.Option(help="Several numbers of ranks, e.g. 2,3,4,8.")
-    ] = None,
     variants: Variants = "plain,sealed",
     threads: Annotated[
         int | None,
@@ -152,48 +74,18 @@ def allreduce(
     json: AsJson = False,
 ) -> None:
     """Sealed all-reduce against torch's plaintext Gloo, alternately in one run (medians)."""
-    check_transport(transport)
-    worlds = parse_world_sizes(world_sizes) if world_sizes else [check_ranks(ranks)]
-    sizes = several(size, parse_size)
     wanted = ("plain", *(each for each in parse_variants(variants) if each in ("sealed", "cc")))
-    cases, status = _measure(
-        suite.allreduce(worlds, sizes, transport, wanted, Effort(blocks), check_threads(threads)),
-        results,
+    jobs = suite.allreduce(
+        parse_world_sizes(ranks),
+        several(size, parse_size),
+        check_transport(transport),
+        wanted,
+        Effort(blocks),
+        check_threads(threads),
     )
-    if json:
-        rows = [allreduces.row(case) for case in cases]
-        single = len(rows) == 1 and not world_sizes
-        print_json(rows[0] if single else {"cases": rows})
-    elif cases:
-        console.print(tables.allreduce(cases))
-    end(status)
-
-
-@app.command()
-def collectives(
-    ranks: Worlds = "2,4",
-    sizes: Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")] = "4KiB,25MiB",
-    transport: Transport = "shm",
-    only: Annotated[
-        str | None, typer.Option(help="Some of them, e.g. all_reduce,send_recv.")
-    ] = None,
-    blocks: Blocks = 15,
-    results: Kept = None,
-    json: AsJson = False,
-) -> None:
-    """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
-    check_transport(transport)
-    names = several(only, str) if only else list(COLLECTIVES)
-    jobs = suite.collectives(
-        names, parse_world_sizes(ranks), several(sizes, parse_size), transport, Effort(blocks)
-    )
+    cases, status = measure(jobs, results)
     rate = aes_rate()
-    measured, status = _measure(jobs, results)
-    cases = [judged(exchange, rate) for exchange in measured]
-    if json:
-        print_json({"cases": [case.as_json() for case in cases]})
-    elif cases:
-        console.print(tables.collectives(cases))
+    show({"cases": [row(case, rate) for case in cases]}, json, [tables.allreduce(cases)])
     end(status)
 
 
@@ -217,9 +109,6 @@ def step(
         str, typer.Option(help="Of sealed tensors on GPUs: auto, host, peer or nccl.")
     ] = "auto",
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
-    cc_copy_us: Annotated[
-        float, typer.Option(min=0, max=1e6, help="What a copy costs the emulated path, in µs.")
-    ] = COPY_US,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write a Chrome trace of one sealed step on rank 0; for one --ranks."),
@@ -242,25 +131,55 @@ def step(
     check_writable(trace)
     place = find_place(device)
     check_variants(wanted, place)
+    one_of(("auto", *SETTABLE), wire, "a wire")  # as SEALRING_GPU_WIRE may be
     for world in worlds:
         check_memory(settings, world, len(wanted), place)
     jobs = suite.steps(
-        training.Work(
-            world, settings, wanted, steps, transport, CcPath(cc_copy_us), trace, place,
-            check_wire(wire),
-        )
+        training.Work(world, settings, wanted, steps, transport, trace, place, wire)
         for world in worlds
-    )  # fmt: skip
-    measured, status = _measure(jobs, results)
+    )
+    measured, status = measure(jobs, results)
     cases = [case for case in measured if case.ranks > 1]
     shared = [SHARED_GPU] if any(place.shared_by(case.ranks) for case in cases) else []
-    if json:
-        rows = [training.row(case) for case in cases]
-        print_json({"device": place.name, "notes": shared, "cases": rows})
-    elif cases:
-        console.print(tables.steps(cases, shared))
-        console.print(tables.splits(cases))
+    rows = [training.row(case) for case in cases]
+    shown = [tables.steps(cases, shared), tables.splits(cases)] if cases else []
+    show({"device": place.name, "notes": shared, "cases": rows}, json, shown)
     end(status)
+
+
+@app.command()
+def vault(
+    size: Annotated[str, typer.Option(help="Of checkpoint and dataset: 64MiB.")] = "256MiB",
+    ranks: Annotated[str, typer.Option(help="Numbers of workers that save and load.")] = "1,2",
+    part: Annotated[str, typer.Option(help="checkpoints, datasets or all.")] = "all",
+    blocks: Annotated[int, typer.Option(min=1, help="Timed blocks of each variant.")] = 5,
+    device: Annotated[
+        str, typer.Option(help="cpu: checkpoints and datasets. cuda: what a GPU opens and parks.")
+    ] = "cpu",
+    directory: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(),
+    json: AsJson = False,
+) -> None:
+    """Checkpoints and datasets, sealed against torch's own, alternately (medians)."""
+    if part not in ("checkpoints", "datasets", "all"):
+        raise ConfigurationError(f"--part {part}: it is checkpoints, datasets or all")
+    if not os.access(directory, os.W_OK):
+        raise ConfigurationError(f"{directory} is not a directory that can be written to")
+    worlds = several(ranks, int) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", ranks) else []
+    if not worlds or min(worlds) < 1 or max(worlds) > _MAX_VAULT_RANKS:
+        raise ConfigurationError(
+            f"--ranks {ranks!r}: write numbers from 1 to {_MAX_VAULT_RANKS}, as 1,2"
+        )
+    place = find_place(device)
+    with errors.status("starting") as status:
+        cases: list[Case] = []
+        if place.kind == "cuda":
+            cases += measure_on_gpu(place, directory, blocks, status.update)
+        else:
+            if part != "datasets":
+                cases += measure_vault(directory, parse_size(size), worlds, blocks, status.update)
+            if part != "checkpoints":
+                cases += measure_datasets(directory, parse_size(size), blocks, status.update)
+    show({"cases": [asdict(case) for case in cases]}, json, [tables.vault(cases)])
 
 
 @app.command()
@@ -277,9 +196,14 @@ def gpu(
     json: AsJson = False,
 ) -> None:
     """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
-    parts = several(part, check_part)
-    worlds, models = parse_world_sizes(ranks), several(model, check_gpt2)
-    over, step_over = several(wires, check_own_wire), check_own_wire(step_wire)
+    from sealring.bench.models import MODELS as KNOWN
+
+    gpt2s = [name for name in KNOWN if name.startswith("gpt2")]
+    parts = several(part, lambda one: one_of(suite.GPU_PARTS, one, "a part"))
+    worlds = parse_world_sizes(ranks)
+    models = several(model, lambda one: one_of(gpt2s, one, "a GPT-2"))
+    over = several(wires, lambda one: one_of(WIRES, one, "a wire"))
+    step_over = one_of(WIRES, step_wire, "a wire")
     place = replace(find_place("cuda"), gpus=1)
     if "step" in parts:
         check_memory(settings_of(models, None, ["fp32"], [25.0]), max(suite.few(worlds)), 1, place)
@@ -287,11 +211,9 @@ def gpu(
     status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
     rows = rows_of(session.results(session.stopped))
     notes = [SHARED_GPU] if any(row.what.endswith("NCCL") for row in rows) else []
-    if json:
-        shown = [row.as_json() for row in rows]
-        print_json({"device": place.name, "notes": notes, "rows": shown})
-    elif rows:
-        console.print(tables.gpu(place.name, rows, notes))
+    shown = [row.as_json() for row in rows]
+    table = [tables.gpu(place.name, rows, notes)] if rows else []
+    show({"device": place.name, "notes": notes, "rows": shown}, json, table)
     end(status)
 
 
@@ -311,9 +233,7 @@ def everything(
 ) -> None:
     """All of it, into results.json with every sample and report.html, which explains them."""
     parts = suite.everything(quick=quick)
-    wanted = several(only, str) if only else list(parts)
-    if unknown := [name for name in wanted if name not in parts]:
-        raise ConfigurationError(f"{unknown[0]!r} is not a part; there is {', '.join(parts)}")
+    wanted = several(only, lambda one: one_of(list(parts), one, "a part")) if only else list(parts)
     if report:
         plotting_library()  # said now, not after the measurement
     with writing(output, "made"):
@@ -329,11 +249,254 @@ def everything(
     if report and session.measured:
         write_page(output / "report.html", found)
         files += f" and {output / 'report.html'}"
-    console.print(f"{files}: written.", markup=False, soft_wrap=True)
+    say(f"{files}: written.")
     end(status)
 
 
-def _plain(case: Any) -> dict[str, Any]:
-    import dataclasses
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(help="results.json; two of them are compared.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the page goes; replaced if there.")
+    ] = Path("report.html"),
+) -> None:
+    """Explain a bench run, or compare two, as one HTML file that opens offline."""
+    if len(results) > 2:
+        raise ConfigurationError(
+            f"a page shows one or two results, and here are {len(results)}: leave some out"
+        )
+    read = [read_results(path) for path in results]
+    write_page(output, *read)
+    for path, each in zip(results, read, strict=True):
+        say(f"{path}: {headline(each)}")
+    say(f"{output} is written; open it in a browser.")
 
-    return dataclasses.asdict(case)
+
+# ---- options, and what is said of those that are refused
+
+
+_MAX_RANKS: Final = 64
+_MAX_VAULT_RANKS: Final = 16
+_MAX_BUCKET_MB: Final = 1 << 20
+VARIANTS: Final = ("compute", "plain", "sealed", "cc")
+Value = TypeVar("Value")
+
+
+def several(text: str, one: Callable[[str], Value]) -> list[Value]:
+    """The values of a list with commas, each once."""
+    return list(dict.fromkeys(one(part.strip()) for part in text.split(",")))
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as parse_bytes reads them; a multiple of 4, as the benchmark reduces float32."""
+    size = parse_bytes(text)
+    if size % 4:
+        raise ConfigurationError(f"a size of {size} bytes is not a whole number of float32 values")
+    return size
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise ConfigurationError(f"{text!r} is not a list of world sizes; write 2,3,4,8")
+    return several(text, lambda part: check_ranks(int(part)))
+
+
+def check_ranks(ranks: int) -> int:
+    if not 2 <= ranks <= _MAX_RANKS:
+        raise ConfigurationError(f"{ranks} ranks: the benchmark runs 2 to {_MAX_RANKS} of them")
+    return ranks
+
+
+def check_threads(threads: int | None) -> int | None:
+    """The workers would refuse the same, one by one."""
+    if threads is not None and threads > usable_cores():
+        raise ConfigurationError(
+            f"{threads} threads on a machine on which this process may use {usable_cores()} cores"
+        )
+    return threads
+
+
+def check_transport(transport: str) -> str:
+    if transport not in ("shm", "tcp"):
+        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
+    return transport
+
+
+def parse_variants(text: str) -> tuple[str, ...]:
+    """Those that were asked for, in one order. Without `sealed` there is nothing to compare."""
+    wanted = {*several(text, lambda name: one_of(VARIANTS, name, "a variant")), "sealed"}
+    return tuple(name for name in VARIANTS if name in wanted)
+
+
+def parse_bucket(text: str) -> float:
+    try:
+        bucket = float(text)
+    except ValueError:
+        bucket = 0.0
+    if not 0 < bucket <= _MAX_BUCKET_MB:
+        raise ConfigurationError(
+            f"a bucket of {text!r} MB holds no gradient; DDP's own default is 25"
+        )
+    return bucket
+
+
+def parse_batch(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise ConfigurationError(f"a batch of {text!r} samples cannot be trained; write 1 or more")
+    return int(text)
+
+
+def parse_precision(text: str) -> Precision:
+    if text not in WIDTHS:  # written out, so that the type is known
+        raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(WIDTHS)}")
+    return text
+
+
+def settings_of(
+    models: Sequence[str],
+    batches: Sequence[int] | None,
+    precisions: Sequence[Precision],
+    buckets: Sequence[float],
+) -> tuple[Setting, ...]:
+    from sealring.bench.models import find
+
+    return tuple(
+        Setting(model, batch, precision, bucket)
+        for model in models
+        for batch in batches or [find(model).batch]
+        for precision in precisions
+        for bucket in buckets
+    )
+
+
+def check_memory(
+    settings: Sequence[Setting], ranks: int, trainees: int, place: Place = CPU
+) -> None:
+    """Refuses what would run out of memory after minutes of work."""
+    available = place.free_bytes()
+    on_gpu = place.kind == "cuda"
+    together = -(-ranks // place.gpus) if on_gpu else ranks
+    where = f" of one {place.name}" if on_gpu else ""
+    fewer = ", a smaller model, or --variants plain,sealed"
+    way_out = fewer if trainees > 1 else " or a smaller model"
+    for setting in settings:
+        parameters = count_of(setting.model)
+        needed = together * trainees * training_bytes(setting.model, setting.precision)
+        if needed > available:
+            raise ConfigurationError(
+                f"{together} ranks of {setting.model} ({parameters:,} parameters, {trainees} "
+                f"variants at once) need {needed / 2**30:.1f} GiB{where} and "
+                f"{available / 2**30:.1f} GiB are free: take fewer ranks{way_out}"
+            )
+
+
+def check_variants(variants: Sequence[str], place: Place) -> None:
+    if place.kind == "cuda" and "cc" in variants:
+        raise ConfigurationError(
+            "cc emulates the GPU-TEE path on CPUs and has no GPU: leave it out of --variants, or "
+            "take --device cpu"
+        )
+
+
+def one_of(known: Sequence[str], name: str, what: str) -> str:
+    if name not in known:
+        raise ConfigurationError(f"{name!r} is not {what}; there is {', '.join(known)}")
+    return name
+
+
+def check_writable(path: Path | None) -> Path | None:
+    """Refused now, not after the measurement."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
+    return path
+
+
+# ---- a run: its bar, and what becomes of it when it is stopped
+
+
+_ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Besides Ctrl-C: a scheduler's, and that of a connection or a terminal which is gone."""
+
+
+class _Stopped(BaseException):
+    """One of these came."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+
+
+def measure(jobs: Sequence[Job], results: Path | None) -> tuple[list[Any], int | None]:
+    """What was measured, and the exit status to end with."""
+    session = new_session(check_writable(results))
+    status = run(session, jobs)
+    return session.measured, status
+
+
+def new_session(path: Path | None = None) -> Session:
+    return Session(" ".join(["sealring", *sys.argv[1:]]), path)
+
+
+def run(session: Session, jobs: Sequence[Job]) -> int | None:
+    """Measures under a bar. The exit status to end with if it was stopped, else None.
+
+    A user who stops it gets what was measured by then: printed, and in the file if there is one.
+    """
+    total = sum(job.count for job in jobs)
+    try:
+        with _signals_stop(), progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
+            task = bar.add_task("starting", total=total)
+            said: list[str] = []
+
+            def tell(done: float, label: str) -> None:
+                bar.update(task, completed=done, description=label)
+                # A log has no bar: it gets a line for each job that begins.
+                if not errors.is_terminal and label not in said:
+                    said.append(label)
+                    errors.print(f"{done:.0f}/{total} {label}", markup=False, highlight=False)
+
+            session.run(jobs, tell)
+    except (KeyboardInterrupt, _Stopped) as stop:
+        by = stop.signal if isinstance(stop, _Stopped) else signal.SIGINT
+        _keep(session, f"stopped by {'Ctrl-C' if by is signal.SIGINT else by.name}", total)
+        return 128 + by
+    except WorkerFailed:
+        _keep(session, "a worker failed", total)
+        raise
+    return None
+
+
+def _keep(session: Session, why: str, total: int) -> None:
+    told = f"{why} after {len(session.measured)} of {total} cases"
+    session.save(told)
+    where = f"; they are in {session.path}" if session.path is not None else ""
+    errors.print(f"{told}{where}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show(value: Any, json: bool, shown: Sequence[Any]) -> None:
+    """JSON for programs; else what people read."""
+    if json:
+        print_json(value)
+    else:
+        console.print(*shown, sep="\n")
+
+
+def end(status: int | None) -> None:
+    if status is not None:
+        raise typer.Exit(status)
+
+
+@contextmanager
+def _signals_stop() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _Stopped(number)
+
+    # What nohup has the process ignore stays ignored.
+    before = {each: signal.getsignal(each) for each in _ENDS}
+    taken = {each: old for each, old in before.items() if old is not signal.SIG_IGN}
+    for each in taken:
+        signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for each, old in taken.items():
+            signal.signal(each, old)

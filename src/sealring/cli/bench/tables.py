@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Case
-from sealring.bench.exchange import Exchange
-from sealring.bench.gpu.bars import Row
+from sealring.bench.algorithms import Cell
+from sealring.bench.bars import Row
+from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Exchange
+from sealring.bench.harness import Comparison, Measured, Samples
 from sealring.bench.kernels import Kernels
-from sealring.bench.link import Hop
-from sealring.bench.measure import Samples
-from sealring.bench.noise import Comparison
-from sealring.bench.session import Measured
+from sealring.bench.link import Hop, line_words
+from sealring.bench.records import AuditCost, RecordingCost
 from sealring.bench.step import Step
-from sealring.cli.terminal import human_bytes
+from sealring.bench.vault import Case
+from sealring.cli.terminal import human_bytes, number_table
 from sealring.results import ScaleCase
+from sealring.schedule.table import AlgorithmTable, names
 
-
-def _columns(table: Table, *names: str) -> Table:
-    table.add_column(names[0], no_wrap=True)
-    for name in names[1:]:
-        table.add_column(name, justify="right")
-    return table
+_MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
 
 
 def _time(samples: Samples | None, unit: float, name: str) -> str:
@@ -39,219 +36,301 @@ def _ratio(compared: Comparison | None) -> str:
 
 
 def kernels(runs: Sequence[Kernels]) -> Table:
-    table = Table(title="Kernels on this machine's cores (medians)")
-    _columns(table, "kernel", "data", "processes", "a core", "memory", "arithmetic")
-    for run in runs:
-        for shape, samples in run.measured:
-            where = "memory" if shape.moved_bytes else "cache"
-            table.add_row(
+    return number_table(
+        "Kernels on this machine's cores (medians)",
+        ("kernel", "data", "processes", "a core", "memory", "arithmetic"),
+        (
+            (
                 shape.kernel,
-                f"{human_bytes(shape.bytes)} from {where}",
-                str(run.processes),
+                f"{human_bytes(shape.bytes)} from {'memory' if shape.moved_bytes else 'cache'}",
+                run.processes,
                 f"{shape.bytes / samples.median / 1e9:.2f} GB/s ±{samples.spread:.0%}",
                 f"{shape.moved_bytes / samples.median / 1e9:.2f} GB/s",
                 f"{shape.operations / samples.median / 1e9:.2f} Gop/s",
             )
-    return table
+            for run in runs
+            for shape, samples in run.measured
+        ),
+    )
 
 
 def links(hops: Sequence[Hop]) -> Table:
-    table = Table(
-        title="A link between two ranks: T = α · messages + bytes / β",
+    return number_table(
+        "A link between two ranks: T = α · messages + bytes / β",
+        ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
+        (
+            (case.operation, case.transport, case.variant, *line_words(case.fit))
+            for hop in hops
+            for case in hop.cases(0)
+        ),
         caption="In brackets: 19 of 20 repetitions would find it there. all_reduce: both send at "
         "once, as in every hop of a ring; ping_pong: one way.",
     )
-    _columns(table, "operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by")
-    for hop in hops:
-        for case in hop.cases(0):
-            line = case.fit
-            table.add_row(
-                case.operation,
-                case.transport,
-                case.variant,
-                *(
-                    ["no line fits", "-", "-"]
-                    if line is None
-                    else [
-                        f"{line.alpha_s * 1e6:,.0f} ({line.alpha_low_s * 1e6:,.0f} to "
-                        f"{line.alpha_high_s * 1e6:,.0f})",
-                        f"{line.beta_bytes_per_s / 1e9:.2f} ({line.beta_low_bytes_per_s / 1e9:.2f} "
-                        f"to {line.beta_high_bytes_per_s / 1e9:.2f})",
-                        f"{line.residual:.0%}",
-                    ]
-                ),
-            )
-    return table
 
 
 def allreduce(cases: Sequence[Exchange]) -> Table:
-    table = Table(
-        title="All-reduce: sealed by sealring, plaintext by Gloo, the GPU-TEE path emulated "
-        "(medians)"
-    )
-    _columns(
-        table, "ranks", "size", "transport", "threads", "sealed", "Gloo", "GPU-TEE",
-        "sealed : Gloo", "GPU-TEE : Gloo", "sealed a rank",
+    return number_table(
+        "All-reduce: sealed by sealring, plaintext by Gloo, the GPU-TEE path emulated (medians)",
+        ("ranks", "size", "transport", "threads", "sealed", "Gloo", "GPU-TEE", "sealed : Gloo",
+         "GPU-TEE : Gloo", "sealed a rank"),
+        (
+            (
+                case.ranks,
+                human_bytes(case.bytes),
+                case.transport,
+                case.threads,
+                *(_time(case.samples.get(each), 1e6, "µs") for each in ("sealed", "plain", "cc")),
+                _ratio(case.against_plain()),
+                _ratio(case.against_plain("cc")),
+                human_bytes(case.rank_bytes[0][0]),
+            )
+            for case in cases
+        ),
     )  # fmt: skip
-    for case in cases:
-        table.add_row(
-            str(case.ranks),
-            human_bytes(case.bytes),
-            case.transport,
-            str(case.threads),
-            *(_time(case.samples.get(each), 1e6, "µs") for each in ("sealed", "plain", "cc")),
-            _ratio(case.against_plain()),
-            _ratio(case.against_plain("cc")),
-            human_bytes(case.rank_bytes[0][0]),
-        )
-    return table
 
 
-def collectives(cases: Sequence[Case]) -> Table:
-    met = [case.meets_bar for case in cases if case.meets_bar is not None]
-    table = Table(
-        title=f"Collectives over {cases[0].transport}: sealed by sealring, plaintext by Gloo "
+def collectives(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Of rows as JSON has them, each beside its floor and its bar."""
+    met = [row["meets_bar"] for row in rows if row["meets_bar"] is not None]
+
+    def cells(row: Mapping[str, Any]) -> Iterable[Any]:
+        noisy = "-" if row["noise"] is None else f"only noise (±{row['noise']:.0%})"
+        gloo, bar = row["gloo_us"], row["bar_us"]
+        yield from (row["collective"], row["ranks"])
+        yield human_bytes(row["bytes"]) if row["bytes"] else "-"
+        yield f"{row['sealed_us']:,.0f} ±{row['sealed_spread']:.0%}"
+        yield "-" if gloo is None else f"{gloo:,.0f} ±{row['gloo_spread']:.0%}"
+        yield noisy if row["ratio"] is None else f"[bold]{row['ratio']:.3f}[/bold]"
+        yield f"{row['floor_us']:,.0f}"
+        yield "-" if bar is None else f"{bar:,.0f}"
+        yield _MARKS[row["meets_bar"]]
+
+    return number_table(
+        f"Collectives over {rows[0]['transport']}: sealed by sealring, plaintext by Gloo "
         "(medians of the slowest rank's times)",
+        ("collective", "ranks", "size", "sealed, µs", "Gloo, µs", "ratio", "floor", "bar", "met"),
+        (tuple(cells(row)) for row in rows),
         caption=f"floor: what the busiest core seals and opens, at the "
-        f"{min(case.aes_bytes_per_s for case in cases) / 1e9:.2f} GB/s of AES-256-GCM that one "
-        f"core does here. Bar: up to {human_bytes(SMALL_BYTES)} Gloo's time; from "
-        f"{human_bytes(LARGE_BYTES)} on, in shared memory, {OF_GLOO} x Gloo or {OF_FLOOR} x "
-        f"floor, whichever is larger. {sum(met)} of {len(met)} cases meet it.",
+        f"{rows[0]['aes_bytes_per_s'] / 1e9:.2f} GB/s of AES-256-GCM that one core does here. Bar: "
+        f"up to {human_bytes(SMALL_BYTES)} Gloo's time; from {human_bytes(LARGE_BYTES)} on, in "
+        f"shared memory, {OF_GLOO} x Gloo or {OF_FLOOR} x floor, whichever is larger. {sum(met)} "
+        f"of {len(met)} cases meet it.",
     )
-    _columns(
-        table, "collective", "ranks", "size", "sealed, µs", "Gloo, µs", "ratio", "floor", "bar",
-        "met",
-    )  # fmt: skip
-    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
-    for case in cases:
-        noisy = "-" if case.noise is None else f"only noise (±{case.noise:.0%})"
-        table.add_row(
-            case.collective,
-            str(case.ranks),
-            human_bytes(case.bytes) if case.bytes else "-",
-            f"{case.sealed_us:,.0f} ±{case.sealed_spread:.0%}",
-            "-" if case.gloo_us is None else f"{case.gloo_us:,.0f} ±{case.gloo_spread:.0%}",
-            noisy if case.ratio is None else f"[bold]{case.ratio:.3f}[/bold]",
-            f"{case.floor_us:,.0f}",
-            "-" if case.bar_us is None else f"{case.bar_us:,.0f}",
-            marks[case.meets_bar],
-        )
-    return table
 
 
 def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
     place = cases[0].place
     plain = {"gloo": "Gloo", "nccl": "NCCL"}[place.backend]
     where = "" if place.kind == "cpu" else f" on {place.name}"
-    table = Table(
-        title=f"A DDP training step{where}: sealed by sealring, plaintext by {plain}, the GPU-TEE "
-        "path emulated (medians)",
-        caption="buckets: all-reduces in one step, and their cap. Hidden: the part of the sealed "
-        "collectives, by time, that ran while the backward pass computed."
-        + "".join(f" {note[0].upper()}{note[1:]}." for note in notes),
-    )
-    _columns(
-        table, "model", "ranks", "batch", "buckets", "compute", plain, "sealed", "GPU-TEE",
-        f"sealed : {plain}", f"GPU-TEE : {plain}", "hidden",
-    )  # fmt: skip
-    for case in cases:
+
+    def cells(case: Step) -> Iterable[Any]:
         sealed, overlap = case.recorded.get("sealed"), case.overlap()
-        order = ("compute", "plain", "sealed", "cc")
-        table.add_row(
-            case.setting.model,
-            str(case.ranks),
-            f"{case.setting.batch} {case.setting.precision}",
-            f"{sealed.all_reduces} of {case.setting.bucket_cap_mb:g} MB" if sealed else "-",
-            *(_time(case.samples.get(each), 1e3, "ms") for each in order),
-            _ratio(case.against_plain()),
-            _ratio(case.against_plain("cc")),
-            "-" if overlap is None else f"{overlap:.0%}",
-        )
-    return table
+        yield from (case.setting.model, case.ranks)
+        yield f"{case.setting.batch} {case.setting.precision}"
+        yield f"{sealed.all_reduces} of {case.setting.bucket_cap_mb:g} MB" if sealed else "-"
+        for variant in ("compute", "plain", "sealed", "cc"):
+            yield _time(case.samples.get(variant), 1e3, "ms")
+        yield _ratio(case.against_plain())
+        yield _ratio(case.against_plain("cc"))
+        yield "-" if overlap is None else f"{overlap:.0%}"
+
+    return number_table(
+        f"A DDP training step{where}: sealed by sealring, plaintext by {plain}, the GPU-TEE path "
+        "emulated (medians)",
+        ("model", "ranks", "batch", "buckets", "compute", plain, "sealed", "GPU-TEE",
+         f"sealed : {plain}", f"GPU-TEE : {plain}", "hidden"),
+        (tuple(cells(case)) for case in cases),
+        caption="buckets: all-reduces in one step, and their cap. Hidden: the part of the sealed "
+        "collectives, by time, that ran while the backward pass computed." + _sentences(notes),
+    )  # fmt: skip
+
+
+def _sentences(notes: Sequence[str]) -> str:
+    return "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
 
 
 def splits(cases: Sequence[Step]) -> Table:
     """Where a step's time went, of those that were recorded."""
-    table = Table(
-        title="Where a recorded step went on rank 0, in ms: exposed (+ hidden behind backward)"
-    )
-    names = ("compute", "seal", "transfer", "open", "reduce", "wait")
-    _columns(table, "model", "ranks", "bucket, MB", "variant", *names)
-    for case in cases:
-        for variant in ("sealed", "cc"):
-            recorded = case.recorded.get(variant)
-            if recorded is None:
-                continue
-            parts = {part.name: part for part in recorded.split}
-            table.add_row(
+    parts: Sequence[Any] = ("compute", "seal", "transfer", "open", "reduce", "wait")
+
+    def cell(part: Any) -> str:
+        if part is None:
+            return "-"
+        hidden = f" (+{part.hidden_s * 1e3:,.1f})" if part.hidden_s else ""
+        return f"{part.exposed_s * 1e3:,.1f}{hidden}"
+
+    return number_table(
+        "Where a recorded step went on rank 0, in ms: exposed (+ hidden behind backward)",
+        ("model", "ranks", "bucket, MB", "variant", *parts),
+        (
+            (
                 case.setting.model,
-                str(case.ranks),
+                case.ranks,
                 f"{case.setting.bucket_cap_mb:g}",
                 variant,
-                *(
-                    f"{parts[name].exposed_s * 1e3:,.1f}"
-                    + (f" (+{parts[name].hidden_s * 1e3:,.1f})" if parts[name].hidden_s else "")
-                    if name in parts
-                    else "-"
-                    for name in names
-                ),
+                *(cell({part.name: part for part in recorded.split}.get(name)) for name in parts),
             )
-    return table
+            for case in cases
+            for variant in ("sealed", "cc")
+            if (recorded := case.recorded.get(variant)) is not None
+        ),
+    )
 
 
-def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float]]) -> Table:
-    table = Table(title="Forming groups of light workers")
-    for column in (
-        "ranks", "what", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank",
-        "signatures", "RSS MB",
-    ):  # fmt: skip
-        table.add_column(column, justify="left" if column == "what" else "right")
-    for case in cases:
-        table.add_row(
-            str(case.ranks),
-            case.what,
-            str(case.handshakes),
-            str(case.resumptions),
-            str(case.sockets),
-            f"{case.bytes / 1e6:.1f}",
-            f"{case.seconds:.2f}",
-            f"{case.cpu_seconds_per_rank * 1e3:.1f}",
-            f"{case.floor_seconds_per_rank * 1e3:.1f}",
-            f"{case.rss_bytes / 1e6:.0f}",
-        )
-    said = [
-        f"{what}: " + ", ".join(f"{name} ~ n^{exponent:g}" for name, exponent in each.items())
-        for what, each in exponents.items()
-    ]
-    floor = "signatures: the CPU ms/rank that the signatures alone take on this machine"
-    table.caption = "\n".join([floor, *said])
-    return table
+def vault(cases: Sequence[Case]) -> Table:
+    return number_table(
+        "A vault: sealed against plain (medians)",
+        ("what", "ranks", "sealed GB/s", "plain GB/s", "ratio", "read / needed"),
+        (
+            (
+                case.what,
+                case.ranks,
+                *(f"{one:.2f}" for one in (case.sealed_gb_s, case.plain_gb_s, case.ratio)),
+                f"{(case.bytes_read or 0) / case.bytes_needed:.3f}" if case.bytes_needed else "",
+            )
+            for case in cases
+        ),
+    )
 
 
 def summary(measured: Sequence[Measured]) -> Table:
     """What `bench all` says in the end: each comparison in one line; the report has the rest."""
-    table = Table(title="What protection costs here: times as multiples of torch's own backend")
-    _columns(table, "case", "sealed", "GPU-TEE path, emulated")
-    for each in measured:
-        if not isinstance(each, Exchange | Step) or each.against_plain() is None:
-            continue
-        size = f", {human_bytes(each.bytes)}" if isinstance(each, Exchange) and each.bytes else ""
-        cc = _ratio(each.against_plain("cc"))
-        table.add_row(f"{each.label}{size}", _ratio(each.against_plain()), cc)
-    return table
+    compared = [each for each in measured if isinstance(each, Exchange | Step)]
+    return number_table(
+        "What protection costs here: times as multiples of torch's own backend",
+        ("case", "sealed", "GPU-TEE path, emulated"),
+        (
+            (
+                f"{each.label}, {human_bytes(each.bytes)}"
+                if isinstance(each, Exchange) and each.bytes
+                else each.label,
+                _ratio(each.against_plain()),
+                _ratio(each.against_plain("cc")),
+            )
+            for each in compared
+            if each.against_plain() is not None
+        ),
+    )
 
 
 def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
-    ratios = "x: the sealed time by that of what stands behind the colon, over the wire before it"
-    said = ". ".join([ratios, *(f"{note[0].upper()}{note[1:]}" for note in notes)])
-    table = Table(title=f"Sealed on one {name}", caption=f"{said}.")
-    table.add_column("what")
+    ratios = "x: the sealed time by that of what stands behind the colon, over the wire before it."
+    made = Table(title=f"Sealed on one {name}", caption=f"{ratios}{_sentences(notes)}")
+    made.add_column("what")
     for column in ("measured", "bar", "met"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("detail", style="dim")
-    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
+        made.add_column(column, justify="right", no_wrap=True)
+    made.add_column("detail", style="dim")
     for row in rows:
         between = f" ({row.low:g} to {row.high:g})" if row.low is not None else ""
         measured = f"{row.value:,} {row.unit}{between}"
-        table.add_row(row.what, measured, row.bar, marks[row.met], row.detail)
-    return table
+        made.add_row(row.what, measured, row.bar, _MARKS[row.met], row.detail)
+    return made
+
+
+# ---- of python -m sealring.bench
+
+
+def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float]]) -> Table:
+    floor = "signatures: the CPU ms/rank that the signatures alone take on this machine"
+    grown = (
+        f"{what}: " + ", ".join(f"{name} ~ n^{exponent:g}" for name, exponent in each.items())
+        for what, each in exponents.items()
+    )
+    return number_table(
+        "Forming groups of light workers",
+        ("what", "ranks", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank",
+         "signatures", "RSS MB"),
+        (
+            (
+                case.what,
+                case.ranks,
+                case.handshakes,
+                case.resumptions,
+                case.sockets,
+                f"{case.bytes / 1e6:.1f}",
+                f"{case.seconds:.2f}",
+                f"{case.cpu_seconds_per_rank * 1e3:.1f}",
+                f"{case.floor_seconds_per_rank * 1e3:.1f}",
+                f"{case.rss_bytes / 1e6:.0f}",
+            )
+            for case in cases
+        ),
+        caption="\n".join([floor, *grown]),
+    )  # fmt: skip
+
+
+def recording(found: RecordingCost) -> Table:
+    noise = "" if found.told is not None else f" (within the noise of {found.noise:.1%})"
+    return number_table(
+        f"{found.model}, {found.ranks} ranks, a statement every {found.every} steps",
+        ("", ""),
+        (
+            ("step with statements", f"{found.recorded_ms:,.1f} ms"),
+            ("step without", f"{found.unrecorded_ms:,.1f} ms"),
+            ("ratio", f"{found.ratio:.4f}{noise}; bar {found.bar}"),
+            ("bytes per rank and interval", f"{found.bytes_per_statement:,.0f}"),
+            ("bytes of the folder", f"{found.disk_bytes:,}"),
+        ),
+    )
+
+
+def audits(found: Sequence[AuditCost]) -> Table:
+    return number_table(
+        "Audits",
+        ("run", "statements", "audit", "of one core", "page", "opened after"),
+        (
+            (
+                f"{each.ranks} ranks, {each.intervals} intervals",
+                f"{each.statements:,} of {each.statement_bytes:,} bytes",
+                f"{each.seconds:g} s",
+                f"{each.cpu_seconds:g} s",
+                human_bytes(each.page_bytes),
+                "no browser here" if each.opened_ms is None else f"{each.opened_ms:g} ms",
+            )
+            for each in found
+        ),
+    )
+
+
+def algorithms(cells: Sequence[Cell], fitted: AlgorithmTable) -> Table:
+    columns = list(dict.fromkeys(cell.algorithm for cell in cells))
+    rows: dict[tuple[str, str, int, str], dict[str, Cell]] = {}
+    for cell in cells:
+        where = (cell.operation, cell.hosts, cell.ranks, human_bytes(cell.bytes))
+        rows.setdefault(where, {})[cell.algorithm] = cell
+
+    def times(by_algorithm: Mapping[str, Cell]) -> Iterable[str]:
+        fastest = min(cell.fastest_us for cell in by_algorithm.values())
+        for column in columns:
+            one = by_algorithm.get(column)
+            text = "-" if one is None else f"{one.fastest_us:,.0f}"
+            yield f"[bold green]{text}[/]" if one and one.fastest_us == fastest else text
+
+    return number_table(
+        "Algorithms against each other (the slowest rank's times in the fastest block, µs)",
+        ("operation", "hosts", "ranks", "size", *columns),
+        ((*where, *times(by_algorithm)) for where, by_algorithm in rows.items()),
+        caption="\n".join(
+            f"{operation}, hosts {hosts}, from {ranks} ranks: {words}"
+            for operation, hosts, ranks, words in _choices(fitted)
+        ),
+        left=2,
+    )
+
+
+def as_markdown(table: AlgorithmTable) -> str:
+    head = "| operation | hosts | ranks from | algorithm by one rank's bytes |"
+    lines = [f"| {' | '.join(row)} |" for row in _choices(table)]
+    return "\n".join([head, "|---|---|---|---|", *lines])
+
+
+def _choices(table: AlgorithmTable) -> list[tuple[str, str, str, str]]:
+    choices = []
+    for (operation, placement), rows in table.rows.items():
+        for row in rows:
+            *short, last = names(row.algorithms)
+            limits = zip(short, row.up_to_bytes, strict=True)
+            parts = [*(f"{name} up to {human_bytes(limit)}" for name, limit in limits), last]
+            words = ", then ".join(parts)
+            choices.append((operation.name.lower(), placement.value, str(row.ranks), words))
+    return choices

@@ -1,9 +1,10 @@
-"""`sealring bench scale`: what forming groups costs as their number of ranks grows.
+"""How long groups take to form: one of torch's processes, and many of light workers.
 
-Many light workers (light.py) share a process, four processes for each core: with fewer, workers
-wait for each other's interpreter. Each has its own identity and its own sessions. Workers of one
-process have consecutive ranks, as those of one machine have. Measured in this order, for each
-number of ranks:
+`python -m sealring.bench handshake` starts a process for each rank. `python -m sealring.bench
+scale` has many light workers (light.py) in a process, four processes for each core: with fewer,
+workers wait for each other's interpreter. Each has its own identity and its own sessions. Workers
+of one process have consecutive ranks, as those of one machine have. Measured in this order, for
+each number of ranks:
 
     world        the group of all ranks forms
     all_reduce   its first all-reduce, with the links that this makes
@@ -21,18 +22,62 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from sealring.bench.exchange import Progress
 from sealring.bench.floor import forming_floor
+from sealring.bench.harness import Progress, Section
 from sealring.bench.light import LightGroup, LightWorker
-from sealring.bench.session import Job, Section
 from sealring.bench.workers import Report, run_workers
 from sealring.results import ScaleCase
 from sealring.schedule import Operation, Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    ranks: int
+    handshakes: int
+    """TLS handshakes of all ranks, until the first all-reduce is done."""
+    transport: str
+    seconds: float
+    """Until the slowest rank has the group, from the moment all processes stand ready."""
+    first_all_reduce_seconds: float
+    """Until the slowest rank has done its first all-reduce, from the same moment."""
+
+
+def measure_handshake(ranks: int, transport: str) -> Result:
+    environment = {"SEALRING_TRANSPORT": transport}
+    reports = [value for _, value in run_workers(ranks, _worker, environment=environment)]
+    formed, reduced, shaken = zip(*reports, strict=True)
+    return Result(ranks, sum(shaken) // 2, transport, round(max(formed), 3), round(max(reduced), 3))
+
+
+def _worker(rank: int, report: Report) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    # Importing takes longer than the handshake; it is done first, and everybody waits for it.
+    import sealring.group.create  # noqa: F401
+    from sealring.handshake import process_sessions
+
+    store, _, world = next(iter(rendezvous("env://")))
+    store.add("ready", 1)
+    while store.add("ready", 0) < world:
+        time.sleep(0.005)
+    start = time.perf_counter()
+    dist.init_process_group("sealring", store=store, rank=rank, world_size=world)
+    formed = time.perf_counter() - start
+    dist.all_reduce(torch.ones(1024))
+    reduced = time.perf_counter() - start
+    report((formed, reduced, process_sessions("local", rank).handshakes))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- light workers
+
 
 _ELEMENTS: Final = 1024
 """Of the all-reduce: 4 KiB."""
@@ -57,17 +102,9 @@ class _Part:
     rss: int
 
 
-def measure_scale(numbers: Sequence[int], tell: Callable[[str], None]) -> list[ScaleCase]:
-    cases = []
-    for ranks in numbers:
-        tell(f"{ranks} light workers form groups")
-        cases += _measure(ranks)
-    return cases
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredScale:
-    """As `bench all` keeps it: one number of ranks."""
+    """One number of ranks."""
 
     measured: tuple[ScaleCase, ...]
     section: Section = "scale"
@@ -78,15 +115,6 @@ class MeasuredScale:
 
     def cases(self, run: int) -> Sequence[ScaleCase]:
         return self.measured
-
-
-def jobs(numbers: Sequence[int]) -> list[Job]:
-    def measure(ranks: int, progress: Progress) -> Iterator[MeasuredScale]:
-        yield MeasuredScale(tuple(_measure(ranks)))
-
-    return [
-        Job(f"groups of {ranks} light workers", 1, partial(measure, ranks)) for ranks in numbers
-    ]
 
 
 def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:
@@ -118,7 +146,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _measure(ranks: int) -> list[ScaleCase]:
+def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[MeasuredScale]:
     processes = min(ranks, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
     before = _bytes_sent()
     parts: dict[str, list[tuple[_Part, int]]] = {}
@@ -151,7 +179,7 @@ def _measure(ranks: int) -> list[ScaleCase]:
             )
         )
         before = sent
-    return cases
+    yield MeasuredScale(tuple(cases))
 
 
 def _host(index: int, report: Report, ranks: int) -> None:

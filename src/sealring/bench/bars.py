@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
-from sealring.bench.noise import compare
+from sealring.bench.harness import compare
 from sealring.results import CollectiveCase, KernelCase, Results, StepCase, usable
 
 _RATES: Final = {"seal": 950.0, "open": 950.0, "open_reduce": 700.0, "hop": 450.0}
