@@ -25,6 +25,7 @@ COMMON = {
     "devices",
     "last_words",
     "no_fork",
+    "providers",
     "version",
 }
 
