@@ -131,15 +131,17 @@ def _of_steps(best: Sequence[Overhead]) -> str:
 
 def _sections(results: Results) -> Iterable[str]:
     found = overheads(results)
+    of_cpu, of_gpu = plots.rooflines(results)
     pictures = (
         plots.overhead(found),
         plots.buckets(found),
         plots.split(results),
         plots.timeline(results),
         plots.links(results),
+        of_cpu,
         plots.forming(results),
         plots.bars(results),
-        *plots.rooflines(results),
+        of_gpu,
     )
     yield _changes(results)
     for picture in pictures:
