@@ -43,7 +43,7 @@ test: $(VENV)/.installed ## everything CI runs
 
 test-gpu: $(VENV)/.installed ## what needs a GPU (compute capability 9.0 or later) and a CUDA build of torch
 	@$(BIN)/python -c "import torch, sys; sys.exit(not torch.cuda.is_available())" || { echo "torch finds no GPU here"; exit 1; }
-	$(BIN)/python -m pytest tests/gpu tests/engine/cuda
+	$(BIN)/python -m pytest tests/gpu tests/core/engine/cuda
 
 system-deps: ## Debian packages that some tests need: a TPM in software, etcd, Chromium, Maude, valgrind, iproute2, curl, Prometheus, Slurm, kubectl, Go
 	@dpkg --status $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -qq && \
@@ -184,8 +184,8 @@ integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they com
 	@# DeepSpeed is built here with these tools, and looks for torch meanwhile.
 	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools
 	@$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  --requirement tests/integrations/requirements.txt
-	@$(INTEGRATIONS)/bin/python -m tests.integrations $(ONLY)
+	  --requirement tests/train/integrations/requirements.txt
+	@$(INTEGRATIONS)/bin/python -m tests.train.integrations $(ONLY)
 
 torch-versions: $(VENV)/.installed ## the checks of tests/torch_versions with every torch that is allowed, and newer ones; VERSIONS="2.14 2.15", KEEP=1
 	@$(BIN)/python tools/torch_versions.py $(addprefix --version ,$(VERSIONS)) $(if $(KEEP),--keep)

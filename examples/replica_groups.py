@@ -19,8 +19,8 @@ from typing import Any
 import torchft
 
 import gpt
-from sealring.integrations import Figures
-from sealring.integrations.torchft import DistributedDataParallel, sealed_manager
+from sealring.train.integrations import Figures
+from sealring.train.integrations.torchft import DistributedDataParallel, sealed_manager
 
 LIMIT = timedelta(seconds=60)
 RETURN = timedelta(minutes=5)

@@ -126,11 +126,11 @@ def test_the_page_of_errors_draws_the_whole_tree() -> None:
 
 def test_the_table_of_algorithms_is_the_shipped_one() -> None:
     from sealring.cli.bench.tables import as_markdown
-    from sealring.schedule.table import shipped_table
+    from sealring.core.schedule.table import shipped_table
 
     document = (ROOT / "docs" / "algorithms.md").read_text()
     shown = between(document, "--show -->\n", "\n<!-- end of table").partition("\n")[2]
-    assert shown == as_markdown(shipped_table()), "`sealring.bench algorithms --show` prints it"
+    assert shown == as_markdown(shipped_table()), "`sealring.lab.bench algorithms --show` prints it"
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sealring import hooks
+from sealring.core import hooks
+from sealring.core.hooks import GroupMade, Made, Slot, enrolment_of, group_observers
 from sealring.errors import ConfigurationError
-from sealring.hooks import GroupMade, Made, Slot, enrolment_of, group_observers
 from tests.ports import free_port
 from tests.workers import Workers
 
@@ -28,7 +28,7 @@ SATELLITES = (
 CORE_ALONE = """
 import contextlib
 import sys
-import sealring.hooks
+import sealring.core.hooks
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
@@ -37,8 +37,8 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 stack = contextlib.ExitStack()
-for slot in vars(sealring.hooks).values():
-    if isinstance(slot, sealring.hooks.Slot):
+for slot in vars(sealring.core.hooks).values():
+    if isinstance(slot, sealring.core.hooks.Slot):
         stack.enter_context(slot.only())
 import torch
 import torch.distributed as dist
@@ -103,7 +103,7 @@ def test_a_broker_without_a_provider_is_an_error_and_no_other_identity(nobody: N
 def test_two_providers_of_credentials_are_refused() -> None:
     environ = {"SEALRING_BROKER": "https://broker:8443"}
     with (
-        hooks.enrolments.only("sealring.broker:enrolled", "sealring.broker:enrolled"),
+        hooks.enrolments.only("sealring.attest.broker:enrolled", "sealring.attest.broker:enrolled"),
         pytest.raises(ConfigurationError, match="names 2"),
     ):
         enrolment_of(0, 2, environ, 0.0)
@@ -180,7 +180,7 @@ def test_a_ledger_at_the_broker_needs_a_provider(
 
 
 def test_an_audit_that_names_machines_needs_a_judge(nobody: None, tmp_path: Path) -> None:
-    from sealring.audit.claims import read_claims
+    from sealring.record.audit.claims import read_claims
 
     (tmp_path / "policy.toml").write_text("")
     (tmp_path / "claims.toml").write_text('version = 1\nmachines = "policy.toml"\n')

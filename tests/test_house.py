@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
 from tools import house
 
 CEILINGS = {
     "code lines": 51_300,
-    "files": 502,
-    "packages": 26,
+    "files": 506,
+    "packages": 9,
     "verbs": 16,
     "commands": 62,
     "options": 417,

@@ -9,7 +9,7 @@ NATIVE = Path(__file__).parent.parent / "native"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 ROW = re.compile(r"^\| `([\w/]+)/` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 FROM_THE_PACKAGE = {"chacha20_poly1305.hpp"}
-"""The GPU's own text (src/sealring/engine/cuda), which one stand-in compiles for the CPU."""
+"""The GPU's own text (src/sealring/core/engine/cuda), which one stand-in compiles for the CPU."""
 
 
 def allowed() -> dict[str, set[str]]:

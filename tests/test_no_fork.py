@@ -15,9 +15,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from OpenSSL import SSL
 
-from sealring import _native, no_fork
-from sealring.no_fork import NoFork
-from tests.links.teams import Team
+from sealring import _native
+from sealring.core import no_fork
+from sealring.core.no_fork import NoFork
+from tests.core.links.teams import Team
 
 _FORKS = 100
 _SECONDS = 60.0
@@ -85,8 +86,8 @@ keys = [None, None, None]
 free = lambda: keys.pop()
 os.register_at_fork(before=free, after_in_parent=free, after_in_child=free)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sealring.handshake.tls_key import LoadedKey
-from sealring.identity.kept_key import KeptKey
+from sealring.core.handshake.tls_key import LoadedKey
+from sealring.core.identity.kept_key import KeptKey
 keys = [LoadedKey(KeptKey.of(Ed25519PrivateKey.generate())) for _ in range(3)]
 child = os.fork()
 if child == 0:
@@ -131,10 +132,10 @@ def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("sealring.identity.secret", "_own_lock"),
-        ("sealring.handshake.sessions", "_tables_lock"),
-        ("sealring.broker.enrolment", "_making"),
-        ("sealring.group.operators", "_registering"),
+        ("sealring.core.identity.secret", "_own_lock"),
+        ("sealring.core.handshake.sessions", "_tables_lock"),
+        ("sealring.attest.broker.enrolment", "_making"),
+        ("sealring.core.group.operators", "_registering"),
     ],
 )
 def test_no_lock_on_the_way_to_a_group_is_held_in_a_child(module: str, name: str) -> None:

@@ -25,7 +25,7 @@ def test_the_backend_is_there_without_an_import_of_ours() -> None:
 def test_registering_twice_changes_nothing() -> None:
     import torch.distributed as dist
 
-    from sealring.registration import register
+    from sealring.core.registration import register
 
     register()
     register()
@@ -35,7 +35,7 @@ def test_registering_twice_changes_nothing() -> None:
 def test_both_entry_point_groups_lead_to_the_registration() -> None:
     for group in ("torch.backends", "torch.distributed.backends"):
         (entry,) = [e for e in entry_points(group=group) if e.name == "sealring"]
-        assert entry.value == "sealring.registration:register"
+        assert entry.value == "sealring.core.registration:register"
 
 
 def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import sealring
-import sealring.broker
+import sealring.attest.broker
+import sealring.core.registration
+import sealring.core.store
 import sealring.errors
-import sealring.integrations
-import sealring.offload
-import sealring.recorder
-import sealring.recording
-import sealring.registration
-import sealring.store
+import sealring.observe
+import sealring.record.recording
+import sealring.train.integrations
+import sealring.train.integrations.torchft
+import sealring.train.offload
 import sealring.vault
 
 ROOT = Path(__file__).parents[1]
@@ -43,27 +44,36 @@ def lines() -> Iterator[str]:
             yield f"sealring.{name}"
     for name in GROUP:
         yield member("sealring.SealedProcessGroup", sealring.SealedProcessGroup, name)
-    for name in sealring.store.__all__:
-        yield described("sealring.store", name, getattr(sealring.store, name))
+    for name in sealring.core.store.__all__:
+        yield described("sealring.core.store", name, getattr(sealring.core.store, name))
     for name in sealring.vault.__all__:
         yield described("sealring.vault", name, getattr(sealring.vault, name))
-    for name in sealring.offload.__all__:
-        yield described("sealring.offload", name, getattr(sealring.offload, name))
-    for name in sealring.integrations.__all__:
-        yield described("sealring.integrations", name, getattr(sealring.integrations, name))
-    for name in sealring.recording.__all__:
-        yield described("sealring.recording", name, getattr(sealring.recording, name))
+    for name in sealring.train.offload.__all__:
+        yield described("sealring.train.offload", name, getattr(sealring.train.offload, name))
+    for name in sealring.train.integrations.__all__:
+        yield described(
+            "sealring.train.integrations", name, getattr(sealring.train.integrations, name)
+        )
+    yield described(
+        "sealring.train.integrations.torchft",
+        "sealed_manager",
+        sealring.train.integrations.torchft.sealed_manager,
+    )
+    for name in sealring.record.recording.__all__:
+        yield described("sealring.record.recording", name, getattr(sealring.record.recording, name))
     for name in RECORDING:
-        yield member("sealring.recording.Recording", sealring.recording.Recording, name)
-    yield described("sealring.broker", "data_key", sealring.broker.data_key)
-    yield described("sealring.registration", "register", sealring.registration.register)
-    for name in sealring.recorder.__all__:
-        value = getattr(sealring.recorder, name)
+        yield member(
+            "sealring.record.recording.Recording", sealring.record.recording.Recording, name
+        )
+    yield described("sealring.attest.broker", "data_key", sealring.attest.broker.data_key)
+    yield described("sealring.core.registration", "register", sealring.core.registration.register)
+    for name in sealring.observe.__all__:
+        value = getattr(sealring.observe, name)
         if dataclasses.is_dataclass(value):
             fields = ", ".join(f"{one.name}: {one.type}" for one in dataclasses.fields(value))
-            yield f"sealring.recorder.{name}({fields})"
+            yield f"sealring.observe.{name}({fields})"
     for name in RECORDER:
-        yield member("sealring.recorder.FlightRecorder", sealring.recorder.FlightRecorder, name)
+        yield member("sealring.observe.FlightRecorder", sealring.observe.FlightRecorder, name)
     for name, value in sorted(vars(sealring.errors).items()):
         if inspect.isclass(value) and issubclass(value, sealring.errors.SealringError):
             (base,) = value.__bases__
@@ -91,8 +101,8 @@ def test_names_and_signatures_are_the_locked_ones() -> None:
 
 def test_everything_that_the_documents_tell_people_to_use_is_locked() -> None:
     locked = FILE.read_text()
-    shown = re.compile(r"\bsealring\.((?:[a-z]+\.)?[a-zA-Z_]+)\(")
-    imported = re.compile(r"from sealring(\.\w+)? import ([\w, ]+)")
+    shown = re.compile(r"\bsealring\.((?:[a-z_]+\.)*[a-zA-Z_]+)\(")
+    imported = re.compile(r"from sealring((?:\.\w+)*) import ([\w, ]+)")
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.py")]:
         text = path.read_text()
         for name in shown.findall(text):
@@ -106,15 +116,21 @@ def test_everything_that_the_documents_tell_people_to_use_is_locked() -> None:
 
 def test_the_reference_lists_what_is_locked() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    for name in {*sealring.__all__} - {"broker", "store"}:
+    for name in sealring.__all__:
         is_error = name in vars(sealring.errors)
         assert is_error or f"sealring.{name}" in page, name
-    modules = ("store", "vault", "offload", "integrations", "recording", "recorder")
-    for module in modules:
-        for name in getattr(sealring, module).__all__:
-            # `sealring.record_run` is `sealring.recording.record_run`.
-            where = "sealring" if name in sealring.__all__ else f"sealring.{module}"
-            assert re.search(rf":: {where}.{name}\b", page), (module, name)
+    for module in (
+        sealring.core.store,
+        sealring.observe,
+        sealring.record.recording,
+        sealring.train.integrations,
+        sealring.train.offload,
+        sealring.vault,
+    ):
+        for name in module.__all__:
+            # `sealring.record_run` is `sealring.record.recording.record_run`.
+            where = "sealring" if name in sealring.__all__ else module.__name__
+            assert re.search(rf":: {re.escape(where)}.{name}\b", page), (module, name)
 
 
 def test_types_are_shipped_with_the_package() -> None:

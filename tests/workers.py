@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from sealring.bench.workers import forking_context, meeting_place
+from sealring.lab.bench.workers import forking_context, meeting_place
 
 SECRET = "2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"
 

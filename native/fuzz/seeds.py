@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.identity.certificates import issue, make_authority
-from sealring.identity.names import WorkerName
+from sealring.core.identity.certificates import issue, make_authority
+from sealring.core.identity.names import WorkerName
 
 PAIR, GROUP, ALERT, BYE, ANNOUNCE, ACCEPT, DATA, STATUS, FETCHED = range(1, 10)
 UINT8, SUM = 9, 1

@@ -10,7 +10,7 @@ using der::Bytes;
 using der::NotDer;
 using der::Reader;
 
-// Object identifiers. The last two are 2.25 and a UUID as a number (src/sealring/identity/certificates.py).
+// Object identifiers. The last two are 2.25 and a UUID as a number (src/sealring/core/identity/certificates.py).
 constexpr uint8_t kKeyIdentifier[] = {0x06, 0x03, 0x55, 0x1d, 0x0e};
 constexpr uint8_t kKeyUsage[] = {0x06, 0x03, 0x55, 0x1d, 0x0f};
 constexpr uint8_t kAlternativeName[] = {0x06, 0x03, 0x55, 0x1d, 0x11};

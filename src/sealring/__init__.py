@@ -22,12 +22,11 @@ from sealring.errors import (
 from sealring.version import __version__
 
 if TYPE_CHECKING:
-    from sealring import broker, store
-    from sealring.group.process_group import SealedProcessGroup
-    from sealring.plan.tuning import tune
-    from sealring.recorder import dump_flight_record, flight_record
-    from sealring.recording import record_run
-    from sealring.sealed_only.guard import require_sealed
+    from sealring.core.group.process_group import SealedProcessGroup
+    from sealring.core.sealed_only.guard import require_sealed
+    from sealring.lab.plan.tuning import tune
+    from sealring.observe import dump_flight_record, flight_record
+    from sealring.record.recording import record_run
 
 __all__ = [
     "ConfigurationError",
@@ -36,13 +35,11 @@ __all__ = [
     "SealedProcessGroup",
     "SealringError",
     "__version__",
-    "broker",
     "create_group",
     "dump_flight_record",
     "flight_record",
     "record_run",
     "require_sealed",
-    "store",
     "tune",
 ]
 
@@ -64,7 +61,7 @@ def create_group(
     order, and `job_size` the world size there; without them the group is a job of its own. A group
     ends with shutdown() or abort(), or with the last reference to it.
     """
-    from sealring.group import create, options
+    from sealring.core.group import create, options
 
     return create.create_group(
         options.options_of_call(
@@ -75,18 +72,16 @@ def create_group(
 
 # `import torch` imports this package: what few scripts need is loaded when they ask for it.
 _LOADED_ON_USE: Final = {
-    "SealedProcessGroup": "sealring.group.process_group",
-    "dump_flight_record": "sealring.recorder",
-    "flight_record": "sealring.recorder",
-    "record_run": "sealring.recording",
-    "require_sealed": "sealring.sealed_only.guard",
-    "tune": "sealring.plan.tuning",
+    "SealedProcessGroup": "sealring.core.group.process_group",
+    "dump_flight_record": "sealring.observe",
+    "flight_record": "sealring.observe",
+    "record_run": "sealring.record.recording",
+    "require_sealed": "sealring.core.sealed_only.guard",
+    "tune": "sealring.lab.plan.tuning",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("broker", "store"):
-        return import_module(f"sealring.{name}")
     if name in _LOADED_ON_USE:
         return getattr(import_module(_LOADED_ON_USE[name]), name)
     raise AttributeError(f"module 'sealring' has no attribute {name!r}")

@@ -719,7 +719,7 @@ class GroupError(SealringError):
         """The rank that saw it, where that was not this one. Where another rank passed it on, that
         is the other's word, and the message names it."""
         self.native: Failure | None = None
-        """As the native core told it (engine/failures.py)."""
+        """As the native core told it (core/engine/failures.py)."""
 
 
 class TamperedRecord(GroupError):

@@ -14,13 +14,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from sealring.engine.engine import CollectiveEngine
-from sealring.engine.mailbox import Mailbox
-from sealring.group import create
-from sealring.handshake import resumption, sessions, tls
-from sealring.handshake.statements import Statements
+from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.mailbox import Mailbox
+from sealring.core.group import create
+from sealring.core.handshake import resumption, sessions, tls
+from sealring.core.handshake.statements import Statements
+from sealring.core.links import forming
 from sealring.limits import KEY_BYTES
-from sealring.links import forming
 from tests.attacks.key_search import masked
 
 _PR_SET_DUMPABLE: Final = 4

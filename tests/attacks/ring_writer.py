@@ -22,11 +22,11 @@ import time
 from collections import Counter
 from typing import Final
 
-from sealring.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupError
-from sealring.schedule import Algorithm, Operation
-from tests.engine.cases import Case, expected, tensors_of
-from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
+from tests.core.engine.cases import Case, expected, tensors_of
+from tests.core.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
 HEADER, OVERHEAD = 80, 96
 RECORD: Final = RING_BYTES // 8

@@ -151,9 +151,9 @@ def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
     """One worker, in a process of its own."""
     from torch.distributed import TCPStore
 
-    from sealring.links import build_mesh
-    from tests.handshake.meeting import terms
-    from tests.links.worlds import ISSUER, LOOPBACK
+    from sealring.core.links import build_mesh
+    from tests.core.handshake.meeting import terms
+    from tests.core.links.worlds import ISSUER, LOOPBACK
 
     logging.getLogger("sealring").setLevel(logging.ERROR)
     store: Any = TCPStore("127.0.0.1", port, is_master=False)
@@ -170,10 +170,10 @@ def measure() -> None:
     """Times a group of four processes; the strangers all besiege rank 0, which listens first."""
     from torch.distributed import TCPStore
 
-    import tests.links.worlds  # so that all workers have one issuer
-    from sealring.links.rendezvous import AddressBook
+    import tests.core.links.worlds  # so that all workers have one issuer
+    from sealring.core.links.rendezvous import AddressBook
 
-    assert tests.links.worlds.ISSUER
+    assert tests.core.links.worlds.ISSUER
     fork = multiprocessing.get_context("fork")
 
     def formed(surrounded: bool, held_for: float = 0.0) -> float:

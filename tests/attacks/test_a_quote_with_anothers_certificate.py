@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.bench.minting import CHALLENGE
-from sealring.bench.minting.intel import Intel, tdx_body
+from sealring.attest.evidence import verify_evidence
 from sealring.errors import ForgedEvidence
-from sealring.identity.attestation import verify_evidence
+from sealring.lab.bench.minting import CHALLENGE
+from sealring.lab.bench.minting.intel import Intel, tdx_body
 
 
 def test_a_barred_machine_shows_the_certificate_of_another() -> None:

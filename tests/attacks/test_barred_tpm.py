@@ -15,17 +15,17 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
-from sealring.bench.minting import issue
-from sealring.bench.minting.tpm import EK_PURPOSE, Maker
+from sealring.attest.evidence.attesters import TpmAttester
+from sealring.attest.evidence.claims import claims_in
+from sealring.attest.evidence.tpm import machine as machine_module
+from sealring.attest.evidence.tpm.commands import Tpm
+from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.errors import NotBound, WorkerRevoked
-from sealring.identity.attestation.attesters import TpmAttester
-from sealring.identity.attestation.claims import claims_in
-from sealring.identity.attestation.tpm import machine as machine_module
-from sealring.identity.attestation.tpm.commands import Tpm
-from sealring.identity.attestation.tpm.machine import TpmMachine
-from tests.broker.local import Place, Running, running
-from tests.broker.test_every_kind import at
-from tests.identity.attestation import swtpm
+from sealring.lab.bench.minting import issue
+from sealring.lab.bench.minting.tpm import EK_PURPOSE, Maker
+from tests.attest.broker.local import Place, Running, running
+from tests.attest.broker.test_every_kind import at
+from tests.attest.evidence import swtpm
 
 pytestmark = swtpm.needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002

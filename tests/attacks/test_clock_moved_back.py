@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.broker import audit, ledger
-from sealring.broker.client import BrokerClient
-from sealring.broker.clock import boottime
-from sealring.broker.etcd import EtcdStore
-from sealring.broker.http import Client
-from sealring.broker.tls import client_context, connect
+from sealring.attest.broker import audit, ledger
+from sealring.attest.broker.client import BrokerClient
+from sealring.attest.broker.clock import boottime
+from sealring.attest.broker.etcd import EtcdStore
+from sealring.attest.broker.http import Client
+from sealring.attest.broker.tls import client_context, connect
+from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     ChainExpired,
     ExpiredNonce,
@@ -27,10 +28,9 @@ from sealring.errors import (
     ReusedNonce,
     StoreUnavailable,
 )
-from sealring.identity.names import WorkerName
-from tests.broker.etcd_cluster import Cluster, cluster, needs_etcd
-from tests.broker.local import JOB, PATIENCE, Place, Running, running
-from tests.broker.test_hostile_clients import Worker, talk
+from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
+from tests.attest.broker.local import JOB, PATIENCE, Place, Running, running
+from tests.attest.broker.test_hostile_clients import Worker, talk
 
 pytestmark = needs_etcd
 HOUR = 3600.0

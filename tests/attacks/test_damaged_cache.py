@@ -11,11 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.bench.minting.tpm import Maker
-from sealring.broker.enrolment import enrolled
+from sealring.attest.broker.enrolment import enrolled
+from sealring.attest.evidence.files import read_policy, trust_in
 from sealring.errors import ConfigurationError
-from sealring.identity.attestation.files import read_policy, trust_in
-from tests.broker.local import Place, running
+from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.broker.local import Place, running
 
 
 class Group:

@@ -20,6 +20,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from sealring.attest.evidence.admission import key_digest
+from sealring.core.handshake import Terms, accept, dial
+from sealring.core.identity import Credentials, WorkerName
+from sealring.core.identity.certificates import issue
+from sealring.core.identity.kept_key import KeptKey
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
@@ -29,17 +34,12 @@ from sealring.errors import (
     PeerNotAdmitted,
     UnknownAuthority,
 )
-from sealring.handshake import Terms, accept, dial
-from sealring.identity import Credentials, WorkerName
-from sealring.identity.attestation.admission import key_digest
-from sealring.identity.certificates import issue
-from sealring.identity.kept_key import KeptKey
-from tests.handshake import test_judging as judging
-from tests.handshake.meeting import soon, terms
-from tests.handshake.test_channel import foreign, read_message
-from tests.identity.issuing import HOUR, NOW, Issuer
-from tests.links.test_mesh import assert_linked
-from tests.links.worlds import ISSUER, World, address_key, world
+from tests.core.handshake import test_judging as judging
+from tests.core.handshake.meeting import soon, terms
+from tests.core.handshake.test_channel import foreign, read_message
+from tests.core.identity.issuing import HOUR, NOW, Issuer
+from tests.core.links.test_mesh import assert_linked
+from tests.core.links.worlds import ISSUER, World, address_key, world
 
 EVICTED = 2
 

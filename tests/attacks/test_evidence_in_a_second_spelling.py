@@ -14,17 +14,17 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
-from sealring.bench.minting import CHALLENGE
-from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.intel import Intel
-from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import AzureGuest, Maker
+from sealring.attest.evidence import Challenge, Evidence, Trust, snp, verify_evidence
+from sealring.attest.evidence.intel import canonical_quote
+from sealring.attest.evidence.nvidia.spdm import canonical_report
+from sealring.attest.evidence.paravisor import canonical_hcl_report
+from sealring.attest.evidence.tpm.structures import canonical_signature
 from sealring.errors import MalformedEvidence
-from sealring.identity.attestation import Challenge, Evidence, Trust, snp, verify_evidence
-from sealring.identity.attestation.intel import canonical_quote
-from sealring.identity.attestation.nvidia.spdm import canonical_report
-from sealring.identity.attestation.paravisor import canonical_hcl_report
-from sealring.identity.attestation.tpm.structures import canonical_signature
+from sealring.lab.bench.minting import CHALLENGE
+from sealring.lab.bench.minting.amd import Amd
+from sealring.lab.bench.minting.intel import Intel
+from sealring.lab.bench.minting.nvidia import Nvidia
+from sealring.lab.bench.minting.tpm import AzureGuest, Maker
 
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 P384 = 2**384 - 0x389CB27E0BC8D220A7E5F24DB74F58851313E695333AD68D

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.bench.minting import CHALLENGE
-from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
+from sealring.attest.evidence import verify_evidence
+from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
+from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import MeasurementNotAllowed
-from sealring.identity.attestation import verify_evidence
-from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
-from sealring.identity.attestation.worker import AttestedDevice
+from sealring.lab.bench.minting import CHALLENGE
+from sealring.lab.bench.minting.amd import Amd
+from sealring.lab.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
 
 AMD, GPU = Amd(), Nvidia()
 

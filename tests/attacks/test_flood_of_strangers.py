@@ -16,14 +16,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from OpenSSL import SSL
 
-from sealring.broker import audit
-from sealring.broker.client import BrokerClient
-from sealring.broker.messages import ATTEST
-from sealring.broker.tls import client_context
+from sealring.attest.broker import audit
+from sealring.attest.broker.client import BrokerClient
+from sealring.attest.broker.messages import ATTEST
+from sealring.attest.broker.tls import client_context
+from sealring.core.identity.names import WorkerName
 from sealring.errors import NotBound, UnknownNonce
-from sealring.identity.names import WorkerName
-from tests.broker.local import JOB, Place, running
-from tests.broker.test_hostile_clients import Worker, refused, talk
+from tests.attest.broker.local import JOB, Place, running
+from tests.attest.broker.test_hostile_clients import Worker, refused, talk
 from tests.ports import free_port
 
 REQUESTS = 100
@@ -65,7 +65,7 @@ def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
         assert len(added) <= 1, f"{len(added)} rows for {REQUESTS} refused strangers"
     # They are counted, and the last of them are kept, in bounded room.
     store = place.open_store()
-    from sealring.broker import strangers
+    from sealring.attest.broker import strangers
 
     seen = store.submit(strangers.refused).result()
     store.close()

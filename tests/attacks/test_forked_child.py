@@ -22,9 +22,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import sealring.store
+import sealring.core.store
+from sealring.core.links.link import prepare_socket
 from sealring.errors import PeerLost
-from sealring.links.link import prepare_socket
 from tests.attacks.children import CLONE, bare_fork, in_child
 from tests.workers import Workers
 
@@ -72,7 +72,7 @@ def test_a_forked_child_calls_a_collective(workers: Workers, transport: str) -> 
 
 
 def child_calls(rank: int, world: int) -> tuple[dict[str, str], float]:
-    store = sealring.store.sealed_group_store()
+    store = sealring.core.store.sealed_group_store()
     store.set("name", "value")
     said = {}
     if rank == 0:
@@ -110,7 +110,7 @@ def test_a_forked_child_waits_for_its_parents_work(workers: Workers) -> None:
 
 
 def bare_child_calls(rank: int, world: int) -> tuple[list[str], float]:
-    store = sealring.store.sealed_group_store()
+    store = sealring.core.store.sealed_group_store()
     said = []
     if rank == 0:
         picked = calls(store)
@@ -232,7 +232,7 @@ def forks_while_links_are_made(rank: int, world: int, sign: str) -> list[str]:
             fork_and_stay(sign)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sealring.links.mesh.prepare_socket", forks)
+        patch.setattr("sealring.core.links.mesh.prepare_socket", forks)
         dist.init_process_group("sealring")
     return loses_its_peer(rank, sign)
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.bench.minting import CHALLENGE, issue
-from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.nvidia import SWITCH, Nvidia, own_fields
+from sealring.attest.evidence import verify_evidence
+from sealring.attest.evidence.evidence import DeviceEvidence
+from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
 from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
-from sealring.identity.attestation import verify_evidence
-from sealring.identity.attestation.evidence import DeviceEvidence
-from sealring.identity.attestation.policy_devices import DeviceRules, judge_devices
+from sealring.lab.bench.minting import CHALLENGE, issue
+from sealring.lab.bench.minting.amd import Amd
+from sealring.lab.bench.minting.nvidia import SWITCH, Nvidia, own_fields
 
 AMD = Amd()
 ROOT = issue("NVIDIA Device Identity CA", None, ca=True)

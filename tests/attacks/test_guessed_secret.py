@@ -11,12 +11,12 @@ import pytest
 from cryptography import x509
 
 from sealring import _native
+from sealring.core.handshake import accept
+from sealring.core.identity import Credentials, load_credentials
+from sealring.core.identity.secret import _decode, derive_authority, read_secret
+from sealring.core.identity.verification import is_issued_by
 from sealring.errors import BadSecret
-from sealring.handshake import accept
-from sealring.identity import Credentials, load_credentials
-from sealring.identity.secret import _decode, derive_authority, read_secret
-from sealring.identity.verification import is_issued_by
-from tests.handshake.meeting import connected, in_background, soon, terms
+from tests.core.handshake.meeting import connected, in_background, soon, terms
 
 SENTENCE = "correct horse battery staple and thirty more"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sealring.bench.workers import meeting_place
+from sealring.lab.bench.workers import meeting_place
 from tests.attacks import key_search
 from tests.attacks.core_worker import CHILDS_MEMORY, OWN_MEMORY
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start

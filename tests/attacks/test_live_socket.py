@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.live.directory import PrivateDirectory
-from sealring.live.reader import read_all
-from sealring.live.server import StatusServer
-from sealring.live.status import WorkerStatus
+from sealring.observe.directory import PrivateDirectory
+from sealring.observe.reader import read_all
+from sealring.observe.server import StatusServer
+from sealring.observe.status import WorkerStatus
 from tests.attacks.unprivileged import USER, needs_unprivileged, start
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
@@ -135,11 +135,11 @@ def test_a_flood_of_readers_is_not_accepted_and_a_reader_after_it_is_served(fold
 FORK = """
 import os, sys
 from pathlib import Path
-from sealring.live import worker
-from sealring.live.directory import PrivateDirectory
-from sealring.live.reader import read_all
-from sealring.live.status import WorkerStatus
-from tests.live.scenes import group_made
+from sealring.observe import worker
+from sealring.observe.directory import PrivateDirectory
+from sealring.observe.reader import read_all
+from sealring.observe.status import WorkerStatus
+from tests.observe.scenes import group_made
 
 live = Path(sys.argv[1])
 worker.show(live, group_made())
@@ -171,8 +171,8 @@ def test_a_forked_child_does_not_answer_and_does_not_remove_the_socket(folder: P
 def test_training_goes_on_where_the_directory_cannot_be_used(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from sealring.live import worker
-    from tests.live.scenes import group_made
+    from sealring.observe import worker
+    from tests.observe.scenes import group_made
 
     (folder / "live").touch()
     worker.show(folder / "live", group_made())

@@ -16,7 +16,14 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
-from sealring.bench.light import LightGroup
+from sealring.core.handshake.statements import (
+    Statement,
+    commitment_to,
+    encode_bundle,
+    parse_bundle,
+)
+from sealring.core.links import connections, forming, mesh, settling, tree
+from sealring.core.schedule import Algorithm
 from sealring.errors import (
     DuplicateRank,
     HandshakeError,
@@ -25,17 +32,10 @@ from sealring.errors import (
     WrongGroup,
     WrongRank,
 )
-from sealring.handshake.statements import (
-    Statement,
-    commitment_to,
-    encode_bundle,
-    parse_bundle,
-)
-from sealring.links import connections, forming, mesh, settling, tree
-from sealring.schedule import Algorithm
-from tests.handshake.test_statements import fields_of
-from tests.links.teams import SIZE, team
-from tests.links.worlds import ISSUER, world
+from sealring.lab.bench.light import LightGroup
+from tests.core.handshake.test_statements import fields_of
+from tests.core.links.teams import SIZE, team
+from tests.core.links.worlds import ISSUER, world
 
 LIAR, VICTIM = 4, 5
 UP, DOWN, AGREED = 1, 2, 3

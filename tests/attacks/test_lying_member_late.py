@@ -23,6 +23,14 @@ import numpy as np
 import pytest
 
 from sealring import _native
+from sealring.core.handshake.channel import receive_message, send_message, understood
+from sealring.core.handshake.connection import Connection
+from sealring.core.handshake.messages import encode_message, write_hello
+from sealring.core.handshake.refusals import refusal_of
+from sealring.core.handshake.resumption import SessionConnection
+from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.tls import TlsConnection
+from sealring.core.links import connections
 from sealring.errors import (
     GroupEnded,
     GroupError,
@@ -36,16 +44,8 @@ from sealring.errors import (
     WrongGroup,
     WrongRank,
 )
-from sealring.handshake.channel import receive_message, send_message, understood
-from sealring.handshake.connection import Connection
-from sealring.handshake.messages import encode_message, write_hello
-from sealring.handshake.refusals import refusal_of
-from sealring.handshake.resumption import SessionConnection
-from sealring.handshake.terms import Terms
-from sealring.handshake.tls import TlsConnection
-from sealring.links import connections
-from tests.handshake.meeting import soon
-from tests.links.teams import SIZE, Team, team
+from tests.core.handshake.meeting import soon
+from tests.core.links.teams import SIZE, Team, team
 
 LIAR, VICTIM, OTHER, BYSTANDER = 7, 6, 9, 4
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.audit.audit import Question, audit
-from sealring.audit.claims import Claims, Stage
-from sealring.audit.findings import Fault
-from sealring.audit.page import page
-from sealring.audit.result import AuditResult, Said, Status
-from sealring.audit.trust import AuditTrust
 from sealring.errors import MalformedRun
-from sealring.papers.facts import facts_of
-from sealring.provenance.digests import Named
-from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import sign_statement
-from sealring.provenance.transformations import Transformation
-from tests.audit.made_runs import CLEANER, MODEL, RAW, MadeRun, checkpoint, sha, stage
+from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.claims import Claims, Stage
+from sealring.record.audit.findings import Fault
+from sealring.record.audit.page import page
+from sealring.record.audit.result import AuditResult, Said, Status
+from sealring.record.audit.trust import AuditTrust
+from sealring.record.papers.facts import facts_of
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.runs import RunFolder
+from sealring.record.provenance.statements import sign_statement
+from sealring.record.provenance.transformations import Transformation
+from tests.record.audit.made_runs import CLEANER, MODEL, RAW, MadeRun, checkpoint, sha, stage
 
 FOREIGN = b"weights of another model"
 END = checkpoint(30)

@@ -11,11 +11,8 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from sealring.bench.minting import CHALLENGE, DAY, NOW, Holder, issue
-from sealring.bench.minting.amd import MEASUREMENT, TCB, Amd
-from sealring.bench.minting.intel import MRSIGNER, MRTD, Intel
-from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Maker, Measured
+from sealring.attest.evidence import AttestedWorker, Trust, judge, parse_policy
+from sealring.attest.evidence.verify import verify_evidence
 from sealring.errors import (
     AttestationError,
     BadPolicy,
@@ -24,8 +21,11 @@ from sealring.errors import (
     StaleRevocationList,
     TcbTooOld,
 )
-from sealring.identity.attestation import AttestedWorker, Trust, judge, parse_policy
-from sealring.identity.attestation.verify import verify_evidence
+from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, Holder, issue
+from sealring.lab.bench.minting.amd import MEASUREMENT, TCB, Amd
+from sealring.lab.bench.minting.intel import MRSIGNER, MRTD, Intel
+from sealring.lab.bench.minting.nvidia import Nvidia
+from sealring.lab.bench.minting.tpm import Maker, Measured
 
 AMD = Amd()
 SIGNER = b"\x1d" * 48

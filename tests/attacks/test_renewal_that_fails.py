@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sealring.errors import NoLongerAdmitted
-from tests.broker.local import Place, running
+from tests.attest.broker.local import Place, running
 from tests.workers import Workers
 
 PATIENCE = timedelta(seconds=60)
@@ -58,7 +58,7 @@ held: list[int] = []
 
 
 def newest_client():  # type: ignore[no-untyped-def]
-    from sealring.broker.enrolment import _enrolments
+    from sealring.attest.broker.enrolment import _enrolments
 
     (*_, newest) = _enrolments.values()
     return newest._client

@@ -75,7 +75,7 @@ def test_torch_shares_tensors_between_processes_all_the_same() -> None:
 
 CRASHES = """
 import os, resource
-from sealring.identity.secret import read_secret
+from sealring.core.identity.secret import read_secret
 
 limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
 resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))

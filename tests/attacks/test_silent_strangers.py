@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sealring.links import shares
-from sealring.links.unproven import MOST_GREETING, MOST_SILENT
+from sealring.core.links import shares
+from sealring.core.links.unproven import MOST_GREETING, MOST_SILENT
 from tests.attacks.strangers import strangers
-from tests.links.test_mesh import assert_linked
-from tests.links.worlds import world
+from tests.core.links.test_mesh import assert_linked
+from tests.core.links.worlds import world
 
 
 def test_a_group_forms_among_thousands_of_silent_and_slow_strangers() -> None:

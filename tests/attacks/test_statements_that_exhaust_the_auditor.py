@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from sealring.audit.audit import Question, audit
-from sealring.audit.chains import check_chains
-from sealring.audit.claims import Aggregation, Claims
-from sealring.audit.data import check_data
-from sealring.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding, absent_ranks
-from sealring.audit.graph import NodeKind
-from sealring.audit.page import page
-from sealring.audit.records import Records, Turn
-from sealring.audit.result import AuditResult
 from sealring.limits import MAX_WORLD
-from sealring.provenance.digests import Named
-from sealring.provenance.intervals import (
+from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.chains import check_chains
+from sealring.record.audit.claims import Aggregation, Claims
+from sealring.record.audit.data import check_data
+from sealring.record.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding, absent_ranks
+from sealring.record.audit.graph import NodeKind
+from sealring.record.audit.page import page
+from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.result import AuditResult
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.intervals import (
     CheckpointRef,
     Commitment,
     GroupEpoch,
@@ -36,8 +36,8 @@ from sealring.provenance.intervals import (
     Share,
     Worker,
 )
-from sealring.provenance.replay import unrepeatable
-from tests.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
+from sealring.record.provenance.replay import unrepeatable
+from tests.record.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
 
 
 def audited(made: MadeRun, path: Path, question: Question | None = None) -> tuple[AuditResult, int]:

@@ -12,13 +12,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap
 
-from sealring.broker import guests
-from sealring.broker.tokens import TOKEN_SECONDS
+from sealring.attest.broker import guests
+from sealring.attest.broker.tokens import TOKEN_SECONDS
 from sealring.errors import ConfigurationError
-from tests.broker.guest_evidence import AMD, SNP, snp
-from tests.broker.kbs_client import KbsClient, KbsRefusal, open_jwe, public_jwk
-from tests.broker.local import Place, Running, running
-from tests.broker.test_stock_clients import CONTENT, GUESTS, PATH, client, entries, kbs, put
+from tests.attest.broker.guest_evidence import AMD, SNP, snp
+from tests.attest.broker.kbs_client import KbsClient, KbsRefusal, open_jwe, public_jwk
+from tests.attest.broker.local import Place, Running, running
+from tests.attest.broker.test_stock_clients import CONTENT, GUESTS, PATH, client, entries, kbs, put
 
 UNBOUND = (401, "AttestationError", "NotBound")
 UNKNOWN_NONCE = (401, "AttestationError", "UnknownNonce")
@@ -214,7 +214,7 @@ def test_a_session_ends_and_is_forgotten(place: Place) -> None:
         now[0] = start + TOKEN_SECONDS
         for token in (False, True):
             assert guest.refused(lambda token=token: guest.fetch(PATH, token=token)) == ENDED
-        from sealring.broker import ledger
+        from sealring.attest.broker import ledger
 
         broker.store.submit(lambda view: ledger.sweep(view, now[0])).result()
         assert guest.refused(lambda: guest.fetch(PATH)) == NO_TOKEN

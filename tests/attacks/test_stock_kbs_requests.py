@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.formats.http import Limits
-from tests.broker.guest_evidence import AMD, SNP, snp
-from tests.broker.kbs_client import public_jwk
-from tests.broker.local import Place, running
-from tests.broker.test_stock_clients import client, kbs
-from tests.broker.variants import variants
+from tests.attest.broker.guest_evidence import AMD, SNP, snp
+from tests.attest.broker.kbs_client import public_jwk
+from tests.attest.broker.local import Place, running
+from tests.attest.broker.test_stock_clients import client, kbs
+from tests.attest.broker.variants import variants
 
 MALFORMED = (401, "SerdeError", "MalformedRequest")
 ADDITIONAL = {"additional_evidence": ""}

@@ -19,10 +19,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring import errors
-from sealring.identity.names import WorkerName
-from tests.broker.etcd_cluster import Cluster, cluster, needs_etcd
-from tests.broker.local import JOB, Place, Running, running
-from tests.broker.test_hostile_clients import Worker, talk
+from sealring.core.identity.names import WorkerName
+from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
+from tests.attest.broker.local import JOB, Place, Running, running
+from tests.attest.broker.test_hostile_clients import Worker, talk
 
 HOLDER = f"rank/{JOB}/00000"
 Rows = dict[str, bytes]
@@ -179,7 +179,7 @@ def call(etcd: Cluster, verb: str, request: dict[str, Any]) -> Any:
 
 @needs_etcd
 def test_a_key_written_into_etcd_is_not_certified(etcd: Cluster, place: Place) -> None:
-    from sealring.broker.etcd import EtcdStore
+    from sealring.attest.broker.etcd import EtcdStore
 
     thief = Ed25519PrivateKey.generate()
     name = base64.b64encode(f"sealring/{place.keys.name}/{HOLDER}".encode()).decode()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from sealring.handshake.resumption import FRAME
-from sealring.identity import kept_key as module
-from sealring.identity.credentials import kept_for_later
-from sealring.identity.kept_key import KeptKey
-from tests.links.worlds import ISSUER, world
+from sealring.core.handshake.resumption import FRAME
+from sealring.core.identity import kept_key as module
+from sealring.core.identity.credentials import kept_for_later
+from sealring.core.identity.kept_key import KeptKey
+from tests.core.links.worlds import ISSUER, world
 
 
 def test_openings_of_unknown_sessions_load_no_private_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 import sealring
-from sealring.audit.audit import audit
-from sealring.audit.findings import Fault
+from sealring.core.identity import load_credentials
+from sealring.core.identity.loading import certificate_from_der, certificate_from_pem
 from sealring.errors import (
     BadCertificate,
     ConfigurationError,
@@ -29,13 +29,13 @@ from sealring.formats.log.notes import Verifier
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.signed import seal_envelope
-from sealring.identity import load_credentials
-from sealring.identity.loading import certificate_from_der, certificate_from_pem
-from sealring.provenance.intervals import Interval
-from sealring.provenance.runs import RunFolder, open_run
-from sealring.provenance.statements import sign_statement, verify_statement
+from sealring.record.audit.audit import audit
+from sealring.record.audit.findings import Fault
+from sealring.record.provenance.intervals import Interval
+from sealring.record.provenance.runs import RunFolder, open_run
+from sealring.record.provenance.statements import sign_statement, verify_statement
 from sealring.vault import signing
-from tests.audit.made_runs import MadeRun
+from tests.record.audit.made_runs import MadeRun
 from tests.workers import SECRET
 
 

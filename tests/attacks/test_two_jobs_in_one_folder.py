@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sealring.audit.audit import Question, audit
-from sealring.audit.claims import Claims
-from sealring.audit.findings import Fault
-from sealring.audit.result import AuditResult, Said, Status
-from sealring.provenance.runs import RunFolder
-from sealring.provenance.statements import sign_statement
-from tests.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage
+from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.claims import Claims
+from sealring.record.audit.findings import Fault
+from sealring.record.audit.result import AuditResult, Said, Status
+from sealring.record.provenance.runs import RunFolder
+from sealring.record.provenance.statements import sign_statement
+from tests.record.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage
 
 CLAIMS = Claims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)
 

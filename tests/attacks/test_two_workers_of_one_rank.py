@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from sealring.core.links import Mesh, build_mesh
+from sealring.core.links.waiting import WaitingLink, WaitingLinks
 from sealring.errors import DuplicateRank
-from sealring.links import Mesh, build_mesh
-from sealring.links.waiting import WaitingLink, WaitingLinks
-from tests.handshake.meeting import terms
-from tests.links.worlds import ISSUER, LOOPBACK, DictStore, address_key
+from tests.core.handshake.meeting import terms
+from tests.core.links.worlds import ISSUER, LOOPBACK, DictStore, address_key
 
 NOWHERE = b'[["127.0.0.1",1]]'
 

@@ -14,18 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from sealring.bench.light import LightGroup, LightWorker
-from sealring.engine.engine import CollectiveEngine
-from sealring.engine.mailbox import Mailbox
+from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.mailbox import Mailbox
+from sealring.core.links.connections import Connections
+from sealring.core.links.late_kind import LinksOfAKind
 from sealring.errors import PeerUnreachable
-from sealring.links.connections import Connections
-from sealring.links.late_kind import LinksOfAKind
+from sealring.lab.bench.light import LightGroup, LightWorker
 from tests.chaos.history import History
 from tests.chaos.local import run_ranks
 from tests.chaos.plan import Channel, FaultKind, Plan
 from tests.chaos.streams import STRIKES, Stream, Strike
-from tests.engine.local_world import Change, Middle, tcp_pair, untouched
-from tests.links.worlds import ISSUER, DictStore
+from tests.core.engine.local_world import Change, Middle, tcp_pair, untouched
+from tests.core.links.worlds import ISSUER, DictStore
 
 FORMING_S = 60.0
 Way = tuple[Channel, int, int]

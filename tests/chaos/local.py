@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sealring import _native
-from sealring.engine.datatypes import DType, ReduceKind
-from sealring.engine.mailbox import ANYONE
-from sealring.schedule import Algorithm, Operation
+from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.mailbox import ANYONE
+from sealring.core.schedule import Algorithm, Operation
 from tests.chaos.history import History, Outcome, SeenError, digest
 from tests.chaos.messages import Greeting, Message, Nothing, Parcel, What, memory_of
 from tests.chaos.plan import PROBES, Call, Fault, FaultKind, Plan
 from tests.chaos.scribbler import Scribbler
 from tests.chaos.streams import STRIKES, Stream, Strike
-from tests.engine.cases import Case, Tensors
-from tests.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
+from tests.core.engine.cases import Case, Tensors
+from tests.core.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
 
 BEYOND_THE_TIMEOUT_S = 1.5
 """A rank that is stopped comes back when all others have given up on it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sealring.engine.datatypes import DType
-from sealring.schedule import Algorithm, Operation, Topology
-from tests.engine.cases import Array, Case, Tensors, expected, tensors_of, values
+from sealring.core.engine.datatypes import DType
+from sealring.core.schedule import Algorithm, Operation, Topology
+from tests.core.engine.cases import Array, Case, Tensors, expected, tensors_of, values
 
 ANY_SOURCE_TAG: Final = 1000
 """From here on tags are of one message each: only the sender of one can be meant."""

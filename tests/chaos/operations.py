@@ -1,6 +1,6 @@
 """The operations that traffic is made of. A new one is one entry here.
 
-Its arrays and its program come from tests/engine/cases.py, as for every test of the engine; the
+Its arrays and its program come from core/engine/cases.py, as for every test of the engine; the
 entry says how torch is asked for it.
 """
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sealring.engine.datatypes import DType, ReduceKind
-from sealring.group.arguments import DTYPES
-from sealring.schedule import Operation
+from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.group.arguments import DTYPES
+from sealring.core.schedule import Operation
 from tests.chaos.messages import Message, What
-from tests.engine.cases import Array, Case
+from tests.core.engine.cases import Array, Case
 
 Start = Callable[[Case, list[torch.Tensor], dict[str, Any]], Any]
 """(case, one tensor per slot, group and async_op) -> torch's Work, or None when it is done."""

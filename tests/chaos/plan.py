@@ -11,9 +11,9 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Literal
 
-from sealring.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
-from sealring.engine.engine import topology_of
-from sealring.schedule import (
+from sealring.core.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
+from sealring.core.engine.engine import topology_of
+from sealring.core.schedule import (
     CALLED,
     REDUCING,
     ROOTED,
@@ -23,10 +23,10 @@ from sealring.schedule import (
     Topology,
     program_for,
 )
-from sealring.schedule.choose import everywhere
-from sealring.schedule.execution import SENDING
+from sealring.core.schedule.choose import everywhere
+from sealring.core.schedule.execution import SENDING
 from tests.chaos.messages import ANY_SOURCE_TAG, Greeting, Message, What, takes_part
-from tests.engine.cases import PROGRAMS, Case
+from tests.core.engine.cases import PROGRAMS, Case
 
 Where = Literal["local", "light", "processes"]
 Channel = Literal["collectives", "messages"]

@@ -26,7 +26,7 @@ from tests.chaos.plan import Call, Channel, Fault, FaultKind, Plan
 from tests.chaos.proxy import Proxy, Way
 from tests.chaos.streams import STRIKES, Stream, Strike
 from tests.chaos.worker import Order, serve
-from tests.engine.local_world import Change, Middle, untouched
+from tests.core.engine.local_world import Change, Middle, untouched
 
 SECRET: Final = "76d9a4bfa13b6770b2ddafa8c2411183f1f45b68383c474c1619822aef869cfb"
 _SETUP_S: Final = 150.0

@@ -15,10 +15,10 @@ from typing import cast
 
 from torch._C._distributed_c10d import Store
 
-from sealring.demo.wiretap import HonestStore
-from sealring.links.rendezvous import encode_addresses, parse_addresses
+from sealring.core.links.rendezvous import encode_addresses, parse_addresses
+from sealring.lab.demo.wiretap import HonestStore
 from tests.chaos.plan import Channel
-from tests.engine.local_world import Change, Middle
+from tests.core.engine.local_world import Change, Middle
 
 Way = tuple[int, int]
 """(sender, receiver), ranks of the world."""

@@ -19,7 +19,7 @@ from tests.chaos.messages import Message
 from tests.chaos.plan import Call, FaultKind, Plan, Where, make_plan
 from tests.chaos.processes import Hands, run_processes
 from tests.chaos.report import command, page
-from tests.engine.cases import Case
+from tests.core.engine.cases import Case
 
 LANES: Final[dict[Where, int]] = {"local": 3, "light": 2, "processes": 1}
 """Worlds at a time: most of what they do is wait."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.chaos.history import History
 from tests.chaos.plan import Fault
-from tests.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
+from tests.core.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
 _POSITIONS: Final = (RING_BYTES, RING_BYTES + 128)
 """`written` and `taken` of one end, behind its ring (native/transport/shm_pipe.cpp)."""

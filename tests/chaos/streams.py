@@ -15,8 +15,8 @@ from typing import Final
 from sealring.limits import SESSION_FRAME
 from tests.chaos.history import History
 from tests.chaos.plan import Fault, FaultKind
-from tests.engine.attacker import Kind, Record, Splitter
-from tests.engine.local_world import Last
+from tests.core.engine.attacker import Kind, Record, Splitter
+from tests.core.engine.local_world import Last
 
 _LONGEST_HOLD_S: Final = 0.3
 """A record that is held back for the next one is let go if none comes."""

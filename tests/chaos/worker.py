@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from sealring.schedule import Algorithm
+from sealring.core.schedule import Algorithm
 from tests.chaos.history import SeenError, digest
 from tests.chaos.local import other_case
 from tests.chaos.messages import memory_of
 from tests.chaos.plan import PROBES, Call, FaultKind, Plan
-from tests.engine.cases import Case
+from tests.core.engine.cases import Case
 
 _Begun = tuple[Call, Any, list[Any], BaseException | None]
 """A call, its memory, torch's works, and how it failed at once."""

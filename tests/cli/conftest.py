@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.broker.conftest import place
+from tests.attest.broker.conftest import place
 
 __all__ = ["place"]

@@ -22,12 +22,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from sealring.bench.minting import Holder, issue, pem
-from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Maker
-from sealring.identity.attestation.tpm import machine as machine_module
-from sealring.identity.attestation.tpm.commands import Tpm
-from tests.identity.attestation import swtpm
+from sealring.attest.evidence.tpm import machine as machine_module
+from sealring.attest.evidence.tpm.commands import Tpm
+from sealring.lab.bench.minting import Holder, issue, pem
+from sealring.lab.bench.minting.nvidia import Nvidia
+from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.evidence import swtpm
 
 ADDRESSES = {"broker": "10.77.0.1", "host0": "10.77.0.10", "host1": "10.77.0.11"}
 VENDORS = ("kdsintf.amd.com", "ocsp.ndis.nvidia.com")

@@ -10,13 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
-from sealring.bench.minting.tpm import Maker
+from sealring.attest.evidence.attesters import make_simulator
+from sealring.attest.evidence.tpm import machine as machine_module
+from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.cli import app
 from sealring.errors import AttestationUnavailable, ConfigurationError
-from sealring.identity.attestation.attesters import make_simulator
-from sealring.identity.attestation.tpm import machine as machine_module
-from sealring.identity.attestation.tpm.commands import Tpm
-from tests.identity.attestation.swtpm import needs_swtpm, running, store
+from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.evidence.swtpm import needs_swtpm, running, store
 
 
 def sealring(*arguments: object) -> str:

@@ -25,18 +25,18 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench import minting
-from sealring.bench.minting import pem
-from sealring.bench.minting.nvidia import Nvidia
-from sealring.bench.minting.tpm import Maker
+from sealring.lab.bench import minting
+from sealring.lab.bench.minting import pem
+from sealring.lab.bench.minting.nvidia import Nvidia
+from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.evidence import swtpm
 from tests.cli.namespaces import PATIENCE, answers, end, machines, tpm_of, vendors
-from tests.identity.attestation import swtpm
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "attestation.md"
 FENCE = re.compile(r"^( *)```(sh|toml)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 TRAIN = """
 import json, pathlib, time, torch, torch.distributed as dist
-from sealring.broker import data_key
+from sealring.attest.broker import data_key
 dist.init_process_group("sealring")
 value = torch.full((3,), float(dist.get_rank() + 1))
 dist.all_reduce(value)

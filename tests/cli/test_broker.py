@@ -16,16 +16,16 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
-from sealring.broker.ledger import Applicant, Ledger
+from sealring.attest.broker.ledger import Applicant, Ledger
+from sealring.attest.evidence.attesters import make_simulator
 from sealring.cli import app
+from sealring.core.identity.names import WorkerName
 from sealring.errors import BrokenAuditLog, ConfigurationError, WorkerRevoked
 from sealring.formats.log.checkpoints import Checkpoint, open_checkpoint
 from sealring.formats.log.folder import read_checkpoint
 from sealring.formats.log.notes import Note, Verifier
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.identity.attestation.attesters import make_simulator
-from sealring.identity.names import WorkerName
-from tests.broker.local import Place, running
+from tests.attest.broker.local import Place, running
 from tests.cli.test_commands import SCRIPT, sealring
 from tests.ports import free_port
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sealring.broker.store import View
+from sealring.attest.broker.store import View
 from sealring.cli import app
+from sealring.core.identity.authority import create_authority
 from sealring.errors import (
     BrokerUnreachable,
     ConfigurationError,
     StoreUnavailable,
     UntrustedBroker,
 )
-from sealring.identity.authority import create_authority
-from tests.broker.local import Place, Running, running
+from tests.attest.broker.local import Place, Running, running
 from tests.ports import free_port
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.cli.ca import ranks_of
+from sealring.core.identity.certificates import claims_of, make_authority
 from sealring.errors import BadCertificate, ConfigurationError
-from sealring.identity.certificates import claims_of, make_authority
 from tests.cli.test_commands import sealring
 
 

@@ -17,7 +17,7 @@ from sealring.cli.bench import parse_size, parse_world_sizes
 from sealring.cli.doctor import openssl_speed
 from sealring.cli.sizes import parse_bytes
 from sealring.errors import BadSecret, ConfigurationError, NoIdentity
-from sealring.results import this_machine
+from sealring.lab.results import this_machine
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sealring.cli.run import print_cause
-from sealring.last_words import LastWords, told_beside
+from sealring.core.last_words import LastWords, told_beside
 from tests.cli.test_commands import sealring
 
 SCRIPT = """

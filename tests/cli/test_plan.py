@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sealring.bench.__main__ import app as lab
 from sealring.cli import app, main
 from sealring.cli.plan import parse_sweep
 from sealring.errors import ConfigurationError
-from sealring.results import write_results
-from tests.plan.measured import results_of
-from tests.plan.test_validate import imagined
+from sealring.lab.__main__ import app as lab
+from sealring.lab.results import write_results
+from tests.lab.plan.measured import results_of
+from tests.lab.plan.test_validate import imagined
 
 
 def planned(*arguments: str) -> str:

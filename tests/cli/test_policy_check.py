@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sealring.attest.evidence import Challenge
+from sealring.attest.evidence.simulated import Simulator
 from sealring.cli import app
 from sealring.errors import BadPolicy
-from sealring.identity.attestation import Challenge
-from sealring.identity.attestation.simulated import Simulator
-from tests.identity.attestation.swtpm import needs_swtpm, running
+from tests.attest.evidence.swtpm import needs_swtpm, running
 
 CHALLENGE = Challenge(bytes(32), b"a worker's public key")
 

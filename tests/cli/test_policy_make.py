@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from sealring.bench.minting import CHALLENGE
-from sealring.bench.minting.amd import MEASUREMENT, Amd
-from sealring.bench.minting.tpm import Maker
+from sealring.attest.evidence import Challenge, judge, parse_policy, verify_evidence
+from sealring.attest.evidence.policy_upgrade import upgrade
+from sealring.attest.evidence.policy_writing import new_policy, tables_from
+from sealring.attest.evidence.simulated import Simulator
+from sealring.attest.evidence.verify import describe_evidence
+from sealring.attest.evidence.worker import AttestedWorker
 from sealring.cli import app
 from sealring.errors import BadPolicy, ConfigurationError
-from sealring.identity.attestation import Challenge, judge, parse_policy, verify_evidence
-from sealring.identity.attestation.policy_upgrade import upgrade
-from sealring.identity.attestation.policy_writing import new_policy, tables_from
-from sealring.identity.attestation.simulated import Simulator
-from sealring.identity.attestation.verify import describe_evidence
-from sealring.identity.attestation.worker import AttestedWorker
+from sealring.lab.bench.minting import CHALLENGE
+from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
+from sealring.lab.bench.minting.tpm import Maker
 
 AMD = Amd()
 OLD = f"""\

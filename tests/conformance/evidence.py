@@ -18,7 +18,7 @@ def watch_groups() -> None:
     """Called in a rank before its test: every group it makes from now on is remembered."""
     import torch.distributed.distributed_c10d as c10d
 
-    import sealring.group.create as create
+    import sealring.core.group.create as create
 
     make_sealed, make_gloo = create.create_group, c10d.ProcessGroupGloo
 
@@ -39,7 +39,7 @@ def watch_groups() -> None:
 def check_default_group() -> None:
     import torch.distributed as dist
 
-    from sealring.group.process_group import SealedProcessGroup
+    from sealring.core.group.process_group import SealedProcessGroup
 
     group = dist.distributed_c10d._get_default_group()
     if type(group) is not SealedProcessGroup:

@@ -204,7 +204,7 @@ def main() -> None:
         os.environ[name] = "1"
     os.environ.update(SEALRING_SECRET=secrets.token_hex(32), SEALRING_JOB="conformance")
     suite = Suite(backend, int(world), like)
-    import sealring.group.create  # noqa: F401  (before the forks, so that none has to)
+    import sealring.core.group.create  # noqa: F401  (before the forks, so that none has to)
 
     names = suite.cases()
     print(json.dumps({"cases": names}), flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.multiprocessing  # noqa: F401
 
-import sealring.group.create  # noqa: F401  (imported once, before the forks, as the host does)
+import sealring.core.group.create  # noqa: F401  (imported once, before the forks, as the host does)
 from tests.conformance.host import run_cases
 
 SKIP_WITHOUT_CUDA = 75

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.engine.cuda.compiler import RECORDS, kernel_text
+from sealring.core.engine.cuda.compiler import RECORDS, kernel_text
 from tests.constant_time.ptx import Machine
 from tests.constant_time.ptx_state import Leak
 

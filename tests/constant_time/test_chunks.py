@@ -7,7 +7,7 @@ import struct
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from sealring.engine.cuda.compiler import CHUNKS
+from sealring.core.engine.cuda.compiler import CHUNKS
 from tests.constant_time import kernels
 from tests.constant_time.kernels import KEY
 from tests.constant_time.ptx import Machine

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from sealring.engine.cuda.chunks import ROW
-from sealring.engine.cuda.compiler import ROWS
+from sealring.core.engine.cuda.chunks import ROW
+from sealring.core.engine.cuda.compiler import ROWS
 from tests.constant_time import kernels
 from tests.constant_time.ptx import Machine
 

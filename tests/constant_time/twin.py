@@ -45,7 +45,7 @@ def run_twin(folder: Path, compiler: str, level: str, planted: str = "") -> Outc
         [
             compiler, "-std=c++20", level, "-ffp-contract=off", "-gdwarf-4",
             "-DSEALRING_CHECK_CONSTANT_TIME", *([f"-D{planted}"] if planted else []),
-            f"-I{ROOT / 'native'}", f"-I{ROOT / 'src/sealring/engine/cuda'}",
+            f"-I{ROOT / 'native'}", f"-I{ROOT / 'src/sealring/core/engine/cuda'}",
             *map(str, sources), "-lcrypto", "-o", str(program),
         ],
         check=True,

@@ -17,9 +17,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.broker.etcd_cluster import Cluster, needs_etcd
-from tests.broker.local import Place
-from tests.broker.test_etcd_tls import Files
+from tests.attest.broker.etcd_cluster import Cluster, needs_etcd
+from tests.attest.broker.local import Place
+from tests.attest.broker.test_etcd_tls import Files
 from tests.deploy.charts import (
     DEPLOY,
     RenderError,

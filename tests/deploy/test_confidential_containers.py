@@ -20,13 +20,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from sealring.bench.minting.amd import MEASUREMENT
 from sealring.cli import app
-from tests.broker.guest_evidence import AMD, snp
-from tests.broker.kbs_client import KbsClient, KbsRefusal
-from tests.broker.local import Place, running
-from tests.broker.test_every_kind import LISTS, at
-from tests.broker.test_stock_clients import put
+from sealring.lab.bench.minting.amd import MEASUREMENT
+from tests.attest.broker.guest_evidence import AMD, snp
+from tests.attest.broker.kbs_client import KbsClient, KbsRefusal
+from tests.attest.broker.local import Place, running
+from tests.attest.broker.test_every_kind import LISTS, at
+from tests.attest.broker.test_stock_clients import put
 from tests.deploy.charts import DEPLOY
 from tests.deploy.test_broker_manifests import KUBERNETES
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from sealring.core.group.cores import usable_cores
 from sealring.errors import GroupClosed, GroupError, Unsupported
-from sealring.group.cores import usable_cores
 from tests.workers import Workers
 
 LARGE = (5 << 20) // 4

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from sealring.core.links.threads import IDLE_NAME
 from sealring.errors import GroupClosed
-from sealring.links.threads import IDLE_NAME
 from tests.workers import Workers
 
 # ---- one worker, which catches the interrupt -----------------------------------------------------

@@ -17,16 +17,45 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
-from sealring.bench.minting import NOW
-from sealring.bench.minting.amd import Amd
-from sealring.bench.minting.intel import Intel
-from sealring.bench.minting.tpm import Maker
-from sealring.broker.credentials import credential_for
-from sealring.broker.envelopes import seal
-from sealring.broker.guest_messages import read_guest_attestation
-from sealring.broker.messages import parse_attestation, parse_auth, parse_json
-from sealring.broker.refusals import error_of as broker_error_of
-from sealring.engine.failures import ERROR_BY_CODE, Names, error_from
+from sealring.attest.broker.credentials import credential_for
+from sealring.attest.broker.envelopes import seal
+from sealring.attest.broker.guest_messages import read_guest_attestation
+from sealring.attest.broker.messages import parse_attestation, parse_auth, parse_json
+from sealring.attest.broker.refusals import error_of as broker_error_of
+from sealring.attest.evidence import Policy, Trust, judge, parse_evidence, parse_policy
+from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
+from sealring.attest.evidence.ccel import check_ccel
+from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.claims import parse_claims
+from sealring.attest.evidence.evidence import DeviceEvidence
+from sealring.attest.evidence.intel import verify_quote
+from sealring.attest.evidence.intel_collateral import parse_collateral
+from sealring.attest.evidence.loose_der import signed_part, with_sets_in_order
+from sealring.attest.evidence.nvidia import spdm
+from sealring.attest.evidence.nvidia_reference import verify_reference
+from sealring.attest.evidence.paravisor import parse_hcl_report
+from sealring.attest.evidence.snp import parse_report
+from sealring.attest.evidence.tpm.event_log import (
+    only_pcrs,
+    parse_event_log,
+    replay,
+    without_filling,
+)
+from sealring.attest.evidence.tpm.ima import read_entries, replay_ima
+from sealring.attest.evidence.tpm.structures import (
+    BANKS,
+    check_signature,
+    name_of,
+    parse_public,
+    parse_quote,
+)
+from sealring.core.engine.failures import ERROR_BY_CODE, Names, error_from
+from sealring.core.handshake.messages import encode_message, parse_hello, parse_message
+from sealring.core.handshake.refusals import error_of
+from sealring.core.links.memory import offer_of, parse_offer
+from sealring.core.links.rendezvous import encode_addresses, parse_addresses
+from sealring.core.store.values import Kind as StoredKind
+from sealring.core.store.values import StoreKeys, parse_parts
 from sealring.errors import (
     AttestationError,
     AttestationUnavailable,
@@ -44,35 +73,10 @@ from sealring.errors import (
     UnknownEvidence,
 )
 from sealring.formats.http import Response as BrokerResponse
-from sealring.handshake.messages import encode_message, parse_hello, parse_message
-from sealring.handshake.refusals import error_of
-from sealring.identity.attestation import Policy, Trust, judge, parse_evidence, parse_policy
-from sealring.identity.attestation.agent_evidence import devices_of, evidence_of
-from sealring.identity.attestation.ccel import check_ccel
-from sealring.identity.attestation.chains import load_certificate
-from sealring.identity.attestation.claims import parse_claims
-from sealring.identity.attestation.evidence import DeviceEvidence
-from sealring.identity.attestation.intel import verify_quote
-from sealring.identity.attestation.intel_collateral import parse_collateral
-from sealring.identity.attestation.loose_der import signed_part, with_sets_in_order
-from sealring.identity.attestation.nvidia import spdm
-from sealring.identity.attestation.nvidia_reference import verify_reference
-from sealring.identity.attestation.paravisor import parse_hcl_report
-from sealring.identity.attestation.snp import parse_report
-from sealring.identity.attestation.tpm.event_log import (
-    only_pcrs,
-    parse_event_log,
-    replay,
-    without_filling,
-)
-from sealring.identity.attestation.tpm.ima import read_entries, replay_ima
-from sealring.identity.attestation.tpm.structures import (
-    BANKS,
-    check_signature,
-    name_of,
-    parse_public,
-    parse_quote,
-)
+from sealring.lab.bench.minting import NOW
+from sealring.lab.bench.minting.amd import Amd
+from sealring.lab.bench.minting.intel import Intel
+from sealring.lab.bench.minting.tpm import Maker
 from sealring.limits import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -80,11 +84,7 @@ from sealring.limits import (
     RECORD_VERSION,
     TAG_BYTES,
 )
-from sealring.links.memory import offer_of, parse_offer
-from sealring.links.rendezvous import encode_addresses, parse_addresses
-from sealring.store.values import Kind as StoredKind
-from sealring.store.values import StoreKeys, parse_parts
-from tests.engine.attacker import Kind, header
+from tests.core.engine.attacker import Kind, header
 from tests.fuzz.log_targets import LOG_TARGETS
 from tests.fuzz.vault_targets import safetensors, vault_header
 

@@ -15,35 +15,35 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.bench.minting import tpm
-from sealring.bench.minting.intel import Intel, sgx_body, tdx_body
-from sealring.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.bench.minting.tpm import AzureGuest
-from sealring.broker.envelopes import new_key, public_jwk
-from sealring.broker.messages import write_attestation, write_auth
-from sealring.broker.refusals import response_of
+from sealring.attest.broker.envelopes import new_key, public_jwk
+from sealring.attest.broker.messages import write_attestation, write_auth
+from sealring.attest.broker.refusals import response_of
+from sealring.attest.evidence import verify_evidence
+from sealring.attest.evidence.claims import encode_claims
+from sealring.core.handshake.messages import encode_message, write_hello
+from sealring.core.handshake.refusals import refusal_of
+from sealring.core.identity.names import WorkerName
+from sealring.core.links.descriptors import Address
+from sealring.core.links.memory import offer_of
+from sealring.core.links.rendezvous import encode_addresses
 from sealring.errors import KindNotAllowed, RankTaken, WrongRank
-from sealring.handshake.messages import encode_message, write_hello
-from sealring.handshake.refusals import refusal_of
-from sealring.identity.attestation import verify_evidence
-from sealring.identity.attestation.claims import encode_claims
-from sealring.identity.names import WorkerName
+from sealring.lab.bench.minting import tpm
+from sealring.lab.bench.minting.intel import Intel, sgx_body, tdx_body
+from sealring.lab.bench.minting.nvidia import MEASUREMENTS, Nvidia
+from sealring.lab.bench.minting.tpm import AzureGuest
 from sealring.limits import MAX_PAYLOAD_BYTES
-from sealring.links.descriptors import Address
-from sealring.links.memory import offer_of
-from sealring.links.rendezvous import encode_addresses
-from tests.broker.guest_evidence import CASES, gpus, snp
-from tests.broker.kbs_client import KbsClient
-from tests.broker.kbs_client import public_jwk as rsa_jwk
-from tests.engine.attacker import EVERYONE, Kind, header
+from tests.attest.broker.guest_evidence import CASES, gpus, snp
+from tests.attest.broker.kbs_client import KbsClient
+from tests.attest.broker.kbs_client import public_jwk as rsa_jwk
+from tests.attest.evidence.ima_lists import GOOD, PYTHON, File, listed
+from tests.attest.evidence.minting import CHALLENGE, Amd
+from tests.attest.evidence.test_policy import EVERY_KIND, ONLY_SNP, POLICY
+from tests.attest.evidence.test_tpm_makers import unordered
+from tests.core.engine.attacker import EVERYONE, Kind, header
+from tests.core.handshake.meeting import terms
 from tests.fuzz.log_corpus import LOG_CORPUS
 from tests.fuzz.targets import ALERT_FIXED
 from tests.fuzz.vault_corpus import safetensors_files, vault_headers
-from tests.handshake.meeting import terms
-from tests.identity.attestation.ima_lists import GOOD, PYTHON, File, listed
-from tests.identity.attestation.minting import CHALLENGE, Amd
-from tests.identity.attestation.test_policy import EVERY_KIND, ONLY_SNP, POLICY
-from tests.identity.attestation.test_tpm_makers import unordered
 
 CORPUS = Path(__file__).parent / "corpus"
 

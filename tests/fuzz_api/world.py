@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.bench.workers import meeting_place
+from sealring.lab.bench.workers import meeting_place
 from tests.fuzz_api.worker import Report, run
 
 _DUMP_S: Final = 2.0

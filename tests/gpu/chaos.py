@@ -146,7 +146,7 @@ def _run(world: World, rank: int, port: int) -> Outcome:
 
 class _Member:
     def __init__(self, world: World, rank: int, outcome: Outcome) -> None:
-        from sealring.offload import Parking
+        from sealring.train.offload import Parking
 
         self._world, self._rank, self._outcome = world, rank, outcome
         self._parking = Parking("cuda")

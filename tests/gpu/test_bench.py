@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sealring.bench import gpu
-from sealring.bench.bars import rows_of
-from sealring.bench.harness import Session
-from sealring.bench.place import Place, find_place
-from sealring.results import read_results
-from tests.bench.test_models import has_torchvision
+from sealring.lab.bench import gpu
+from sealring.lab.bench.bars import rows_of
+from sealring.lab.bench.harness import Session
+from sealring.lab.bench.place import Place, find_place
+from sealring.lab.results import read_results
 from tests.cli.test_commands import sealring
+from tests.lab.bench.test_models import has_torchvision
 
 
 def one_gpu() -> Place:

@@ -16,10 +16,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.distributed_c10d import _coalescing_manager
 
-from sealring.bench.workers import Report, run_workers
-from sealring.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
+from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
 from sealring.errors import Unsupported
-from sealring.offload import Parking, offload_saved_tensors
+from sealring.lab.bench.workers import Report, run_workers
+from sealring.train.offload import Parking, offload_saved_tensors
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_streams import TIMEOUT
 

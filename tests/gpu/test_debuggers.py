@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from sealring.identity.process import shut_out_debuggers
+from sealring.core.identity.process import shut_out_debuggers
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.bench.workers import Report, run_workers
 from sealring.errors import OutOfStep
+from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.bench.workers import Report, run_workers
 from sealring.errors import GroupClosed, OutOfStep, PeerLost
+from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.test_streams import introduced
 
 

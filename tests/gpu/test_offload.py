@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from sealring.engine.cuda.kernels import RECORD_OVERHEAD
+from sealring.core.engine.cuda.kernels import RECORD_OVERHEAD
 from sealring.errors import ConfigurationError, TamperedRecord
-from sealring.offload import OffloadedOptimizer, Parking, offload_saved_tensors
-from sealring.offload.parking import PART_RECORDS, RECORD_BYTES
+from sealring.train.offload import OffloadedOptimizer, Parking, offload_saved_tensors
+from sealring.train.offload.parking import PART_RECORDS, RECORD_BYTES
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (1 << 16,), (1 << 20,), (777, 1023)])

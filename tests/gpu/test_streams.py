@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
-from sealring.bench.workers import Report, run_workers
-from sealring.demo.wiretap import Address, Flip, LyingStore, Relay, real_address
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
+from sealring.lab.bench.workers import Report, run_workers
+from sealring.lab.demo.wiretap import Address, Flip, LyingStore, Relay, real_address
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import sharded, trained
 
@@ -371,7 +371,7 @@ def dies_on_the_way(rank: int, report: Report) -> None:
     enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     if rank == 1:
-        from sealring.engine.cuda import ways
+        from sealring.core.engine.cuda import ways
 
         def die(*_: object) -> None:
             report("gone")
@@ -430,7 +430,7 @@ def leave_no_memory() -> torch.Tensor:
 
 
 def break_the_kernels() -> None:
-    from sealring.engine.cuda import driver
+    from sealring.core.engine.cuda import driver
 
     compile_code = driver.compile_code
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # where no good ones are kept

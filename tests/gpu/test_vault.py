@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sealring.engine.cuda.chunks import CHUNK_BYTES
+from sealring.core.engine.cuda.chunks import CHUNK_BYTES
 from sealring.errors import ConfigurationError, TamperedChunk, TruncatedFile
 from sealring.vault.gpu_batches import GpuBatches
 from sealring.vault.gpu_opening import CudaOpener

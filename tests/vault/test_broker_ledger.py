@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sealring.broker import vault_client
-from sealring.broker.vault_client import Answered, Recorded
+from sealring.attest.broker import vault_client
+from sealring.attest.broker.vault_client import Answered, Recorded
+from sealring.core.hooks import VaultEntry as Entry
 from sealring.errors import RolledBack
-from sealring.hooks import VaultEntry as Entry
 from sealring.vault import broker_ledger
 from sealring.vault.broker_ledger import BrokerLedger
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from sealring import _native
-from sealring.engine.cuda.chunks import CHUNK_BYTES
+from sealring.core.engine.cuda.chunks import CHUNK_BYTES
 from sealring.errors import (
     AlreadyClosed,
     ConfigurationError,

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from sealring.core.identity.names import WorkerName
 from sealring.errors import NoLongerAdmitted, SealringError
-from sealring.identity.names import WorkerName
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, released_key
-from tests.broker.local import JOB, running
+from tests.attest.broker.local import JOB, running
 from tests.vault.test_through_a_broker import RESOURCE, granted
 from tests.workers import Workers
 
@@ -41,7 +41,7 @@ def save(vault: Vault, step: int, rank: int) -> None:
 def is_revoked_while_it_saves(
     rank: int, world: int, folder: str, revoked: int, helper: bool, background: bool
 ) -> str:
-    from sealring.broker import this_worker
+    from sealring.attest.broker import this_worker
 
     dist.init_process_group("sealring", timeout=PATIENCE)
     vault = Vault.open(Path(folder), released_key(RESOURCE))

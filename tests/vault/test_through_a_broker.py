@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from sealring import _native
 from sealring.errors import ConfigurationError, NoSuchResource, RolledBack
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, released_key
-from tests.broker.local import Place, running
+from tests.attest.broker.local import Place, running
 from tests.workers import Workers
 
 RESOURCE = "gpt/key/vault"

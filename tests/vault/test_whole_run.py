@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.identity.attestation import swtpm
+from tests.attest.evidence import swtpm
 from tests.vault.plaintext import RUN, Plaintext
 from tests.vault.whole_run_job import BATCH
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from sealring import _native
 from sealring.vault import Vault, keys
-from tests.broker.local import running
-from tests.broker.tpm_hosts import TpmHosts, tpm_hosts
+from tests.attest.broker.local import running
+from tests.attest.broker.tpm_hosts import TpmHosts, tpm_hosts
 from tests.vault.capture import Capture, send_over_loopback
 from tests.vault.datasets.made import sealed
 from tests.vault.plaintext import Plaintext, files_of, memory_files_of

@@ -14,22 +14,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from rich.table import Table
 
+from sealring.attest.evidence import Policy
+from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.evidence import NONCE_BYTES
+from sealring.attest.evidence.intel_collateral import TDX
+from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS, find_attester
+from sealring.attest.evidence.policy_devices import DeviceRules
+from sealring.attest.evidence.snp import parse_report
+from sealring.attest.evidence.tpm.commands import Tpm
+from sealring.attest.evidence.tpm.credential import seal_credential
+from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
+from sealring.attest.evidence.tpm.structures import BANKS, parse_public
+from sealring.attest.evidence.tpm.verify import registers
+from sealring.attest.evidence.tsm import Answer, ask
 from sealring.cli.terminal import console, print_json, say
 from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
 from sealring.formats.files import write_public
-from sealring.identity.attestation import Policy
-from sealring.identity.attestation.chains import load_certificate
-from sealring.identity.attestation.evidence import NONCE_BYTES
-from sealring.identity.attestation.intel_collateral import TDX
-from sealring.identity.attestation.kinds import DEVICE_KINDS, KINDS, find_attester
-from sealring.identity.attestation.policy_devices import DeviceRules
-from sealring.identity.attestation.snp import parse_report
-from sealring.identity.attestation.tpm.commands import Tpm
-from sealring.identity.attestation.tpm.credential import seal_credential
-from sealring.identity.attestation.tpm.machine import DEVICE, QUOTED, TpmMachine
-from sealring.identity.attestation.tpm.structures import BANKS, parse_public
-from sealring.identity.attestation.tpm.verify import registers
-from sealring.identity.attestation.tsm import Answer, ask
 
 _DEVICES: Final = {
     "snp": "/dev/sev-guest",

@@ -11,13 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sealring.audit.audit import Question
-from sealring.audit.audit import audit as audit_run
-from sealring.audit.claims import Claims, read_claims
-from sealring.audit.page import MAX_SHOWN, write_page
-from sealring.audit.result import AuditResult, Said
-from sealring.audit.spot_checks import Repetition
-from sealring.audit.trust import AuditTrust
+from sealring.attest.evidence.cache import Cache, read_cache
 from sealring.cli.audit_replay import compared_in, seed_from
 from sealring.cli.authorities import SecretFile, require_believed
 from sealring.cli.log import Policy, Vkey, whom_to_believe
@@ -28,8 +22,14 @@ from sealring.formats.files import read_limited
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.notes import MAX_NOTE_BYTES
 from sealring.formats.log.policy import LogPolicy, read_policy
-from sealring.identity.attestation.cache import Cache, read_cache
-from sealring.provenance.owners import read_owner
+from sealring.record.audit.audit import Question
+from sealring.record.audit.audit import audit as audit_run
+from sealring.record.audit.claims import Claims, read_claims
+from sealring.record.audit.page import MAX_SHOWN, write_page
+from sealring.record.audit.result import AuditResult, Said
+from sealring.record.audit.spot_checks import Repetition
+from sealring.record.audit.trust import AuditTrust
+from sealring.record.provenance.owners import read_owner
 
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
 

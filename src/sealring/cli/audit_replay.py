@@ -6,12 +6,12 @@ import math
 import secrets
 from pathlib import Path
 
-from sealring.audit.trust import AuditTrust
 from sealring.cli.vault_options import opener_of
 from sealring.errors import ConfigurationError
-from sealring.provenance.intervals import CheckpointRef
-from sealring.provenance.replay import Compare, Difference, Repeated
-from sealring.provenance.runs import open_run
+from sealring.record.audit.trust import AuditTrust
+from sealring.record.provenance.intervals import CheckpointRef
+from sealring.record.provenance.replay import Compare, Difference, Repeated
+from sealring.record.provenance.runs import open_run
 
 _SEED_DIGITS = 64
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from cryptography import x509
 
+from sealring.core.identity.credentials import read_authorities
+from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.errors import ConfigurationError
-from sealring.identity.credentials import read_authorities
-from sealring.identity.secret import derive_authority, read_secret
 
 SecretFile = Annotated[
     Path | None,

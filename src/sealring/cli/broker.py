@@ -17,22 +17,22 @@ import typer
 from rich.logging import RichHandler
 
 from sealring.cli.terminal import console, errors, print_json, say, table, warn
+from sealring.core.identity.credentials import read_authorities
+from sealring.core.identity.names import WorkerName
 from sealring.errors import ConfigurationError
 from sealring.formats.files import read_public
 from sealring.formats.log import witnesses
 from sealring.formats.log.checkpoints import Checkpoint, open_checkpoint
 from sealring.formats.log.notes import Note
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
-from sealring.identity.credentials import read_authorities
-from sealring.identity.names import WorkerName
 
 if TYPE_CHECKING:  # its packages are an extra
-    from sealring.broker.audit import Audited
-    from sealring.broker.keys import BrokerKeys
-    from sealring.broker.ledger import Ledger
-    from sealring.broker.published import PublishedLog
-    from sealring.broker.service import Broker
-    from sealring.broker.store import Store, View
+    from sealring.attest.broker.audit import Audited
+    from sealring.attest.broker.keys import BrokerKeys
+    from sealring.attest.broker.ledger import Ledger
+    from sealring.attest.broker.published import PublishedLog
+    from sealring.attest.broker.service import Broker
+    from sealring.attest.broker.store import Store, View
 
 app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a policy.")
 
@@ -97,8 +97,8 @@ def serve(
         return
     if policy is None:
         raise ConfigurationError("the broker needs --policy: what may join")
-    from sealring.broker.service import Broker, Rules
-    from sealring.identity.attestation import files
+    from sealring.attest.broker.service import Broker, Rules
+    from sealring.attest.evidence import files
 
     handler = RichHandler(console=errors, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
@@ -124,7 +124,7 @@ async def _serve(
     names: list[str],
     publish: Callable[[], object] | None,
 ) -> None:
-    from sealring.broker.server import serving
+    from sealring.attest.broker.server import serving
     from sealring.formats.http import Limits
 
     stopped = asyncio.Event()
@@ -151,7 +151,7 @@ def health(
     ] = None,
 ) -> None:
     """Check that a broker answers: TLS by its authority, and a question that reads its store."""
-    from sealring.broker.client import BrokerClient
+    from sealring.attest.broker.client import BrokerClient
 
     host, port = _address(at)
     client = BrokerClient([(name or host, port)], read_authorities(authority))
@@ -175,8 +175,8 @@ def audit(
 
     With --log-policy, witnesses are asked whether they have seen more of it.
     """
-    from sealring.broker import audit as log
-    from sealring.broker import strangers
+    from sealring.attest.broker import audit as log
+    from sealring.attest.broker import strangers
 
     keys, opened = open_store(ca, store, state)
     key = keys.audit_key.verifier
@@ -285,7 +285,7 @@ def simulator(
     directory: Annotated[Path, typer.Argument(help="Where to keep it.")] = Path("simulator"),
 ) -> None:
     """Make a source of SIMULATED evidence, to try things out. It proves nothing."""
-    from sealring.identity.attestation.attesters import make_simulator
+    from sealring.attest.evidence.attesters import make_simulator
 
     made = make_simulator(directory)
     say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")
@@ -295,7 +295,7 @@ def simulator(
 
 
 def _decide(place: tuple[Path, str | None, Path | None], decide: Callable[[Ledger, View], T]) -> T:
-    from sealring.broker.ledger import Ledger
+    from sealring.attest.broker.ledger import Ledger
 
     keys, opened = open_store(*place)
     ledger = Ledger(keys.audit_key, rejoins=0)
@@ -322,10 +322,10 @@ def _own_names() -> list[str]:
 
 
 def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerKeys, Store]:
-    from sealring.broker.authenticated import VersionNote
-    from sealring.broker.etcd import EtcdStore
-    from sealring.broker.keys import open_broker_keys
-    from sealring.broker.sqlite import SqliteStore
+    from sealring.attest.broker.authenticated import VersionNote
+    from sealring.attest.broker.etcd import EtcdStore
+    from sealring.attest.broker.keys import open_broker_keys
+    from sealring.attest.broker.sqlite import SqliteStore
 
     keys = open_broker_keys(ca)
     folder = state or ca
@@ -340,7 +340,7 @@ def published_log(
     state: Path, keys: BrokerKeys, folder: Path | None, policy: Path | None
 ) -> PublishedLog | None:
     """The folder to publish in, and whom to ask; None if nothing is published."""
-    from sealring.broker.published import PublishedLog
+    from sealring.attest.broker.published import PublishedLog
 
     if folder is None:
         if policy is not None:

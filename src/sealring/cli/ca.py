@@ -11,12 +11,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.cli.terminal import console, print_json, say, table
+from sealring.core.identity import authority
+from sealring.core.identity.certificates import check_rank, claims_of
+from sealring.core.identity.loading import certificates_from_pem
+from sealring.core.identity.names import WorkerName
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.formats.files import read_public
-from sealring.identity import authority
-from sealring.identity.certificates import check_rank, claims_of
-from sealring.identity.loading import certificates_from_pem
-from sealring.identity.names import WorkerName
 from sealring.limits import CERTIFICATE_HOURS
 
 app = typer.Typer(
@@ -168,7 +168,7 @@ def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
 
 def _attestation(certificate: x509.Certificate) -> str | None:
     """What a broker saw of the worker; the word SIMULATED, if that is what it was."""
-    from sealring.identity.attestation.claims import claims_in
+    from sealring.attest.evidence.claims import claims_in
 
     try:
         claimed = claims_in(certificate)

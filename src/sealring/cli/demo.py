@@ -15,12 +15,12 @@ import typer
 
 from sealring.cli.bench import check_ranks
 from sealring.cli.terminal import console, errors, print_json, progress_bar, say
-from sealring.sealed_only.setting import refuse_to_measure
+from sealring.core.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
-    from sealring.audit.page import Beside
-    from sealring.demo.recorded import Audited
-    from sealring.demo.story import Outcome, Training
+    from sealring.lab.demo.recorded import Audited
+    from sealring.lab.demo.story import Outcome, Training
+    from sealring.record.audit.page import Beside
 
 
 def demo(
@@ -36,9 +36,9 @@ def demo(
     check_ranks(ranks)
     start = time.monotonic()
     # Loading torch takes a while, and --help needs none of it.
-    from sealring.demo import pictures
-    from sealring.demo.recorded import surprises
-    from sealring.demo.story import Attacked, Outcome, Tapped, Training, perform
+    from sealring.lab.demo import pictures
+    from sealring.lab.demo.recorded import surprises
+    from sealring.lab.demo.story import Attacked, Outcome, Tapped, Training, perform
 
     def show(*pictures: Any) -> None:
         if not json:
@@ -77,7 +77,7 @@ def demo(
 
 def _audits(ranks: int, costs: Beside) -> list[Audited]:
     """The recorded runs. Their records and pages are kept, for people to look at."""
-    from sealring.demo.recorded import perform_recorded
+    from sealring.lab.demo.recorded import perform_recorded
 
     place, found = Path(tempfile.mkdtemp(prefix="sealring-demo-")), []
     try:

@@ -17,12 +17,12 @@ import typer
 from rich.text import Text
 
 from sealring import limits
-from sealring.bench.floor import aes_rate
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, NoIdentity, SealringError
-from sealring.live.watch import ALARMS, WatchedProcess, watch
+from sealring.lab.bench.floor import aes_rate
+from sealring.observe.watch import ALARMS, WatchedProcess, watch
 from sealring.version import untested_torch
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _variables(name: str) -> Iterator[Finding]:
 def _identity(name: str) -> Iterator[Finding]:
     if broker := os.environ.get("SEALRING_BROKER"):
         # Only what is set: asking the broker itself would take a rank.
-        from sealring.broker.enrolment import read_settings
+        from sealring.attest.broker.enrolment import read_settings
 
         settings = read_settings(os.environ)
         kinds = ", ".join(
@@ -187,7 +187,7 @@ def _identity(name: str) -> Iterator[Finding]:
         )
         yield Finding(name, "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
         return
-    from sealring.identity import load_credentials
+    from sealring.core.identity import load_credentials
 
     try:
         rank = _number("RANK", 0)
@@ -224,14 +224,14 @@ def _ports(name: str) -> Iterator[Finding]:
 
 
 def _interface(name: str) -> Iterator[Finding]:
-    from sealring.links.addresses import own_addresses
+    from sealring.core.links.addresses import own_addresses
 
     yield Finding(name, "ok", f"would listen on {', '.join(own_addresses(os.environ))}")
 
 
 def _shared_memory(name: str) -> Iterator[Finding]:
-    from sealring.links.descriptors import leave
-    from sealring.links.memory import create_memory
+    from sealring.core.links.descriptors import leave
+    from sealring.core.links.memory import create_memory
 
     try:
         memory = create_memory()
@@ -287,9 +287,9 @@ def _gpu(device: torch.device) -> str:
     import torch
 
     from sealring import _native
-    from sealring.engine.engine import CollectiveEngine
-    from sealring.group.gpu import GpuCalls
-    from sealring.group.settings import read_settings
+    from sealring.core.engine.engine import CollectiveEngine
+    from sealring.core.group.gpu import GpuCalls
+    from sealring.core.group.settings import read_settings
 
     wait = read_settings(os.environ).cuda_wait
     engine = CollectiveEngine(

@@ -37,8 +37,8 @@ from sealring.formats.log.policy import (
     read_policy,
 )
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.provenance.owners import read_signer, write_key_pair
-from sealring.provenance.statements import verify_statement
+from sealring.record.provenance.owners import read_signer, write_key_pair
+from sealring.record.provenance.statements import verify_statement
 
 app = typer.Typer(help="Keep a log that cannot be rewritten unnoticed.", no_args_is_help=True)
 

@@ -9,9 +9,9 @@ import typer
 
 from sealring.cli.authorities import SecretFile, require_believed
 from sealring.cli.terminal import print_json, say
-from sealring.papers.write import write_papers
-from sealring.provenance.owners import read_owner_key
-from sealring.provenance.runs import open_run
+from sealring.record.papers.write import write_papers
+from sealring.record.provenance.owners import read_owner_key
+from sealring.record.provenance.runs import open_run
 
 
 def papers(

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from sealring.cli.terminal import console, human_bytes, number_table, print_json, progress_bar, say
 from sealring.errors import ConfigurationError
-from sealring.plan.answer import Answer, Question, WayAnswer, answer
-from sealring.plan.fit_gpu import gpu_of
-from sealring.plan.forming import forming_of
-from sealring.plan.layouts import ITEMSIZE, Compute
-from sealring.plan.models import MODELS, load_model, with_tokens
-from sealring.plan.profiles import (
+from sealring.lab.plan.answer import Answer, Question, WayAnswer, answer
+from sealring.lab.plan.fit_gpu import gpu_of
+from sealring.lab.plan.forming import forming_of
+from sealring.lab.plan.layouts import ITEMSIZE, Compute
+from sealring.lab.plan.models import MODELS, load_model, with_tokens
+from sealring.lab.plan.profiles import (
     NOTHING,
     Figure,
     Profile,
@@ -27,10 +27,10 @@ from sealring.plan.profiles import (
     network_names,
     profile_names,
 )
-from sealring.plan.reproduce import Reproduction
-from sealring.plan.tuning import machine
-from sealring.plan.validate import Validation, computing
-from sealring.results import read_results
+from sealring.lab.plan.reproduce import Reproduction
+from sealring.lab.plan.tuning import machine
+from sealring.lab.plan.validate import Validation, computing
+from sealring.lab.results import read_results
 
 
 def plan(

@@ -11,11 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli import policy_make
-from sealring.cli.terminal import console, print_json, say
-from sealring.errors import AttestationError, ConfigurationError
-from sealring.formats.files import read_public
-from sealring.identity.attestation import (
+from sealring.attest.evidence import (
     Cache,
     Policy,
     Verdict,
@@ -25,9 +21,13 @@ from sealring.identity.attestation import (
     read_cache,
     verify_evidence,
 )
-from sealring.identity.attestation.cache import read_list
-from sealring.identity.attestation.files import read_policy
-from sealring.identity.attestation.policy_words import explain
+from sealring.attest.evidence.cache import read_list
+from sealring.attest.evidence.files import read_policy
+from sealring.attest.evidence.policy_words import explain
+from sealring.cli import policy_make
+from sealring.cli.terminal import console, print_json, say
+from sealring.errors import AttestationError, ConfigurationError
+from sealring.formats.files import read_public
 
 app = typer.Typer(help="Judge evidence by a policy, and write policies.", no_args_is_help=True)
 app.command("new")(policy_make.new)

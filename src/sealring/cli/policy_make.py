@@ -11,10 +11,7 @@ from typing import Annotated, Final
 import typer
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.cli.terminal import errors, say
-from sealring.errors import AttestationError, BadPolicy, ConfigurationError
-from sealring.formats.files import read_public, write_public
-from sealring.identity.attestation import (
+from sealring.attest.evidence import (
     Cache,
     Evidence,
     Policy,
@@ -23,17 +20,20 @@ from sealring.identity.attestation import (
     parse_policy,
     read_cache,
 )
-from sealring.identity.attestation.chains import load_certificate
-from sealring.identity.attestation.kinds import KINDS
-from sealring.identity.attestation.policy_upgrade import upgrade as upgraded
-from sealring.identity.attestation.policy_words import explain
-from sealring.identity.attestation.policy_writing import (
+from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.kinds import KINDS
+from sealring.attest.evidence.policy_upgrade import upgrade as upgraded
+from sealring.attest.evidence.policy_words import explain
+from sealring.attest.evidence.policy_writing import (
     Table,
     check_admits,
     new_policy,
     tables_from,
 )
-from sealring.identity.attestation.snp import PLATFORM_BITS, TCB_BYTES
+from sealring.attest.evidence.snp import PLATFORM_BITS, TCB_BYTES
+from sealring.cli.terminal import errors, say
+from sealring.errors import AttestationError, BadPolicy, ConfigurationError
+from sealring.formats.files import read_public, write_public
 
 EvidenceFiles = Annotated[
     list[Path] | None, typer.Option(help="Evidence of a machine (`sealring attest --out`).")

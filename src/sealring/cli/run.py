@@ -20,13 +20,13 @@ import typer
 from sealring.cli import terminal
 from sealring.cli.terminal import warn
 from sealring.cli.variables import unknown_variables
+from sealring.core.group.settings import read_settings
+from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.identity.secret import OF_THE_RUN, read_secret
+from sealring.core.last_words import LAUNCHED, told_beside
+from sealring.core.sealed_only.guard import require_sealed
 from sealring.errors import ConfigurationError, NoIdentity
-from sealring.group.settings import read_settings
-from sealring.identity.process import shut_out_debuggers
-from sealring.identity.secret import OF_THE_RUN, read_secret
-from sealring.last_words import LAUNCHED, told_beside
-from sealring.live.worker import sweep
-from sealring.sealed_only.guard import require_sealed
+from sealring.observe.worker import sweep
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -284,7 +284,7 @@ def broker_environment(
     for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):
         if path is not None:
             chosen[name] = str(path.resolve())
-    from sealring.broker.enrolment import read_settings
+    from sealring.attest.broker.enrolment import read_settings
 
     read_settings({**os.environ, **chosen})  # better refused here than once per worker
     return chosen

@@ -12,13 +12,13 @@ import typer
 
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import print_json, say
+from sealring.core.identity.credentials import load_credentials
 from sealring.errors import ConfigurationError
 from sealring.formats.files import read_limited, write_public
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.identity.credentials import load_credentials
-from sealring.provenance.intervals import Interval
-from sealring.provenance.owners import create_owner, read_owner, read_owner_key
-from sealring.provenance.statements import (
+from sealring.record.provenance.intervals import Interval
+from sealring.record.provenance.owners import create_owner, read_owner, read_owner_key
+from sealring.record.provenance.statements import (
     VerifiedStatement,
     parse_interval,
     parse_transformation,

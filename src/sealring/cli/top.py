@@ -30,12 +30,12 @@ from sealring.cli.terminal import (
 )
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private
-from sealring.live.directory import SETTING, chosen_directory
-from sealring.live.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
-from sealring.live.reader import Reading, read_all
-from sealring.live.status import GroupStatus, WorkerStatus
-from sealring.recorder import CollectiveAccount, MessageAccount, ProcessAccount
-from sealring.recorder.trace import chrome_trace, clock_offsets_ns, read_flight_records
+from sealring.observe import CollectiveAccount, MessageAccount, ProcessAccount
+from sealring.observe.directory import SETTING, chosen_directory
+from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
+from sealring.observe.reader import Reading, read_all
+from sealring.observe.status import GroupStatus, WorkerStatus
+from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
 
 app = typer.Typer(help="See what the workers of this machine do, and what they did last.")
 

@@ -20,11 +20,11 @@ from sealring.cli.vault_options import (
     opener_of,
 )
 from sealring.errors import ConfigurationError
-from sealring.papers.write import files_of
-from sealring.provenance.digests import Named
-from sealring.provenance.owners import read_owner_key
-from sealring.provenance.transformations import Transformation, parameters_of
-from sealring.recording.transformed import record_transformation
+from sealring.record.papers.write import files_of
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.owners import read_owner_key
+from sealring.record.provenance.transformations import Transformation, parameters_of
+from sealring.record.recording.transformed import record_transformation
 from sealring.vault import Vault
 from sealring.version import __version__
 

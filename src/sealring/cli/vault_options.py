@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from sealring.core.identity.private_files import read_secret_file
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import read_public
-from sealring.identity.private_files import read_secret_file
 from sealring.vault import keys
 from sealring.vault.keys import Opener, Presented, PublicKey, SymmetricKey
 

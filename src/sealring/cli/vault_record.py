@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
-from sealring.provenance.digests import Named
-from sealring.provenance.owners import read_owner_key
-from sealring.provenance.runs import SUFFIX
-from sealring.provenance.statements import parse_statement
-from sealring.provenance.transformations import Transformation, parameters_of
-from sealring.recording.transformed import record_transformation
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.owners import read_owner_key
+from sealring.record.provenance.runs import SUFFIX
+from sealring.record.provenance.statements import parse_statement
+from sealring.record.provenance.transformations import Transformation, parameters_of
+from sealring.record.recording.transformed import record_transformation
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.pipeline import lineage
 from sealring.vault.vault import Vault

@@ -15,7 +15,7 @@ from sealring.cli.terminal import errors, say
 from sealring.errors import ConfigurationError
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import LogPolicy, read_policy
-from sealring.provenance.owners import read_signer, write_key_pair
+from sealring.record.provenance.owners import read_signer, write_key_pair
 
 app = typer.Typer(help="Cosign checkpoints of logs, and never two that contradict each other.")
 
@@ -63,8 +63,8 @@ def init(
 
 
 async def _serve(signer: Signer, policy: LogPolicy, folder: Path, host: str, port: int) -> None:
-    from sealring.witness.server import serving  # its packages are an extra
-    from sealring.witness.state import WitnessState
+    from sealring.record.witness.server import serving  # its packages are an extra
+    from sealring.record.witness.state import WitnessState
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

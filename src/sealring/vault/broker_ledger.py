@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from sealring.core.hooks import VaultEntry, vault_records
 from sealring.errors import ConfigurationError, RolledBack
-from sealring.hooks import VaultEntry, vault_records
 from sealring.vault.ledger import AT_THE_BROKER, SETTING
 from sealring.vault.storage import VaultPath
 

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from sealring import _native
+from sealring.core.hooks import run_notes
 from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, Unsupported
-from sealring.hooks import run_notes
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location

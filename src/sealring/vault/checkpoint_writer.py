@@ -25,6 +25,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from sealring.core.hooks import run_notes
+from sealring.core.identity.secret import OF_THE_RUN
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
@@ -36,8 +38,6 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.formats.strict import strictly
-from sealring.hooks import run_notes
-from sealring.identity.secret import OF_THE_RUN
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sealring import _native, errors
+from sealring.core.identity.peer_process import peer_of
+from sealring.core.identity.process import SETTING as ALLOW_DEBUGGERS
+from sealring.core.identity.process import allows_debuggers, shut_out_debuggers
 from sealring.errors import SealringError, WorkerFailed
 from sealring.formats.strict import read_json
-from sealring.identity.peer_process import peer_of
-from sealring.identity.process import SETTING as ALLOW_DEBUGGERS
-from sealring.identity.process import allows_debuggers, shut_out_debuggers
 from sealring.vault.keys import KEY_BYTES
 
 START_SECONDS: Final = 120.0

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from sealring import _native
-from sealring.engine.cuda.chunks import NO_FAILURE
+from sealring.core.engine.cuda.chunks import NO_FAILURE
 from sealring.errors import (
     AlreadyClosed,
     ConfigurationError,

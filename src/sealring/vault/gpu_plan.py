@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sealring import _native
-from sealring.engine.cuda.chunks import (
+from sealring.core.engine.cuda.chunks import (
     CHUNK,
     CHUNK_BYTES,
     FIRST_CHUNK_AT,

@@ -35,11 +35,11 @@ from cryptography.hazmat.primitives.hpke import (
 )
 
 from sealring import _native
+from sealring.core.hooks import data_keys
+from sealring.core.identity.names import is_resource
+from sealring.core.identity.private_files import read_secret_file
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import write_private
-from sealring.hooks import data_keys
-from sealring.identity.names import is_resource
-from sealring.identity.private_files import read_secret_file
 
 KEY_BYTES: Final = 32
 _SALT: Final = b"sealring vault 1"

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from sealring.core.hooks import VaultEntry
 from sealring.errors import ConfigurationError, ForeignVault, NotAVault
 from sealring.formats.strict import read_json, strictly
-from sealring.hooks import VaultEntry
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
 from sealring.vault.storage import VaultPath

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from typing import Final
 
+from sealring.core.hooks import VaultEntry
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
@@ -20,7 +21,6 @@ from sealring.errors import (
     Unsupported,
 )
 from sealring.formats.files import writing
-from sealring.hooks import VaultEntry
 from sealring.vault import header as headers
 from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey

@@ -17,12 +17,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from sealring.core.hooks import credentials_of as credentials_of
+from sealring.core.identity import Credentials, verify
+from sealring.core.identity.loading import certificate_from_pem
 from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
 from sealring.formats import signed as signatures
 from sealring.formats.strict import read_json, strictly
-from sealring.hooks import credentials_of as credentials_of
-from sealring.identity import Credentials, verify
-from sealring.identity.loading import certificate_from_pem
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
 """Of every statement."""

@@ -16,9 +16,9 @@ from typing import Any, Final
 import torch
 
 from sealring import _native
+from sealring.core.identity.process import shut_out_debuggers
 from sealring.errors import VaultError, WorkerFailed
 from sealring.formats.strict import read_json
-from sealring.identity.process import shut_out_debuggers
 from sealring.vault.children import START_SECONDS, Door, without_secrets
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place, shown

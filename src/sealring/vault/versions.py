@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sealring.core.hooks import VaultEntry
 from sealring.errors import ForeignPart, NoSuchObject, NotAVault, RolledBack, VaultError
-from sealring.hooks import VaultEntry
 from sealring.vault import objects
 from sealring.vault.keys import Opener
 from sealring.vault.layout import (

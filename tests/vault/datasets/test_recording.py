@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sealring.errors import ConfigurationError, ForgedStatement
-from sealring.provenance.owners import create_owner, read_owner
-from sealring.provenance.runs import create_run, open_run
-from sealring.provenance.statements import verify_statement
-from sealring.provenance.transformations import Transformation
-from sealring.recording.noted import Notes
+from sealring.record.provenance.owners import create_owner, read_owner
+from sealring.record.provenance.runs import create_run, open_run
+from sealring.record.provenance.statements import verify_statement
+from sealring.record.provenance.transformations import Transformation
+from sealring.record.recording.noted import Notes
 from sealring.vault import Dataset, Stream
 from sealring.vault.datasets.order import ShardOrder
 from sealring.vault.vault import Vault
@@ -95,7 +95,7 @@ def test_the_samples_of_each_rank_are_noted_as_it_read_them(
     for rank in range(world):
         notes = Notes()
         recording: Any = SimpleNamespace(notes=notes)
-        monkeypatch.setattr("sealring.recording.hooks.current", lambda: recording)  # noqa: B023
+        monkeypatch.setattr("sealring.record.recording.hooks.current", lambda: recording)  # noqa: B023
         stream = Stream(dataset, batch_size=None, seed=5, block=8, rank=rank, world=world)
         seen = [sample["n"] for _ in range(2) for sample in stream]
         ranges = notes.take().data
@@ -121,7 +121,7 @@ def test_a_dataset_that_is_read_by_number_is_named(
     """Else a run could train on it, and state only what it has read by a stream."""
     sealed(vault, json_lines(tmp_path / "source", count=3))
     recording: Any = SimpleNamespace(notes=Notes())
-    monkeypatch.setattr("sealring.recording.hooks.current", lambda: recording)
+    monkeypatch.setattr("sealring.record.recording.hooks.current", lambda: recording)
     dataset = Dataset(vault, "data")
     (named,) = recording.notes.take().data
     assert (named.name, named.sha256, named.first, named.end) == ("data", dataset.digest, 0, 0)

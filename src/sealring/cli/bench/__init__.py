@@ -1,6 +1,6 @@
 """`sealring bench`: what protection costs on this machine.
 
-The benchmarks that only this project's own work needs are in sealring.bench.__main__, with the
+The benchmarks that only this project's own work needs are in sealring.lab.__main__, with the
 options, the bar and the tables of this module.
 """
 
@@ -19,27 +19,27 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from sealring.bench import step as training
-from sealring.bench import suite
-from sealring.bench.bars import rows_of
-from sealring.bench.collectives import Effort, row
-from sealring.bench.floor import aes_rate
-from sealring.bench.gpu import MODELS, SETTABLE, WIRES
-from sealring.bench.harness import Job, Session
-from sealring.bench.place import CPU, SHARED_GPU, Place, find_place
-from sealring.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
-from sealring.bench.vault import Case, measure_datasets, measure_vault
-from sealring.bench.vault_gpu import measure_on_gpu
 from sealring.cli.bench import tables
 from sealring.cli.sizes import parse_bytes
 from sealring.cli.terminal import console, errors, print_json, progress_bar, say
+from sealring.core.group.cores import usable_cores
+from sealring.core.sealed_only.setting import refuse_to_measure
 from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.formats.files import writing
-from sealring.group.cores import usable_cores
-from sealring.report.drawing import plotting_library
-from sealring.report.page import headline, write_page
-from sealring.results import read_results
-from sealring.sealed_only.setting import refuse_to_measure
+from sealring.lab.bench import step as training
+from sealring.lab.bench import suite
+from sealring.lab.bench.bars import rows_of
+from sealring.lab.bench.collectives import Effort, row
+from sealring.lab.bench.floor import aes_rate
+from sealring.lab.bench.gpu import MODELS, SETTABLE, WIRES
+from sealring.lab.bench.harness import Job, Session
+from sealring.lab.bench.place import CPU, SHARED_GPU, Place, find_place
+from sealring.lab.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
+from sealring.lab.bench.vault import Case, measure_datasets, measure_vault
+from sealring.lab.bench.vault_gpu import measure_on_gpu
+from sealring.lab.report.drawing import plotting_library
+from sealring.lab.report.page import headline, write_page
+from sealring.lab.results import read_results
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 
@@ -196,7 +196,7 @@ def gpu(
     json: AsJson = False,
 ) -> None:
     """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
-    from sealring.bench.models import MODELS as KNOWN
+    from sealring.lab.bench.models import MODELS as KNOWN
 
     gpt2s = [name for name in KNOWN if name.startswith("gpt2")]
     parts = several(part, lambda one: one_of(suite.GPU_PARTS, one, "a part"))
@@ -358,7 +358,7 @@ def settings_of(
     precisions: Sequence[Precision],
     buckets: Sequence[float],
 ) -> tuple[Setting, ...]:
-    from sealring.bench.models import find
+    from sealring.lab.bench.models import find
 
     return tuple(
         Setting(model, batch, precision, bucket)

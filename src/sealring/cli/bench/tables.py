@@ -7,18 +7,18 @@ from typing import Any
 
 from rich.table import Table
 
-from sealring.bench.algorithms import Cell
-from sealring.bench.bars import Row
-from sealring.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Exchange
-from sealring.bench.harness import Comparison, Measured, Samples
-from sealring.bench.kernels import Kernels
-from sealring.bench.link import Hop, line_words
-from sealring.bench.records import AuditCost, RecordingCost
-from sealring.bench.step import Step
-from sealring.bench.vault import Case
 from sealring.cli.terminal import human_bytes, number_table
-from sealring.results import ScaleCase
-from sealring.schedule.table import AlgorithmTable, names
+from sealring.core.schedule.table import AlgorithmTable, names
+from sealring.lab.bench.algorithms import Cell
+from sealring.lab.bench.bars import Row
+from sealring.lab.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Exchange
+from sealring.lab.bench.harness import Comparison, Measured, Samples
+from sealring.lab.bench.kernels import Kernels
+from sealring.lab.bench.link import Hop, line_words
+from sealring.lab.bench.records import AuditCost, RecordingCost
+from sealring.lab.bench.step import Step
+from sealring.lab.bench.vault import Case
+from sealring.lab.results import ScaleCase
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
 
@@ -227,7 +227,7 @@ def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
     return made
 
 
-# ---- of python -m sealring.bench
+# ---- of python -m sealring.lab
 
 
 def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float]]) -> Table:

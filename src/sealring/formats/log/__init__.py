@@ -6,6 +6,7 @@ policy       which logs and witnesses to believe (c2sp.org/tlog-policy)
 checkpoints  a log's signed size and root, proofs of entries, submissions to witnesses
 folder       a log on disk, read, checked and appended to
 witnesses    asks witnesses, and believes none of them alone
+broker_entries  what a broker's log says of workers
 
-`sealring.witness` is the other end of `witnesses`.
+record/witness is the other end of `witnesses`.
 """

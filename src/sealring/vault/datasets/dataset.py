@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from sealring.core.hooks import Share, run_notes
 from sealring.errors import ConfigurationError, Unsupported, WrongPosition
-from sealring.hooks import Share, run_notes
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers

@@ -1,0 +1,46 @@
+"""Who may be which rank, decided by evidence: the broker, and a worker's way to it.
+
+keys        a broker's keys, all from its authority's
+nonces      given out without a memory, used once
+envelopes   what is given out, sealed to the worker (JWE)
+tokens      the verdict as a token (EAR)
+messages    the KBS protocol's JSON
+store       decisions as functions on a view, committed whole; sqlite and etcd keep it
+authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
+audit       the log of decisions, a Merkle tree of which every root is signed
+published   that log as a folder that witnesses see grow
+bars        machines and ranks that may not join, and the names of a machine
+ledger      who holds which rank, what was used, who is out
+strangers   what was refused before anything was proven, counted
+issuing     certificates for workers, and the broker's own
+data_keys   the files that hold them
+service     the broker without a network
+vault_messages, vault_records  what a job's vaults last held, so that a rollback is seen
+guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
+tls, http, refusals  the network; `sealring.formats.http` listens, with a limit on everything
+routes      which request asks what; page shows who is there
+server      the broker on its ports
+
+client      one conversation with a broker
+vault_client  what a worker reads and records of its vaults
+enrolment   a worker's certificate, held and renewed while it trains
+
+Its packages are the extra `broker`.
+"""
+
+from __future__ import annotations
+
+from sealring.errors import MissingExtra
+
+try:
+    import h11  # noqa: F401
+    import joserfc  # noqa: F401
+except ImportError as missing:
+    raise MissingExtra(
+        f"the broker, and workers that join through one, need the package {missing.name}: "
+        "pip install 'sealring[broker]'"
+    ) from None
+
+from sealring.attest.broker.enrolment import data_key, enrolled, this_worker
+
+__all__ = ["data_key", "enrolled", "this_worker"]

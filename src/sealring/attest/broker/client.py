@@ -1,0 +1,313 @@
+"""A worker's side: one connection, nonce, evidence, certificate, data keys."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from joserfc.jwk import ECKey
+
+from sealring.attest.broker.clock import boottime
+from sealring.attest.broker.envelopes import new_key, open_envelope, public_jwk
+from sealring.attest.broker.http import Client
+from sealring.attest.broker.messages import (
+    ATTEST,
+    AUTH,
+    COOKIE,
+    LEAVE,
+    OUT,
+    RESOURCE,
+    write_attestation,
+    write_auth,
+    write_leave,
+)
+from sealring.attest.broker.refusals import error_of
+from sealring.attest.broker.tls import client_context, connect
+from sealring.attest.evidence.attesters import Attester
+from sealring.attest.evidence.evidence import NONCE_BYTES
+from sealring.core.identity.certificates import claims_of
+from sealring.core.identity.loading import certificate_from_pem
+from sealring.core.identity.names import WorkerName
+from sealring.errors import (
+    BrokerUnreachable,
+    MalformedAnswer,
+    RequestTooSlow,
+    ReusedNonce,
+    StoreUnavailable,
+    TooManyRequests,
+)
+from sealring.formats.http import Response
+from sealring.formats.log.broker_entries import CERTIFICATE
+from sealring.formats.strict import read_json, read_object
+
+_LOG = logging.getLogger("sealring")
+_AGAIN: Final = (
+    BrokerUnreachable, StoreUnavailable, TooManyRequests, RequestTooSlow, ReusedNonce
+)  # fmt: skip
+"""What another attempt, or another replica, may mend. A nonce is used if a broker was lost
+between its commit and its answer."""
+_ANSWER_SECONDS: Final = 60.0
+"""For TLS, and again for each answer. A broker that many workers ask at once answers each of them
+slowly, and one that began anew would only ask it more."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_LONGEST_LIFE: Final = 86400.0
+"""Of a certificate, as far as a policy can let it live."""
+_SAID_AFTER: Final = 1.0
+_SAID_AGAIN: Final = 15.0
+"""Seconds after which a worker that waits for a broker says so, and says so again."""
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    certificate: x509.Certificate
+    boottime_end: float
+    """The certificate's end by CLOCK_BOOTTIME, counted from before the broker was asked for it: it
+    holds whatever this machine's wall clock says, and is set to."""
+    evidence: bytes
+    keys_out: frozenset[str]
+    data_keys: dict[str, bytes] = field(repr=False)
+
+
+class BrokerClient:
+    def __init__(
+        self, brokers: Sequence[tuple[str, int]], authorities: Sequence[x509.Certificate]
+    ) -> None:
+        self._brokers = list(brokers)
+        self._context = client_context(authorities)
+        self._reached: str | None = None
+        """The address of the first of them, once it was reached."""
+
+    async def join(
+        self,
+        name: WorkerName,
+        world: int,
+        key: Ed25519PrivateKey,
+        attester: Attester,
+        deadline_seconds: float,
+    ) -> Joined:
+        """Attest and be given what the policy grants; tries all brokers until the time is up."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        deadline = start + deadline_seconds
+        pause, say_at = _FIRST_PAUSE, start + _SAID_AFTER
+        while True:
+            try:
+                return await self._call(_Join(name, world, key, attester), deadline)
+            except _AGAIN as error:
+                # Not all at once: many workers may have met the same trouble.
+                wait = pause * (0.5 + random.random())  # noqa: S311
+                if loop.time() + wait >= deadline:
+                    raise
+                if loop.time() + wait >= say_at:  # before a pause, not after it
+                    say_at = loop.time() + _SAID_AGAIN
+                    _LOG.log(
+                        _first_of_this_host(),
+                        "sealring: rank %d tries again to join, for %.0f s more: %s",
+                        name.rank, deadline - loop.time(), error,
+                    )  # fmt: skip
+                if not isinstance(error, TooManyRequests):
+                    self._brokers.append(self._brokers.pop(0))
+                    self._reached = None
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def leave(
+        self, name: WorkerName, key: Ed25519PrivateKey, deadline_seconds: float
+    ) -> None:
+        """Give the rank back. Without a name server or a thread: at exit there may be none."""
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        await self._call(_Leave(name, key), deadline, self._reached)
+
+    async def keys_out(
+        self, job: str, deadline_seconds: float, address: str | None = None
+    ) -> frozenset[str]:
+        """The keys that are no longer of the job. `address`: where the first broker listens."""
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        return await self._call(_AskOut(job), deadline, address)
+
+    async def ask(self, conversation: Conversation[T], deadline_seconds: float) -> T:
+        """Asks one broker after the other until one answers, or the time is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_seconds
+        while True:
+            try:
+                return await self._call(conversation, deadline)
+            except _AGAIN:
+                if loop.time() + _FIRST_PAUSE >= deadline:
+                    raise
+                self._brokers.append(self._brokers.pop(0))
+                self._reached = None
+                await asyncio.sleep(_FIRST_PAUSE)
+
+    async def _call(
+        self, conversation: Conversation[T], deadline: float, address: str | None = None
+    ) -> T:
+        """Asks the first broker; at `address`, if that is known already."""
+        host, port = self._brokers[0]
+        where = f"{host}:{port}"
+        loop = asyncio.get_running_loop()
+
+        def ends() -> float:
+            return min(deadline, loop.time() + _ANSWER_SECONDS)
+
+        try:
+            async with asyncio.timeout_at(ends()) as limit:
+                stream = await connect(host, port, self._context, address)
+                self._reached = stream.address
+                client = Client(stream, where, lambda: limit.reschedule(ends()))
+                limit.reschedule(ends())
+                try:
+                    found = await conversation.run(client, where)
+                except BaseException:
+                    client.abort()
+                    raise
+                client.close()
+                return found
+        except TimeoutError:
+            raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
+
+
+class Conversation(Protocol[T_co]):
+    """Requests over one connection to a broker."""
+
+    async def run(self, client: Client, where: str) -> T_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _AskOut:
+    job: str
+
+    async def run(self, client: Client, where: str) -> frozenset[str]:
+        return _keys(answer_of(await client.ask("GET", OUT + self.job), where).get("out"), where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    name: WorkerName
+    key: Ed25519PrivateKey
+
+    async def run(self, client: Client, where: str) -> None:
+        answer_of(await client.ask("POST", LEAVE, write_leave(self.name, self.key)), where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    name: WorkerName
+    world: int
+    key: Ed25519PrivateKey
+    attester: Attester
+
+    async def run(self, client: Client, where: str) -> Joined:
+        # For this conversation alone: what was sealed in an earlier one does not open.
+        envelope = new_key()
+        introduction = await asyncio.to_thread(self.attester.introduce)
+        response = await client.ask("POST", AUTH, write_auth(self.attester.kind, introduction))
+        challenge = answer_of(response, where)
+        nonce, extra = _nonce(challenge, where), challenge.get("extra-params")
+        cookie = {"cookie": _cookie(response, where)}
+
+        public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        evidence = (
+            await asyncio.to_thread(
+                self.attester.attest, nonce, public, extra if isinstance(extra, dict) else {}
+            )
+        ).encode()
+        body = write_attestation(
+            nonce, public_jwk(envelope), self.name, self.world, self.key, evidence
+        )
+        token = answer_of(await client.ask("POST", ATTEST, body, cookie), where).get("token")
+        if not isinstance(token, str):
+            raise MalformedAnswer(f"the broker at {where} gave no token")
+
+        asked = boottime()
+        given = read_json(await self._fetch(client, where, token, CERTIFICATE, envelope))
+        paths = given.get("resources", [])
+        data_keys = {
+            path: await self._fetch(client, where, token, path, envelope) for path in paths
+        }
+        return Joined(
+            self._checked(given.get("certificate"), public, where),
+            asked + _seconds(given.get("seconds"), where),
+            evidence,
+            _keys(given.get("out"), where),
+            data_keys,
+        )
+
+    async def _fetch(self, client: Client, where: str, token: str, path: str, key: ECKey) -> bytes:
+        bearer = {"authorization": f"Bearer {token}"}
+        response = await client.ask("GET", RESOURCE + path, headers=bearer)
+        return open_envelope(answer_of(response, where), key)
+
+    def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
+        refusal = MalformedAnswer(f"the broker at {where} gave no certificate")
+        if not isinstance(pem, str):
+            raise refusal
+        certificate = certificate_from_pem(pem.encode(errors="replace"), refusal)
+        found = certificate.public_key().public_bytes(
+            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+        )
+        if found != public or _name_in(certificate) != self.name:
+            raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
+        return certificate
+
+
+def _first_of_this_host() -> int:
+    """The level at which one worker of a host says what all of them could say."""
+    return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.DEBUG
+
+
+def _seconds(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not 0 < value <= _LONGEST_LIFE:
+        raise MalformedAnswer(f"the broker at {where} did not say how long the certificate lives")
+    return float(value)
+
+
+def _name_in(certificate: x509.Certificate) -> WorkerName | None:
+    try:
+        return claims_of(certificate).name
+    except ValueError:
+        return None
+
+
+def answer_of(response: Response, where: str) -> dict[str, Any]:
+    if response.status != 200:
+        raise error_of(response, where)
+    refusal = MalformedAnswer(f"the broker at {where} did not answer with JSON")
+    return read_object(response.body, refusal)
+
+
+def _nonce(answer: dict[str, Any], where: str) -> bytes:
+    try:
+        nonce = base64.b64decode(answer["nonce"], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        nonce = b""
+    if len(nonce) != NONCE_BYTES:
+        raise MalformedAnswer(f"the broker at {where} gave no nonce")
+    return nonce
+
+
+def _cookie(response: Response, where: str) -> str:
+    first = response.headers.get("set-cookie", "").partition(";")[0]
+    if not first.startswith(f"{COOKIE}="):
+        raise MalformedAnswer(f"the broker at {where} opened no session")
+    return first
+
+
+def _keys(value: Any, where: str) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
+        raise MalformedAnswer(f"the broker at {where} did not say who is out")
+    return frozenset(value)

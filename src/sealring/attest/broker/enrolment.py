@@ -1,0 +1,364 @@
+"""A worker's certificate from a broker: joined for once per process, renewed while it trains.
+
+The key is made here and never leaves. A thread brings fresh evidence to the broker when half of the
+certificate's time has passed, and learns with each answer who is out of the job. Groups go on; one
+that has a member who is out ends on every rank.
+
+That thread can fail, and need not be believed: the certificate's end is also a lease, which the
+native threads that move records check (native/record/lease.hpp). A renewal moves the lease, and
+only after the groups with a member who is out were ended. So a worker that was revoked has no group
+left when the configured minutes have passed, whatever happens to anybody's renewal.
+
+A process that ends without an unhandled exception gives its rank back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from sealring import _native
+from sealring.attest.broker.client import BrokerClient, Conversation, Joined
+from sealring.attest.broker.clock import boottime
+from sealring.attest.broker.messages import broker_urls
+from sealring.attest.evidence import Policy
+from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.evidence.attesters import Attester
+from sealring.attest.evidence.files import read_policy, trust_in
+from sealring.attest.evidence.kinds import find_attester
+from sealring.core.hooks import Expellable
+from sealring.core.identity.credentials import Credentials, read_authorities
+from sealring.core.identity.kept_key import KeptKey
+from sealring.core.identity.names import WorkerName, check_job
+from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.no_fork import OwnLock
+from sealring.errors import (
+    BrokerUnreachable,
+    ConfigurationError,
+    NoLongerAdmitted,
+    NoSuchResource,
+    RankTaken,
+    SealringError,
+    StoreUnavailable,
+    TooManyRequests,
+    WorkerRevoked,
+)
+
+T = TypeVar("T")
+_LOG = logging.getLogger("sealring")
+_NEEDED: Final = ("SEALRING_AUTHORITY", "SEALRING_POLICY", "SEALRING_JOB")
+_EARLIEST, _LATEST = 0.4, 0.6
+"""The parts of a certificate's time between which it is renewed: not by all workers at once."""
+_ASK_SECONDS: Final = 10.0
+_JOIN_SECONDS: Final = 60.0
+"""How long a worker waits at most for a broker that it has never reached."""
+_LEAVE_SECONDS: Final = 3.0
+_PAUSE: Final = 2.0
+"""Seconds between two tries to renew, where the broker answered and could not do it."""
+_FINAL: Final = (WorkerRevoked, RankTaken)
+"""What no other try mends: the broker has decided against this key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    brokers: list[tuple[str, int]]
+    authorities: tuple[x509.Certificate, ...]
+    policy: Policy
+    cache: Path | None
+    job: str
+
+
+class Enrolment:
+    def __init__(
+        self, settings: Settings, name: WorkerName, world: int, attester: Attester, deadline: float
+    ) -> None:
+        self._settings = settings
+        self._name = name
+        self._world = world
+        self._attester = attester
+        self._process = _native.ProcessMark()
+        # A private key is any 32 random bytes in RFC 8032.
+        self._kept_key = KeptKey.of_seed(_native.Secret.random(32))
+        self._trust = trust_in(settings.policy, settings.cache)
+        self._client = BrokerClient(settings.brokers, settings.authorities)
+        self._lock = threading.Lock()
+        self._groups: weakref.WeakKeyDictionary[Expellable, dict[int, str]]
+        self._groups = weakref.WeakKeyDictionary()
+        self._failure: SealringError | None = None
+        self._stop = threading.Event()
+        self.lease = _native.Lease()
+        """For the groups: it ends with the certificate."""
+        self._joined = self._join(min(_JOIN_SECONDS, max(0.0, deadline - time.monotonic())))
+        self._extend_lease(self._joined)
+        threading.Thread(target=self._renew, name="sealring-renewal", daemon=True).start()
+        atexit.register(self._leave)
+
+    def credentials(self, deadline: float) -> Credentials:
+        """For a new group: the newest certificate, and who is out by now."""
+        self._process.require("this worker's enrolment")
+        # A broker that takes requests and answers none must leave the group time to form.
+        left = max(0.0, deadline - time.monotonic())
+        self._ask_who_is_out(min(_ASK_SECONDS, left / 4))
+        return self.renewed_credentials()
+
+    def renewed_credentials(self) -> Credentials:
+        """For a link of a group that lives: the newest certificate, and who was out at the last
+        renewal. A member that is out since then ends the group at the next one."""
+        self._process.require("this worker's enrolment")
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            joined = self._joined
+        if self.lease.ended:
+            raise NoLongerAdmitted(
+                f"the certificate of rank {self._name.rank} has ended, and the broker did not "
+                "renew it: start this worker again",
+                peer=self._name.rank,
+            )
+        if key_digest(joined.certificate) in joined.keys_out:
+            # Its peers would refuse it; better to say so than to wait for them.
+            raise WorkerRevoked(f"rank {self._name.rank} was taken out of job {self._name.job}")
+        admission = Admission(self._settings.policy, self._trust, joined.keys_out, joined.evidence)
+        return Credentials(
+            self._name.job,
+            self._name.rank,
+            joined.certificate,
+            self._settings.authorities,
+            self._kept_key,
+            admission,
+        )
+
+    def data_key(self, path: str) -> bytes:
+        self._process.require("this worker's enrolment")
+        with self._lock:
+            keys = self._joined.data_keys
+        if path not in keys:
+            raise NoSuchResource(
+                f"the broker gave this worker no {path}; it gave {', '.join(keys) or 'none'}"
+            )
+        return keys[path]
+
+    def ask(self, say: Callable[[WorkerName, Ed25519PrivateKey], Conversation[T]]) -> T:
+        """Asks the broker in this worker's name, which signs."""
+        self._process.require("this worker's enrolment")
+        return _run(self._client.ask(say(self._name, self._key), _JOIN_SECONDS))
+
+    def watch(self, group: Expellable, keys: dict[int, str]) -> None:
+        """From here on the group ends when one of these keys (by rank in the group) is out."""
+        with self._lock:
+            self._groups[group] = keys
+            failure = self._failure
+        self._expel_who_is_out()
+        if failure is not None:  # it came while the group formed
+            _expel_self(group, failure)
+
+    def close(self) -> None:
+        self._stop.set()
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        with self._lock:
+            return self._joined.certificate
+
+    @property
+    def _key(self) -> Ed25519PrivateKey:
+        key = self._kept_key.load()
+        assert isinstance(key, Ed25519PrivateKey)
+        return key
+
+    def _join(self, seconds: float) -> Joined:
+        return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))
+
+    def _renew(self) -> None:
+        """Renews again and again, until the certificate ends or the broker decides against it."""
+        due = self._when_due()
+        while not self._stop.wait(due):
+            try:
+                self._renew_once()
+                due = self._when_due()
+                continue
+            except Exception as problem:
+                # Whatever else it is, the certificate is good until it ends.
+                if isinstance(problem, _FINAL) or self._left() == 0.0:
+                    self._end(problem)
+                    return
+                _LOG.warning(
+                    "sealring: rank %d was not renewed, and is admitted for %.0f s more: %s: %s",
+                    self._name.rank, self._left(), type(problem).__name__, problem,
+                )  # fmt: skip
+            due = min(_PAUSE, self._left())
+
+    def _renew_once(self) -> None:
+        joined = self._join(self._left())
+        with self._lock:
+            self._joined = joined
+        # Before the lease is extended: a revoked member must not gain time by our renewal.
+        self._expel_who_is_out()
+        self._extend_lease(joined)
+        _LOG.info("sealring: the certificate of rank %d was renewed", self._name.rank)
+
+    def _extend_lease(self, joined: Joined) -> None:
+        wall = joined.certificate.not_valid_after_utc.timestamp()
+        self.lease.extend(int(joined.boottime_end * 1e9), int(wall * 1e9))
+
+    def _when_due(self) -> float:
+        return random.uniform(_EARLIEST, _LATEST) * self._left()  # noqa: S311
+
+    def _left(self) -> float:
+        with self._lock:
+            joined = self._joined
+        wall = joined.certificate.not_valid_after_utc.timestamp() - time.time()
+        return max(0.0, min(wall, joined.boottime_end - boottime()))
+
+    def _leave(self) -> None:
+        """At exit: gives the rank back, because the key that holds it ends with the process."""
+        # A forked child is not this worker; one that failed is for its operator to look at.
+        failed = getattr(sys, "last_value", None) is not None
+        if not self._process.here or failed or self._stop.is_set() or self._failure is not None:
+            return
+        self._stop.set()
+        try:
+            asyncio.run(self._client.leave(self._name, self._key, _LEAVE_SECONDS))
+        except Exception as problem:
+            _LOG.warning("sealring: the broker was not told that this worker ended: %s", problem)
+
+    def _ask_who_is_out(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                before = self._joined
+            try:
+                left = max(0.0, end - time.monotonic())
+                out = _run(self._client.keys_out(self._name.job, left))
+            except (BrokerUnreachable, StoreUnavailable, TooManyRequests) as error:
+                # What the last renewal said still holds, and ends with the certificate.
+                _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
+                return
+            with self._lock:
+                if self._joined is before:
+                    self._joined = replace(before, keys_out=out)
+                    return
+            # A renewal came meanwhile. This answer may be older than what that one brought.
+
+    def _expel_who_is_out(self) -> None:
+        with self._lock:
+            out, groups = self._joined.keys_out, list(self._groups.items())
+        for group, keys in groups:
+            for member in [member for member, key in keys.items() if key in out]:
+                group.expel(member, "was taken out of the job by the broker, or not renewed")
+
+    def _end(self, problem: Exception) -> None:
+        error = (
+            problem
+            if isinstance(problem, SealringError)
+            else NoLongerAdmitted(
+                f"the certificate of rank {self._name.rank} could not be renewed: "
+                f"{type(problem).__name__}: {problem}",
+                peer=self._name.rank,
+            )
+        )
+        _LOG.error("sealring: rank %d was not renewed: %s", self._name.rank, problem)
+        with self._lock:
+            self._failure = error
+            groups = list(self._groups)
+        for group in groups:
+            _expel_self(group, error)
+
+
+def _expel_self(group: Expellable, why: SealringError) -> None:
+    group.expel(-1, f"this worker was not renewed: {type(why).__name__}: {why}")
+
+
+def _run(conversation: Coroutine[Any, Any, T]) -> T:
+    """To its end, also where the script itself runs in an event loop."""
+    try:
+        if not _in_an_event_loop():
+            return asyncio.run(conversation)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, conversation).result()
+    finally:
+        conversation.close()  # where it was never begun: no loop, no thread
+
+
+def _in_an_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+_enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}
+_making: Final = OwnLock()
+
+
+def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:
+    """This process's enrolment as that rank; the first call joins."""
+    settings = read_settings(environ)
+    shut_out_debuggers(environ)
+    # A forked child has its parent's key in its memory and must not be it.
+    key = (os.getpid(), environ["SEALRING_BROKER"], settings.job, rank, world)
+    with _making:
+        if key not in _enrolments:
+            name = WorkerName(settings.job, rank)
+            attester = find_attester(environ, settings.policy)
+            _enrolments[key] = Enrolment(settings, name, world, attester, deadline)
+        return _enrolments[key]
+
+
+def data_key(path: str, timeout: float = 300.0) -> bytes:
+    """A data key that the policy grants this worker, as torchrun's environment numbers it."""
+    return this_worker(timeout).data_key(path)
+
+
+def this_worker(timeout: float = 300.0) -> Enrolment:
+    """The enrolment of this process, as torchrun's environment numbers it."""
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            "RANK and WORLD_SIZE are not set: start with `sealring run`"
+        ) from None
+    return enrolled(rank, world, os.environ, time.monotonic() + timeout)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    if missing := [name for name in _NEEDED if not environ.get(name)]:
+        raise ConfigurationError(f"with SEALRING_BROKER, {' and '.join(missing)} must be set too")
+    others = [
+        name
+        for name in (
+            "SEALRING_SECRET",
+            "SEALRING_SECRET_FILE",
+            "SEALRING_CERTIFICATE",
+            "SEALRING_KEY",
+        )
+        if environ.get(name)
+    ]
+    if others:
+        raise ConfigurationError(
+            f"SEALRING_BROKER and {' and '.join(others)} are set: a worker has one identity"
+        )
+    cache = environ.get("SEALRING_CACHE")
+    return Settings(
+        brokers=broker_urls(environ["SEALRING_BROKER"]),
+        authorities=read_authorities(Path(environ["SEALRING_AUTHORITY"])),
+        policy=read_policy(Path(environ["SEALRING_POLICY"]))[0],
+        cache=Path(cache) if cache else None,
+        job=check_job(environ["SEALRING_JOB"]),
+    )

@@ -1,0 +1,341 @@
+"""Who holds which rank, what was used, who is out: the broker's decisions as functions on a view.
+
+rank/<job>/<rank>            the holder: its key, its attestation, how often the rank was joined
+nonce/<made>/<nonce>         used
+token/<until>/<id>/<path>    used for this
+token/<until>/<id>           how often it was refused
+out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
+barred/..., alias/...        machines and ranks that may not join (bars.py)
+vault/<job>/...              what a job's vaults last held (vault_records.py)
+guest/<session>              an attested guest that is no rank (guests.py)
+forgotten/<nonce or token>   up to when used ones have been forgotten: older ones are refused
+
+A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
+which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
+where something is to be remembered of them: a refusal uses up its nonce too, and is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sealring.attest.broker import audit, bars
+from sealring.attest.broker.nonces import KEPT_SECONDS
+from sealring.attest.broker.store import Row, View
+from sealring.attest.broker.tokens import Grant
+from sealring.core.identity.names import WorkerName
+from sealring.errors import (
+    BrokerError,
+    ConfigurationError,
+    ExpiredNonce,
+    ExpiredToken,
+    RankTaken,
+    ReusedNonce,
+    ReusedToken,
+    WorkerRevoked,
+)
+from sealring.formats.log.notes import Signer
+
+SWEEP_ROWS: Final = 24
+"""Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
+REFUSALS_LOGGED: Final = 8
+"""Of one token. Its holder was admitted, and must not fill the log all the same."""
+_LEFT: Final = "it left"
+_NONCES, _TOKENS = "nonce", "token"
+
+Objection = Callable[[Row], BrokerError | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A worker whose evidence passed the policy."""
+
+    name: WorkerName
+    world: int
+    key: str
+    machines: tuple[str, ...]
+    """The names of its machine that it has proved; none where the hardware does not tell."""
+    label: str
+    """`snp Milan`, or SIMULATED."""
+    facts: dict[str, Any]
+    """What is shown and kept of its attestation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    audit_key: Signer
+    rejoins: int
+
+    def admit(
+        self, view: View, nonce: str, made: int, now: float, applicant: Applicant
+    ) -> BrokerError | None:
+        """Give the applicant its rank, or say why not."""
+        use_nonce(view, nonce, made)
+        bars.learn_names(view, applicant.machines)
+        name = applicant.name
+        who = {**_who(name), "key": applicant.key, "kind": applicant.label}
+        refusal: BrokerError | None = _barred(view, name, applicant.key, applicant.machines)
+        place = _place(name)
+        holder = view.get(place)
+        event = "joined"
+        if refusal is None and holder is not None:
+            if holder["key"] == applicant.key:
+                event = "renewed"
+            elif holder["joins"] > self.rejoins:
+                refusal = RankTaken(
+                    f"rank {name.rank} of {name.job} is another worker's, and the policy lets it "
+                    f"be joined again {self.rejoins} times. If that worker is gone, free its rank "
+                    f"with `sealring broker release --job {name.job} --rank {name.rank}` (without "
+                    "--rank: all ranks of the job), or raise `rejoins`"
+                )
+            else:
+                event = "joined again"
+                _out(view, name, holder["key"], now, "another worker joined its rank")
+        if refusal is not None:
+            error = type(refusal).__name__
+            self.note(view, now, "refused", **who, error=error, why=str(refusal))
+            return refusal
+        before = holder or {"joins": 0, "joined": now, "certificate_until": None}
+        renewed = event == "renewed"
+        view.put(
+            place,
+            {
+                "key": applicant.key,
+                "machines": list(applicant.machines),
+                "kind": applicant.label,
+                "world": applicant.world,
+                "joins": before["joins"] + (not renewed),
+                "joined": before["joined"] if renewed else now,
+                "attested": now,
+                "certificate_until": before["certificate_until"] if renewed else None,
+                "facts": applicant.facts,
+            },
+        )
+        self.note(view, now, event, **who, machine=" ".join(applicant.machines))
+        return None
+
+    def spend(
+        self,
+        view: View,
+        grant: Grant,
+        path: str,
+        now: float,
+        *,
+        objection: Objection = lambda holder: None,
+        minutes: float | None = None,
+    ) -> Row | BrokerError:
+        """Use a token for one thing; the holder's row, or why it gets nothing, which is logged.
+
+        With `minutes` the thing is a certificate, which ends no later than the hardware's chain.
+        """
+        name = grant.name
+        spent = f"{_token(grant)}/{path}"
+        holder = view.get(_place(name))
+        refusal: BrokerError | None = None
+        if grant.until <= _forgotten(view, _TOKENS):
+            refusal = ExpiredToken(
+                "what tokens of that time have fetched is forgotten: attest again. If this "
+                "repeats, a broker's clock is wrong"
+            )
+        elif view.get(spent) is not None:
+            refusal = ReusedToken(f"the token has fetched {path} before: attest again")
+        elif holder is None or holder["key"] != grant.key:
+            refusal = RankTaken(f"rank {name.rank} of {name.job} is another worker's by now")
+        elif holder["facts"]["claims_digest"] != grant.claims:
+            refusal = ReusedToken("the worker has attested again since: use its newest token")
+        else:
+            refusal = _barred(view, name, grant.key, holder["machines"]) or objection(holder)
+        if refusal is not None:
+            self._refuse(view, grant, path, now, refusal)
+            return refusal
+        assert holder is not None
+        view.put(spent, {})
+        if minutes is not None:
+            until = min(now + 60 * minutes, holder["facts"]["chain_until"])
+            holder = {**holder, "certificate_until": until}
+            view.put(_place(name), holder)
+        self.note(view, now, "gave", **_who(name), key=grant.key, kind=holder["kind"], what=path)
+        return holder
+
+    def revoke(self, view: View, now: float, name: WorkerName) -> list[str]:
+        """Take a rank's holder out, with its machine where the hardware names it."""
+        holder = view.get(_place(name))
+        if holder is None:
+            raise ConfigurationError(f"no worker holds rank {name.rank} of {name.job}")
+        _out(view, name, holder["key"], now, "revoked")
+        machines = bars.names_of(view, holder["machines"])
+        if machines:
+            bars.bar_machines(view, machines, now)
+            barred = [f"machine {machine}" for machine in machines]
+        else:
+            bars.bar_rank(view, name, now)
+            barred = [f"rank {name.rank} of {name.job}, until it is released"]
+        self.note(view, now, "revoked", **_who(name), key=holder["key"], barred=", ".join(barred))
+        return [f"key {holder['key'][:16]}", *barred]
+
+    def bar_machine(
+        self, view: View, now: float, machine: str, *, unseen: bool = False
+    ) -> list[str]:
+        """Take out a machine by any of its names, and every worker that joined from it."""
+        if not unseen:
+            bars.require_seen(view, machine)
+        machines = bars.names_of(view, [machine])
+        bars.bar_machines(view, machines, now)
+        barred = [f"machine {one}" for one in machines]
+        for place, holder in list(view.scan("rank/")):
+            if set(holder["machines"]) & set(machines):
+                name = _name_of(place)
+                _out(view, name, holder["key"], now, "revoked")
+                barred.append(f"rank {name.rank} of {name.job}, key {holder['key'][:16]}")
+        self.note(view, now, "revoked", machine=" ".join(machines))
+        return barred
+
+    def readmit_machine(self, view: View, now: float, machine: str) -> list[str]:
+        machines = bars.readmit_machine(view, machine)
+        self.note(view, now, "released", machine=" ".join(machines))
+        return machines
+
+    def release(self, view: View, now: float, name: WorkerName) -> None:
+        """Free a rank: its holder is out, and any worker that the policy admits may join it."""
+        self._free(view, now, name, "released")
+        bars.release_rank(view, name)
+        self.note(view, now, "released", **_who(name))
+
+    def release_some(self, view: View, now: float, job: str) -> list[int]:
+        """Free some of a job's ranks, few enough for one commit; none when all are free."""
+        names = [_name_of(place) for place, _ in view.scan(f"rank/{job}/")][:SWEEP_ROWS]
+        for name in names:
+            self._free(view, now, name, "released")
+            self.note(view, now, "released", **_who(name))
+        return [name.rank for name in names]
+
+    def leave(self, view: View, now: float, name: WorkerName, key: str) -> bool:
+        """The holder itself gives its rank back; False if it is not the holder."""
+        holder = view.get(_place(name))
+        if holder is None or holder["key"] != key:
+            return False
+        self._free(view, now, name, _LEFT)
+        self.note(view, now, "left", **_who(name), key=key, kind=holder["kind"])
+        return True
+
+    def _free(self, view: View, now: float, name: WorkerName, why: str) -> None:
+        holder = view.get(_place(name))
+        if holder is not None:
+            _out(view, name, holder["key"], now, why)
+            view.delete(_place(name))
+
+    def _refuse(
+        self, view: View, grant: Grant, path: str, now: float, refusal: BrokerError
+    ) -> None:
+        refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
+        if refusals < REFUSALS_LOGGED:
+            view.put(_token(grant), {"refusals": refusals + 1})
+            error = type(refusal).__name__
+            facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
+            self.note(view, now, "refused", **_who(grant.name), **facts)
+
+    def note(self, view: View, now: float, event: str, **facts: Any) -> None:
+        audit.append(view, self.audit_key, now, event, facts)
+
+
+def holders(view: View) -> list[tuple[WorkerName, Row]]:
+    return [(_name_of(place), row) for place, row in view.scan("rank/")]
+
+
+def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
+    """Raises unless this key holds the rank now, with a certificate that has not ended."""
+    holder = view.get(_place(name))
+    if holder is None or holder["key"] != key:
+        raise RankTaken(f"this worker's key does not hold rank {name.rank} of {name.job}")
+    if (refusal := _barred(view, name, key, holder["machines"])) is not None:
+        raise refusal
+    if holder["certificate_until"] is None or holder["certificate_until"] < now:
+        raise ExpiredToken(f"rank {name.rank} of {name.job} has no certificate: attest again")
+
+
+def keys_out(view: View, job: str) -> list[str]:
+    """The keys that peers must not talk to. One that left by itself is just gone."""
+    prefix = f"out/{job}/"
+    return [key.removeprefix(prefix) for key, row in view.scan(prefix) if row["why"] != _LEFT]
+
+
+def keys_to_leave(view: View, job: str, now: float) -> list[str]:
+    """Those, and the keys whose certificate has ended: an honest worker has no group by then."""
+    ended = [
+        row["key"]
+        for _, row in view.scan(f"rank/{job}/")
+        if row["certificate_until"] is not None and row["certificate_until"] < now
+    ]
+    return sorted({*keys_out(view, job), *ended})
+
+
+def sweep(view: View, now: float) -> int:
+    """Forget some of what can no longer be used."""
+    forgotten = 0
+    for kind, kept in ((_NONCES, KEPT_SECONDS), (_TOKENS, 0)):
+        until = before = _forgotten(view, kind)
+        for key, _ in view.scan(f"{kind}/"):
+            at = int(key.split("/")[1])
+            if forgotten == SWEEP_ROWS or at + kept > now:
+                break
+            view.delete(key)
+            until = max(until, at)
+            forgotten += 1
+        # Another broker's clock may be behind this one's: what was used must not be new to it.
+        if until != before:
+            view.put(f"forgotten/{kind}", {"until": until})
+    ended = [key for key, row in view.scan("guest/") if row["until"] <= now]
+    for key in ended[: SWEEP_ROWS - forgotten]:
+        view.delete(key)
+        forgotten += 1
+    return forgotten
+
+
+def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> BrokerError | None:
+    if (row := view.get(_out_key(name, key))) is not None:
+        return WorkerRevoked(f"this worker's key is no longer of job {name.job}: {row['why']}")
+    return bars.why_barred(view, name, machines)
+
+
+def _forgotten(view: View, kind: str) -> int:
+    return int((view.get(f"forgotten/{kind}") or {"until": -1})["until"])
+
+
+def use_nonce(view: View, nonce: str, made: int) -> None:
+    if made <= _forgotten(view, _NONCES):
+        raise ExpiredNonce(
+            "which nonces of that time were used is forgotten: ask for another one. If this "
+            "repeats, a broker's clock is wrong"
+        )
+    # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
+    used = f"nonce/{made:012d}/{nonce}"
+    if view.get(used) is not None:
+        raise ReusedNonce("evidence was brought for this nonce before: ask for another one")
+    view.put(used, {})
+
+
+def _out(view: View, name: WorkerName, key: str, now: float, why: str) -> None:
+    view.put(_out_key(name, key), {"rank": name.rank, "why": why, "time": now})
+
+
+def _who(name: WorkerName) -> Row:
+    return {"job": name.job, "rank": name.rank}
+
+
+def _token(grant: Grant) -> str:
+    return f"token/{grant.until:012d}/{grant.identifier}"
+
+
+def _place(name: WorkerName) -> str:
+    return f"rank/{name.job}/{name.rank:05d}"
+
+
+def _name_of(place: str) -> WorkerName:
+    _, job, rank = place.split("/")
+    return WorkerName(job, int(rank))
+
+
+def _out_key(name: WorkerName, key: str) -> str:
+    return f"out/{name.job}/{key}"

@@ -1,0 +1,268 @@
+"""What is said to a broker and what it answers: the KBS protocol's JSON, and nothing beside it.
+
+POST /kbs/v0/auth      {"version", "tee", "extra-params"}            -> {"nonce", "extra-params"}
+POST /kbs/v0/attest    {"runtime-data", "tee-evidence", "signature"} -> {"token"}
+GET  /kbs/v0/resource/<repository>/<type>/<tag>                      -> JWE
+
+`runtime-data` also says who the worker wants to be, and is signed by the key that the evidence is
+bound to. So one attested key vouches for all of it, and its holder is shown to have it. A request
+without a signature is a stock KBS client's (guest_messages.py).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+)
+
+from sealring.attest.broker.envelopes import check_jwk
+from sealring.core.identity.loading import public_key_from_der
+from sealring.core.identity.names import WorkerName
+from sealring.errors import ConfigurationError, MalformedRequest
+from sealring.formats.strict import read_json, read_object
+from sealring.limits import MAX_WORLD
+
+PROTOCOL: Final = "0.4.0"
+AUTH, ATTEST, RESOURCE = "/kbs/v0/auth", "/kbs/v0/attest", "/kbs/v0/resource/"
+OUT: Final = "/sealring/v0/out/"
+"""GET: the keys that are no longer of a job."""
+LEAVE: Final = "/sealring/v0/leave"
+"""POST: a worker that ends gives its rank back."""
+COOKIE: Final = "kbs-session-id"
+HASHES: Final = "supported-hash-algorithms"
+_PROOF: Final = b"sealring-1 join\0"
+_LEAVE_PROOF: Final = b"sealring-1 leave\0"
+_TEE: Final = re.compile(r"[a-z0-9-]{1,32}")
+_TEES: Final = {"simulated": "sample"}
+"""KBS's names where they are not ours."""
+
+
+def tee_of(kind: str) -> str:
+    return _TEES.get(kind, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    nonce: bytes
+    jwk: dict[str, str]
+    name: WorkerName
+    world: int
+    public_key: bytes
+    """DER; Ed25519."""
+    evidence: bytes
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    return read_object(data, MalformedRequest("the request is not a JSON object"))
+
+
+def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
+    tee = tee_of(kind)
+    extra = (
+        {"tee-metadata": {"primary_tee": {"tee": tee, "metadata": introduction}}}
+        if introduction
+        else {}
+    )
+    return json.dumps({"version": PROTOCOL, "tee": tee, "extra-params": extra}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    tee: str
+    introduction: dict[str, Any]
+    """What the TEE says of itself before it is asked; mostly nothing."""
+    hashes: list[Any] | None
+    """The hash algorithms that a stock KBS client knows, if it says so."""
+
+
+def parse_auth(data: bytes) -> Auth:
+    fields = exactly(parse_json(data), "version", "tee", "extra-params")
+    if fields["version"] != PROTOCOL:
+        raise MalformedRequest(f"this broker speaks version {PROTOCOL} of the KBS protocol")
+    tee, extra = fields["tee"], fields["extra-params"]
+    if not isinstance(tee, str) or not _TEE.fullmatch(tee):
+        raise MalformedRequest("tee is a word")
+    if extra in ({}, "", None):
+        return Auth(tee, {}, None)
+    if isinstance(extra, dict) and set(extra) == {HASHES}:
+        if not isinstance(extra[HASHES], list):
+            raise MalformedRequest(f"{HASHES} is a list")
+        return Auth(tee, {}, extra[HASHES])
+    metadata = exactly(extra, "tee-metadata")["tee-metadata"]
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("primary_tee"), dict):
+        raise MalformedRequest("tee-metadata says what the primary_tee is")
+    introduction = metadata["primary_tee"].get("metadata", {})
+    if metadata["primary_tee"].get("tee") != tee or not isinstance(introduction, dict):
+        raise MalformedRequest("primary_tee is the tee, with an object of metadata")
+    return Auth(tee, introduction, None)
+
+
+def write_attestation(
+    nonce: bytes,
+    jwk: dict[str, Any],
+    name: WorkerName,
+    world: int,
+    key: Ed25519PrivateKey,
+    evidence: bytes,
+) -> bytes:
+    runtime = {
+        "nonce": _text(nonce),
+        "tee-pubkey": jwk,
+        "worker": {
+            "name": name.uri,
+            "world": world,
+            "public-key": _text(
+                key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+            ),
+        },
+    }
+    request = {
+        "runtime-data": runtime,
+        "tee-evidence": {
+            "primary_evidence": read_json(evidence),
+            "additional_evidence": "{}",
+        },
+        "signature": _text(key.sign(_PROOF + _canonical(runtime))),
+    }
+    return json.dumps(request).encode()
+
+
+def parse_attestation(data: bytes) -> Attestation:
+    return read_attestation(parse_json(data))
+
+
+def read_attestation(value: dict[str, Any]) -> Attestation:
+    fields = exactly(value, "runtime-data", "tee-evidence", "signature")
+    runtime = exactly(fields["runtime-data"], "nonce", "tee-pubkey", "worker")
+    worker = exactly(runtime["worker"], "name", "world", "public-key")
+    shown = exactly(fields["tee-evidence"], "primary_evidence", "additional_evidence")
+    if not isinstance(shown["primary_evidence"], dict) or shown["additional_evidence"] != "{}":
+        raise MalformedRequest("all evidence is one object, in primary_evidence")
+    public_key = read_base64(worker["public-key"])
+    _check_proof(public_key, read_base64(fields["signature"]), _PROOF + _canonical(runtime))
+    name, world = _name(worker["name"]), worker["world"]
+    if type(world) is not int or not name.rank < world <= MAX_WORLD:
+        raise MalformedRequest(f"rank {name.rank} does not exist in that world")
+    return Attestation(
+        nonce=read_base64(runtime["nonce"]),
+        jwk=check_jwk(runtime["tee-pubkey"]),
+        name=name,
+        world=world,
+        public_key=public_key,
+        # As the worker encoded it: Python keeps the order of fields, and spells them one way.
+        evidence=json.dumps(shown["primary_evidence"]).encode(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    name: WorkerName
+    public_key: bytes
+
+
+def write_leave(name: WorkerName, key: Ed25519PrivateKey) -> bytes:
+    """Needs no nonce: it is good for one key, which is out of the job once it has come."""
+    worker = _worker(name, key)
+    signature = _text(key.sign(_LEAVE_PROOF + _canonical(worker)))
+    return json.dumps({"worker": worker, "signature": signature}).encode()
+
+
+def parse_leave(data: bytes) -> Leave:
+    fields = exactly(parse_json(data), "worker", "signature")
+    return Leave(*_checked(fields["worker"], fields["signature"], _LEAVE_PROOF, fields["worker"]))
+
+
+def write_signed(
+    name: WorkerName, key: Ed25519PrivateKey, proof: bytes, fields: dict[str, Any]
+) -> bytes:
+    """A request of a worker that was admitted before. `proof` says what the signature is for."""
+    said = {"worker": _worker(name, key), **fields}
+    signature = _text(key.sign(proof + _canonical(said)))
+    return json.dumps({**said, "signature": signature}).encode()
+
+
+def check_signed(fields: dict[str, Any], proof: bytes) -> tuple[WorkerName, bytes]:
+    """The worker that signed all other fields, and its public key."""
+    said = {name: value for name, value in fields.items() if name != "signature"}
+    return _checked(fields["worker"], fields["signature"], proof, said)
+
+
+def _worker(name: WorkerName, key: Ed25519PrivateKey) -> dict[str, str]:
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return {"name": name.uri, "public-key": _text(public)}
+
+
+def _checked(
+    worker: Any, signature: Any, proof: bytes, said: dict[str, Any]
+) -> tuple[WorkerName, bytes]:
+    named = exactly(worker, "name", "public-key")
+    public_key = read_base64(named["public-key"])
+    _check_proof(public_key, read_base64(signature), proof + _canonical(said))
+    return _name(named["name"]), public_key
+
+
+def _check_proof(public_key: bytes, signature: bytes, signed: bytes) -> None:
+    key = public_key_from_der(public_key, MalformedRequest("the worker's key cannot be read"))
+    try:
+        if not isinstance(key, Ed25519PublicKey):
+            raise MalformedRequest("the worker's key is an Ed25519 key")
+        canonical = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        if canonical != public_key:
+            raise MalformedRequest("the worker's key is not in its canonical form")
+        key.verify(signature, signed)
+    except InvalidSignature:
+        raise MalformedRequest("the request is not signed by the worker's key") from None
+
+
+def _name(value: Any) -> WorkerName:
+    name = WorkerName.parse(value) if isinstance(value, str) else None
+    if name is None:
+        raise MalformedRequest("the worker's name is spiffe://sealring/<job>/rank/<n>")
+    return name
+
+
+def _canonical(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def exactly(value: Any, *names: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or set(value) != set(names):
+        raise MalformedRequest(f"here are the fields {', '.join(names)}, and no others")
+    return value
+
+
+def read_base64(value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise MalformedRequest("a field is not base64") from None
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def broker_urls(text: str) -> list[tuple[str, int]]:
+    """(host, port) of each of `https://host:port[,https://host:port...]`."""
+    found = []
+    for url in text.split(","):
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port or 8443
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query:
+            raise ConfigurationError(f"a broker is https://HOST[:PORT], and {url!r} is not")
+        found.append((parts.hostname, port))
+    return found

@@ -1,0 +1,325 @@
+"""What a broker does, without a network: nonce, evidence, verdict, certificate, data keys.
+
+Each step ends in one commit, or in none:
+
+    challenge   nothing is written
+    attest      nonce used, verdict logged, rank taken: one commit; then the token is signed.
+                Evidence that does not pass the policy writes nothing (strangers.py)
+    resource    the certificate is signed; token used, gift logged: one commit; then it is sent
+
+Killed between any two of them, nothing is given twice: a rank's holder is a key, and only that key
+gets more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.attest.broker import audit, ledger, nonces, strangers, vault_records
+from sealring.attest.broker.clock import SteadyClock, boottime
+from sealring.attest.broker.credentials import challenge_of, credential_for
+from sealring.attest.broker.data_keys import DataKeys
+from sealring.attest.broker.envelopes import seal
+from sealring.attest.broker.guest_messages import read_guest_attestation
+from sealring.attest.broker.guest_service import GuestService, audited
+from sealring.attest.broker.guests import digest_of
+from sealring.attest.broker.issuing import issue_to_worker
+from sealring.attest.broker.keys import BrokerKeys
+from sealring.attest.broker.ledger import Applicant, Ledger
+from sealring.attest.broker.messages import (
+    Attestation,
+    parse_auth,
+    parse_json,
+    parse_leave,
+    read_attestation,
+)
+from sealring.attest.broker.store import Row, Store, View
+from sealring.attest.broker.strangers import Strangers
+from sealring.attest.broker.tokens import Grant, GuestGrant, check_token, make_token
+from sealring.attest.broker.vault_messages import parse_read, parse_record
+from sealring.attest.evidence import (
+    AttestedWorker,
+    Policy,
+    Trust,
+    judge,
+    parse_evidence,
+    verify_evidence,
+)
+from sealring.attest.evidence.claims import encode_claims
+from sealring.attest.evidence.guest_challenge import HASH
+from sealring.attest.evidence.policy import granted
+from sealring.core.identity.names import WorkerName
+from sealring.errors import (
+    AttestationError,
+    BrokerError,
+    MalformedRequest,
+    ResourceNotGranted,
+    SealringError,
+    TamperedStore,
+)
+from sealring.formats.log.broker_entries import CERTIFICATE
+
+_LOG = logging.getLogger("sealring.attest.broker")
+_VERIFYING_THREADS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the job's owner wrote down, and what it is judged with."""
+
+    policy: Policy
+    policy_digest: str
+    trust: Callable[[], Trust]
+    keys_directory: Path | None = None
+    """Where the data keys lie: repository/type/tag, each a private file."""
+
+
+class Broker:
+    def __init__(
+        self,
+        keys: BrokerKeys,
+        store: Store,
+        rules: Rules,
+        wall: Callable[[], float] = time.time,
+        boottime: Callable[[], float] = boottime,
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._rules = rules
+        made = keys.authority.not_valid_before_utc.timestamp()
+        self._clock = SteadyClock(wall, boottime, made)
+        self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
+        self.strangers = Strangers(socket.gethostname(), self._clock())
+        self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
+        self._data_keys = DataKeys(rules.keys_directory)
+        self._guests = GuestService(
+            keys, store, self._ledger, rules.policy, rules.policy_digest, self._trust,
+            self._data_keys, self.strangers, self._threads, self._clock,
+        )  # fmt: skip
+
+    async def open(self) -> None:
+        """Before anything is answered. A store that is not there, or not ours, is refused here."""
+        self._clock.start_after(await self._store.transact(audit.newest_time))
+
+    async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
+        """A session, its nonce, and what else goes with it."""
+        asked = parse_auth(request)
+        session = nonces.new_session(asked.tee)
+        nonce = nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        if asked.hashes is not None:
+            return session, nonce, _chosen_hash(asked.hashes)
+        introduction = asked.introduction
+        if not introduction:
+            return session, nonce, {}
+        extra = await asyncio.get_running_loop().run_in_executor(
+            self._threads,
+            lambda: credential_for(introduction, self._keys.nonce_key, nonce, self._trust()),
+        )
+        return session, nonce, extra
+
+    async def attest(self, session: str, request: bytes) -> str:
+        """Evidence in, a token out."""
+        fields = parse_json(request)
+        if "signature" not in fields:
+            return await self._guests.attest(session, read_guest_attestation(fields))
+        sent = read_attestation(fields)
+        now = self._clock()
+        made = nonces.check_nonce(
+            self._keys.nonce_key, session, sent.nonce, now, self._rules.policy.nonce_seconds
+        )
+        self.strangers.require_unused(sent.nonce)
+        name, key = sent.name, hashlib.sha256(sent.public_key).hexdigest()
+        try:
+            worker, digest = await asyncio.get_running_loop().run_in_executor(
+                self._threads, partial(self._judge, sent)
+            )
+        except AttestationError:
+            self.strangers.use_nonce(sent.nonce)
+            raise
+        facts = self._facts(worker, digest)
+        machines = (worker.machine, *worker.also_known_as) if worker.machine else ()
+        applicant = Applicant(name, sent.world, key, machines, worker.label, facts)
+        refusal = await self._store.transact(
+            lambda view: self._ledger.admit(view, sent.nonce.hex(), made, now, applicant)
+        )
+        if refusal is not None:
+            raise audited(refusal)
+        _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, worker.label)
+        return make_token(
+            self._keys, worker, name, sent.world, key, facts["claims_digest"], sent.jwk,
+            self._rules.policy_digest, now,
+        )  # fmt: skip
+
+    async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
+        """One data key for the stock KBS client that attested in this session."""
+        return await self._guests.resource(digest_of(session), path)
+
+    async def resource(self, token: str, path: str) -> dict[str, str]:
+        """One thing that the token's holder may have, sealed to it."""
+        now = self._clock()
+        grant = check_token(self._keys, token, now)
+        if isinstance(grant, GuestGrant):
+            return await self._guests.resource(grant.session, path)
+        if path == CERTIFICATE:
+            content = await self._certificate(grant, now)
+        else:
+            content = await self._data_key(grant, path, now)
+        return seal(content, grant.jwk)
+
+    async def keys_out(self, job: str) -> list[str]:
+        now = self._clock()
+        return await self._store.transact(lambda view: ledger.keys_to_leave(view, job, now))
+
+    async def holders(self) -> list[tuple[WorkerName, Row, bool]]:
+        """Every rank's holder, and whether it is out."""
+
+        def read(view: View) -> list[tuple[WorkerName, Row, bool]]:
+            found = ledger.holders(view)
+            out = {job: set(ledger.keys_out(view, job)) for job in {name.job for name, _ in found}}
+            return [(name, row, row["key"] in out[name.job]) for name, row in found]
+
+        return await self._store.transact(read)
+
+    def check_data_keys(self) -> None:
+        """At the start: a data key that is there and cannot be used is its operator's to mend."""
+        self._data_keys.check(rule.path for rule in self._rules.policy.resources)
+
+    async def leave(self, request: bytes) -> None:
+        """A worker that ends gives its rank back."""
+        left = parse_leave(request)
+        key, now = hashlib.sha256(left.public_key).hexdigest(), self._clock()
+        await self._store.transact(lambda view: self._ledger.leave(view, now, left.name, key))
+
+    async def read_vault(self, request: bytes) -> Row:
+        """What the worker's job has recorded of a vault."""
+        asked, now = parse_read(request), self._clock()
+        return await self._store.transact(lambda view: vault_records.read(view, now, asked))
+
+    async def record_vault(self, request: bytes) -> Row:
+        asked, now = parse_record(request), self._clock()
+        return await self._store.transact(
+            lambda view: vault_records.record(view, now, self._ledger, asked)
+        )
+
+    async def refused(self) -> dict[str, Any]:
+        """What was refused before anything was proven."""
+        await self.keep_refusals()
+        return await self._store.transact(strangers.refused)
+
+    async def keep_refusals(self) -> None:
+        if (flush := self.strangers.flush()) is None:
+            return
+        try:
+            await self._store.transact(flush.write)
+        except SealringError:
+            self.strangers.put_back(flush)
+            raise
+
+    async def sweep(self) -> int:
+        now = self._clock()
+        return await self._store.transact(lambda view: ledger.sweep(view, now))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _trust(self) -> Trust:
+        """In the broker's own time: a clock that was moved back makes no ended chain good again."""
+        trust = self._rules.trust()
+        return replace(trust, now=max(trust.now, datetime.fromtimestamp(self._clock(), UTC)))
+
+    def _judge(self, sent: Attestation) -> tuple[AttestedWorker, str]:
+        evidence = parse_evidence(sent.evidence)
+        challenge = challenge_of(evidence, self._keys.nonce_key, sent.nonce, sent.public_key)
+        worker = verify_evidence(evidence, challenge, self._trust())
+        judge(self._rules.policy, worker, sent.name.rank, sent.name.job).require()
+        return worker, hashlib.sha256(evidence.encode()).hexdigest()
+
+    def _facts(self, worker: AttestedWorker, digest: str) -> Row:
+        ima = self._rules.policy.kinds[worker.kind].ima
+        rules = ima.digest if ima is not None else ""
+        claims = encode_claims(worker, digest, self._rules.policy_digest, rules)
+        return {
+            "worker": worker.as_json(),
+            "kind": worker.kind,
+            "evidence": digest,
+            "claims": claims.decode(),
+            "claims_digest": hashlib.sha256(claims).hexdigest(),
+            "chain_until": worker.not_after.timestamp(),
+            "public_key": worker.challenge.public_key.hex(),
+        }
+
+    async def _certificate(self, grant: Grant, now: float) -> bytes:
+        minutes = self._rules.policy.certificate_minutes
+
+        def decide(view: View) -> tuple[Row | BrokerError, list[str]]:
+            row = self._ledger.spend(view, grant, CERTIFICATE, now, minutes=minutes)
+            return row, ledger.keys_to_leave(view, grant.name.job, now)
+
+        row, out = await self._store.transact(decide)
+        if isinstance(row, BrokerError):
+            raise audited(row)
+        # Signed after the commit, for the key and the claims that the token was given for.
+        facts = row["facts"]
+        public_key, claims = bytes.fromhex(facts["public_key"]), facts["claims"].encode()
+        if (
+            hashlib.sha256(public_key).hexdigest() != grant.key
+            or hashlib.sha256(claims).hexdigest() != grant.claims
+        ):
+            raise TamperedStore("a row of the store is not what was attested")
+        issued = datetime.fromtimestamp(now, UTC)
+        certificate = issue_to_worker(
+            self._keys,
+            public_key,
+            grant.name,
+            row["world"],
+            claims,
+            minutes,
+            datetime.fromtimestamp(facts["chain_until"], UTC),
+            issued,
+        )
+        return json.dumps(
+            {
+                "certificate": certificate.public_bytes(Encoding.PEM).decode(),
+                # For a worker whose clock is wrong, or is set: it counts from when it asked.
+                "seconds": (certificate.not_valid_after_utc - issued).total_seconds(),
+                "out": out,
+                "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),
+            }
+        ).encode()
+
+    async def _data_key(self, grant: Grant, path: str, now: float) -> bytes:
+        content = self._data_keys.read(path)
+
+        def objection(holder: Row) -> BrokerError | None:
+            if path not in granted(self._rules.policy, holder["facts"]["kind"], grant.name.rank):
+                return ResourceNotGranted(f"the policy does not grant {path} to this worker")
+            return content if isinstance(content, BrokerError) else None
+
+        spent = await self._store.transact(
+            lambda view: self._ledger.spend(view, grant, path, now, objection=objection)
+        )
+        if isinstance(spent, BrokerError):
+            raise audited(spent)
+        assert isinstance(content, bytes)
+        return content
+
+
+def _chosen_hash(known: list[Any]) -> dict[str, str]:
+    """The hash by which a stock KBS client's evidence is bound: one, or the client is refused."""
+    if HASH not in [str(one).lower() for one in known]:
+        raise MalformedRequest(f"this broker wants evidence that is bound by {HASH}")
+    return {"selected-hash-algorithm": HASH}

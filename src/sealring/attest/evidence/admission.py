@@ -1,0 +1,98 @@
+"""A worker's own judgement of its peers, by its own copy of the policy.
+
+The broker judged them already. It is judged again because the broker may have been given another
+policy, and because its key may have been stolen: with `[peers] evidence = true` a certificate is
+worth nothing without the evidence that hardware signed for that very key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.attest.evidence.claims import ClaimedWorker, claims_in
+from sealring.attest.evidence.evidence import MAX_EVIDENCE_BYTES, Challenge, parse_evidence
+from sealring.attest.evidence.policy import Policy, judge
+from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.verify import verify_evidence
+from sealring.attest.evidence.worker import DescribedWorker
+from sealring.core.identity.names import WorkerName
+from sealring.errors import AttestationError, CertificateRevoked, NotAttested, PeerNotAdmitted
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    policy: Policy
+    trust: Callable[[], Trust]
+    """Roots, lists and the present time."""
+    keys_out: frozenset[str] = frozenset()
+    """Keys that the broker has taken out of the job."""
+    evidence: bytes = b""
+    """This worker's own, to show to peers."""
+
+    @property
+    def evidence_limit(self) -> int:
+        """The most bytes of evidence to take from a peer; 0 where peers show none."""
+        return MAX_EVIDENCE_BYTES if self.policy.peer_evidence else 0
+
+    def check_certificate(
+        self, certificate: x509.Certificate, name: WorkerName, who: str
+    ) -> JudgedPeer:
+        """The peer's certificate, whose signature, name and dates are verified by now."""
+        if key_digest(certificate) in self.keys_out:
+            raise CertificateRevoked(
+                f"{who} was taken out of the job: `sealring broker audit` says when"
+            )
+        try:
+            claimed = claims_in(certificate)
+        except ValueError as problem:
+            raise NotAttested(f"the certificate of {who} cannot be judged: {problem}") from None
+        if claimed is None:
+            raise NotAttested(
+                f"the certificate of {who} says nothing of an attestation, and this worker's "
+                "policy demands one: have it join through the broker"
+            )
+        self.judge(claimed, name, who)
+        return JudgedPeer(self, certificate, name, claimed)
+
+    def judge(self, worker: DescribedWorker, name: WorkerName, who: str) -> None:
+        try:
+            judge(self.policy, worker, name.rank, name.job).require()
+        except AttestationError as error:
+            raise PeerNotAdmitted(f"{who}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPeer:
+    """A peer whose certificate the policy admits."""
+
+    admission: Admission
+    certificate: x509.Certificate
+    name: WorkerName
+    claimed: ClaimedWorker
+
+    def check_evidence(self, evidence: bytes, who: str) -> None:
+        """The evidence itself: made for the key that the peer has just used, and admitted."""
+        if hashlib.sha256(evidence).hexdigest() != self.claimed.evidence_digest:
+            raise NotAttested(f"{who} shows other evidence than its certificate names")
+        challenge = Challenge(self.claimed.nonce, public_key_of(self.certificate))
+        try:
+            trust = self.admission.trust()
+            worker = verify_evidence(parse_evidence(evidence), challenge, trust)
+        except AttestationError as error:
+            raise NotAttested(
+                f"the evidence of {who} is not believed: {type(error).__name__}: {error}"
+            ) from error
+        self.admission.judge(worker, self.name, who)
+
+
+def public_key_of(certificate: x509.Certificate) -> bytes:
+    return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def key_digest(certificate: x509.Certificate) -> str:
+    return hashlib.sha256(public_key_of(certificate)).hexdigest()

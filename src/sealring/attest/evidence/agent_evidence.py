@@ -1,0 +1,215 @@
+"""Evidence in the JSON form of guest-components' attesters, put into the form that is judged here.
+
+A confidential container's agent hands it out on the pod's loopback, and stock KBS clients send it.
+An SNP report comes field by field: its bytes are put together again, and if that went wrong, its
+signature would not verify. Nothing is verified here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sealring.attest.evidence.az_vtpm import SNP_KIND, TDX_KIND
+from sealring.attest.evidence.ccel import matching_events
+from sealring.attest.evidence.evidence import (
+    MAX_CHAIN,
+    MAX_DEVICES,
+    Challenge,
+    DeviceEvidence,
+    Evidence,
+)
+from sealring.attest.evidence.intel import canonical_quote, quote_size, registers_of
+from sealring.attest.evidence.intel_collateral import SGX, TDX
+from sealring.attest.evidence.nvidia.device import KIND as NVIDIA
+from sealring.attest.evidence.nvidia.spdm import canonical_report as canonical_device_report
+from sealring.attest.evidence.paravisor import canonical_hcl_report
+from sealring.attest.evidence.snp import KIND as SNP
+from sealring.attest.evidence.snp import REPORT_BYTES, canonical_report, parse_report
+from sealring.attest.evidence.tpm.machine import read_issuers
+from sealring.attest.evidence.tpm.structures import parse_quote
+from sealring.attest.evidence.tsm import whole_chain
+from sealring.errors import MalformedEvidence, UnknownEvidence
+from sealring.formats.strict import read_json
+
+_AZURE_VERSIONS: Final = (1, 2)
+_RSASSA_SHA256: Final = bytes.fromhex("0014000b")
+_PCR_BYTES: Final = 32
+_VCEK: Final = "SEV-VCEK"
+# The fields of a report that are plain numbers or bytes, by where they are: AMD's document 56860.
+_NUMBERS: Final = {
+    "version": (0x00, 4), "guest_svn": (0x04, 4), "policy": (0x08, 8), "vmpl": (0x30, 4),
+    "sig_algo": (0x34, 4), "plat_info": (0x40, 8), "key_info": (0x48, 4),
+    "_author_key_en": (0x48, 4), "author_key_en": (0x48, 4), "cpuid_fam_id": (0x188, 1),
+    "cpuid_mod_id": (0x189, 1),
+    "cpuid_step": (0x18A, 1), "current_build": (0x1E8, 1), "current_minor": (0x1E9, 1),
+    "current_major": (0x1EA, 1), "committed_build": (0x1EC, 1), "committed_minor": (0x1ED, 1),
+    "committed_major": (0x1EE, 1), "launch_mit_vector": (0x1F8, 8),
+    "current_mit_vector": (0x200, 8),
+}  # fmt: skip
+_BYTES: Final = {
+    "family_id": (0x10, 16), "image_id": (0x20, 16), "report_data": (0x50, 64),
+    "measurement": (0x90, 48), "host_data": (0xC0, 32), "id_key_digest": (0xE0, 48),
+    "author_key_digest": (0x110, 48), "report_id": (0x140, 32), "report_id_ma": (0x160, 32),
+    "chip_id": (0x1A0, 64),
+}  # fmt: skip
+_TCBS: Final = {
+    "current_tcb": 0x38,
+    "reported_tcb": 0x180,
+    "committed_tcb": 0x1E0,
+    "launch_tcb": 0x1F0,
+}
+_VERSIONS: Final = {"current": 0x1E8, "committed": 0x1EC}
+_OLD_TCB: Final = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
+_NEW_TCB: Final = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
+_SIGNATURE: Final = {"r": 0x2A0, "s": 0x2E8}
+_SCALAR_BYTES: Final = 72
+
+
+def evidence_of(
+    kind: str,
+    given: Any,
+    challenge: Challenge,
+    devices: tuple[DeviceEvidence, ...] = (),
+    issuers: Sequence[bytes] = (),
+) -> Evidence:
+    """`issuers` are certificates that an SNP guest did not send. MalformedEvidence: another form.
+
+    AttestationUnavailable: a certificate is in neither.
+    """
+    try:
+        if kind == SNP:
+            parts, chain = _snp(given, issuers)
+        elif kind in (TDX, SGX):
+            parts, chain = _intel(kind, given), ()
+        elif kind in (SNP_KIND, TDX_KIND):
+            parts, chain = _azure(kind, given, issuers)
+        else:
+            raise UnknownEvidence(
+                f"{kind} evidence of stock KBS clients cannot be judged: it does not show whose "
+                "hardware signed it"
+            )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError):
+        raise MalformedEvidence(f"the {kind} evidence is not in guest-components' form") from None
+    return Evidence(kind, challenge, parts, chain, devices)
+
+
+def devices_of(additional: str) -> tuple[DeviceEvidence, ...]:
+    """The devices' evidence in a client's `additional_evidence`: JSON, by kind; often none."""
+    try:
+        kinds = read_json(additional) if additional else {}
+        if not isinstance(kinds, dict):
+            raise TypeError
+        if unknown := sorted(set(kinds) - {NVIDIA}):
+            raise UnknownEvidence(f"devices of kind {unknown[0][:32]} cannot be judged")
+        listed = kinds[NVIDIA]["device_evidence_list"] if kinds else []
+        if len(listed) > MAX_DEVICES:
+            raise MalformedEvidence(f"a guest shows at most {MAX_DEVICES} devices")
+        return tuple(_device(one) for one in listed)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise MalformedEvidence("additional_evidence is not in guest-components' form") from None
+
+
+def _device(given: Any) -> DeviceEvidence:
+    text = given["evidence"]
+    try:
+        report = bytes.fromhex(text)  # as older clients send it
+    except ValueError:
+        report = decoded(text)
+    chain = read_issuers(decoded(given["certificate"]))
+    return DeviceEvidence(NVIDIA, {"report": canonical_device_report(report)}, chain)
+
+
+def _snp(given: Any, issuers: Sequence[bytes]) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
+    report = report_of(given["attestation_report"])
+    entries = given.get("cert_chain") or []
+    if len(entries) > MAX_CHAIN:
+        raise MalformedEvidence(f"an SNP host hands over at most {MAX_CHAIN} certificates")
+    handed = [_octets(one["data"]) for one in entries]
+    chain = whole_chain(parse_report(report).key_name, handed, issuers)
+    return {"report": canonical_report(report)}, chain
+
+
+def _intel(kind: str, given: Any) -> dict[str, bytes]:
+    quote = _quote(given["quote"])
+    log = _log(given.get("cc_eventlog"), quote) if kind == TDX else b""
+    return {"quote": quote} | ({"event_log": log} if log else {})
+
+
+def _azure(
+    kind: str, given: Any, issuers: Sequence[bytes]
+) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
+    if given["version"] not in _AZURE_VERSIONS:
+        raise UnknownEvidence(f"{kind} evidence of version {given['version']!r} is not known")
+    quoted = given["tpm_quote"]
+    message, signature = bytes.fromhex(quoted["message"]), bytes.fromhex(quoted["signature"])
+    values = [bytes.fromhex(one) for one in quoted["pcrs"]]
+    if any(len(one) != _PCR_BYTES for one in values):
+        raise ValueError
+    parts = {
+        "hcl_report": canonical_hcl_report(decoded(given["hcl_report"])),
+        "quote": message,
+        # The client sends the RSA signature without the TPM's words on which scheme it is.
+        "signature": _RSASSA_SHA256 + len(signature).to_bytes(2, "big") + signature,
+        "pcrs": b"".join(values[pcr] for pcr in parse_quote(message).pcrs),
+    }
+    if kind == TDX_KIND:
+        return parts | {"td_quote": _quote(given["td_quote"])}, ()
+    return parts, whole_chain(_VCEK, [decoded(given["vcek"])], issuers)
+
+
+def _quote(text: str) -> bytes:
+    padded = decoded(text)
+    return canonical_quote(padded[: quote_size(padded)])
+
+
+def report_of(fields: Any) -> bytes:
+    """A report's bytes, from its fields or as they are."""
+    if isinstance(fields, str):
+        return decoded(fields)
+    if isinstance(fields, list):
+        return _octets(fields)
+    raw = bytearray(REPORT_BYTES)
+
+    def put(at: int, value: bytes) -> None:
+        raw[at : at + len(value)] = value
+
+    for name, (at, size) in _NUMBERS.items():
+        if fields.get(name) is not None:
+            put(at, int(fields[name]).to_bytes(size, "little"))
+    for name, (at, size) in _BYTES.items():
+        put(at, _octets(fields[name]).ljust(size, b"\0")[:size])
+    for name, at in _TCBS.items():
+        layout = _NEW_TCB if fields[name].get("fmc") is not None else _OLD_TCB
+        for part, offset in layout.items():
+            raw[at + offset] = int(fields[name][part])
+    for name, at in _VERSIONS.items():
+        if name in fields:
+            put(at, bytes(int(fields[name][part]) for part in ("build", "minor", "major")))
+    for name, at in _SIGNATURE.items():
+        put(at, _octets(fields["signature"][name])[:_SCALAR_BYTES])
+    return bytes(raw[:REPORT_BYTES])
+
+
+def _log(text: Any, quote: bytes) -> bytes:
+    """The guest's log, of the RTMRs that nothing has extended since without telling it."""
+    try:
+        return matching_events(decoded(text), registers_of(quote)) if text else b""
+    except ValueError:
+        return b""
+
+
+def decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _octets(value: Any) -> bytes:
+    """Of a list of numbers. Of a number, `bytes` would make as many zeros as it says."""
+    if not isinstance(value, list):
+        raise TypeError
+    return bytes(value)

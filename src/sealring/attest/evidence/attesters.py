@@ -1,0 +1,215 @@
+"""Attesters: what makes evidence on a worker's machine. kinds.py lists them by name."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from sealring.attest.evidence.azure_guest import AzureMachine
+from sealring.attest.evidence.coco import CocoMachine
+from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
+from sealring.attest.evidence.nvidia.collect import collect_gpus
+from sealring.attest.evidence.simulated import KIND as SIMULATED
+from sealring.attest.evidence.simulated import Simulator
+from sealring.attest.evidence.tpm.certified import CertifiedTpmMachine
+from sealring.attest.evidence.tpm.commands import Tpm
+from sealring.attest.evidence.tpm.ima import IMA_LOG
+from sealring.attest.evidence.tpm.machine import DEVICE, Logs, TpmMachine, read_issuers
+from sealring.attest.evidence.tpm.verify import KIND as TPM
+from sealring.attest.evidence.tsm import TsmMachine
+from sealring.core.identity.loading import certificate_from_pem
+from sealring.core.identity.private_files import read_private
+from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.formats.files import read_public, write_private, write_public, writing
+
+_SIMULATOR_DAYS: Final = 365
+_MEASUREMENT_BYTES: Final = 32
+
+
+class Attester(Protocol):
+    @property
+    def kind(self) -> str: ...
+    def introduce(self) -> dict[str, Any]:
+        """What the hardware says of itself before it is asked; mostly nothing."""
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        """`extra` is what the broker sent with the nonce."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedAttester:
+    """SIMULATED evidence, from a directory that `sealring broker simulator` made."""
+
+    simulator: Simulator
+    measurement: bytes
+
+    @property
+    def kind(self) -> str:
+        return SIMULATED
+
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        return self.simulator.attest(Challenge(nonce, public_key), self.measurement)
+
+
+class Machine(Protocol):
+    """A guest's TEE: TsmMachine, AzureMachine."""
+
+    @property
+    def kind(self) -> str: ...
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAttester:
+    """A confidential guest, with its GPUs where the policy asks for some."""
+
+    machine: Machine
+    gpus: bool
+
+    @property
+    def kind(self) -> str:
+        return self.machine.kind
+
+    def introduce(self) -> dict[str, Any]:
+        return {}
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        asked = Challenge(nonce, public_key).device_nonce(self.kind)
+        devices = collect_gpus(asked) if self.gpus else ()
+        return self.machine.attest(nonce, public_key, devices)
+
+
+@dataclass(frozen=True, slots=True)
+class TpmAttester:
+    """This machine's TPM 2.0, with its GPUs where the policy asks for some."""
+
+    machine: TpmMachine
+    gpus: bool = False
+
+    @property
+    def kind(self) -> str:
+        return TPM
+
+    def introduce(self) -> dict[str, Any]:
+        introduction = self.machine.introduction()
+        return {
+            "chain": _texts(introduction.chain),
+            "ak": base64.b64encode(introduction.ak).decode(),
+            "others": [_texts(chain) for chain in introduction.others],
+        }
+
+    def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
+        try:
+            blob = base64.b64decode(extra["credential"], validate=True)
+            others = [
+                None if one is None else base64.b64decode(one, validate=True)
+                for one in extra.get("others", [])
+            ]
+        except (KeyError, TypeError, ValueError):
+            raise MalformedAnswer("the broker sent no credential for this TPM") from None
+        asked = Challenge(nonce, public_key).device_nonce(TPM)
+        return self.machine.attest(
+            nonce, public_key, blob, collect_gpus(asked) if self.gpus else (), others
+        )
+
+
+def _texts(chain: Sequence[bytes]) -> list[str]:
+    return [base64.b64encode(one).decode() for one in chain]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What evidence is to show beside the machine itself."""
+
+    gpus: bool = False
+    ima: bool = False
+    """The kernel's list of measured files."""
+
+    @property
+    def logs(self) -> Logs:
+        return Logs(files=IMA_LOG if self.ima else None)
+
+
+def tsm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    return GuestAttester(TsmMachine(_chain(environ)), wanted.gpus)
+
+
+def azure_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = AzureMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
+    return GuestAttester(machine, wanted.gpus)
+
+
+def coco_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    return GuestAttester(CocoMachine(_chain(environ)), wanted.gpus)
+
+
+def certified_tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = CertifiedTpmMachine(_tpm(environ), _chain(environ), wanted.logs)
+    return GuestAttester(machine, wanted.gpus)
+
+
+def tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    machine = TpmMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
+    return TpmAttester(machine, wanted.gpus)
+
+
+def _tpm(environ: Mapping[str, str]) -> Tpm:
+    return Tpm.open(environ.get("SEALRING_TPM") or DEVICE)
+
+
+def _chain(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Certificates that the machine itself does not have: the chip's, or its TPM maker's."""
+    path = environ.get("SEALRING_ATTESTER_CHAIN")
+    if not path:
+        return ()
+    pem = read_public(Path(path), "the hardware's certificates", ConfigurationError)
+    try:
+        return read_issuers(pem)
+    except ValueError:
+        raise ConfigurationError(f"{path} holds no PEM certificates") from None
+
+
+def make_simulator(directory: Path) -> SimulatedAttester:
+    """A SIMULATED authority of one's own, and a measurement for its workers to show."""
+    with writing(directory, "made"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    simulator = Simulator.create(datetime.now(UTC), timedelta(days=_SIMULATOR_DAYS))
+    key = simulator.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(directory / "simulator.key", key)
+    write_public(directory / "simulator.pem", simulator.certificate.public_bytes(Encoding.PEM))
+    # Recognisable at sight, and no digest of anything.
+    measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
+    return SimulatedAttester(simulator, measurement)
+
+
+def open_simulator(directory: Path) -> SimulatedAttester:
+    pem = read_public(directory / "simulator.pem", "the simulator", ConfigurationError)
+    key_pem = read_private(directory / "simulator.key", "the simulator's key", ConfigurationError)
+    refusal = ConfigurationError(f"{directory} does not hold a simulator")
+    certificate = certificate_from_pem(pem, refusal)
+    try:
+        key = load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise refusal
+    measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
+    return SimulatedAttester(Simulator(certificate, key), measurement)

@@ -1,0 +1,124 @@
+"""What vendors say of their hardware, fetched beforehand and kept in one folder.
+
+*.crl      revocation lists, DER or PEM
+*.ocsp     OCSP answers, DER
+*.json     Intel collateral, as dcap-qvl writes it
+*.swidtag  NVIDIA's reference measurements, also *.xml
+*.pem      certificates of AMD's issuers, for guests that send their chip's alone
+
+No check waits for a vendor's server, and none is made with what is out of date: lists and
+collateral carry their dates, and how old they are is shown with every verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
+
+from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
+from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
+from sealring.attest.evidence.policy import Policy
+from sealring.attest.evidence.trust import Trust
+from sealring.core.identity.loading import (
+    certificates_from_pem,
+    ocsp_response_from_der,
+    revocation_list_from,
+)
+from sealring.errors import AttestationError, ConfigurationError
+from sealring.formats.files import read_public
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    answers: tuple[ocsp.OCSPResponse, ...] = ()
+    collateral: tuple[Collateral, ...] = ()
+    references: tuple[Reference, ...] = ()
+    issuers: tuple[bytes, ...] = ()
+    """DER."""
+    expired: tuple[str, ...] = ()
+    """Files of references that are not, or no longer, good: they are not used, and this is why."""
+
+    def trust(self, policy: Policy, now: datetime | None = None) -> Trust:
+        """The pinned roots, those that the policy names, and all of this."""
+        return self.trust_roots(policy.simulated_roots, policy.tpm_roots, now)
+
+    def trust_roots(
+        self, simulated: frozenset[str], tpm: frozenset[str], now: datetime | None
+    ) -> Trust:
+        pinned = Trust.pinned(simulated, self.lists, now, tpm)
+        return replace(
+            pinned,
+            answers=self.answers,
+            collateral=self.collateral,
+            references=self.references,
+            issuers=self.issuers,
+        )
+
+
+def read_cache(folder: Path, now: datetime | None = None) -> Cache:
+    """`now` is when the references' signatures are judged; their dates are again at each use."""
+    collateral, references, expired = [], [], []
+    issuers: list[bytes] = []
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as problem:
+        raise ConfigurationError(f"the cache {folder} cannot be read: {problem}") from None
+    lists = tuple(read_list(path) for path in paths if path.suffix == ".crl")
+    answers = tuple(read_answer(path) for path in paths if path.suffix == ".ocsp")
+    trust = Trust(now or datetime.now(UTC), lists=lists, answers=answers)
+    for path in paths:
+        if path.suffix == ".json":
+            collateral.append(_collateral(path))
+        elif path.suffix in (".swidtag", ".xml"):
+            content = read_public(path, "the reference measurements", ConfigurationError)
+            try:
+                references.append(verify_reference(content, trust))
+            except AttestationError as refusal:
+                expired.append(f"{path.name}: {refusal}")
+        elif path.suffix == ".pem":
+            issuers += read_certificates(path)
+        elif path.suffix not in (".crl", ".ocsp"):
+            raise ConfigurationError(
+                f"{path} is not a .crl, .ocsp, .json, .swidtag, .xml or .pem: the cache holds "
+                "nothing else"
+            )
+    return Cache(
+        lists, answers, tuple(collateral), tuple(references), tuple(issuers), tuple(expired)
+    )
+
+
+def read_certificates(path: Path) -> tuple[bytes, ...]:
+    content = read_public(path, "the issuers' certificates", ConfigurationError)
+    refusal = ConfigurationError(f"{path} holds no certificates in PEM")
+    found = certificates_from_pem(content, refusal)
+    return tuple(one.public_bytes(Encoding.DER) for one in found)
+
+
+def read_list(path: Path) -> x509.CertificateRevocationList:
+    content = read_public(path, "the revocation list", ConfigurationError)
+    return revocation_list_from(content, ConfigurationError(f"{path} holds no revocation list"))
+
+
+def read_answer(path: Path) -> ocsp.OCSPResponse:
+    content = read_public(path, "the OCSP answer", ConfigurationError)
+    refusal = ConfigurationError(f"{path} holds no OCSP answer")
+    answer = ocsp_response_from_der(content, refusal)
+    if answer.response_status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
+        raise ConfigurationError(
+            f"{path} holds the OCSP error {answer.response_status.name}: ask again"
+        )
+    return answer
+
+
+def _collateral(path: Path) -> Collateral:
+    content = read_public(path, "the collateral", ConfigurationError)
+    try:
+        return parse_collateral(content.decode())
+    except (ConfigurationError, UnicodeDecodeError):
+        raise ConfigurationError(f"{path} is not Intel collateral: fetch it again") from None

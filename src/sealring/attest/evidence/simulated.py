@@ -1,0 +1,146 @@
+"""SIMULATED evidence: for laptops and tests. It has the form of the real thing and proves nothing.
+
+Its authority says SIMULATED in its name, a policy must name that authority, and the label of an
+AttestedWorker carries the word on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from sealring.attest.evidence.chains import verify_chain
+from sealring.attest.evidence.evidence import (
+    REPORT_DATA_BYTES,
+    Challenge,
+    DeviceEvidence,
+    Evidence,
+    encode_devices,
+)
+from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.worker import Claims
+from sealring.errors import ForgedEvidence, MalformedEvidence, UntrustedChain
+from sealring.formats.strict import read_object
+
+KIND: Final = "simulated"
+NAME: Final = "SIMULATED sealring evidence"
+_FIELDS: Final = {
+    "simulated": str,
+    "report_data": str,
+    "measurement": str,
+    "tcb": int,
+    "debug": bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Simulator:
+    """Makes evidence. Anyone who has it can claim anything, which is the point and the danger."""
+
+    certificate: x509.Certificate
+    key: Ed25519PrivateKey
+
+    @classmethod
+    def create(cls, now: datetime, lifetime: timedelta = timedelta(days=30)) -> Simulator:
+        key = Ed25519PrivateKey.generate()
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+        usage = dict.fromkeys(
+            (
+                "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+                "key_agreement", "crl_sign", "encipher_only", "decipher_only",
+            ),
+            False,
+        )  # fmt: skip
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=5))
+            .not_valid_after(now + lifetime)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(key_cert_sign=True, **usage), critical=True)
+            .sign(key, None)
+        )
+        return cls(certificate, key)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.certificate.fingerprint(SHA256()).hex()
+
+    def attest(
+        self,
+        challenge: Challenge,
+        measurement: bytes,
+        *,
+        tcb: int = 1,
+        debug: bool = False,
+        devices: tuple[DeviceEvidence, ...] = (),
+    ) -> Evidence:
+        statement = json.dumps(
+            {
+                "simulated": "SIMULATED",
+                "report_data": challenge.report_data(KIND, encode_devices(devices)).hex(),
+                "measurement": measurement.hex(),
+                "tcb": tcb,
+                "debug": debug,
+            }
+        ).encode()
+        parts = {"statement": statement, "signature": self.key.sign(statement)}
+        chain = (self.certificate.public_bytes(Encoding.DER),)
+        return Evidence(KIND, challenge, parts, chain, devices)
+
+
+def verify_simulated(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    statement, signature = evidence.only("statement", "signature")
+    chain = verify_chain(evidence.chain, trust.simulated, trust)
+    names = chain.leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    if len(evidence.chain) != 1 or [name.value for name in names] != [NAME]:
+        raise UntrustedChain(f"the one certificate of simulated evidence is named {NAME!r}")
+    key = chain.leaf.public_key()
+    if not isinstance(key, Ed25519PublicKey):
+        raise UntrustedChain("the key of simulated evidence is an Ed25519 key")
+    try:
+        key.verify(signature, statement)
+    except InvalidSignature:
+        raise ForgedEvidence("the SIMULATED statement is not signed by its authority") from None
+    fields = _parse_statement(statement)
+    evidence.check_bound(_report_data(fields["report_data"]), challenge, "the SIMULATED statement")
+    return Claims(
+        product="SIMULATED",
+        measurement=fields["measurement"],
+        tcb={"simulated": fields["tcb"]},
+        debug=fields["debug"],
+        lists=chain.lists,
+        unlisted=chain.unlisted,
+        not_after=chain.not_after,
+    )
+
+
+def _parse_statement(statement: bytes) -> dict[str, Any]:
+    refusal = MalformedEvidence("the SIMULATED statement does not have its fields")
+    fields = read_object(statement, refusal)
+    kinds = {name: type(value) for name, value in fields.items()}
+    if kinds != _FIELDS or fields["simulated"] != "SIMULATED":
+        raise refusal
+    return fields
+
+
+def _report_data(text: str) -> bytes:
+    try:
+        raw = bytes.fromhex(text)
+    except ValueError:
+        raw = b""
+    if len(raw) != REPORT_DATA_BYTES:
+        raise MalformedEvidence("the SIMULATED statement holds no report data")
+    return raw

@@ -1,0 +1,264 @@
+"""AMD SEV-SNP: the report's bytes, and why to believe them.
+
+Layout after AMD's SEV-SNP firmware ABI (document 56860). Whatever the signature does not cover
+must be zero, and the signature in its one spelling (ecdsa.py): so a report has one spelling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.x509.oid import NameOID
+
+from sealring.attest.evidence.chains import VerifiedChain, verify_chain
+from sealring.attest.evidence.ecdsa import P384_ORDER, check_spelling, with_lower_s
+from sealring.attest.evidence.evidence import Challenge, Evidence
+from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.worker import Claims
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+
+KIND: Final = "snp"
+REPORT_BYTES: Final = 1184
+SIGNED_BYTES: Final = 0x2A0
+_VERSIONS: Final = (2, 3, 5)
+_ECDSA_P384_SHA384: Final = 1
+_SCALAR: Final = 72
+_VCEK, _VLEK = 0, 1
+_AMD: Final = "1.3.6.1.4.1.3704.1."
+_PRODUCT, _CHIP = _AMD + "2", _AMD + "4"
+
+# Where each part's version is in the eight bytes of a TCB, and in a certificate's extensions.
+TCB_BYTES: Final = {
+    "Milan": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
+    "Genoa": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
+    "Turin": {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7},
+}
+_TCB_OIDS: Final = {
+    "bootloader": _AMD + "3.1",
+    "tee": _AMD + "3.2",
+    "snp": _AMD + "3.3",
+    "microcode": _AMD + "3.8",
+    "fmc": _AMD + "3.9",
+}
+# The bits of PLATFORM_INFO that AMD has named. The others count as `platform_unknown`: real Turin
+# machines set bit 6.
+PLATFORM_BITS: Final = {
+    "smt": 0,
+    "tsme": 1,
+    "ecc": 2,
+    "rapl_disabled": 3,
+    "ciphertext_hiding": 4,
+    "alias_check": 5,
+    "tio": 7,
+}
+OTHER_BITS: Final = "other_bits"
+"""In a policy's `platform_info`: the positions of bits without a name that may be set."""
+REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "author_key": 48}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The fields of a report. Reading them says nothing about their truth."""
+
+    version: int
+    guest_svn: int
+    policy: int
+    family_id: bytes
+    image_id: bytes
+    vmpl: int
+    platform_info: int
+    flags: int
+    report_data: bytes
+    measurement: bytes
+    host_data: bytes
+    id_key_digest: bytes
+    author_key_digest: bytes
+    tcb: bytes
+    launch_tcb: bytes
+    chip_id: bytes
+    signed: bytes
+    r: int
+    s: int
+
+    @property
+    def debug(self) -> bool:
+        return bool(self.policy >> 19 & 1)
+
+    @property
+    def signing_key(self) -> int:
+        return self.flags >> 2 & 7
+
+    @property
+    def key_name(self) -> str:
+        """The common name of the certificate for that key."""
+        return {_VCEK: "SEV-VCEK", _VLEK: "SEV-VLEK"}.get(self.signing_key, "an unknown key")
+
+
+def parse_report(data: bytes) -> Report:
+    if len(data) != REPORT_BYTES:
+        raise MalformedEvidence(f"an SNP report has {REPORT_BYTES} bytes, and this has {len(data)}")
+    version, algorithm = _number(data, 0, 4), _number(data, 0x34, 4)
+    if version not in _VERSIONS:
+        raise UnknownEvidence(f"SNP reports of version {version} are not known")
+    if algorithm != _ECDSA_P384_SHA384:
+        raise UnknownEvidence(f"SNP signature algorithm {algorithm} is not known")
+    end = SIGNED_BYTES + 2 * _SCALAR
+    if any(data[end:]):
+        raise MalformedEvidence("bytes after the SNP report's signature are not zero")
+    return Report(
+        version=version,
+        guest_svn=_number(data, 0x04, 4),
+        policy=_number(data, 0x08, 8),
+        family_id=data[0x10:0x20],
+        image_id=data[0x20:0x30],
+        vmpl=_number(data, 0x30, 4),
+        platform_info=_number(data, 0x40, 8),
+        flags=_number(data, 0x48, 4),
+        report_data=data[0x50:0x90],
+        measurement=data[0x90:0xC0],
+        host_data=data[0xC0:0xE0],
+        id_key_digest=data[0xE0:0x110],
+        author_key_digest=data[0x110:0x140],
+        tcb=data[0x180:0x188],
+        launch_tcb=data[0x1F0:0x1F8],
+        chip_id=data[0x1A0:0x1E0],
+        signed=data[:SIGNED_BYTES],
+        r=_number(data, SIGNED_BYTES, _SCALAR),
+        s=_number(data, SIGNED_BYTES + _SCALAR, _SCALAR),
+    )
+
+
+def canonical_report(raw: bytes) -> bytes:
+    """As a worker sends it."""
+    return with_lower_s(raw, SIGNED_BYTES + _SCALAR, _SCALAR, P384_ORDER, "little")
+
+
+def verify_snp(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    (raw,) = evidence.only("report")
+    check_spelling(raw, canonical_report(raw), "the SNP report")
+    report, chain, product = verify_report(raw, evidence.chain, trust)
+    evidence.check_bound(report.report_data, challenge, "the SNP report")
+    return claims_of(report, chain, product)
+
+
+def claims_of(report: Report, chain: VerifiedChain, product: str) -> Claims:
+    return Claims(
+        product=product,
+        machine=report.chip_id.hex() if any(report.chip_id) else "",
+        measurement=report.measurement.hex(),
+        signer=report.id_key_digest.hex() if any(report.id_key_digest) else "",
+        registers={
+            "host_data": report.host_data.hex(),
+            "family_id": report.family_id.hex(),
+            "image_id": report.image_id.hex(),
+            "author_key": report.author_key_digest.hex(),
+        },
+        tcb=_tcb(report.tcb, product),
+        launch_tcb=_tcb(report.launch_tcb, product),
+        debug=report.debug,
+        guest={
+            "vmpl": report.vmpl,
+            "migration": report.policy >> 18 & 1,
+            "smt": report.policy >> 16 & 1,
+            "vlek": int(report.signing_key == _VLEK),
+            "guest_svn": report.guest_svn,
+            **_platform(report.platform_info),
+        },
+        lists=chain.lists,
+        unlisted=chain.unlisted,
+        not_after=chain.not_after,
+    )
+
+
+def verify_report(
+    raw: bytes, chain: tuple[bytes, ...], trust: Trust
+) -> tuple[Report, VerifiedChain, str]:
+    """That AMD's hardware signed these bytes; not yet for whom. Returns the product line too."""
+    report = parse_report(raw)
+    verified = verify_chain(chain, trust.amd, trust)
+    product = trust.amd[verified.root]
+    _check_role(report, verified, product)
+    _check_signature(report, verified.leaf)
+    reported, certified = _tcb(report.tcb, product), _tcb_of_key(verified.leaf, product)
+    if reported != certified:
+        raise ForgedEvidence(f"the key is for the TCB {certified}, and the report says {reported}")
+    if report.signing_key == _VCEK:
+        _check_chip(report, verified.leaf)
+    return report, verified, product
+
+
+def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
+    """The leaf is the kind of key that the report names, issued by the authority for that kind."""
+    names = {_VCEK: ("SEV-VCEK", f"SEV-{product}"), _VLEK: ("SEV-VLEK", f"SEV-VLEK-{product}")}
+    if report.signing_key not in names:
+        raise UnknownEvidence(f"SNP signing key {report.signing_key} is not known")
+    found = tuple(common_name(one) for one in chain.certificates[:-1])
+    if found != names[report.signing_key]:
+        raise ForgedEvidence(
+            f"the report names a key of {' by '.join(names[report.signing_key])}, and its chain is "
+            f"{' by '.join(found)}"
+        )
+    if report.signing_key == _VCEK:
+        stated = _extension(chain.leaf, _PRODUCT)[2:].decode("ascii", "replace")
+        if stated.partition("-")[0] != product:
+            raise ForgedEvidence(f"the key is for {stated}, and its root is {product}'s")
+
+
+def _check_signature(report: Report, leaf: x509.Certificate) -> None:
+    key = leaf.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ForgedEvidence("the SNP key is not on P-384")
+    try:
+        key.verify(encode_dss_signature(report.r, report.s), report.signed, ec.ECDSA(SHA384()))
+    except InvalidSignature:
+        raise ForgedEvidence("the SNP report is not signed by the key of its certificate") from None
+
+
+def _check_chip(report: Report, leaf: x509.Certificate) -> None:
+    # Turin's certificates have the first eight bytes of the identifier, and the rest is zero.
+    chip = _extension(leaf, _CHIP)
+    if not any(chip) or report.chip_id != chip.ljust(len(report.chip_id), b"\0"):
+        raise ForgedEvidence("the certificate is for another chip than the report's")
+
+
+def _tcb(raw: bytes, product: str) -> dict[str, int]:
+    return {name: raw[at] for name, at in TCB_BYTES[product].items()}
+
+
+def _platform(info: int) -> dict[str, int]:
+    facts = {f"platform_{name}": info >> bit & 1 for name, bit in PLATFORM_BITS.items()}
+    known = sum(1 << bit for bit in PLATFORM_BITS.values())
+    return facts | {"platform_unknown": info & ~known}
+
+
+def _tcb_of_key(leaf: x509.Certificate, product: str) -> dict[str, int]:
+    return {name: _integer(_extension(leaf, _TCB_OIDS[name])) for name in TCB_BYTES[product]}
+
+
+def _extension(certificate: x509.Certificate, oid: str) -> bytes:
+    try:
+        found = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid))
+    except (x509.ExtensionNotFound, ValueError):
+        raise ForgedEvidence(f"the SNP key's certificate lacks {oid}") from None
+    return found.value.public_bytes()
+
+
+def _integer(der: bytes) -> int:
+    if not (3 <= len(der) <= 4 and der[0] == 2 and der[1] == len(der) - 2):
+        raise ForgedEvidence("a version in the SNP key's certificate is not a small number")
+    return int.from_bytes(der[2:], "big")
+
+
+def common_name(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else ""
+
+
+def _number(data: bytes, at: int, size: int) -> int:
+    return int.from_bytes(data[at : at + size], "little")

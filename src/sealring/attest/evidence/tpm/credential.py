@@ -1,0 +1,213 @@
+"""A secret that only one TPM can open, and only for one attestation key that lives in it.
+
+Anybody can make a key and sign what looks like a quote. So the verifier encrypts a secret to the
+TPM's endorsement key (EK, whose certificate is its maker's) under the name of the attestation key
+(AK); the TPM gives it out only if it holds both (TPM 2.0 part 1, "credential protection"). The
+secret then goes into the quote's qualifying data: one who could not open it cannot have made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.decrepit.ciphers.modes import CFB
+from cryptography.hazmat.primitives import hashes, hmac
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
+from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation, Mode
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.attest.evidence.chains import VerifiedChain, verify_chain
+from sealring.attest.evidence.tpm.structures import Public, PublicKey, parse_public
+from sealring.attest.evidence.trust import Trust
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+
+MAX_OTHERS: Final = 4
+"""Endorsement keys of one TPM beside the one that its chain is for."""
+_LABEL: Final = b"IDENTITY\0"
+_EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")
+_TPM_PURPOSES: Final = {_EK_CERTIFICATE, x509.ObjectIdentifier("2.23.133.8.3")}
+_FIXED_TPM, _FIXED_PARENT, _ORIGIN = 1 << 1, 1 << 4, 1 << 5
+_RESTRICTED, _DECRYPT, _SIGN = 1 << 16, 1 << 17, 1 << 18
+_AK: Final = _FIXED_TPM | _FIXED_PARENT | _ORIGIN | _RESTRICTED | _SIGN
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What the verifier keeps (`Challenge.credential`), and what it sends to the TPM."""
+
+    expected: bytes
+    blob: bytes
+    """TPM2B_ID_OBJECT, then TPM2B_ENCRYPTED_SECRET."""
+
+
+def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credential:
+    """For a TPM that brings its EK's chain and the AK's public part (TPMT_PUBLIC)."""
+    endorsement = verify_endorsement(chain, trust)
+    name = check_ak(ak).name
+    secret = secrets.token_bytes(32)
+    blob = seal_credential(endorsement.leaf.public_key(), name, secret)
+    return Credential(subject(chain[0], ak) + secret, blob)
+
+
+def split_certificates(data: bytes) -> list[bytes]:
+    """DER certificates that stand one behind the other."""
+    found = []
+    while data:
+        size = 4 + int.from_bytes(data[2:4], "big")
+        if data[:2] != b"\x30\x82" or len(data) < size:
+            raise MalformedEvidence("the other endorsement keys' certificates are not DER")
+        found.append(data[:size])
+        data = data[size:]
+    if len(found) > MAX_OTHERS:
+        raise MalformedEvidence(f"a TPM shows at most {MAX_OTHERS} other endorsement keys")
+    return found
+
+
+def subject(ek_certificate: bytes, ak: bytes, others: Sequence[bytes] = ()) -> bytes:
+    """Whom a credential is for. All are hashed first, so no two of them meet."""
+    parts = [hashlib.sha256(one).digest() for one in (ek_certificate, ak, *others)]
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def joint_secret(secrets: Sequence[bytes]) -> bytes:
+    """Known to a TPM that has opened all of them."""
+    return secrets[0] if len(secrets) == 1 else hashlib.sha256(b"".join(secrets)).digest()
+
+
+def machine_name(endorsement: x509.Certificate) -> str:
+    """The TPM by its endorsement key: its certificate can be spelled in more than one way."""
+    key = endorsement.public_key()
+    return hashlib.sha256(
+        key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()
+
+
+def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
+    """A maker of TPMs, one that the policy names, issued the leaf for an EK."""
+    verified = verify_tpm_chain(chain, trust)
+    if not _encrypts(verified):
+        raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
+    return verified
+
+
+def verify_tpm_chain(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
+    """The leaf is for a key of a TPM: an EK, which decrypts, or an AK, which signs."""
+    verified = verify_chain(chain, trust.tpm, trust)
+    if not _encrypts(verified) and not _signs(verified):
+        raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
+    return verified
+
+
+def certifies(chain: VerifiedChain, ak: PublicKey) -> bool:
+    """The leaf is this AK's own certificate: its issuer has found that the key is in a TPM.
+
+    False: the leaf is an EK's, and a credential has to show that the AK lives beside it.
+    """
+    if not _signs(chain):
+        return False
+    if chain.leaf.public_key() != ak:
+        raise ForgedEvidence("the certificate is for another attestation key than the quote's")
+    return True
+
+
+def _encrypts(chain: VerifiedChain) -> bool:
+    usage = usage_of(chain.leaf)
+    able = usage is not None and (usage.key_encipherment or usage.key_agreement)
+    return able and _EK_CERTIFICATE in purposes_of(chain)
+
+
+def _signs(chain: VerifiedChain) -> bool:
+    """Some issuers write the EK's purpose in AKs' certificates too: what the key does counts."""
+    usage = usage_of(chain.leaf)
+    able = usage is not None and usage.digital_signature
+    return able and not _encrypts(chain) and bool(_TPM_PURPOSES & purposes_of(chain))
+
+
+def purposes_of(chain: VerifiedChain) -> set[x509.ObjectIdentifier]:
+    """What the leaf is for. Where it does not say, its issuer may be limited to one purpose."""
+    for certificate in chain.certificates[:2]:
+        try:
+            found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except x509.ExtensionNotFound:
+            continue
+        return set(found)
+    return set()
+
+
+def usage_of(certificate: x509.Certificate) -> x509.KeyUsage | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def check_ak(ak: bytes) -> Public:
+    """The key never leaves its TPM and signs only what the TPM itself has made."""
+    public = parse_public(ak)
+    if public.attributes & (_AK | _DECRYPT) != _AK:
+        raise ForgedEvidence(
+            "the TPM key may leave its TPM, or signs more than the TPM's own statements"
+        )
+    return public
+
+
+def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
+    """With the hash and the cipher of TCG's default template for such an EK."""
+    algorithm, cipher_bytes = _template(ek)
+    seed_bytes = algorithm.digest_size
+    if isinstance(ek, rsa.RSAPublicKey):
+        seed = secrets.token_bytes(seed_bytes)
+        oaep = padding.OAEP(padding.MGF1(algorithm), algorithm, _LABEL)
+        locked = ek.encrypt(seed, oaep)
+    elif isinstance(ek, ec.EllipticCurvePublicKey):
+        ours = ec.generate_private_key(ek.curve)
+        mine, theirs, size = ours.public_key().public_numbers(), ek.public_numbers(), seed_bytes
+        x, y, theirs_x = (n.to_bytes(size, "big") for n in (mine.x, mine.y, theirs.x))
+        info = _LABEL + x + theirs_x
+        seed = ConcatKDFHash(algorithm, seed_bytes, info).derive(ours.exchange(ec.ECDH(), ek))
+        locked = _sized(x) + _sized(y)
+    storage = _derive(seed, b"STORAGE", name, cipher_bytes, algorithm)
+    cipher = Cipher(AES(storage), CFB(bytes(16))).encryptor()
+    hidden = cipher.update(_sized(secret)) + cipher.finalize()
+    outer = hmac.HMAC(_derive(seed, b"INTEGRITY", b"", seed_bytes, algorithm), algorithm)
+    outer.update(hidden + name)
+    return _sized(_sized(outer.finalize()) + hidden) + _sized(locked)
+
+
+def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
+    """The hash that names such an EK, and the size of the AES key that it protects with."""
+    size = getattr(ek, "key_size", 0)
+    curve = getattr(getattr(ek, "curve", None), "name", "")
+    if (isinstance(ek, rsa.RSAPublicKey) and size == 2048) or curve == "secp256r1":
+        return hashes.SHA256(), 16
+    if (isinstance(ek, rsa.RSAPublicKey) and size == 3072) or curve == "secp384r1":
+        return hashes.SHA384(), 32
+    raise UnknownEvidence(
+        "endorsement keys are RSA of 2048 or 3072 bits, or on P-256 or P-384, and this is not"
+    )
+
+
+def _derive(
+    seed: bytes,
+    label: bytes,
+    context: bytes,
+    size: int,
+    algorithm: hashes.HashAlgorithm | None = None,
+) -> bytes:
+    """KDFa is SP 800-108's counter mode."""
+    return KBKDFHMAC(
+        algorithm or hashes.SHA256(), Mode.CounterMode, size, 4, 4, CounterLocation.BeforeFixed,
+        label, context, None,
+    ).derive(seed)  # fmt: skip
+
+
+def _sized(data: bytes) -> bytes:
+    return len(data).to_bytes(2, "big") + data

@@ -1,0 +1,171 @@
+"""The kernel's list of the files that it measured since boot (IMA), replayed against PCR 10.
+
+The form of /sys/kernel/security/ima/binary_runtime_measurements, little-endian:
+
+    PCR (4) | SHA-1 of the data (20) | length, template's name | length, data
+
+The data is the template's fields, each after its length: `d-ng` (algorithm, ":", NUL, digest),
+`n-ng` (path, NUL), and for some templates one more. The PCR was extended with the data's hash in
+its own bank (Linux 5.8 and later). The list is not signed: what it says counts only as far as it
+leads to the PCR that the TPM signed. It grows while it is read, so it may hold more than that:
+entries behind the one that leads to the quoted value are not evidence, and not looked at.
+
+A violation is a file that was written while it was measured or in use. Its entry has zeros in the
+place of the hash, and the PCR was extended with ones: no signature covers the path that it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sealring.attest.evidence.tpm.structures import BANKS, SHA256, SHA384
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+
+IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
+PCR: Final = 10
+MAX_BYTES: Final = 320 << 10
+"""Of a list that a worker sends: what fits into evidence, with all else that it holds."""
+_MAX_ENTRIES: Final = 8192
+_HEAD: Final = struct.Struct("<I20s")
+_NO_HASH: Final = bytes(20)
+_HASHES: Final = {SHA256: hashlib.sha256, SHA384: hashlib.sha384}
+_FIELDS: Final = {b"ima-ng": 2, b"ima-sig": 3, b"ima-buf": 3}
+"""The templates that are known, and how many fields each has: the first two are d-ng and n-ng."""
+_ALGORITHM: Final = re.compile(rb"[a-z0-9-]{1,16}")
+_BARE: Final = {b"sha256": 32, b"sha384": 48, b"sha512": 64}
+"""Digests that a policy can list, told apart by their size."""
+_BOOT_AGGREGATE: Final = "boot_aggregate"
+_LOG = logging.getLogger("sealring")
+
+
+class Entry(NamedTuple):
+    path: str
+    digest: str
+    """Hexadecimal; with the algorithm's name in front where a policy cannot list it."""
+    data: bytes
+    violation: bool
+    end: int
+    """Where the entry ends in the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What PCR 10 was extended with, as a list shows that replays to it."""
+
+    entries: int
+    violations: int
+    files: Mapping[str, tuple[str, ...]]
+    """The digests that each path was measured with, in order. Without the boot aggregate, if it is
+    the hash of the quoted PCRs."""
+    end: int
+    """How many bytes of the list lead to the quoted value."""
+
+
+def read_entries(log: bytes) -> Iterator[Entry]:
+    """One after the other: what is behind the entries that a caller wants is not looked at."""
+    at = 0
+    for _ in range(_MAX_ENTRIES):
+        if at == len(log):
+            return
+        if len(log) - at < _HEAD.size:
+            raise MalformedEvidence(f"the IMA list is cut at {at}")
+        pcr, own = _HEAD.unpack_from(log, at)
+        if pcr != PCR:
+            raise UnknownEvidence(f"the IMA list has an entry for PCR {pcr}, not {PCR}")
+        template, at = _sized(log, at + _HEAD.size)
+        if template not in _FIELDS:
+            name = template[:16].decode("ascii", "replace")
+            raise UnknownEvidence(f"the IMA list has an entry of template {name!r}, not known")
+        data, at = _sized(log, at)
+        path, digest = _read(data, _FIELDS[template])
+        yield Entry(path, digest, data, own == _NO_HASH, at)
+    raise MalformedEvidence(f"the IMA list has more than {_MAX_ENTRIES} entries")
+
+
+def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Measured:
+    """What the list shows, if it leads to the value of PCR 10 among `pcrs`."""
+    hashed = _HASHES[bank]
+    value, quoted = bytes(BANKS[bank]), pcrs.get(PCR)
+    files: dict[str, list[str]] = {}
+    violations = 0
+    for count, entry in enumerate(read_entries(log), 1):
+        if entry.violation:
+            extended = b"\xff" * BANKS[bank]
+            violations += 1
+        else:
+            extended = hashed(entry.data).digest()
+            if entry.path != _BOOT_AGGREGATE or entry.digest not in _aggregates(pcrs, bank):
+                digests = files.setdefault(entry.path, [])
+                if entry.digest not in digests:
+                    digests.append(entry.digest)
+        value = hashed(value + extended).digest()
+        if value == quoted:
+            found = {path: tuple(digests) for path, digests in files.items()}
+            return Measured(count, violations, found, entry.end)
+    raise ForgedEvidence(f"the IMA list does not lead to the value of PCR {PCR}")
+
+
+def matching_ima(pcrs: Mapping[int, bytes], bank: int, path: Path = IMA_LOG) -> bytes:
+    """This machine's list, as far as it leads to the quoted value; empty where there is none."""
+    try:
+        log = path.read_bytes()
+        log = log[: replay_ima(log, pcrs, bank).end]
+    except OSError as problem:
+        _LOG.warning("sealring: the list of measured files cannot be shown: %s", problem)
+        return b""
+    except (ForgedEvidence, MalformedEvidence, UnknownEvidence) as problem:
+        _LOG.warning("sealring: the list of measured files is not shown: %s", problem)
+        return b""
+    if len(log) > MAX_BYTES:
+        _LOG.warning(
+            "sealring: the list of measured files has %d bytes, and more than %d are not shown: "
+            "measure fewer files (IMA's own policy)", len(log), MAX_BYTES,
+        )  # fmt: skip
+        return b""
+    return log
+
+
+def _sized(data: bytes, at: int) -> tuple[bytes, int]:
+    """The bytes behind their own count, and where they end. Lists are long: no Cursor here."""
+    start = at + 4
+    end = start + int.from_bytes(data[at:start], "little")
+    if start > len(data) or end > len(data):
+        raise MalformedEvidence(f"the IMA list is cut: a field at {at} is not whole")
+    return data[start:end], end
+
+
+def _read(data: bytes, fields: int) -> tuple[str, str]:
+    digest, at = _sized(data, 0)
+    path, at = _sized(data, at)
+    if fields > 2:
+        _, at = _sized(data, at)
+    if at != len(data):
+        raise MalformedEvidence("an entry of the IMA list has more than its template's fields")
+    if not path or path.find(b"\0") != len(path) - 1:
+        raise MalformedEvidence("a path in the IMA list does not end as one")
+    return path[:-1].decode("utf-8", "backslashreplace"), _digest(digest)
+
+
+def _digest(field: bytes) -> str:
+    name, _, raw = field.partition(b":\0")
+    if _BARE.get(name) == len(raw):
+        return raw.hex()
+    if name in _BARE or not _ALGORITHM.fullmatch(name) or not 16 <= len(raw) <= 64:
+        raise MalformedEvidence("a digest in the IMA list is not one")
+    return f"{name.decode()}:{raw.hex()}"
+
+
+def _aggregates(pcrs: Mapping[int, bytes], bank: int) -> set[str]:
+    """The hash of what was booted, as kernels compute it: of PCRs 0 to 7, or 0 to 9."""
+    return {
+        _HASHES[bank](b"".join(pcrs[pcr] for pcr in range(count))).hexdigest()
+        for count in (8, 10)
+        if all(pcr in pcrs for pcr in range(count))
+    }

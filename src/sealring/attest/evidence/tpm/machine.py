@@ -1,0 +1,286 @@
+"""This machine's TPM: who it is, and evidence from it.
+
+machine.introduction()   ->  the EKs' chains and the AK, for the verifier to make credentials
+machine.attest(...)      ->  evidence, with the credentials opened
+
+A TPM has an EK for each kind of key. All that have a certificate are shown, so that a verifier
+knows the machine again by any of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.attest.evidence.chains import check_issued, load_certificate
+from sealring.attest.evidence.evidence import (
+    QUALIFYING_BYTES,
+    Challenge,
+    DeviceEvidence,
+    Evidence,
+    encode_devices,
+)
+from sealring.attest.evidence.tpm.commands import EITHER_POLICY, Tpm
+from sealring.attest.evidence.tpm.credential import joint_secret, subject
+from sealring.attest.evidence.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.attest.evidence.tpm.ima import matching_ima
+from sealring.attest.evidence.tpm.structures import (
+    BANKS,
+    canonical_signature,
+    digest_of_pcrs,
+    parse_public,
+    parse_quote,
+)
+from sealring.attest.evidence.tpm.verify import KIND, RESETTABLE
+from sealring.core.identity.loading import certificates_from_pem
+from sealring.errors import (
+    AttestationError,
+    MalformedEvidence,
+    TpmFailed,
+    UnknownEvidence,
+    UntrustedChain,
+)
+
+_LOG = logging.getLogger("sealring")
+DEVICE: Final = "/dev/tpmrm0"
+EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
+QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
+_TRIES: Final = 8
+
+# TCG EK Credential Profile: templates L-1 (RSA 2048) and L-2 (P-256), with the policy that asks for
+# the endorsement hierarchy's password, H-3 (P-384) and H-6 (RSA 3072), of whose policy that is a
+# branch, and where their certificates and a persistent key may be.
+_POLICY: Final = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
+_AES_128_CFB: Final = bytes.fromhex("000600800043")
+_EK_HEAD: Final = bytes.fromhex("000b000300b20020") + _POLICY + _AES_128_CFB
+_EK_RSA: Final = (
+    b"\x00\x01" + _EK_HEAD + bytes.fromhex("0010080000000000") + b"\x01\x00" + bytes(256)
+)
+_EK_P256: Final = (
+    b"\x00\x23" + _EK_HEAD + bytes.fromhex("001000030010") + 2 * (b"\x00\x20" + bytes(32))
+)
+_EK_HIGH: Final = bytes.fromhex("000c000300f20030") + EITHER_POLICY + bytes.fromhex("000601000043")
+_EK_P384: Final = b"\x00\x23" + _EK_HIGH + bytes.fromhex("001000040010") + bytes(4)
+_EK_RSA_3072: Final = b"\x00\x01" + _EK_HIGH + bytes.fromhex("00100c0000000000") + bytes(2)
+_EKS: Final = (
+    (0x01C0000A, 0x8101000A, _EK_P256),
+    (0x01C00002, 0x81010001, _EK_RSA),
+    (0x01C00016, 0x81010016, _EK_P384),
+    (0x01C0001C, 0x8101001C, _EK_RSA_3072),
+)
+_EK_KINDS: Final = {
+    "secp256r1": _EK_P256, "rsa2048": _EK_RSA, "secp384r1": _EK_P384, "rsa3072": _EK_RSA_3072,
+}  # fmt: skip
+# A restricted ECDSA key on P-256, whose name is hashed with SHA-256.
+_AK: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    chain: tuple[bytes, ...]
+    """The EK's certificate and its issuers, root last."""
+    ak: bytes
+    others: tuple[tuple[bytes, ...], ...] = ()
+    """The chains of the TPM's other EKs, as far as its makers' certificates are at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endorsement:
+    """An EK: its certificate, and how to reach the key, by a handle or by making it again."""
+
+    certificate: bytes
+    handle: int | None
+    template: bytes
+
+
+class TpmMachine:
+    def __init__(
+        self,
+        tpm: Tpm,
+        issuers: Sequence[bytes],
+        certificate: bytes | None = None,
+        logs: Logs | None = None,
+    ) -> None:
+        """`issuers` are the TPM maker's certificates (DER), root last: TPMs seldom hold them.
+
+        The EK's certificate is read from the TPM, unless it is given.
+        """
+        self._tpm, self._logs = tpm, logs or Logs()
+        found = list(self._endorsements(certificate))
+        if not found:
+            raise TpmFailed(
+                "the TPM holds no certificate for an endorsement key of its own: have one issued"
+            )
+        self._first, *others = found
+        self._chain = _chain_of(self._first.certificate, issuers) or (
+            self._first.certificate, *issuers
+        )  # fmt: skip
+        chains = [(one, _chain_of(one.certificate, issuers)) for one in others]
+        self._others = [(one, chain) for one, chain in chains if chain is not None]
+
+    def introduction(self) -> Introduction:
+        with self._tpm.primary(_AK) as (_, ak):
+            return Introduction(self._chain, ak, tuple(chain for _, chain in self._others))
+
+    def attest(
+        self,
+        nonce: bytes,
+        public_key: bytes,
+        blob: bytes,
+        devices: tuple[DeviceEvidence, ...] = (),
+        others: Sequence[bytes | None] = (),
+    ) -> Evidence:
+        """`blob` is the verifier's credential for what `introduction` said.
+
+        `others` are those for the other EKs; None for one that the verifier does not know.
+        """
+        with self._tpm.primary(_AK) as (ak_handle, ak):
+            secrets, shown = [self._opened(self._first, ak_handle, blob)], []
+            for (one, _), sealed in zip(self._others, others, strict=False):
+                if sealed is None:
+                    continue
+                try:
+                    secrets.append(self._opened(one, ak_handle, sealed))
+                    shown.append(one.certificate)
+                except TpmFailed as problem:
+                    _LOG.warning("sealring: another endorsement key is not shown: %s", problem)
+            credential = subject(self._chain[0], ak, shown) + joint_secret(secrets)
+            challenge = Challenge(nonce, public_key, credential)
+            qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
+            quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
+        signature = canonical_signature(signature, parse_public(ak).key)
+        parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
+        parts |= self._logs.matching(values)
+        if shown:
+            parts["endorsements"] = b"".join(shown)
+        return Evidence(KIND, challenge, parts, self._chain, devices)
+
+    def _opened(self, one: Endorsement, ak_handle: int, sealed: bytes) -> bytes:
+        with self._ek(one) as (ek_handle, _):
+            return self._tpm.activate(ak_handle, ek_handle, sealed)
+
+    def _ek(self, one: Endorsement) -> AbstractContextManager[tuple[int, bytes]]:
+        if one.handle is not None:
+            return nullcontext((one.handle, b""))
+        return self._tpm.primary(one.template)
+
+    def _endorsements(self, given: bytes | None) -> Iterator[Endorsement]:
+        """The EKs that have a certificate; only the one that is given, if one is."""
+        for index, handle, template in _EKS:
+            found = given or self._tpm.read_nv(index)
+            if found is None:
+                continue
+            # Some makers fill the index up behind the certificate.
+            der = first_der(found)
+            try:
+                key = load_certificate(der).public_key()
+            except AttestationError as problem:
+                _LOG.warning("sealring: an endorsement key's certificate is not used: %s", problem)
+                continue
+            if _EK_KINDS.get(_kind_of(key)) is not template:
+                continue
+            public = self._tpm.read_public(handle)
+            if public is not None and _key_bytes(key) in public:
+                yield Endorsement(der, handle, template)
+                continue
+            with self._tpm.primary(template) as (_, made):
+                own = _key_bytes(key) in made
+            if own:
+                yield Endorsement(der, None, template)
+
+
+def _chain_of(certificate: bytes, issuers: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """The certificate with its issuers, root last; None where one of them is not at hand."""
+    chain = [certificate]
+    known = {der: load_certificate(der) for der in (certificate, *issuers)}
+    while (last := known[chain[-1]]).issuer != last.subject:
+        found = next((der for der in issuers if _issued(chain[-1], last, known[der])), None)
+        if found is None or found in chain:
+            return None
+        chain.append(found)
+    return tuple(chain)
+
+
+def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        check_issued(der, certificate, issuer)
+    except UntrustedChain:
+        return False
+    return True
+
+
+def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
+    """The quote, its signature, and the values of the PCRs that were quoted."""
+    bank = tpm.bank()
+    for _ in range(_TRIES):
+        quote, signature = tpm.quote(key, qualifying, QUOTED, bank)
+        values = tpm.read_pcrs(QUOTED, bank)
+        # The kernel may extend a PCR between the two.
+        if digest_of_pcrs(signature, values) == parse_quote(quote).digest:
+            return quote, signature, values
+    raise TpmFailed("the PCRs change faster than they can be quoted")
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """Where the logs lie that lead to the PCRs."""
+
+    events: Path = EVENT_LOG
+    files: Path | None = None
+    """The kernel's list of measured files (IMA), where a policy asks for it."""
+
+    def matching(self, values: bytes) -> dict[str, bytes]:
+        """The parts of evidence that tell how the quoted PCRs came to their values."""
+        size = len(values) // len(QUOTED)
+        (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
+        quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
+        found = {"event_log": _matching_events(quoted, bank, self.events)}
+        if self.files is not None:
+            found["ima_log"] = matching_ima(quoted, bank, self.files)
+        return {name: log for name, log in found.items() if log}
+
+
+def _matching_events(quoted: dict[int, bytes], bank: int, path: Path) -> bytes:
+    """The firmware's log, of the PCRs that nothing has extended since without telling it."""
+    try:
+        log = path.read_bytes()
+        expected = replay(parse_event_log(log, bank), bank)
+    except (OSError, MalformedEvidence, UnknownEvidence):
+        return b""
+    same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
+    return only_pcrs(log, same) if same else b""
+
+
+def read_issuers(pem: bytes) -> tuple[bytes, ...]:
+    """A chain's certificates, as DER, from the text that its maker publishes."""
+    found = certificates_from_pem(pem, ValueError("no certificates in PEM"))
+    return tuple(one.public_bytes(Encoding.DER) for one in found)
+
+
+def _kind_of(key: object) -> str:
+    if isinstance(key, rsa.RSAPublicKey):
+        return f"rsa{key.key_size}"
+    return key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else ""
+
+
+def _key_bytes(key: object) -> bytes:
+    """The part of a public key that stands as it is in a TPMT_PUBLIC."""
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.public_numbers().n.to_bytes(key.key_size // 8, "big")
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return key.public_numbers().x.to_bytes(key.key_size // 8, "big")
+    raise UnknownEvidence("the endorsement key is neither RSA nor on a curve")
+
+
+def first_der(data: bytes) -> bytes:
+    if len(data) > 4 and data[:2] == b"\x30\x82":
+        return data[: 4 + int.from_bytes(data[2:4], "big")]
+    return data

@@ -1,0 +1,105 @@
+"""A TPM's quote, for the verifier's nonce and the worker's key. The TPM's maker vouches for it.
+
+PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.evidence import Challenge, Evidence
+from sealring.attest.evidence.tpm.credential import (
+    certifies,
+    check_ak,
+    machine_name,
+    split_certificates,
+    subject,
+    verify_tpm_chain,
+)
+from sealring.attest.evidence.tpm.event_log import check_log
+from sealring.attest.evidence.tpm.ima import replay_ima
+from sealring.attest.evidence.tpm.structures import (
+    BANKS,
+    PublicKey,
+    Quote,
+    check_signature,
+    digest_of_pcrs,
+    parse_quote,
+)
+from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.worker import Claims
+from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+
+KIND: Final = "tpm"
+RESETTABLE: Final = frozenset({16, 23})
+
+
+def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
+    raw, signature, ak, values, log, others, ima = evidence.only(
+        "quote", "signature", "ak", "pcrs", optional=("event_log", "endorsements", "ima_log")
+    )
+    key = check_ak(ak).key
+    quote, pcrs = verify_quote(raw, signature, key, values)
+    other_keys = split_certificates(others)
+    chain = verify_tpm_chain(evidence.chain, trust)
+    certified = certifies(chain, key)
+    if certified and other_keys:
+        raise MalformedEvidence("a certified attestation key comes without endorsement keys")
+    if challenge is not None and certified:
+        # Nothing was activated, whatever the verifier had prepared.
+        challenge = replace(challenge, credential=b"")
+    elif challenge is not None:
+        made_for, secret = challenge.credential[:32], challenge.credential[32:]
+        if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
+            raise NotBound("no credential was made for this TPM and this attestation key")
+    evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
+    return Claims(
+        product="2.0",
+        machine=machine_name(chain.leaf),
+        also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
+        registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
+        events=events(log, pcrs, quote.bank),
+        **measured(ima, pcrs, quote.bank),
+        guest={"resets": quote.resets, "ak_certificate": int(certified)},
+        lists=chain.lists,
+        unlisted=chain.unlisted,
+        not_after=chain.not_after,
+    )
+
+
+def verify_quote(
+    raw: bytes, signature: bytes, key: PublicKey, values: bytes
+) -> tuple[Quote, dict[int, bytes]]:
+    """The quote, and the PCRs whose digest it holds; those that programs can reset left out."""
+    check_signature(key, signature, raw)
+    quote = parse_quote(raw)
+    size = BANKS[quote.bank]
+    if len(values) != size * len(quote.pcrs):
+        raise MalformedEvidence(f"the quote is over {len(quote.pcrs)} PCRs of {size} bytes")
+    if digest_of_pcrs(signature, values) != quote.digest:
+        raise ForgedEvidence("the PCRs' values are not the ones that the TPM signed")
+    found = {pcr: values[size * n :][:size] for n, pcr in enumerate(quote.pcrs)}
+    return quote, {pcr: value for pcr, value in found.items() if pcr not in RESETTABLE}
+
+
+def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
+    return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
+
+
+def measured(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
+    """The fields of Claims that tell of the kernel's list of measured files."""
+    if not log:
+        return {}
+    found = replay_ima(log, pcrs, bank)
+    return {
+        "ima_entries": found.entries,
+        "ima_violations": found.violations,
+        "ima_files": found.files,
+    }
+
+
+def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
+    found = check_log(log, pcrs, bank) if log else {}
+    return {f"pcr{pcr}": digests for pcr, digests in found.items()}

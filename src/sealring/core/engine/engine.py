@@ -1,0 +1,400 @@
+"""The engine that runs a group's collectives: the native core, with a GPU attached or without."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Final
+
+from sealring import _native, limits
+from sealring.core.engine.collective import Collective
+from sealring.core.engine.cuda.linked_programs import LinkedPrograms
+from sealring.core.engine.cuda.wires import Wire, agree, share_a_gpu
+from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.endpoint import Endpoint
+from sealring.core.engine.failures import Names, error_from, failure_of
+from sealring.core.engine.lanes import GroupLanes
+from sealring.core.engine.link_ends import LinkEnds
+from sealring.core.engine.native_program import to_native
+from sealring.core.engine.rounds import first_objection
+from sealring.core.engine.routes import Routes
+from sealring.core.links.late import LateLinks
+from sealring.core.links.late_kind import Rest
+from sealring.core.links.link import Link
+from sealring.core.schedule import Algorithm, Operation, Topology, has_few_links
+from sealring.errors import GroupError, Unsupported
+
+MIN_RECORD_BYTES: Final = 4 << 10
+_PART_OF_TIMEOUT: Final = 0.5
+"""Of the time that ranks wait for each other: what GPUs have to meet. A rank that could not waits
+for the others' word meanwhile, and must not give them up before they give up the meeting."""
+
+
+class CollectiveEngine(Endpoint[_native.Engine]):
+    """Runs collectives, one at a time, over sealed links."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        *,
+        context: bytes,
+        group_key: _native.Secret,
+        links: Iterable[tuple[int, LinkEnds]],
+        host: str = "",
+        members: Sequence[int] | None = None,
+        record_bytes: int = limits.RECORD_BYTES,
+        rekey_bytes: int = limits.REKEY_BYTES,
+        gpu_record_bytes: int = limits.GPU_PAYLOAD_BYTES,
+        first_failure: _native.FirstFailure | None = None,
+        lease: _native.Lease | None = None,
+        hosts: Mapping[int, str] | None = None,
+        unlinked: Mapping[int, _native.Secret] | None = None,
+        late: LateLinks | None = None,
+        threads: int = 1,
+    ) -> None:
+        """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
+
+        `unlinked` are the members that `late` makes links with when they are needed, and their
+        group keys; `hosts` has the hosts of all members. Both by rank in the group. `threads` is
+        how many this rank may use for a large collective.
+        """
+        links = list(links)
+        self._lanes = GroupLanes(rank, world, links, threads)
+        self._rank = rank
+        self._prelaunch_stream = 0
+        self.shares_gpu: bool | None = None
+        """Two of the group's ranks are on one GPU; None until the ranks have said."""
+        names = Names(rank, tuple(members if members is not None else range(world)))
+        self._programs: dict[
+            tuple[Operation, Algorithm, int, bool, bool, bool], _native.Program
+        ] = {}
+        first_failure = first_failure or _native.FirstFailure()
+        native = _native.Engine(
+            rank,
+            world,
+            context,
+            group_key,
+            record_bytes,
+            rekey_bytes,
+            first_failure,
+            names.for_native(),
+        )
+        for peer, key in (unlinked or {}).items():
+            native.add_member(peer, key)
+            key.wipe()
+        super().__init__(
+            native,
+            names,
+            first_failure,
+            links,
+            lease,
+            publishes=True,
+            hosts=hosts,
+            late=None if late is None else late.collectives,
+        )
+        self._late_links = late
+        if late is not None:
+            weakref.finalize(self, late.stop_soon)
+        self._on_gpus = LinkedPrograms(native, rank, names.members)
+        self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
+        self._routes = Routes(
+            native,
+            rank,
+            self.topology,
+            record_bytes=min(record_bytes, largest_segment(world)),
+            gpu_record_bytes=min(gpu_record_bytes, largest_segment(world)),
+        )
+
+    def use_gpu(
+        self,
+        ordinal: int,
+        dtype: DType = DType.BYTES,
+        reduction: ReduceKind = ReduceKind.NONE,
+        *,
+        prelaunch: bool = False,
+    ) -> None:
+        """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be.
+
+        With `prelaunch` in the first call, kernels can be launched ahead, where the GPU allows it.
+        """
+        from sealring.core.engine.cuda.attachment import Gpu  # needs torch
+
+        with self._preparing:
+            self._require_gpu(ordinal, "tensors")
+            if self._gpu is None:
+                self._gpu = Gpu(self._native, ordinal, prelaunch=prelaunch)
+            assert isinstance(self._gpu, Gpu)
+            self._gpu.prepare(dtype, reduction)
+
+    def require_agreement(self, objection: str) -> Generator[Collective, None, None]:
+        """The collectives by which ranks find whether one objects; Unsupported on all if one does.
+
+        `objection` is why this rank cannot take part, or ''.
+        """
+        if why := (yield from first_objection(self._rank, self._names.members, objection)):
+            raise Unsupported(why)
+
+    def agree_on_wire(
+        self,
+        wanted: Wire,
+        problem: str = "",
+        gpu: str = "",
+        timeout_s: float = 60.0,
+    ) -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on the way between their GPUs, once per group.
+
+        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it. `timeout_s`
+        is the collectives'.
+        """
+        agreed = yield from agree(
+            self._native,
+            self._rank,
+            self._names.members,
+            wanted,
+            hosts=self.topology.host_of,
+            problem=problem,
+            patience_s=timeout_s * _PART_OF_TIMEOUT,
+        )
+        self._routes.take(agreed)
+        self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
+        if self.wired:
+            yield from self.link_gpus(self._most_used_on_wires(), timeout_s)
+
+    def _most_used_on_wires(self) -> Collective:
+        """It is linked at once. Later, kernels of other calls may have been launched ahead."""
+        slots = [(0, 0)] * len(self._names.members)
+        few = has_few_links(Algorithm.HIERARCHICAL, self.topology)
+        algorithm = Algorithm.HIERARCHICAL if few else Algorithm.RING
+        return Collective(Operation.ALL_REDUCE, algorithm, slots, 0, DType.BYTES, ready=0)
+
+    def gpus_lack_links(self, collective: Collective) -> bool:
+        """Whether `link_gpus` must come before this one; all ranks say the same."""
+        return self._on_gpus.missing_for(collective)
+
+    def link_gpus(
+        self, collective: Collective, timeout_s: float
+    ) -> Generator[Collective, None, None]:
+        """The collectives after which GPUs can run this one's program, once per program.
+
+        `timeout_s` is theirs.
+        """
+        patience_s = timeout_s * _PART_OF_TIMEOUT
+        return self._on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
+
+    def no_launches_ahead(self) -> AbstractContextManager[None]:
+        """Within it `prelaunch` refuses all calls: around the time that `link_gpus` is queued."""
+        return self._on_gpus.under_way()
+
+    def _exchanges_with(self, collective: Collective) -> set[int]:
+        """The ranks with which this one exchanges a program's records by NCCL."""
+        apart = self._routes.apart
+        if apart is None or not self.exchanges or not self._routes.goes_by_wires(collective):
+            return set()
+        steps = self._routes.program(collective, wired=True).steps
+        peers = {peer for step in steps for peer in step.peers}
+        return {peer for peer in peers if apart[peer] != apart[self._rank]}
+
+    @property
+    def wire(self) -> Wire | None:
+        """Which way records take between GPUs; None until the ranks have agreed."""
+        return self._routes.wire
+
+    @property
+    def wired(self) -> bool:
+        """Records of GPUs have a way of their own, on which none is passed on."""
+        return self._native.wired
+
+    @property
+    def exchanges(self) -> bool:
+        """Some of it is NCCL's: GPUs exchange records with those of other hosts."""
+        return self._native.exchanges
+
+    @property
+    def prelaunch_stream(self) -> int:
+        """The CUDA stream of the kernels that are launched ahead; 0 where none can be."""
+        # Asked for once: a group that ends gives its device back at any time.
+        self._prelaunch_stream = self._prelaunch_stream or self._native.prelaunch_stream
+        return self._prelaunch_stream
+
+    def prelaunch(self, collective: Collective, stream: int) -> Collective | None:
+        """Launches kernels for a collective, after the work of the caller's stream.
+
+        Returns the collective that must then be run, or None where that cannot be: it needs too
+        many kernels, or they might be in the way. Called in the order in which the collectives
+        will be run.
+        """
+        if self._on_gpus.making:
+            return None
+        caller = _native.CallerStream(collective.ready or 0, stream, streams_wait=True)
+        completion = self._native.submit(self._call(collective), caller)
+        return replace(collective, completion=completion) if completion.streams_wait else None
+
+    def lacks_lanes(self, collective: Collective) -> bool:
+        """Whether ranks must agree on their lanes before this one; all ranks say the same."""
+        return self._lanes.missing_for(collective)
+
+    def with_lanes(
+        self, collective: Collective, timeout_s: float
+    ) -> Generator[Collective, None, None]:
+        """The collectives by which ranks agree on their lanes, once per program; then this one."""
+        self.link_sockets += yield from self._lanes.agree(
+            self._native, self._names, collective, self._peers_of, timeout_s
+        )
+        yield collective
+
+    def _peers_of(self, collective: Collective) -> set[int]:
+        """Whom this rank exchanges a collective's records with, over links."""
+        steps = self._routes.program(collective, wired=False).steps
+        return {peer for step in steps for peer in step.peers}
+
+    def add_late_link(self, peer: int, link: Link) -> Rest | None:
+        self._lanes.add_first(peer, link)
+        return super().add_late_link(peer, link)
+
+    @property
+    def threads(self) -> int:
+        """How many share a large collective, each with pipes of its own, as ranks have agreed."""
+        return self._lanes.most
+
+    def launch_rest(self) -> None:
+        """Launches the remaining kernels of the last prelaunched collective. May block."""
+        self._native.launch_rest()
+
+    def mark_end(self, collective: Collective) -> None:
+        """Streams that wait for it wait for all that the kernels' stream was given until now."""
+        assert collective.completion is not None
+        self._native.mark_end(collective.completion)
+
+    def release_streams(self, collective: Collective) -> None:
+        """Releases the streams that wait for a prelaunched collective whose run has failed.
+
+        Its results are first overwritten with ones, which are NaN in every float type.
+        """
+        if collective.completion is not None:
+            self._native.release_streams(collective.completion)
+
+    def run(self, number: int, collective: Collective, timeout_s: float) -> None:
+        """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
+        completion = collective.completion
+        if completion is None:
+            on_gpu = collective.ready is not None
+            caller = _native.CallerStream(collective.ready or 0) if on_gpu else None
+            completion = self._native.submit(self._call(collective), caller)
+        failure = completion.wait_on_host(number, timeout_s)
+        if failure is not None:
+            self._refuse_links(self.error_of(failure))
+            raise error_from(failure, self._names, number, collective.operation)
+
+    def close(self) -> None:
+        super().close()
+        if self._late_links is not None:
+            self._late_links.stop()
+
+    def close_links(self, failure: GroupError) -> None:
+        """The same, but members that want a link are still told how the group failed."""
+        super().close()
+        self._refuse_links(failure)
+
+    def prepare(self, collective: Collective) -> _native.Call:
+        """A call that can be run again with other memory of the same length."""
+        return self._call(collective)
+
+    def run_again(
+        self, number: int, call: _native.Call, address: int, timeout_s: float, operation: Operation
+    ) -> None:
+        """Runs a prepared call of this operation, with its memory at another address."""
+        failure = self._native.run_at(call, address, number, timeout_s)
+        if failure is not None:
+            self._refuse_links(self.error_of(failure))
+            raise error_from(failure, self._names, number, operation)
+
+    def _call(self, collective: Collective) -> _native.Call:
+        wired = self._routes.goes_by_wires(collective)
+        return _native.Call(
+            self._program(collective, wired=wired),
+            collective.slots,
+            total=collective.total,
+            root=collective.root,
+            dtype=collective.dtype,
+            reduction=collective.reduction,
+            factor=collective.factor,
+            segment_bytes=self._routes.segment_bytes(collective, wired=wired),
+            wired=wired,
+            lanes=self._lanes.count_for(collective),
+        )
+
+    def interrupt(self) -> None:
+        """Ends a run under way in another thread with GroupClosed."""
+        self._native.interrupt()
+
+    @property
+    def runs_here(self) -> bool:
+        """In the handler of a signal that came while this thread runs a collective."""
+        return self._native.runs_here
+
+    def settle(self, error: GroupError) -> GroupError:
+        """The group's error: this one if it is the first or says the same, else the first."""
+        failure = failure_of(error)
+        first = self._first_failure.settle(failure)
+        return error if first == failure else self.error_of(first)
+
+    def name_of(self, rank: int) -> str:
+        """ "rank 5", by its number in the job."""
+        return f"rank {self._names.number(rank)}"
+
+    def account(self) -> _native.Account:
+        return self._native.account()
+
+    def sealed_and_opened(self) -> tuple[int, int]:
+        """(sealed_bytes, opened_bytes) of account(), for a small part of its price."""
+        return self._native.sealed_and_opened()
+
+    def sealed_bytes(self, collective: Collective) -> int:
+        """What this rank will seal for it, if it goes well."""
+        plan = self._routes.program(collective, wired=self._routes.goes_by_wires(collective))
+        return plan.sealed_bytes([size for _, size in collective.slots])
+
+    def _program(self, collective: Collective, *, wired: bool) -> _native.Program:
+        average = collective.reduction is ReduceKind.AVG
+        premultiply = collective.reduction is ReduceKind.PREMUL_SUM
+        key = (
+            collective.operation,
+            collective.algorithm,
+            collective.root,
+            average,
+            premultiply,
+            wired,
+        )
+        program = self._programs.get(key)
+        if program is None:
+            plan = self._routes.program(collective, wired=wired)
+            if self._late is not None:
+                # The rank at the other end runs its part of this program.
+                peers = {peer for step in plan.steps for peer in step.peers}
+                self._late.want(peers, both=True)
+            levels = self._routes.levels(collective) if wired and self.exchanges else None
+            program = self._programs[key] = to_native(plan, levels)
+        return program
+
+
+def topology_of(hosts: Sequence[str]) -> Topology:
+    """Who shares a host with whom, by the names that ranks gave of their hosts.
+
+    All ranks compute the same: every name came from its own rank, over TLS that proved who it is.
+    A rank that told its peers different names would fail the group (the programs would not fit),
+    which it could do by simply leaving, too. Equal names of different machines cost only time.
+    """
+    numbers: dict[str, int] = {}
+    return Topology(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
+
+
+def largest_segment(world: int) -> int:
+    """Plaintext per record in a world so large that a ring passes on many records per segment.
+
+    A rank may have to keep world - 2 of them for one link; they must fit into the memory that a
+    link may take.
+    """
+    return max(MIN_RECORD_BYTES, _native.FORWARD_BUDGET_BYTES // max(1, world - 2) // 64 * 64)

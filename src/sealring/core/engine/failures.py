@@ -1,0 +1,142 @@
+"""From what the native engine reports to the exception that the training script gets."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealring import _native
+from sealring._native import Failure, FailureCode
+from sealring.core.schedule.program import OF_THE_GROUP, ROOTED, Algorithm, Operation
+from sealring.errors import (
+    GroupClosed,
+    GroupError,
+    MissingRecord,
+    NoLongerAdmitted,
+    OutOfStep,
+    PeerLost,
+    PeerSilent,
+    ReplayedRecord,
+    TamperedRecord,
+)
+
+ERROR_BY_CODE: Final[dict[FailureCode, type[GroupError]]] = {
+    FailureCode.TAMPERED: TamperedRecord,
+    FailureCode.MISSING: MissingRecord,
+    FailureCode.REPLAYED: ReplayedRecord,
+    FailureCode.OUT_OF_STEP: OutOfStep,
+    FailureCode.PEER_LOST: PeerLost,
+    FailureCode.PEER_SILENT: PeerSilent,
+    FailureCode.CLOSED: GroupClosed,
+    FailureCode.NO_LONGER_ADMITTED: NoLongerAdmitted,
+}
+
+_REMEDY: Final[dict[type[GroupError], str]] = {
+    TamperedRecord: "Somebody on the way changes the traffic, or hardware is failing: check the "
+    "path between these hosts, then start a new group.",
+    MissingRecord: "Somebody on the way drops or reorders records: check the path between these "
+    "hosts, then start a new group.",
+    ReplayedRecord: "Somebody on the way replays traffic: check the path between these hosts, "
+    "then start a new group.",
+    OutOfStep: "All ranks must call the same collectives in the same order, with the same shapes "
+    "and dtypes.",
+    PeerLost: "Look at that rank's own log for why it ended, then start the job again.",
+    PeerSilent: "That rank may hang, be stopped or be cut off; if it is only slow, pass a longer "
+    "timeout to init_process_group.",
+    GroupClosed: "Make a new group.",
+    NoLongerAdmitted: "`sealring broker audit` says why; start a new group without it.",
+}
+
+_IN_AN_INTRODUCTION: Final = (
+    "; a rank in an introduction forms the group, has its tensor on a GPU, or calls its first "
+    "large collective: all ranks must make the same calls, on the same kind of device"
+)
+
+
+def failure_of(error: GroupError) -> Failure:
+    """What the native core must be told, so that every rank learns of this error."""
+    if error.native is not None:
+        return error.native
+    code = next(code for code, kind in ERROR_BY_CODE.items() if isinstance(error, kind))
+    # A file's name that is not UTF-8 may be in it.
+    said = str(error).encode(errors="backslashreplace").decode()
+    return Failure(code, said, -1 if error.peer is None else error.peer, error.collective or 0)
+
+
+def unraised(error: GroupError) -> GroupError:
+    """A copy without a traceback, to be kept or to be raised again.
+
+    A traceback refers to the frames of all that raised the error, and so to the script's variables:
+    its tensors, and the group itself, which could then never be dropped.
+    """
+    return copy.copy(error)
+
+
+_OPERATIONS: Final[dict[int, str]] = {each: each.name.lower() for each in Operation}
+_ALGORITHMS: Final[dict[int, str]] = {each: each.name.lower() for each in Algorithm}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Who the group's ranks are to the people who read errors."""
+
+    rank: int
+    members: tuple[int, ...]
+    """The group's ranks by their numbers in the job."""
+    hosts: dict[int, str] = field(default_factory=dict)
+
+    def number(self, rank: int) -> int | None:
+        """A rank's number in the job; None if it has none."""
+        return self.members[rank] if 0 <= rank < len(self.members) else None
+
+    def for_native(self) -> _native.Names:
+        """How the native core is to name ranks and codes in the texts of failures."""
+        return _native.Names(
+            self.members,
+            _OPERATIONS,
+            _ALGORITHMS,
+            ROOTED,
+            dict.fromkeys(OF_THE_GROUP, _IN_AN_INTRODUCTION),
+        )
+
+
+def error_from(
+    failure: Failure,
+    names: Names,
+    number: int | None = None,
+    operation: Operation | None = None,
+) -> GroupError:
+    """The exception for a failure that was met in collective `number`."""
+    kind = ERROR_BY_CODE[failure.code]
+    about, host = names.number(failure.peer), names.hosts.get(failure.peer)
+    witness = names.number(failure.reported_by) if failure.reported_by != names.rank else None
+    collective = failure.collective
+    # Another rank may report from a collective that this one has not come to, or has left.
+    called = operation.name.lower() if operation is not None and number == collective else None
+    numbered = f"collective {collective}" if collective else "a message"
+    where = [f"{called}, {numbered}" if called else numbered]
+    if not collective and kind in (NoLongerAdmitted, GroupClosed):  # outside of any of them
+        where = []
+    if about is not None and kind is not OutOfStep:
+        where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")
+    reported = "" if witness is None else f"rank {witness} reported: "
+    # A member may lie about what others saw: only what came from the witness itself is its word.
+    if witness is not None and failure.told_by not in (failure.reported_by, -1):
+        reported = f"rank {names.number(failure.told_by)} says that {reported}"
+    met = f" ({'; '.join(where)})" if where else ""
+    error = kind(
+        f"{reported}{failure.text}{met}. The group is closed. {_REMEDY[kind]}",
+        peer=about,
+        host=host,
+        operation=called,
+        collective=collective or None,
+        reported_by=witness,
+    )
+    error.native = failure
+    return error
+
+
+def timed_out(seconds: float) -> str:
+    """What Gloo says first in this case, as the native core does."""
+    return f"Timed out waiting {seconds * 1000:.0f}ms: "

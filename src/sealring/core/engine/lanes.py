@@ -1,0 +1,214 @@
+"""How many lanes a group has, and how its ranks come to have them.
+
+Every rank says how many threads it may use for a large collective; the least of them is the number
+of lanes. A rank that cannot make one says why, and the collective stays with the lane that it has.
+The rounds are small collectives of the group itself, before its first large collective.
+
+In a group whose ranks are all linked, each pair then has all lanes. In a larger one (forming.py)
+those pairs have them that the collective's program uses, and other pairs get theirs before the
+first large collective of another program. All ranks know which programs have their lanes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final
+
+from sealring import _native, limits
+from sealring.core.engine.collective import Collective
+from sealring.core.engine.failures import Names
+from sealring.core.engine.link_ends import LinkEnds, LinkSocket
+from sealring.core.engine.rounds import least, letters, linked, tried
+from sealring.core.links.lanes import FirstEnd, Lanes, first_end
+from sealring.core.no_fork import NoFork
+from sealring.core.schedule import Algorithm, Operation
+
+_LOG = logging.getLogger("sealring")
+
+MAX_LANED_WORLD: Final = 256
+"""A larger group has one lane: in each, a rank has a key of every member."""
+LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
+"""Of a slot: what is shorter has segments for one lane, or hardly for two."""
+MOST_THREADS: Final = 8
+"""Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
+_MOST_PIPES: Final = 64
+"""That a rank makes for one program, in a group whose ranks are not all linked. Each takes memory
+and a descriptor. In a group of 8 ranks with 8 threads each, all linked, a rank has 49."""
+
+
+def threads_by_default(cores: int, local_ranks: int) -> int:
+    """Each of the ranks that share the cores gets its part of them."""
+    return max(1, min(MOST_THREADS, cores // max(1, local_ranks)))
+
+
+def lanes_for(longest_slot_bytes: float, world: int, threads: int, peers_of_a_rank: int = 1) -> int:
+    """The lanes that share a collective, where every rank may use so many threads.
+
+    `peers_of_a_rank` is the number of others with which a rank exchanges its records.
+    """
+    if longest_slot_bytes < LANED_BYTES or world > MAX_LANED_WORLD:
+        return 1
+    return min(threads, _most_lanes(world, peers_of_a_rank), _native.MAX_LANES)
+
+
+def _most_lanes(world: int, peers: int) -> int:
+    """The lanes that a rank can have in a program with so many peers."""
+    if world <= limits.MOST_LINKED_AT_ONCE:
+        return _native.MAX_LANES
+    return 1 + _MOST_PIPES // max(1, peers)
+
+
+Uses = tuple[Operation, Algorithm, int]
+"""A program by its operation, algorithm and root, which are the same on all ranks."""
+
+
+class GroupLanes:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        links: Iterable[tuple[int, LinkEnds]],
+        threads: int,
+    ) -> None:
+        """`threads` is how many this rank may use. Ranks are the group's."""
+        self._rank, self._world = rank, world
+        self._all_linked = world <= limits.MOST_LINKED_AT_ONCE
+        self._ends: dict[int, FirstEnd] = {}
+        """Of the first lane's links, also of those that have come late."""
+        for peer, link in links:
+            self.add_first(peer, link)
+        self._counts: dict[Uses | None, int] = {}
+        """The lanes that ranks have agreed on for a program; None stands for all programs where
+        all pairs have the same."""
+        self._made: dict[int, int] = {}
+        """The lanes with each rank that this one has made some with; 1 where that failed."""
+        self._most = threads
+        """The lanes that this rank can have in a program."""
+
+    def add_first(self, peer: int, link: LinkEnds) -> None:
+        """Called before the link is handed over, from any thread."""
+        if 1 < self._world <= MAX_LANED_WORLD:
+            self._ends[peer] = first_end(link.socket, link.memory)
+
+    def missing_for(self, collective: Collective) -> bool:
+        """Whether ranks must agree before this one; all ranks say the same."""
+        if not 1 < self._world <= MAX_LANED_WORLD or collective.ready is not None:
+            return False
+        large = collective.total is not None and _is_large(collective)
+        return large and self._uses(collective) not in self._counts
+
+    def count_for(self, collective: Collective) -> int:
+        """The lanes that share this collective; all ranks say the same.
+
+        Where ranks do not know each other's slots, the core keeps the short ones on one lane.
+        """
+        small = collective.total is not None and not _is_large(collective)
+        if collective.ready is not None or small:
+            return 1
+        return self._counts.get(self._uses(collective), 1)
+
+    @property
+    def most(self) -> int:
+        """The lanes of the programs that have most of them, as far as ranks have agreed."""
+        return max(self._counts.values(), default=1)
+
+    def _uses(self, collective: Collective) -> Uses | None:
+        if self._all_linked:
+            return None
+        return collective.operation, collective.algorithm, collective.root
+
+    def agree(
+        self,
+        native: _native.Engine,
+        names: Names,
+        collective: Collective,
+        peers_of: Callable[[Collective], set[int]],
+        timeout_s: float,
+    ) -> Generator[Collective, None, list[LinkSocket]]:
+        """The collectives by which ranks agree, once per program; returns the lanes' sockets.
+
+        `peers_of` returns the ranks with which this one exchanges a collective's records;
+        `timeout_s` is the collective's.
+        """
+        if not self.missing_for(collective):
+            return []  # ranks agreed after this call was made, and before its turn
+        uses = self._uses(collective)
+        peers = set(self._ends) if uses is None else peers_of(collective) - {self._rank}
+        new = sorted(peers - self._made.keys())
+        count = yield from least(self._most_with(peers))
+        count = max(1, min(count, _native.MAX_LANES))
+        if count == 1:
+            self._counts[uses] = 1
+            if uses is None:  # there will be no others
+                native.drop_lanes(new)
+            return []
+        if uses is not None:
+            yield from linked(collective)
+        taken: list[tuple[int, int]] = []
+        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in new}, count, timeout_s)
+        why = yield from self._make(native, names.members, lanes, taken)
+        if why:
+            _LOG.warning("sealring: a large collective uses one thread: %s", why)
+            native.drop_lanes(new)
+            count, taken = 1, []
+        else:
+            native.complete_lanes(new)
+        if self.most == 1:  # the core makes no more lanes than at first, none if that failed
+            self._most = count
+        self._counts[uses] = count
+        self._made.update(dict.fromkeys(new, count))
+        return [self._described(names, peer, inode) for peer, inode in taken]
+
+    def _most_with(self, peers: set[int]) -> int:
+        """The lanes that this rank can have in a program with these."""
+        made = [self._made[peer] for peer in peers & self._made.keys()]
+        return min([self._most, _most_lanes(self._world, len(peers)), *made]) if peers else 1
+
+    def _described(self, names: Names, peer: int, inode: int) -> LinkSocket:
+        host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
+        return LinkSocket(names.members[peer], host, transport, inode)
+
+    def _make(
+        self,
+        native: _native.Engine,
+        members: Sequence[int],
+        lanes: Lanes,
+        taken: list[tuple[int, int]],
+    ) -> Generator[Collective, None, str]:
+        """Returns '' if all ranks have the lanes, else the reason of the first that has not.
+
+        `taken` gets the peer and the inode of each socket that the core has.
+        """
+        own: list[bytes] = []
+
+        def offer() -> None:
+            own.append(lanes.offer())
+
+        def take() -> None:
+            with contextlib.ExitStack() as untaken:
+                pipes = lanes.take_pipes()
+                for pipe in pipes:
+                    untaken.callback(pipe.socket.close)
+                for pipe in pipes:  # in the order of the lanes: each needs the one before
+                    taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
+                    memory = (None, None) if pipe.memory is None else pipe.memory
+                    with NoFork():  # a child finds the socket at one end of this or at the other
+                        socket = pipe.socket.detach()
+                        native.add_lane_link(pipe.lane, pipe.peer, socket, *memory)
+
+        try:
+            if why := (yield from tried(self._rank, members, offer)):
+                return why
+            offers = yield from letters(self._world, own[0])
+            if why := (yield from tried(self._rank, members, lambda: lanes.leave_pipes(offers))):
+                return why
+            return (yield from tried(self._rank, members, take))
+        finally:
+            lanes.close()
+
+
+def _is_large(collective: Collective) -> bool:
+    return max([size for _, size in collective.slots], default=0) >= LANED_BYTES

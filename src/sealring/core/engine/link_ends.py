@@ -1,0 +1,164 @@
+"""A link on its way from the set-up to the native core."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from sealring import _native
+from sealring.core.engine.failures import ERROR_BY_CODE
+from sealring.core.links.diagnosis import NOT_ADMITTED
+from sealring.core.links.late_kind import LinksOfAKind, Rest
+from sealring.core.links.link import Link
+from sealring.core.links.memory import SharedMemory
+from sealring.core.no_fork import NoFork
+from sealring.errors import (
+    GroupEnded,
+    GroupError,
+    NoLongerAdmitted,
+    SealringError,
+    WorkerRevoked,
+)
+
+
+class LinkEnds(Protocol):
+    """What the engine takes from a link once the handshake is done (links.Link has it)."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def memory(self) -> SharedMemory | None: ...
+    @property
+    def send_key(self) -> _native.Secret: ...
+    @property
+    def receive_key(self) -> _native.Secret: ...
+    @property
+    def peer_group_key(self) -> _native.Secret | None: ...
+    @property
+    def socket(self) -> socket.socket: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSocket:
+    """The socket of a link, as those see it who look at this process from outside."""
+
+    peer: int
+    """Its rank in the job."""
+    host: str
+    transport: Literal["tcp", "shm"]
+    inode: int
+    """Linux gives the number to no other socket while this one is open."""
+
+
+def socket_of(peer: int, link: LinkEnds) -> LinkSocket:
+    """Called before the link is handed over."""
+    transport: Literal["tcp", "shm"] = "tcp" if link.memory is None else "shm"
+    return LinkSocket(peer, link.host, transport, os.fstat(link.socket.fileno()).st_ino)
+
+
+def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes: bool) -> None:
+    """Gives the socket, the memory and the keys to the native core, which copies the keys."""
+    keys = (link.send_key, link.receive_key)
+    group_key = link.peer_group_key if publishes else None
+    with NoFork():  # a child finds the socket at one end of this or at the other, and closes it
+        if link.memory is None:
+            native.add_tcp_link(peer, link.socket.detach(), *keys, group_key)
+        else:
+            native.add_shm_link(peer, link.socket.detach(), *link.memory, *keys, group_key)
+    for key in (*keys, link.peer_group_key):
+        if key is not None:
+            key.wipe()
+
+
+_OTHER_END_SECONDS: Final = 5.0
+"""How long an end that is to be dialed waits for that, before it dials itself. Where machines are
+busy, links of a large group take seconds, and twice as many connections would make it worse."""
+
+
+class Owner(Protocol):
+    """An engine or a mailbox, as far as late links matter to it."""
+
+    def add_late_link(self, peer: int, link: Link) -> Rest | None: ...
+    def fail(self, failure: _native.Failure) -> None: ...
+
+
+class LateEnds:
+    """Asks for the links that an engine or a mailbox needs, and gives them to it when they come.
+
+    Threads that make links refer to the owner weakly: a group that the script has dropped ends.
+    """
+
+    def __init__(self, owner: Owner, links: LinksOfAKind, members: Sequence[int]) -> None:
+        self._links = links
+        self._members = tuple(members)
+        own = weakref.ref(owner)
+
+        def deliver(link: Link) -> Rest | None:
+            if (alive := own()) is not None:
+                return alive.add_late_link(self._members.index(link.peer), link)
+            link.discard()
+            return None
+
+        def fail(rank: int, error: SealringError) -> None:
+            if (alive := own()) is not None:
+                alive.fail(_failure_of(error, rank, self._members, self._links.terms.rank))
+
+        links.attach(deliver, fail)
+
+    def want(self, peers: Iterable[int], *, both: bool = False) -> None:
+        """Have links made with these ranks of the group; returns at once.
+
+        `both` says that they want them too: the higher of two ranks dials. The lower one does only
+        if it is not dialed soon. The higher one may have failed, and says so when it is asked.
+        """
+        own = self._links.terms.rank
+        # A number that is no rank of the group is refused where the call is submitted.
+        ranks = {self._members[peer] for peer in peers if 0 <= peer < len(self._members)} - {own}
+        later = {rank for rank in ranks if both and rank > own}
+        self._links.want(ranks - later)
+        self._links.want(later, after=_OTHER_END_SECONDS)
+
+    def ask_all(self) -> None:
+        """Have links made with all that can be reached; returns at once."""
+        self._links.ask(set(self._members) - {self._links.terms.rank})
+
+    def refuse_from_now(self, failure: GroupError) -> None:
+        """The group has failed; a member that wants a link is told how."""
+        self._links.group.refuse_from_now(failure)
+
+
+def _failure_of(
+    error: SealringError, rank: int, members: Sequence[int], own: int
+) -> _native.Failure:
+    """What a group ends with where a link with `rank` cannot be made."""
+
+    def place(number: int | None) -> int:
+        return members.index(number) if number in members else -1
+
+    codes = _native.FailureCode
+    if isinstance(error, GroupEnded) and error.failure is not None:
+        ended = error.failure
+        code = next(code for code, kind in ERROR_BY_CODE.items() if type(ended) is kind)
+        # As in an alert: this worker has seen nothing of it, whatever it is told.
+        possible = ended.reported_by in members and ended.reported_by != own
+        witness = ended.reported_by if possible else error.peer
+        told = (place(ended.peer), ended.collective or 0, place(witness), place(error.peer))
+        return _native.Failure(code, str(ended), *told)
+    out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
+    code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
+    why = f"no link could be made: {type(error).__name__}: {error}"
+    return _native.Failure(code, why[:500], place(rank))
+
+
+def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> Rest | None:
+    own, theirs = (None, None) if link.memory is None else link.memory
+    keys = (link.send_key, link.receive_key)
+    with NoFork():  # as above
+        dismissal = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
+    link.send_key.wipe()
+    link.receive_key.wipe()
+    return None if dismissal is None else dismissal.say

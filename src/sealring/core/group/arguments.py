@@ -1,0 +1,135 @@
+"""From torch's tensors and options to the engine's memory and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+
+from sealring.core.engine.datatypes import DType, ReduceKind, supported, supported_kinds
+from sealring.errors import Unsupported
+
+DTYPES: Final = {
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.uint8: DType.UINT8,
+    torch.uint16: DType.UINT16,
+    torch.uint32: DType.UINT32,
+    torch.uint64: DType.UINT64,
+    torch.bool: DType.BOOL,
+    torch.complex64: DType.COMPLEX64,
+    torch.complex128: DType.COMPLEX128,
+}
+
+_KINDS: Final = {kind.name: kind for kind in ReduceKind if kind is not ReduceKind.NONE}
+"""By torch's own name of the ReduceOp, which is ours too."""
+
+
+def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
+    """The only tensor of a list that c10d made for several GPUs per process."""
+    if len(tensors) != 1:
+        raise Unsupported(f"{operation} takes one tensor per call, not {len(tensors)}")
+    return tensors[0]
+
+
+def check_tensor(tensor: torch.Tensor, operation: str) -> None:
+    check_device(tensor, operation)
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"{operation}: {tensor.layout} tensors are not supported. Use .to_dense() first."
+        )
+    if tensor.is_nested:
+        raise Unsupported(
+            f"{operation}: nested tensors are not supported. Pass their .values() instead."
+        )
+    if tensor.dtype not in DTYPES and tensor.is_quantized:
+        raise Unsupported(
+            f"{operation}: {tensor.dtype} tensors are not supported, because their scale would "
+            "stay behind. Use .dequantize() first, or send .int_repr() and the scale."
+        )
+
+
+def check_device(tensor: torch.Tensor, operation: str) -> None:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise Unsupported(
+            f"{operation}: the tensor is on {tensor.device}; sealring seals CPU and CUDA tensors. "
+            "Move it with .cpu() first."
+        )
+
+
+def check_on_cpu(tensor: torch.Tensor, what: str) -> None:
+    if tensor.device.type != "cpu":
+        raise Unsupported(
+            f"{what} a tensor on {tensor.device}: this version of sealring does that with CPU "
+            "tensors alone. Move it with .cpu() first."
+        )
+
+
+def device_of(tensors: Sequence[torch.Tensor], operation: str) -> torch.device:
+    """The one device that all tensors of a call are on."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = " and ".join(sorted(map(str, devices)))
+        raise Unsupported(f"{operation}: all tensors of a call must be on one device, not {names}")
+    return devices.pop()
+
+
+def moved_dtype(tensor: torch.Tensor) -> DType:
+    """The dtype as bound into records; one that cannot be reduced still can be moved."""
+    return DTYPES.get(tensor.dtype, DType.BYTES)
+
+
+def reduction(op: Any, tensor: torch.Tensor, operation: str) -> tuple[DType, ReduceKind, float]:
+    """(dtype, kind, factor) of a reduction, refused where it has no meaning."""
+    red_op = op.op if hasattr(op, "op") else op
+    kind = _KINDS.get(red_op.name)
+    dtype = DTYPES.get(tensor.dtype)
+    if kind is None:
+        raise Unsupported(f"{operation}: {red_op} is not a reduction that sealring knows")
+    if dtype is None:
+        raise Unsupported(f"{operation}: {tensor.dtype} tensors can be moved but not reduced")
+    if not supported(dtype, kind):
+        allowed = ", ".join(sorted(other.name for other in supported_kinds(dtype)))
+        raise Unsupported(
+            f"{operation}: {kind.name} is not defined for {tensor.dtype}; it has {allowed}"
+        )
+    factor = 1.0
+    if kind is ReduceKind.PREMUL_SUM:
+        factor = float(op.__getstate__()[1])
+    return dtype, kind, factor
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if its memory is one run in its own order, else a copy that is.
+
+    Lazy conjugation and negation are bits on the tensor, not in its memory: they are resolved too.
+    """
+    if is_one_run(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def is_one_run(tensor: torch.Tensor) -> bool:
+    """Whether its memory holds its elements, one after the other."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def timeout_seconds(opts: Any, default: timedelta) -> float:
+    timeout = getattr(opts, "timeout", None)
+    seconds: float = 0.0 if timeout is None else timeout.total_seconds()
+    return seconds if seconds > 0 else default.total_seconds()
+
+
+def message_tag(tag: int) -> int:
+    """torch's tags are C ints; the record has 32 bits for one."""
+    if not 0 <= tag < 1 << 31:
+        raise Unsupported(f"a message's tag must be between 0 and {(1 << 31) - 1}, not {tag}")
+    return tag

@@ -1,0 +1,268 @@
+"""From init_process_group's arguments to a group: identity, handshake, links, engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import torch.distributed.distributed_c10d as c10d
+from cryptography import x509
+
+from sealring import _native
+from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.flight import FlightRecorder
+from sealring.core.engine.lanes import threads_by_default
+from sealring.core.engine.mailbox import Mailbox
+from sealring.core.group.backward import restore_errors_in_backward
+from sealring.core.group.cores import usable_cores
+from sealring.core.group.gpu import GpuCalls, in_use
+from sealring.core.group.gpu_setup import GpuSetup
+from sealring.core.group.interrupts import interrupt_on_signal
+from sealring.core.group.monitored import Arrivals
+from sealring.core.group.options import GroupOptions
+from sealring.core.group.process_group import SealedProcessGroup
+from sealring.core.group.settings import read_settings
+from sealring.core.group.torch_functions import pass_calls_to_groups
+from sealring.core.handshake import Terms, group_context, process_sessions
+from sealring.core.hooks import Enrolment, GroupMade, enrolment_of, group_observers
+from sealring.core.identity import load_credentials
+from sealring.core.identity.credentials import check_dates
+from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named, run_of
+from sealring.core.schedule import Selection
+from sealring.errors import SealringError, Unsupported
+
+
+def create_group(options: GroupOptions) -> SealedProcessGroup:
+    """Called on every rank of the new group; returns when all of them are linked."""
+    settings = read_settings(os.environ)
+    # Before ranks meet: a wrong setting is refused, and what they need is imported.
+    observers = [observe(os.environ) for observe in group_observers.all()]
+    shut_out_debuggers()
+    members, group_rank, group_world = options.members, options.group_rank, len(options.members)
+    rank, world = options.rank, options.world
+    place_of = {each: place for place, each in enumerate(members)}
+    deadline = time.monotonic() + options.timeout.total_seconds()
+    enrolment = enrolment_of(rank, world, os.environ, deadline)
+    credentials = (
+        load_credentials(rank=rank, world=world)
+        if enrolment is None
+        else enrolment.credentials(deadline)
+    )
+    check_dates(credentials)
+
+    lease = None if enrolment is None else enrolment.lease
+
+    def mesh_for(
+        terms: Terms, objection: SealringError | None = None, agreed: Agreed | None = None
+    ) -> Mesh:
+        return build_mesh(
+            options.store,
+            credentials,
+            terms,
+            timeout=max(0.0, deadline - time.monotonic()),
+            transport=settings.transport,
+            objection=objection,
+            sessions=process_sessions(credentials.job, rank),
+            agreed=agreed,
+            current=None if enrolment is None else enrolment.renewed_credentials,
+        )
+
+    def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
+        return [(place_of[link.peer], link) for link in mesh.links]
+
+    epochs = agreed_epoch(options.store, members, rank, deadline, within=options.within)
+    with lack_is_named(), epochs as epoch:
+        terms = Terms(
+            job=credentials.job,
+            group=options.name or "default",
+            epoch=epoch,
+            world=world,
+            members=members,
+            rank=rank,
+            settings={**settings.shared, **credentials.settings},
+            host=settings.host,
+        )
+        # Messages between two ranks must not wait behind a collective, nor the other way round:
+        # they have links and keys of their own.
+        message_terms = replace(terms, epoch=f"{epoch}.messages")
+        mesh = mesh_for(terms)
+        agreed, late = mesh.agreed, mesh.late
+        linked = {link.peer for link in mesh.links} | {rank}
+        unlinked = agreed.group_keys([each for each in members if each not in linked])
+        hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
+        first_failure = _native.FirstFailure()
+        with mesh.handed_over():
+            engine = CollectiveEngine(
+                group_rank,
+                group_world,
+                context=group_context(terms),
+                group_key=agreed.group_key(rank),
+                links=by_group_rank(mesh),
+                host=terms.host,
+                members=members,
+                record_bytes=settings.record_bytes,
+                rekey_bytes=settings.rekey_bytes,
+                first_failure=first_failure,
+                lease=lease,
+                hosts=hosts,
+                unlinked={place_of[each]: key for each, key in unlinked.items()},
+                late=late,
+                threads=settings.threads or _threads(terms.host, hosts),
+            )
+        gpu = GpuCalls(engine, settings.cuda_wait)
+        try:
+            objection = _problem_of(gpu)
+            mailbox = Mailbox(
+                group_rank,
+                group_world,
+                context=group_context(message_terms),
+                links=(
+                    by_group_rank(mesh_for(message_terms, objection, agreed))
+                    if late is None
+                    else []
+                ),
+                members=members,
+                record_bytes=settings.record_bytes,
+                rekey_bytes=settings.rekey_bytes,
+                first_failure=first_failure,
+                lease=lease,
+                hosts=hosts,
+                late=late,
+            )
+        except BaseException:
+            engine.close()  # the error's traceback may keep it, with its links and keys
+            raise
+        finally:
+            agreed.wipe()
+    with lack_is_named(), _closed_on_failure(engine, mailbox):
+        recorder = FlightRecorder(
+            engine,
+            mailbox,
+            job=terms.job,
+            job_rank=rank,
+            group=terms.group,
+            group_id=group_context(terms).hex()[:16],
+            epoch=terms.epoch,
+            members=members,
+        )
+        group = SealedProcessGroup(
+            group_rank,
+            group_world,
+            engine,
+            mailbox,
+            options.timeout,
+            recorder=recorder,
+            arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
+            selection=Selection(engine.topology, settings.table, settings.algorithms),
+            gpu=gpu,
+            gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
+            run=run_of(agreed.transcript),
+        )
+    if late is not None:
+        # Messages have no links yet over which the members could hear of an objection.
+        _require_agreement(group, objection)
+    try:
+        restore_errors_in_backward()
+        pass_calls_to_groups(SealedProcessGroup)
+        interrupt_on_signal(engine)
+        made = GroupMade(
+            recorder,
+            world,
+            terms.host,
+            _identity(enrolment),
+            _certificate_ends(credentials.certificate, enrolment),
+            _torch_groups,
+        )
+        for observer in observers:
+            observer(made)
+        if enrolment is not None:
+            # Every other member, also those that this worker has no session and no link with.
+            keys = {place_of[each]: member.key for each, member in agreed.members.items()}
+            keys.pop(group_rank)
+            enrolment.watch(group, keys)
+    except BaseException:
+        # The others have the group. The error's traceback may keep this end of it.
+        group.abort()
+        raise
+    return group
+
+
+@contextmanager
+def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[None]:
+    """The others have the group. Where this end of it fails, they are to see that at once.
+
+    The error's traceback keeps the engine, with its links and keys.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            mailbox.close()
+        finally:
+            engine.close()
+        raise
+
+
+def _threads(host: str, hosts: Mapping[int, str]) -> int:
+    """This rank's part of the cores that the ranks of its machine share."""
+    here = sum(each == host for each in hosts.values())
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's: also those in no common group
+    return threads_by_default(usable_cores(), max(here, int(local) if local.isdecimal() else 0))
+
+
+def _identity(enrolment: Enrolment | None) -> Literal["secret", "certificate", "broker"]:
+    if enrolment is not None:
+        return "broker"
+    return "certificate" if os.environ.get("SEALRING_CERTIFICATE") else "secret"
+
+
+def _certificate_ends(first: x509.Certificate, enrolment: Enrolment | None) -> Callable[[], float]:
+    """Refers to the certificate alone: the key goes with the group."""
+
+    def ends() -> float:
+        newest = first if enrolment is None else enrolment.certificate
+        return newest.not_valid_after_utc.timestamp()
+
+    return ends
+
+
+def _torch_groups() -> list[tuple[str, str, int, bool]]:
+    """Called on another thread than the script's: copies first."""
+    world = c10d._world
+    configurations, names = dict(world.pg_backend_config), dict(world.pg_names)
+    return [
+        (
+            names.get(group, ""),
+            configurations.get(group, ""),
+            group.size(),
+            isinstance(group, SealedProcessGroup),
+        )
+        for group in list(world.pg_map)
+    ]
+
+
+def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None) -> None:
+    try:
+        group.require_agreement("" if objection is None else str(objection))
+    except Unsupported:
+        group.shutdown()  # and not abort(): ranks further down the tree are still being told
+        raise
+    except BaseException:
+        group.abort()
+        raise
+
+
+def _problem_of(gpu: GpuCalls) -> Unsupported | None:
+    """Why this process's GPU cannot serve the group; now, and not in the middle of training."""
+    if (device := in_use(os.environ)) is None:
+        return None
+    try:
+        gpu.attach(device)
+    except Unsupported as problem:
+        return problem
+    return None

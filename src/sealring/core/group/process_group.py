@@ -1,0 +1,371 @@
+"""The face to torch: a ProcessGroup whose collectives run on the sealed engine.
+
+A subclass of ProcessGroup and not of Backend: that is the one route that torch 2.11 to 2.15 share,
+and the one that TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap in a plaintext Gloo group.
+
+The collectives themselves are in group/collectives/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from sealring import _native
+from sealring._native import Failure, FailureCode
+from sealring.core.devices import ServedDevices
+from sealring.core.engine.collective import Collective
+from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.failures import failure_of
+from sealring.core.engine.flight import FlightRecorder
+from sealring.core.engine.mailbox import Mailbox
+from sealring.core.group import arguments, monitored, operators
+from sealring.core.group.backend_api import BackendApi
+from sealring.core.group.collectives.coalescing import Coalescing
+from sealring.core.group.collectives.exchanging import Exchanging
+from sealring.core.group.collectives.messaging import Messaging
+from sealring.core.group.completions import driver_calls
+from sealring.core.group.deferred_errors import DeferredError
+from sealring.core.group.dispatch import Dispatcher, Job
+from sealring.core.group.ending import Parts, close_when_dropped
+from sealring.core.group.entry import entry
+from sealring.core.group.gpu import GpuCalls
+from sealring.core.group.gpu_setup import GpuSetup
+from sealring.core.group.memory import storages
+from sealring.core.group.messages import Messages
+from sealring.core.group.prepared import Prepared
+from sealring.core.group.torch_hooks import TorchHooks
+from sealring.core.group.tracing import not_traced
+from sealring.core.group.work import MessageWork, Result, SealedWork, tensors_of
+from sealring.core.schedule import Algorithm, Operation, Selection, Topology
+from sealring.errors import GroupError, Unsupported
+
+if TYPE_CHECKING:
+    from sealring._native import Account
+
+
+class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchanging, Messaging):
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        engine: CollectiveEngine,
+        mailbox: Mailbox,
+        timeout: timedelta,
+        *,
+        recorder: FlightRecorder,
+        arrivals: monitored.Arrivals,
+        selection: Selection,
+        gpu: GpuCalls,
+        gpu_setup: GpuSetup,
+        run: str = "",
+    ) -> None:
+        super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
+        self._process = _native.ProcessMark()
+        """In a forked child the threads are gone and locks may be taken: nothing may be called."""
+        self._rank = rank
+        self._world = world
+        self._engine = engine
+        self._timeout = timeout
+        self._arrivals = arrivals
+        self._name = ""
+        self._description = ""
+        self._coalesced: list[SealedWork] | None = None
+        self._prepared = {}
+        self._register_torch_backend()
+        self.selection = selection
+        """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
+        self._gpu_setup = gpu_setup
+        self.recorder = recorder
+        """What the last calls were: recorder.collective(number), recorder.account()."""
+        self.run = run
+        """Names the processes that formed this group: those of the groups that torch makes within
+        it, if it is the default group, must be of them."""
+
+        # A group is whole or closed: what ends the one ends the other. Neither knows the group
+        # itself, so that it goes, with its store, with the script's last reference to it.
+        def end_collectives(error: GroupError) -> GroupError:
+            settled = engine.settle(error)
+            engine.fail(failure_of(settled))
+            return settled
+
+        def end_messages(error: GroupError) -> GroupError:
+            settled = engine.settle(error)
+            messages.fail_elsewhere(settled)
+            return settled
+
+        self._deferred = DeferredError()
+        messages = Messages(
+            mailbox,
+            f"rank {rank}",
+            recorder,
+            on_failure=end_collectives,
+            gpu=gpu,
+            deferred=self._deferred,
+        )
+        self._messages = messages
+        self._dispatcher = Dispatcher(
+            engine, f"rank {rank}", recorder, on_failure=end_messages, deferred=self._deferred
+        )
+        self._gpu = gpu
+        self._parts = Parts(
+            self._process, self._dispatcher, messages, arrivals, gpu, engine, self._deferred
+        )
+        close_when_dropped(self, self._parts)
+
+    _register_operators = staticmethod(operators.register)
+    """Called before a call takes the way through torch's dispatcher (entry.py)."""
+
+    # ---- who we are
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        return "sealring"
+
+    def name(self) -> str:
+        return "sealring"
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._world
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+        # C++ keeps it in the registered Backend, if there is one.
+        super()._set_group_name(name)  # type: ignore[arg-type]
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+        super()._set_group_desc(description)
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        # torch's own property lists registered Backend objects; before 2.14 there are none.
+        return [torch.device(kind) for kind in ServedDevices()]
+
+    @property
+    def topology(self) -> Topology:
+        """Who shares a host with whom, by the names that the ranks gave of their hosts."""
+        return self._engine.topology
+
+    @property
+    def threads(self) -> int:
+        """How many threads of each rank share a large collective, as the ranks have agreed."""
+        return self._engine.threads
+
+    def account(self) -> Account:
+        """What was sealed, opened and waited for so far.
+
+        Bytes and memory are those of collectives and of messages, all else of collectives alone.
+        """
+        account, messages = self._engine.account(), self._messages.account()
+        account["sealed_bytes"] += messages["sealed_bytes"]
+        account["opened_bytes"] += messages["opened_bytes"]
+        account["memory_bytes"] += messages["memory_bytes"]
+        return account
+
+    # ---- a GPU that init_process_group(device_id=...) names: torch asks for its backend, and has
+    # ---- one that can split itself connect at once
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    def eager_connect_single_device(self, device: torch.device | None = None) -> None:
+        self._require_process()
+        if device is None or not self._gpu.serves(device):
+            return
+        try:
+            self._gpu.attach(device)
+        except Unsupported as problem:
+            # The others are done with making the group: they hear it in their first call.
+            self._end_with(Failure(FailureCode.CLOSED, str(problem), self._rank))
+            raise
+
+    # ---- several at once: what is called between the two is what the returned work stands for
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return True
+
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
+        self._require_process()
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
+        works, self._coalesced = self._coalesced or [], None
+        return SealedWork.of_all(works, give_up=self._engine.interrupt)
+
+    # ---- a barrier that says who did not come
+
+    @entry(None, bool, 2, hooks=False)
+    def monitored_barrier(
+        self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self._require_process()
+        if not isinstance(timeout, timedelta):
+            timeout = self._timeout if timeout is None else timedelta(seconds=timeout)
+        options = dist.BarrierOptions()
+        options.timeout = timeout
+        monitored.pass_barrier(
+            self._arrivals,
+            self._rank,
+            timeout.total_seconds(),
+            wait_all_ranks=wait_all_ranks,
+            meet=lambda: self._meet(options).wait(),
+            give_up=self.abort,
+        )
+
+    # ---- the end
+
+    def shutdown(self) -> None:
+        """Runs what was called, says goodbye to the peers and wipes the keys.
+
+        Then raises the deferred error, if there is one.
+        """
+        if not self._process.here:
+            return  # the parent's group goes on; torch may forget it here
+        self._parts.close()
+        if (error := self._deferred.take()) is not None:
+            raise error
+
+    def abort(self) -> None:
+        """Ends at once; what is under way fails with GroupClosed here and on every peer."""
+        if not self._process.here:
+            return
+        self._deferred.clear()
+        self._parts.close(abort=True)
+
+    def deferred_error(self) -> BaseException | None:
+        """What a call failed with that only a GPU's stream waited for. It is not raised again."""
+        return self._deferred.take()
+
+    def expel(self, member: int, why: str) -> None:
+        """Ends the group on every rank, because a member (by its rank here) has no place in it.
+
+        `why` follows the name of the member, if there is one: it "was taken out", for instance.
+        """
+        text = f"{self._engine.name_of(member)} {why}" if member >= 0 else why
+        self._end_with(Failure(FailureCode.NO_LONGER_ADMITTED, text, member))
+
+    def _end_with(self, failure: Failure) -> None:
+        if not self._process.here:
+            return
+        self._messages.fail(self._engine.error_of(failure))
+        self._engine.fail(failure)
+
+    def leave(self) -> None:
+        """At the process's exit. A forked child that ends has no part in the group."""
+        if self._process.here:
+            self._parts.leave()
+
+    # ---- in and out of the queue
+
+    def _require_process(self) -> None:
+        self._process.require("this process group")
+
+    def _choose(self, operation: Operation, nbytes: int, device: torch.device) -> Algorithm:
+        self._require_process()
+        if device.type != "cuda":
+            return self.selection(operation, nbytes)
+        self._gpu.require_no_capture(device, operation.name.lower())
+        timeout_s = self._timeout.total_seconds()
+        self._gpu_setup.ensure_done(device, self._introduce, timeout_s)
+        return self._gpu_setup.selection(self.selection)(operation, nbytes)
+
+    def require_agreement(self, objection: str) -> None:
+        """Called on every rank; Unsupported on all of them if one of them has an objection."""
+        self._introduce(self._engine.require_agreement(objection))
+
+    def _introduce(self, exchanges: Iterable[Collective]) -> None:
+        work = SealedWork([], give_up=self._engine.interrupt)
+        timeout = self._timeout.total_seconds()
+        job = Job("sealring::introduction", exchanges, timeout, work, (), None)
+        self._dispatcher.submit(job, wait=True)
+        work.wait()
+
+    def _message_timeout(self) -> float:
+        return self._timeout.total_seconds()
+
+    def _called(self, work: MessageWork) -> dist.Work:
+        work.keep_group(self)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _submit(
+        self,
+        name: str,
+        collectives: Collective | Iterable[Collective],
+        opts: Any,
+        *,
+        result: Result,
+        keep: tuple[torch.Tensor, ...],
+        on_success: Callable[[], None] | None = None,
+        called: Operation | None = None,
+    ) -> dist.Work:
+        self._require_process()
+        if (error := self._deferred.take()) is not None:
+            raise error
+        # What can be refused comes first: a work that is never run would never be done.
+        device = arguments.device_of(keep, name)
+        ready = prelaunch = None
+        if self._gpu.serves(device):
+            self._gpu.require_no_capture(device, name.removeprefix("sealring::"))
+        if self._gpu.serves(device) and isinstance(collectives, Collective):
+            collectives, ready = self._gpu.prepare(collectives, device)
+            self._gpu_setup.ensure_linked(
+                collectives, self._introduce, self._timeout.total_seconds()
+            )
+            prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *tensors_of(result)))
+            on_success = self._gpu.finished(on_success, device)
+        if prelaunch is not None and (failure := self._dispatcher.failure) is not None:
+            raise failure  # a wait() on its work would not raise it
+        work = SealedWork(result, self._engine.interrupt, self._deferred)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        timeout = arguments.timeout_seconds(opts, self._timeout)
+        # A caller that did not ask for async_op calls wait() next, whatever we do.
+        waits = not getattr(opts, "asyncOp", True)
+        if isinstance(collectives, Collective):
+            called = collectives.operation
+            if self._engine.lacks_lanes(collectives):
+                collectives = self._engine.with_lanes(collectives, timeout)
+        known = collectives if isinstance(collectives, Collective) else None
+        several = (collectives,) if isinstance(collectives, Collective) else collectives
+        job = Job(
+            name,
+            several,
+            timeout,
+            work,
+            (*keep, *storages(keep)),
+            on_success,
+            known,
+            called,
+            ready,
+            prelaunch,
+        )
+        if ready is not None and prelaunch is None:
+            driver_calls.track(work.when_done, lambda: self._dispatcher.submit(job, wait=waits))
+            return work
+        self._dispatcher.submit(job, wait=waits)
+        if prelaunch is not None and not work.completes_on_stream:
+            driver_calls.track(work.when_done)
+        return work
+
+
+for _called_by_torch in (SealedProcessGroup, SealedWork, MessageWork):
+    not_traced(_called_by_torch)

@@ -1,0 +1,202 @@
+"""The channel between two verified workers, for set-up messages only.
+
+At each point where a message is due, a refusal may come instead; it is raised on both sides as the
+same error.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+
+from sealring.core.handshake.connection import LINGER_SECONDS, Connection
+from sealring.core.handshake.link_keys import LinkKeys
+from sealring.core.handshake.messages import Hello, Message, encode_message, parse_message
+from sealring.core.handshake.refusals import error_of, refusal_of
+from sealring.core.handshake.secrets import Erased
+from sealring.core.identity.verification import VerifiedPeer
+from sealring.errors import HandshakeError, SealringError
+from sealring.limits import MAX_SETUP_BYTES
+
+
+class SecureChannel:
+    """A verified peer at the other end of a connection, for set-up messages only."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        peer: VerifiedPeer,
+        peer_hello: Hello,
+        link_keys: LinkKeys,
+        offer: object = None,
+    ) -> None:
+        self._connection = connection
+        self.peer = peer
+        self.peer_hello = peer_hello
+        self.link_keys = link_keys
+        self.offer = offer
+        """What a dialer's Accept offered for the transport, as it stands."""
+
+    def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
+        self._connection.deadline = self._connection.deadline if deadline is None else deadline
+        with Attributed(self._connection):
+            send_message(self._connection, encode_message(message))
+
+    def sending(self, message: Mapping[str, Any]) -> Generator[None, None, None]:
+        """The same without waiting: it yields while the peer takes no more."""
+        with Attributed(self._connection):
+            yield from sending_message(self._connection, encode_message(message))
+
+    def send_raw(self, message: bytearray, deadline: float) -> None:
+        """A message that is no JSON, which is overwritten."""
+        self._connection.deadline = deadline
+        with Attributed(self._connection), Erased(message) as raw:
+            send_message(self._connection, raw)
+
+    def receive(self, deadline: float | None = None) -> Message:
+        """The peer's next message; raises the error that it stands for if it is a refusal."""
+        self._connection.deadline = self._connection.deadline if deadline is None else deadline
+        with Attributed(self._connection):
+            raw = receive_message(self._connection)
+            return understood(raw, self._connection.who, self.peer.rank)
+
+    def awaited(self) -> Generator[None, None, Message]:
+        """The same without waiting: it yields while some of the message is missing."""
+        with Attributed(self._connection):
+            raw = yield from awaited_message(self._connection)
+            return understood(raw, self._connection.who, self.peer.rank)
+
+    def heard(self, deadline: float, most: int) -> Message | bytearray | None:
+        """The same, or a message that is no JSON: those begin with a byte below 0x20.
+
+        It does not wait: None while some of the message is missing.
+        """
+        self._connection.deadline = deadline
+        with Attributed(self._connection):
+            raw = self._connection.message_now(max(most, MAX_SETUP_BYTES))
+            if raw is None:
+                return None
+            if raw and raw[0] < 0x20:
+                return raw
+            return understood(raw, self._connection.who, self.peer.rank)
+
+    def attributed(self) -> AbstractContextManager[None]:
+        """In it, whatever goes wrong is laid to this peer."""
+        return Attributed(self._connection)
+
+    def refusing(self) -> AbstractContextManager[None]:
+        """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
+        return refusing(self._connection)
+
+    def tell(self, error: SealringError) -> None:
+        """Say why this ends, as far as that can still be said."""
+        tell(self._connection, error)
+
+    def say_no_more(self) -> None:
+        """The peer may read records from now on, so that no refusal may be sent to it."""
+        self._connection.muted = True
+
+    def detach(self) -> socket.socket:
+        """End the channel without a byte on the wire; the socket then carries records."""
+        return self._connection.detach()
+
+    def close(self, until: float | None = None) -> None:
+        """Close, after giving the peer a moment (or until then) to read what was said."""
+        self._connection.close(until)
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
+    def socket(self) -> socket.socket:
+        """To wait on. Only the channel may read from it until `detach`."""
+        return self._connection.socket
+
+
+@contextmanager
+def refusing(connection: Connection) -> Iterator[None]:
+    """Whatever ends the set-up here is told to the peer, and the socket does not outlive it."""
+    try:
+        with Attributed(connection):
+            yield
+    except SealringError as error:
+        tell(connection, error)
+        connection.close()
+        raise
+    except BaseException:
+        connection.close(until=time.monotonic())
+        raise
+
+
+class Attributed:
+    """From the moment a peer is admitted, all that goes wrong on its connection is its doing."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, HandshakeError) or self._connection.admitted_rank is None:
+            return
+        if error.reported_by is None:
+            error.peer, error.proven = self._connection.admitted_rank, True
+
+
+def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:
+    message = parse_message(raw)
+    if message["type"] == "refusal":
+        raise error_of(message, who, peer)
+    return message
+
+
+def tell(connection: Connection, error: SealringError, seconds: float = LINGER_SECONDS) -> None:
+    if not connection.established or connection.muted or connection.half_sent:
+        # The handshake itself failed, and TLS has sent its alert; or it is not the time for it.
+        return
+    connection.deadline = time.monotonic() + seconds
+    with suppress(SealringError):
+        send_message(connection, encode_message(refusal_of(error)))
+
+
+def send_message(connection: Connection, message: bytes | bytearray) -> None:
+    with Erased(_framed(message)) as whole:
+        connection.send(whole)
+
+
+def sending_message(
+    connection: Connection, message: bytes | bytearray
+) -> Generator[None, None, None]:
+    """The same for a conversation that does not wait: it yields while the peer takes no more."""
+    with Erased(_framed(message)) as whole:
+        yield from connection.sending(whole)
+
+
+def _framed(message: bytes | bytearray) -> bytearray:
+    """One piece, so that one TLS record or frame carries it."""
+    whole = bytearray(4 + len(message))
+    whole[:4] = len(message).to_bytes(4, "big")
+    whole[4:] = message
+    return whole
+
+
+def receive_message(connection: Connection, most: int = MAX_SETUP_BYTES) -> bytearray:
+    while (message := connection.message_now(most)) is None:
+        connection.wait()
+    return message
+
+
+def awaited_message(
+    connection: Connection, most: int = MAX_SETUP_BYTES
+) -> Generator[None, None, bytearray]:
+    """The same for a conversation that does not wait: it yields while some of it is missing."""
+    while (message := connection.message_now(most)) is None:
+        yield
+    return message

@@ -1,0 +1,287 @@
+"""accept: a connection that somebody made to us, from its first byte to a verified peer.
+
+What is said is in peers.py. Nothing here waits for the peer but `accept` and `finish`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Generator
+
+from cryptography import x509
+
+from sealring import _native
+from sealring.core.handshake.agreement import check_hello
+from sealring.core.handshake.channel import (
+    Attributed,
+    SecureChannel,
+    awaited_message,
+    refusing,
+    sending_message,
+    tell,
+    understood,
+)
+from sealring.core.handshake.connection import Connection, address_of, is_ready, never_block
+from sealring.core.handshake.link_keys import export_link_keys, pair_context
+from sealring.core.handshake.messages import Hello, exactly, write_hello
+from sealring.core.handshake.peers import (
+    ACCEPT,
+    admitted_peer,
+    check_evidence,
+    keep_session,
+    known_to,
+    may_go_on,
+    understood_hello,
+)
+from sealring.core.handshake.resumption import FRAME, SessionConnection
+from sealring.core.handshake.sessions import Session, SessionTable
+from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.tls import TlsConnection
+from sealring.core.identity.credentials import Credentials, JudgedPeer
+from sealring.core.identity.verification import VerifiedPeer
+from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
+
+Admit = Callable[[Hello], None]
+
+
+def accept(
+    sock: socket.socket,
+    credentials: Credentials,
+    terms: Terms,
+    deadline: float,
+    *,
+    admit: Admit | None = None,
+    sessions: SessionTable | None = None,
+) -> SecureChannel:
+    """Answer the peer that connected, by `deadline` (time.monotonic()).
+
+    `admit` sees the checked hello last of all and may raise the HandshakeError to refuse it with.
+    On an error the socket is closed; after success the channel owns it.
+    """
+    incoming = Incoming(sock, credentials, terms, sessions)
+    try:
+        while not incoming.advance():
+            incoming.wait(deadline)
+    except BaseException:
+        incoming.close()
+        raise
+    return incoming.finish(deadline, admit)
+
+
+class Incoming:
+    """A connection that somebody made to us.
+
+    `advance` and `answering` never wait, so a few threads serve any number of peers that are slow
+    to answer.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        credentials: Credentials | Callable[[], Credentials],
+        terms: Terms,
+        sessions: SessionTable | None = None,
+        terms_for: Callable[[Hello], Terms | None] | None = None,
+    ) -> None:
+        """`terms_for` chooses by the hello what it must agree with, in the same job and world.
+
+        It returns None while that is not known yet.
+
+        `credentials` that are a function are asked for when TLS begins, or when the peer has proved
+        that it has a session: loading a private key is work that a stranger should not cause.
+        """
+        self._socket = sock
+        self._given = credentials
+        self._loaded: Credentials | None = None
+        self._terms = terms
+        self._terms_for = terms_for
+        self._sessions = sessions
+        self._connection: Connection | None = None
+        self._certificate: x509.Certificate | None = None
+        self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
+        never_block(sock)
+
+    @property
+    def is_session(self) -> bool | None:
+        """Whether the peer names a session: then `advance` takes little time, as TLS does not.
+
+        None while too few bytes have come.
+        """
+        if self._connection is not None:
+            return isinstance(self._connection, SessionConnection)
+        if self._sessions is None:
+            return False
+        try:
+            first = _native.receive_now(self._socket.fileno(), len(FRAME), peek=True)
+        except OSError:
+            return False
+        if first is None:
+            return None
+        return None if first and first != FRAME and FRAME.startswith(first) else first == FRAME
+
+    def advance(self) -> bool:
+        """Go on with the bytes that have come; True once the peer is admitted.
+
+        Raises the HandshakeError that the peer was refused with and, where it can be, told.
+        The socket stays open, so that the peer can read that.
+        """
+        connection = self._connection = self._connection or self._chosen()
+        if connection is None:
+            return False
+        try:
+            with Attributed(connection):
+                self._certificate = connection.advance()
+                if self._certificate is None:
+                    return False
+                self._peer = admitted_peer(
+                    connection,
+                    self._certificate,
+                    self._credentials,
+                    self._terms,
+                    None,
+                    known_to(self._sessions),
+                )
+        except SealringError as error:
+            tell(connection, error, seconds=0.0)
+            raise
+        return True
+
+    def wait(self, deadline: float) -> None:
+        """Until bytes of the peer are there."""
+        if not is_ready(self._socket, select.POLLIN, deadline):
+            raise PeerUnreachable(f"{self._who} did not finish the set-up in time")
+
+    def close(self) -> None:
+        if self._connection is None:
+            self._socket.close()
+        else:
+            self._connection.close()
+
+    def forget(self) -> None:
+        """Nothing is said any more: overwrite its secrets. The socket stays open."""
+        if self._connection is not None:
+            self._connection.forget()
+
+    def finish(self, deadline: float, admit: Admit | None = None) -> SecureChannel:
+        """All of `answering`, waiting for the peer. What goes wrong is told to it."""
+        assert self._connection is not None
+        self._connection.deadline = deadline
+        with refusing(self._connection):
+            answering = self.answering(admit)
+            while True:
+                try:
+                    next(answering)
+                except StopIteration as ended:
+                    channel: SecureChannel = ended.value
+                    return channel
+                self._connection.wait()
+
+    def tell(self, error: SealringError) -> None:
+        """Tell the peer why it is refused, if that takes no waiting."""
+        if self._connection is not None:
+            tell(self._connection, error, seconds=0.0)
+
+    @property
+    def who(self) -> str:
+        return self._who if self._connection is None else self._connection.who
+
+    @property
+    def rank(self) -> int | None:
+        """Of an admitted peer."""
+        return None if self._connection is None else self._connection.admitted_rank
+
+    @property
+    def deadline(self) -> float:
+        """Of an admitted peer: by when its link must be made."""
+        assert self._connection is not None
+        return self._connection.deadline
+
+    @property
+    def _credentials(self) -> Credentials:
+        if self._loaded is None:
+            given = self._given
+            self._loaded = given if isinstance(given, Credentials) else given()
+        return self._loaded
+
+    def allow_until(self, deadline: float) -> None:
+        """Set the deadline."""
+        assert self._connection is not None
+        self._connection.deadline = deadline
+
+    @property
+    def _who(self) -> str:
+        return f"the peer at {address_of(self._socket)}"
+
+    def _chosen(self) -> Connection | None:
+        """By the first bytes: a session is named in the clear, everything else must be TLS."""
+        if (is_session := self.is_session) is None:
+            return None
+        if is_session and self._sessions is not None:
+            return SessionConnection(
+                self._socket,
+                self._sessions,
+                session=None,
+                who=self._who,
+                deadline=0.0,
+                may_go_on=self._may_go_on,
+            )
+        return TlsConnection(
+            self._socket, self._credentials, dialer=False, who=self._who, deadline=0.0
+        )
+
+    def _may_go_on(self, session: Session) -> bool:
+        where = address_of(self._socket)
+        known = known_to(self._sessions)
+        return may_go_on(session, self._credentials, self._terms, None, where, known)
+
+    def answering(self, admit: Admit | None = None) -> Generator[None, None, SecureChannel]:
+        """The rest of `accept`, after `advance` has returned True.
+
+        It never waits: it yields while a message of the peer or the terms are missing, or while
+        the peer takes nothing.
+        """
+        assert self._connection is not None
+        with Attributed(self._connection):
+            return (yield from self._answer(self._connection, admit))
+
+    def _answer(
+        self, connection: Connection, admit: Admit | None
+    ) -> Generator[None, None, SecureChannel]:
+        assert self._peer is not None
+        assert self._certificate is not None
+        (peer, judged), terms = self._peer, self._terms
+        theirs, hello = understood_hello(
+            bytes((yield from awaited_message(connection))), connection, peer
+        )
+        if self._terms_for is not None:
+            while (found := self._terms_for(hello)) is None:
+                yield
+            terms = found
+        check_hello(hello, terms, peer, connection.who)
+        if admit is not None:
+            admit(hello)
+        own = write_hello(terms, peer.rank)
+        yield from sending_message(connection, own)
+        raw = yield from awaited_message(connection)
+        answer = understood(raw, connection.who, peer.rank)
+        if answer["type"] != "accept":
+            raise MalformedSetup(f"{connection.who} did not answer with an accept")
+        exactly(answer, ACCEPT)
+        if judged is not None and judged.admission.evidence_limit:
+            shown = yield from awaited_message(connection, judged.admission.evidence_limit)
+            check_evidence(bytes(shown), connection, judged, peer)
+            yield from sending_message(connection, judged.admission.evidence)
+        context = pair_context(connection, terms, peer, own, theirs, dialer=False)
+        keys = export_link_keys(connection, context, dialer=False)
+        if self._sessions is not None and isinstance(connection, TlsConnection):
+            keep_session(
+                self._sessions,
+                connection,
+                self._credentials,
+                self._certificate,
+                peer,
+                context,
+                dialer=False,
+            )
+        return SecureChannel(connection, peer, hello, keys, answer["shm"])

@@ -1,0 +1,266 @@
+"""dial, and what accept (incoming.py) shares with it: from a socket to a verified peer with keys.
+
+    dialer                                acceptor
+      | <- TLS 1.3, both certificates; or the session that an earlier TLS connection made ->
+      |  verify                        verify  |
+      | -- Hello ----------------------------> |  check, admit
+      | <---------------------------- Hello -- |
+      |  check                                 |
+      | -- Accept, with an offer ------------> |
+      | -- evidence -------------------------> |  only where the policy has peers show it
+      | <------------------------- evidence -- |
+
+At each arrow a Refusal may come instead; it is raised on both sides as the same error. After TLS,
+both ends keep a session for their later connections.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from cryptography import x509
+
+from sealring.core.handshake.agreement import check_hello
+from sealring.core.handshake.channel import (
+    SecureChannel,
+    receive_message,
+    refusing,
+    send_message,
+)
+from sealring.core.handshake.connection import Connection, address_of
+from sealring.core.handshake.link_keys import export_link_keys, pair_context
+from sealring.core.handshake.messages import (
+    Hello,
+    Message,
+    encode_message,
+    hello_of,
+    parse_message,
+    write_hello,
+)
+from sealring.core.handshake.refusals import error_of
+from sealring.core.handshake.resumption import SessionConnection
+from sealring.core.handshake.sessions import EXPORTED_BYTES, EXPORTER_LABEL, Session, SessionTable
+from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.tls import TlsConnection
+from sealring.core.identity.credentials import Credentials, JudgedPeer
+from sealring.core.identity.names import WorkerName
+from sealring.core.identity.verification import (
+    KnownCertificates,
+    SignedCertificate,
+    VerifiedPeer,
+    admit,
+    signed_certificate,
+)
+from sealring.errors import (
+    HandshakeError,
+    MalformedSetup,
+    ProtocolMismatch,
+    SealringError,
+)
+
+_ANSWER_SECONDS: Final = 10.0
+"""How long a dialed server may take for TLS: one that is silent must not hold up the next try."""
+
+Offer = Callable[[VerifiedPeer, Hello], Message | None]
+"""The dialer's last word on a checked hello: raises the error to refuse it with, or returns what
+its Accept offers for the transport."""
+ACCEPT: Final = frozenset({"type", "shm"})
+
+
+def dial(
+    sock: socket.socket,
+    credentials: Credentials,
+    terms: Terms,
+    peer_rank: int,
+    deadline: float,
+    sessions: SessionTable | None = None,
+    offer: Offer = lambda *_: None,
+) -> SecureChannel:
+    """Set up the link to `peer_rank` on a connected socket, by `deadline` (time.monotonic()).
+
+    With a session that the table has with this rank, no TLS handshake is made; a TLS handshake
+    leaves a session there. On an error the socket is closed; after success the channel owns it.
+    """
+    connection = _dialed(sock, credentials, terms, peer_rank, deadline, sessions)
+    with refusing(connection):
+        connection.deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
+        certificate = connection.handshake()
+        connection.deadline = deadline
+        known = known_to(sessions)
+        peer, judged = admitted_peer(connection, certificate, credentials, terms, peer_rank, known)
+        own = write_hello(terms, peer.rank)
+        send_message(connection, own)
+        theirs, hello = understood_hello(bytes(receive_message(connection)), connection, peer)
+        check_hello(hello, terms, peer, connection.who)
+        offered = offer(peer, hello)
+        context = pair_context(connection, terms, peer, own, theirs, dialer=True)
+        keys = export_link_keys(connection, context, dialer=True)
+        send_message(connection, encode_message({"type": "accept", "shm": offered}))
+        if judged is not None and judged.admission.evidence_limit:
+            send_message(connection, judged.admission.evidence)
+            shown = bytes(receive_message(connection, judged.admission.evidence_limit))
+            check_evidence(shown, connection, judged, peer)
+        if sessions is not None and isinstance(connection, TlsConnection):
+            keep_session(sessions, connection, credentials, certificate, peer, context, dialer=True)
+    return SecureChannel(connection, peer, hello, keys)
+
+
+def _dialed(
+    sock: socket.socket,
+    credentials: Credentials,
+    terms: Terms,
+    rank: int,
+    deadline: float,
+    sessions: SessionTable | None,
+) -> Connection:
+    address = address_of(sock)
+    who = f"the peer at {address} (to be rank {rank})"
+    session = None if sessions is None else sessions.with_rank(rank)
+    try:
+        if sessions is not None and session is not None:
+            known = sessions.certificates
+            if not may_go_on(session, credentials, terms, rank, address, known):
+                # Not the end of the attempt: its rank may be another process's by now.
+                sessions.discard(session)
+                return _dialed(sock, credentials, terms, rank, deadline, None)
+            return SessionConnection(sock, sessions, session=session, who=who, deadline=deadline)
+        return TlsConnection(sock, credentials, dialer=True, who=who, deadline=deadline)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def keep_session(
+    sessions: SessionTable,
+    connection: TlsConnection,
+    credentials: Credentials,
+    certificate: x509.Certificate,
+    peer: VerifiedPeer,
+    context: bytes,
+    *,
+    dialer: bool,
+) -> None:
+    material = connection.export(EXPORTER_LABEL, EXPORTED_BYTES, context)
+    sessions.add(
+        Session.exported(material, peer.rank, credentials.certificate, certificate, dialer=dialer)
+    )
+
+
+def known_to(sessions: SessionTable | None) -> KnownCertificates | None:
+    return None if sessions is None else sessions.certificates
+
+
+def admitted_peer(
+    connection: Connection,
+    certificate: x509.Certificate,
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
+    known: KnownCertificates | None,
+) -> tuple[VerifiedPeer, JudgedPeer | None]:
+    address = connection.address
+    peer, judged = verified(certificate, credentials, terms, rank, address, known)
+    connection.admitted_rank = peer.rank
+    connection.who = f"rank {peer.rank} at {address}"
+    connection.check_negotiated()
+    return peer, judged
+
+
+def may_go_on(
+    session: Session,
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
+    address: str,
+    known: KnownCertificates | None,
+) -> bool:
+    """Whether TLS would now prove the same two keys, and the peer would be admitted."""
+    own = credentials.certificate
+    if session.own_certificate != own and session.own_certificate.public_key() != own.public_key():
+        return False
+    try:
+        verified(session.peer_certificate, credentials, terms, rank, address, known)
+    except SealringError:
+        return False
+    return True
+
+
+def verified(
+    certificate: x509.Certificate,
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
+    address: str,
+    known: KnownCertificates | None,
+) -> tuple[VerifiedPeer, JudgedPeer | None]:
+    signed = signed_certificate(certificate, credentials.authorities, address, known)
+    return admitted(signed, lambda: certificate, credentials, terms, rank, address)
+
+
+def admitted(
+    signed: SignedCertificate,
+    certificate: Callable[[], x509.Certificate],
+    credentials: Credentials,
+    terms: Terms,
+    rank: int | None,
+    address: str,
+) -> tuple[VerifiedPeer, JudgedPeer | None]:
+    """The rest of `verified`. The certificate itself is asked for where a policy judges it.
+
+    A group that exists does not end with its members' certificates, as its first links do not: the
+    dates of those with which it was formed are judged no more. Where a broker renews certificates,
+    one that has ended is a member that is no longer admitted.
+    """
+    admission = credentials.admission
+    if admission is None:
+        dates = signed.fingerprint not in terms.certificates
+        return admit(
+            signed, job=terms.job, world=terms.world, rank=rank, where=address, judge_dates=dates
+        ), None
+    judged: JudgedPeer | None = None
+
+    def judge(name: WorkerName) -> None:
+        nonlocal judged
+        who = f"rank {name.rank} at {address}"
+        try:
+            judged = admission.check_certificate(certificate(), name, who)
+        except HandshakeError as error:
+            error.peer = name.rank
+            raise
+
+    peer = admit(signed, job=terms.job, world=terms.world, rank=rank, where=address, judge=judge)
+    return peer, judged
+
+
+def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> tuple[bytes, Hello]:
+    try:
+        message = parse_message(raw)
+        if message["type"] == "refusal":
+            raise error_of(message, connection.who, peer.rank)
+        hello = hello_of(message)
+    except (MalformedSetup, ProtocolMismatch) as error:
+        # The parser knows no peers.
+        raise type(error)(f"{connection.who}: {error}") from None
+    return raw, hello
+
+
+def check_evidence(
+    raw: bytes, connection: Connection, judged: JudgedPeer, peer: VerifiedPeer
+) -> None:
+    try:
+        message = parse_message(raw)
+    except MalformedSetup:
+        message = {"type": "evidence"}  # it has no type of ours
+    if message["type"] == "refusal":
+        raise error_of(message, connection.who, peer.rank)
+    # A peer whose evidence does not pass is not admitted, whatever its certificate says.
+    connection.admitted_rank = None
+    try:
+        judged.check_evidence(raw, connection.who)
+    except HandshakeError as error:
+        error.peer = peer.rank
+        raise
+    connection.admitted_rank = peer.rank

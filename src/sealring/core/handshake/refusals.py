@@ -1,0 +1,244 @@
+"""How an error on one side becomes the same error on the other.
+
+Over TLS a refusal names its class and says why; the class is looked up in a fixed table and the
+text is cut and cleaned, so a peer chooses among our errors and can do nothing else. Where TLS
+itself fails there is only an alert or a verify code, and the tables for those are here too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from OpenSSL.SSL import X509VerificationCodes as Code
+
+from sealring.core.handshake.messages import Message, exactly, integer, text
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateRevoked,
+    DuplicateRank,
+    GroupClosed,
+    GroupEnded,
+    GroupError,
+    HandshakeError,
+    MalformedSetup,
+    MissingRecord,
+    NoLongerAdmitted,
+    NotAttested,
+    OutOfStep,
+    PeerLost,
+    PeerNotAdmitted,
+    PeerSilent,
+    PeerUnreachable,
+    ProtocolMismatch,
+    ReplayedRecord,
+    SealringError,
+    SettingsMismatch,
+    SuiteMismatch,
+    TamperedRecord,
+    UnknownAuthority,
+    Unsupported,
+    WrongGroup,
+    WrongJob,
+    WrongRank,
+    WrongWorldSize,
+)
+from sealring.limits import MAX_WORLD
+
+_MAX_TEXT: Final = 600
+_SAYS: Final = " says: "
+
+_REFUSAL: Final = frozenset({"type", "error", "text"})
+_MISDIRECTED: Final = "misdirected"
+"""Beside them, and true, where an address was false; else it is not there."""
+_ABOUT: Final = "about"
+"""Beside them, in what a worker tells that has ended: the rank that its error is about."""
+_ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
+
+_REFUSALS: Final[dict[str, type[HandshakeError]]] = {
+    error.__name__: error
+    for error in (
+        WrongJob,
+        WrongRank,
+        WrongWorldSize,
+        WrongGroup,
+        DuplicateRank,
+        CertificateExpired,
+        CertificateNotYetValid,
+        CertificateRevoked,
+        UnknownAuthority,
+        NotAttested,
+        PeerNotAdmitted,
+        ProtocolMismatch,
+        SuiteMismatch,
+        SettingsMismatch,
+        MalformedSetup,
+        PeerUnreachable,
+    )
+}
+
+_FAILURES: Final[dict[str, type[GroupError]]] = {
+    error.__name__: error
+    for error in (
+        TamperedRecord,
+        MissingRecord,
+        ReplayedRecord,
+        OutOfStep,
+        PeerLost,
+        PeerSilent,
+        NoLongerAdmitted,
+        GroupClosed,
+    )
+}
+
+_BAD_CERTIFICATE: Final = (
+    UnknownAuthority,
+    "refused this worker's certificate: give all ranks one job secret or one SEALRING_AUTHORITY",
+)
+_ALERTS: Final[dict[int, tuple[type[HandshakeError], str]]] = {
+    40: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
+    42: _BAD_CERTIFICATE,
+    43: _BAD_CERTIFICATE,
+    44: _BAD_CERTIFICATE,
+    45: (CertificateExpired, "says that this worker's certificate, or its authority, has expired"),
+    46: _BAD_CERTIFICATE,
+    48: _BAD_CERTIFICATE,
+    51: _BAD_CERTIFICATE,
+    70: (ProtocolMismatch, "does not speak TLS 1.3"),
+    71: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
+    116: (UnknownAuthority, "got no certificate from this worker"),
+    120: (ProtocolMismatch, "does not speak sealring's protocol"),
+}
+"""TLS alerts, by RFC 8446's number, as received from the peer."""
+
+_REASONS: Final[dict[str, tuple[type[HandshakeError], str]]] = {
+    "peer did not return a certificate": (UnknownAuthority, "showed no certificate"),
+    "unsupported protocol": (ProtocolMismatch, "does not speak TLS 1.3"),
+    "no shared cipher": (SuiteMismatch, "shares no cipher suite with this worker"),
+    "no suitable key share": (SuiteMismatch, "shares no key exchange with this worker"),
+    "no suitable groups": (SuiteMismatch, "shares no key exchange with this worker"),
+}
+"""What OpenSSL itself found wrong with what the peer sent."""
+
+
+def refusal_of(error: SealringError) -> Message:
+    name = type(error).__name__
+    if isinstance(error, GroupEnded) and error.failure is not None:
+        return _refusal_with(error.failure)
+    # Other errors are ours alone: the peer learns that we are gone, not what happened here.
+    known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
+    refusal: Message = {"type": "refusal", "error": known, "text": _clean(passed_on(error))}
+    if isinstance(error, HandshakeError) and error.misdirected:
+        refusal[_MISDIRECTED] = True
+    if isinstance(error, HandshakeError) and None not in (error.reported_by, error.peer):
+        refusal[_ABOUT] = error.peer
+    return refusal
+
+
+def error_of(message: Message, who: str, peer: int) -> SealringError:
+    """The error that a verified peer's refusal stands for.
+
+    That it refuses this worker is seen here; what it says about a rank is its word alone.
+    """
+    if message.get("error") == GroupEnded.__name__:
+        return _ended(message, who, peer)
+    misdirected = message.get(_MISDIRECTED) is True
+    beside = {_ABOUT, _MISDIRECTED} if misdirected else {_ABOUT}
+    exactly(message, _REFUSAL | (message.keys() & beside))
+    reported = _ABOUT in message
+    about = integer(message, _ABOUT, 0, MAX_WORLD - 1) if reported else peer
+    name, said = text(message, "error"), _clean(text(message, "text"))
+    reason = f"{who}{_SAYS}{said}"
+    if name == Unsupported.__name__:
+        return Unsupported(reason)
+    if name not in _REFUSALS:
+        return MalformedSetup(
+            f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
+        )
+    error = _REFUSALS[name](
+        reason,
+        peer=about,
+        proven=not reported,
+        misdirected=misdirected,
+        reported_by=peer if reported else None,
+    )
+    error.passed_on = said if _SAYS in said else reason
+    return error
+
+
+def passed_on(error: SealringError) -> str:
+    """What others are told of it.
+
+    Along a large group's tree an error takes many steps. It keeps the name of the worker that first
+    told it, and not of those in between: their names would take the place of what it says.
+    """
+    return (error.passed_on if isinstance(error, HandshakeError) else "") or str(error)
+
+
+def _refusal_with(failure: GroupError) -> Message:
+    """A group's failure, with what every other member must learn of it."""
+    return {
+        "type": "refusal",
+        "error": GroupEnded.__name__,
+        "text": _clean(str(failure) if failure.native is None else failure.native.text),
+        "failure": type(failure).__name__,
+        "about": _number(failure.peer),
+        "by": _number(failure.reported_by),
+        "collective": failure.collective or 0,
+    }
+
+
+def _number(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+def _ended(message: Message, who: str, peer: int) -> HandshakeError:
+    exactly(message, _ENDED)
+    name = text(message, "failure")
+    if name not in _FAILURES:
+        raise MalformedSetup(f"{who} says that its group ended for a reason unknown here")
+    about, by = (integer(message, field, -1, MAX_WORLD - 1) for field in ("about", "by"))
+    reason = _clean(text(message, "text"))
+    failure = _FAILURES[name](
+        reason,
+        peer=about if about >= 0 else None,
+        collective=integer(message, "collective") or None,
+        reported_by=by if by >= 0 else peer,
+    )
+    return GroupEnded(f"{who} says: {reason}", failure=failure, peer=peer, proven=True)
+
+
+def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError:
+    """The certificate's chain did not verify, so its claims are claims and no more."""
+    claim = "" if claimed is None else f" (it claims to be rank {claimed})"
+    if code == Code.ERR_CERT_HAS_EXPIRED:
+        return CertificateExpired(
+            f"the authority of {who}{claim} has expired: make a new one", peer=claimed
+        )
+    if code == Code.ERR_CERT_NOT_YET_VALID:
+        return CertificateNotYetValid(
+            f"the authority of {who}{claim} is not valid yet: set this machine's clock",
+            peer=claimed,
+        )
+    return UnknownAuthority(
+        f"{who}{claim} has a certificate that this job's authority did not sign (verify code "
+        f"{code}): give all ranks one job secret or one SEALRING_AUTHORITY",
+        peer=claimed,
+    )
+
+
+def from_alert(number: int, who: str) -> HandshakeError:
+    kind, reason = _ALERTS.get(number, (MalformedSetup, f"ended TLS with alert {number}"))
+    return kind(f"{who} {reason}")
+
+
+def from_reason(reason: str, who: str) -> HandshakeError:
+    kind, said = _REASONS.get(reason, (MalformedSetup, f"did not speak TLS 1.3 properly: {reason}"))
+    return kind(f"{who} {said}")
+
+
+def _clean(reason: str) -> str:
+    """One line of text that a terminal can show."""
+    reason = "; ".join(reason.splitlines())
+    cut = reason if len(reason) <= _MAX_TEXT else reason[: _MAX_TEXT - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -1,0 +1,146 @@
+"""What two workers must agree on before they share keys, and the digests that bind it.
+
+Every digest is SHA-256 over fields that each carry their length, so no two different lists of
+fields have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import socket
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sealring.core.identity.names import check_job
+from sealring.errors import ConfigurationError
+from sealring.limits import MAX_WORLD, PROTOCOL_VERSION, SUITE
+
+MAX_NAME = 255
+_INSTANCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def is_name(text: str) -> bool:
+    """A group, epoch or host: short, printable, and the same bytes for everybody."""
+    return 1 <= len(text) <= MAX_NAME and text.isprintable()
+
+
+def is_instance(text: str) -> bool:
+    return _INSTANCE.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """One worker's view of the group it is about to join."""
+
+    job: str
+    group: str
+    epoch: str
+    world: int
+    """How many workers the job has, in this group or not."""
+    members: tuple[int, ...]
+    """The job's ranks that are in this group, in the group's order."""
+    rank: int
+    """This worker's rank in the job."""
+    settings: Mapping[str, int]
+    """What all members must have set alike."""
+    instance: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Random per attempt: tells a worker that reconnects from a second one with its rank."""
+    transcript: str = ""
+    """Of the group as it was formed, in hexadecimal: for links that are made afterwards."""
+    certificates: frozenset[bytes] = frozenset()
+    """SHA-256 of the certificates with which the group was formed, for links made afterwards."""
+    host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
+    """For people to read, and for the choice of algorithm: who shares a host with whom."""
+
+    def __post_init__(self) -> None:
+        check_job(self.job)
+        for what, text in (("group", self.group), ("epoch", self.epoch), ("host", self.host)):
+            if not is_name(text):
+                raise ConfigurationError(
+                    f"the {what} {text[:80]!r} must have 1 to {MAX_NAME} printable characters"
+                )
+        if not 1 <= self.world <= MAX_WORLD:
+            raise ConfigurationError(f"a world of {self.world} is not between 1 and {MAX_WORLD}")
+        members = set(self.members)
+        inside = not members or (min(members) >= 0 and max(members) < self.world)
+        if len(members) != len(self.members) or not inside:
+            raise ConfigurationError(
+                f"the group's members are not different ranks of a world of {self.world}"
+            )
+        if self.rank not in members:
+            raise ConfigurationError(f"rank {self.rank} is not a member of group {self.group}")
+        if not is_instance(self.instance):
+            raise ConfigurationError("an instance is 16 bytes in lower-case hexadecimal")
+
+
+@lru_cache(maxsize=64)
+def members_digest(members: tuple[int, ...]) -> str:
+    return digest_of([_ranks(members)]).hex()
+
+
+def group_context(terms: Terms) -> bytes:
+    """32 bytes that every member computes alike; records carry them as associated data."""
+    return hashlib.sha256(framed_group(terms)).digest()
+
+
+def link_context(
+    terms: Terms,
+    *,
+    dialer: int,
+    acceptor: int,
+    dialer_fingerprint: bytes,
+    acceptor_fingerprint: bytes,
+    dialer_hello: bytes,
+    acceptor_hello: bytes,
+) -> bytes:
+    """32 bytes that both ends of one connection compute alike; the exporter's context."""
+    ends = [
+        integer_field(dialer),
+        integer_field(acceptor),
+        dialer_fingerprint,
+        acceptor_fingerprint,
+        dialer_hello,
+        acceptor_hello,
+    ]
+    return hashlib.sha256(framed_group(terms) + framed(ends)).digest()
+
+
+def framed_group(terms: Terms) -> bytes:
+    """The fields that name the group, framed."""
+    return _framed_group(terms.job, terms.group, terms.epoch, terms.world, terms.members)
+
+
+@lru_cache(maxsize=64)
+def _framed_group(job: str, group: str, epoch: str, world: int, members: tuple[int, ...]) -> bytes:
+    """Kept, because every link of a group needs it, its transcript and its records."""
+    fields = [
+        integer_field(PROTOCOL_VERSION),
+        SUITE.encode(),
+        job.encode(),
+        group.encode(),
+        epoch.encode(),
+        integer_field(world),
+        _ranks(members),
+    ]
+    return framed(fields)
+
+
+def digest_of(fields: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(framed(fields)).digest()
+
+
+def framed(fields: Iterable[bytes]) -> bytes:
+    """Each field with its length before it."""
+    return b"".join([part for value in fields for part in (len(value).to_bytes(4, "big"), value)])
+
+
+def _ranks(members: tuple[int, ...]) -> bytes:
+    return struct.pack(f">{len(members)}Q", *members)
+
+
+def integer_field(value: int) -> bytes:
+    return value.to_bytes(8, "big")

@@ -1,0 +1,175 @@
+"""What a worker's certificate says, and how one is made.
+
+    authority   CA, path length 0, may only name URIs on the host `sealring`
+    worker      not a CA; one URI, spiffe://sealring/<job>/rank/<n>; usable at both ends of TLS;
+                the world size it was issued for, in an extension of ours; from a broker,
+                what the worker's evidence showed, in another
+
+`claims_of` only reads. Whether to believe what it read is for `verification` to say.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sealring import _native
+from sealring.core.identity.loading import require_key_and_extensions
+from sealring.core.identity.names import URI_HOST, WorkerName
+from sealring.errors import BadCertificate
+from sealring.limits import MAX_WORLD
+
+# 2.25 is the arc for UUIDs: no registry is needed, and this number is used nowhere else.
+WORLD_SIZE_OID: Final = x509.ObjectIdentifier("2.25.147685129265757417221629964167862304279")
+ATTESTATION_OID: Final = x509.ObjectIdentifier("2.25.164840930545808883315512490553320677893")
+
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""A fresh certificate starts this long ago, for peers whose clocks are behind ours."""
+
+
+class CertificateClaims(NamedTuple):
+    """What a certificate says of its holder. Not proof of anything."""
+
+    name: WorkerName
+    world: int | None
+
+
+@lru_cache(maxsize=1024)
+def claims_of(certificate: x509.Certificate) -> CertificateClaims:
+    """Read a worker's certificate; ValueError says in what it is not one."""
+    return claims_from(_native.read_certificate(certificate.public_bytes(Encoding.DER)))
+
+
+def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
+    """The same of one that the native core has read."""
+    if not read.readable:
+        raise ValueError("it cannot be read")
+    if problem := read.problem:
+        raise ValueError(problem)
+    if foreign := read.foreign:
+        _require_readable(foreign)
+    name = WorkerName.parse(read.uri)
+    if name is None:
+        raise ValueError("its URI is not spiffe://sealring/<job>/rank/<n>")
+    return CertificateClaims(name, read.world)
+
+
+def _require_readable(der: bytes) -> None:
+    """The form of a key and of extensions that sealring does not issue. The core knows its own."""
+    require_key_and_extensions(der, ValueError("its key or its extensions cannot be read"))
+
+
+def make_authority(
+    key: Ed25519PrivateKey,
+    common_name: str,
+    serial: int,
+    not_before: datetime,
+    not_after: datetime,
+) -> x509.Certificate:
+    subject = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "sealring"),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
+        ]
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(serial)
+        .not_valid_before(not_before)
+        .not_valid_after(not_after)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(
+            x509.NameConstraints([x509.UniformResourceIdentifier(URI_HOST)], None), critical=True
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, None)
+    )
+
+
+def check_rank(rank: int, world: int | None) -> None:
+    if world is not None and not (1 <= world <= MAX_WORLD and rank < world):
+        raise BadCertificate(f"rank {rank} does not exist in a world of {world}")
+
+
+def issue(
+    authority: x509.Certificate,
+    authority_key: Ed25519PrivateKey,
+    holder: Ed25519PublicKey,
+    name: WorkerName,
+    world: int | None,
+    lifetime: timedelta,
+    now: datetime | None = None,
+    *,
+    attestation: bytes | None = None,
+) -> x509.Certificate:
+    """A worker's certificate. The subject is empty: the URI is the name, and the only one.
+
+    `attestation` is what the issuer saw of the worker (attestation/claims.py).
+    """
+    check_rank(name.rank, world)
+    now = now or datetime.now(UTC)
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(holder)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
+        .not_valid_after(min(now + lifetime, authority.not_valid_after_utc))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)]), critical=True
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage(
+                [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+            ),
+            critical=False,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(holder), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
+    )
+    if world is not None:
+        builder = builder.add_extension(
+            x509.UnrecognizedExtension(WORLD_SIZE_OID, encode_integer(world)), critical=False
+        )
+    if attestation is not None:
+        builder = builder.add_extension(
+            x509.UnrecognizedExtension(ATTESTATION_OID, attestation), critical=False
+        )
+    return builder.sign(authority_key, None)
+
+
+def encode_integer(value: int) -> bytes:
+    """A DER INTEGER that is not negative."""
+    body = value.to_bytes(value.bit_length() // 8 + 1, "big")
+    return bytes((2, len(body))) + body
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,324 @@
+"""Reaches the ranks that this worker dials, some at a time, and tries again until told to stop.
+
+The store may be late, stale or hostile, so each attempt reads it anew. An admitted peer's refusal
+is final. Anything else (a closed port, rubbish, a certificate that is not valid here, a worker of
+another rank or group) may come from a server that the store named falsely, and the next attempt
+follows. A rank is given up only when the store has named the same address for some seconds and the
+server there has shown a certificate that is not valid, or is another worker: then a secret, a clock
+or the store is most likely wrong, and the operator should not have to wait for the group's timeout.
+
+A rank that does not answer holds up no other: after an attempt that failed it waits for its next
+turn, and the thread serves another rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import heapq
+import itertools
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from sealring.core.links import setting_up
+from sealring.core.links.diagnosis import is_telling
+from sealring.core.links.rendezvous import Address
+from sealring.core.links.threads import Job, borrow
+from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
+
+_LOG = logging.getLogger("sealring")
+
+_THREADS: Final = 16
+_CONNECT_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 2.0
+"""How long stop() waits for attempts that `let_finish` knows."""
+_INVALID_SECONDS: Final = 5.0
+"""How long a rank's address must have led to an invalid certificate or to another worker before the
+rank is given up. A worker corrects its own address in the store every second."""
+
+
+def is_definitive(error: SealringError) -> bool:
+    """Whether trying the same rank again cannot help."""
+    if not isinstance(error, HandshakeError):
+        return True
+    return error.of_a_member and not (error.misdirected or isinstance(error, PeerUnreachable))
+
+
+class Book(Protocol):
+    def lookup(self, rank: int, /) -> tuple[Address, ...]:
+        """Where this rank is said to listen; nothing if that is not known yet."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Target:
+    """A rank that is dialed, from one attempt to the next."""
+
+    rank: int
+    pause: float = _FIRST_PAUSE_SECONDS
+    addresses: tuple[Address, ...] = ()
+    since: float = field(default_factory=time.monotonic)
+    """When the store first named these addresses."""
+    invalid: SealringError | None = None
+    closed_since: float | None = None
+    """Since when every attempt has met a host on which no process listens there."""
+
+
+class Dialer:
+    """`attempt` sets up one link on a connected socket and raises if it cannot.
+
+    What it gives back is called once stop() will no longer cut the socket.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        attempt: Callable[[socket.socket, int], Callable[[], None]],
+        fail: Callable[[SealringError], None],
+        closed_patience: float = math.inf,
+        reached: Callable[[int], bool] = lambda rank: False,
+    ) -> None:
+        """A rank is given up where for `closed_patience` seconds no process has listened.
+
+        `reached` says whether there is a link with a rank by now: then it is not dialed.
+        """
+        self._closed_patience = closed_patience
+        self._reached = reached
+        self._book = book
+        self._attempt = attempt
+        self._fail = fail
+        self._lock = threading.Condition()
+        self._live: set[socket.socket] = set()
+        self._finishing: set[socket.socket] = set()
+        self._stopping = False
+        self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
+        """A heap: when it is due, a number that keeps the order, the rank, what to do."""
+        self._numbers = itertools.count()
+        self._threads: list[Job] = []
+        self._idle = 0
+        self.problems: dict[int, SealringError] = {}
+        """The last thing that went wrong with each rank, for the message if time runs out."""
+
+    def dial(self, rank: int, after: float = 0.0) -> None:
+        """Reach `rank`, from so many seconds from now on, however often that must be tried."""
+        self._put(rank, functools.partial(self._reach, _Target(rank)), after)
+
+    def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
+        """Try once whether our own rank answers there; only that it does is a failure."""
+        self._put(rank, functools.partial(self._probe, rank, addresses, then))
+
+    def _put(self, rank: int, job: Callable[[], None], pause: float = 0.0) -> None:
+        with self._lock:
+            if self._stopping:
+                return  # stop() would not end a thread that is started now
+            now = time.monotonic()
+            heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
+            due = sum(when <= now for when, *_ in self._jobs)
+            problem = None
+            lacking = due > self._idle or not self._threads
+            if lacking and len(self._threads) < _THREADS:
+                problem = self._start_thread()
+            self._lock.notify()
+        if problem is not None:
+            self._fail(PeerUnreachable(f"no thread can be started to dial: {problem}"))
+
+    def _start_thread(self) -> RuntimeError | None:
+        """With fewer threads than there might be all goes on; without any nothing does."""
+        try:
+            self._threads.append(borrow("sealring-dial", self._run))
+        except RuntimeError as problem:
+            return None if self._threads else problem
+        return None
+
+    def let_finish(self, sock: socket.socket) -> None:
+        """Called by an attempt: from here on the peer may take this connection for a link.
+
+        If it ended without a word the peer would take this worker for lost.
+        """
+        with self._lock:
+            if self._stopping:
+                raise PeerUnreachable("the group makes no further link")
+            self._finishing.add(sock)
+
+    def stop(self) -> None:
+        """Break off all attempts but those that `let_finish` knows, and wait for the threads."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._jobs.clear()
+            self._lock.notify_all()
+            self._cut(self._live - self._finishing)
+            self._lock.wait_for(lambda: not self._live, _LAST_SECONDS)
+            self._cut(self._live)
+        for thread in self._threads:
+            thread.join()
+
+    def _cut(self, live: set[socket.socket]) -> None:
+        for sock in live:
+            # Not close(): its thread may be waiting on the descriptor, and this wakes it.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        while (next_job := self._next()) is not None:
+            rank, job = next_job
+            try:
+                job()
+            except SealringError as error:
+                self._fail(error)
+            except Exception as problem:  # a thread must not end without a word
+                _LOG.exception("sealring: dialing failed")
+                self._fail(PeerUnreachable(f"dialing failed: {problem!r}", peer=rank))
+            del next_job, job
+
+    def _next(self) -> tuple[int, Callable[[], None]] | None:
+        with self._lock:
+            while not self._stopping:
+                left = self._jobs[0][0] - time.monotonic() if self._jobs else None
+                if left is not None and left <= 0:
+                    _, _, rank, job = heapq.heappop(self._jobs)
+                    return rank, job
+                self._idle += 1
+                self._lock.wait(left)
+                self._idle -= 1
+        return None
+
+    def _reach(self, target: _Target) -> None:
+        """One attempt at each address; if none leads to the rank, the next one follows later."""
+        rank = target.rank
+        if self._reached(rank):
+            return
+        try:
+            addresses = self._book.lookup(rank)
+        except HandshakeError as error:
+            if error.proven:  # its own signed word, which stays as it is
+                raise
+            self.problems[rank] = error
+            # One that cannot be asked says nothing new: what was met at the last address stands.
+            addresses = target.addresses if isinstance(error, PeerUnreachable) else ()
+        now = time.monotonic()
+        if addresses != target.addresses:
+            target.addresses, target.since, target.invalid = addresses, now, None
+        closed = bool(addresses)
+        for address in addresses:
+            met = self._try(rank, address)
+            if met is None:
+                return
+            closed = closed and met == errno.ECONNREFUSED
+            if is_telling(self.problems[rank]):
+                target.invalid = self.problems[rank]
+        if target.invalid is not None:
+            self.problems[rank] = target.invalid
+            if time.monotonic() >= target.since + _INVALID_SECONDS:
+                if isinstance(target.invalid, HandshakeError) and target.invalid.misdirected:
+                    target.invalid.peer = rank  # the one that is missing, not the one that was met
+                raise target.invalid
+        self._check_closed(target, closed, now)
+        self._put(rank, functools.partial(self._reach, target), target.pause)
+        target.pause = min(2 * target.pause, _LONGEST_PAUSE_SECONDS)
+
+    def _check_closed(self, target: _Target, closed: bool, began: float) -> None:
+        if not closed:
+            target.closed_since = None
+            return
+        target.closed_since = began if target.closed_since is None else target.closed_since
+        if time.monotonic() >= target.closed_since + self._closed_patience:
+            raise PeerUnreachable(
+                f"rank {target.rank} has ended, or has left the group: its machine has refused "
+                f"every connection for {self._closed_patience:g} s; the last attempt: "
+                f"{self.problems[target.rank]}",
+                peer=target.rank,
+            )
+
+    def _probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
+        try:
+            for address in addresses:
+                self._try(rank, address)
+        except DuplicateRank:
+            raise
+        except SealringError as error:
+            _LOG.warning("sealring: not rank %d, whatever the store says: %s", rank, error)
+        then()
+
+    def _try(self, rank: int, address: Address) -> int | None:
+        """None if the rank is reached, or the dialer stops; else what failed (errno, or -1)."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        try:
+            sock = setting_up.create(family)
+        except OSError as problem:
+            self._note_lack(rank, address, problem)
+            return problem.errno or -1
+        with self._lock:
+            self._live.add(sock)
+        try:
+            if self._stopping:
+                sock.close()
+                return None
+            if refused := _connect(sock, address):
+                sock.close()
+                self.problems[rank] = PeerUnreachable(
+                    f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
+                    f"{os.strerror(refused)}; check that it runs, the routes and firewalls between "
+                    "the machines, and SEALRING_INTERFACE or SEALRING_ADDRESS there",
+                    peer=rank,
+                )
+                return refused
+            hand_over = self._attempt(sock, rank)
+        except SealringError as error:
+            sock.close()
+            if is_definitive(error):
+                raise
+            self.problems[rank] = error
+            _LOG.debug("sealring: rank %d at %s is tried again: %s", rank, address, error)
+            return -1
+        except OSError as problem:
+            sock.close()
+            self._note_lack(rank, address, problem)
+            return problem.errno or -1
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            with self._lock:
+                self._live.discard(sock)
+                self._finishing.discard(sock)
+                if self._stopping:
+                    self._lock.notify_all()
+        hand_over()
+        return None
+
+    def _note_lack(self, rank: int, address: Address, problem: OSError) -> None:
+        """This process lacks something, a descriptor most likely: strangers may have taken them.
+
+        They give them back within seconds, so the attempt is repeated until the time is up.
+        """
+        self.problems[rank] = PeerUnreachable(
+            f"rank {rank} cannot be dialed at {address[0]} port {address[1]}: {problem.strerror}",
+            peer=rank,
+        )
+        _LOG.warning("sealring: %s; trying again", self.problems[rank])
+
+
+def _connect(sock: socket.socket, address: Address) -> int:
+    """Connect, without blocking where it could not be interrupted; the errno if it cannot be."""
+    sock.setblocking(False)
+    problem = sock.connect_ex(address)
+    if problem != errno.EINPROGRESS:
+        return problem  # of this call alone: the socket itself has no error then
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(_CONNECT_SECONDS * 1000):
+        return errno.ETIMEDOUT
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

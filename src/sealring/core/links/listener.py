@@ -1,0 +1,417 @@
+"""Takes connections from anybody and finds the workers among them.
+
+The process's listening thread goes on with a connection when bytes have come; a few others compute
+what TLS needs. None of them waits for a single peer, so a peer that is silent, slow or
+endless costs a descriptor and some memory for seconds, and gives way when there are too many.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sealring.core.handshake.connection import is_ready
+from sealring.core.handshake.incoming import Incoming
+from sealring.core.links import setting_up, shares
+from sealring.core.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
+from sealring.core.links.link import send_without_delay
+from sealring.core.links.listening import listen
+from sealring.core.links.listening_thread import ListeningThread, listening_thread
+from sealring.core.links.rendezvous import Address
+from sealring.core.links.threads import AtWork
+from sealring.core.links.tls_threads import TlsThreads, advanced
+from sealring.core.links.unproven import (
+    ALWAYS_FREE,
+    LEAST_SECONDS,
+    MOST_GREETING,
+    MOST_SILENT,
+    Unproven,
+    UnprovenConnections,
+    silent_for,
+    source_of,
+)
+from sealring.errors import PeerUnreachable, SealringError
+
+_LOG = logging.getLogger("sealring")
+
+_ACCEPTS_AT_ONCE: Final = 64
+_LOOK_SECONDS: Final = 0.25
+_PAUSE_SECONDS: Final = 0.1
+_FEW: Final = 64
+"""Silent connections for which there is room however few descriptors are left: with fewer,
+strangers who come again and again would displace workers before they are served."""
+
+
+class Listener:
+    """Listens from the moment it is made; serves connections after `start`.
+
+    `begin` starts on a connection whose first bytes have come. `handle` serves it once the peer is
+    admitted. `refuse` gets every error.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        begin: Callable[[socket.socket], Incoming],
+        handle: Callable[[Incoming], Serving],
+        refuse: Callable[[SealringError], None],
+    ) -> None:
+        self._begin = begin
+        self._handle = handle
+        self._refuse = refuse
+        self._most_silent = MOST_SILENT
+        """Lower once this process had no descriptor left."""
+        self.silent = UnprovenConnections(MOST_SILENT)
+        self.greeting = UnprovenConnections(MOST_GREETING)
+        self._by_descriptor: dict[int, Unproven] = {}
+        self._knocking: collections.deque[Unproven] = collections.deque()
+        self._stopping = threading.Event()
+        self._resume = 0.0
+        self._not_taken = 0
+        self._next_look = 0.0
+        self._accepting = False
+        self._thread: ListeningThread | None = None
+        self._tls_threads = TlsThreads(self._wake_up)
+        self._admitted: dict[int, Admitted] = {}
+        """By descriptor."""
+        self._look_at_all = False
+        self._events_lost = False
+        """A turn failed. What epoll tells once, of an arrival, may have been lost with it."""
+        self._sockets: list[socket.socket] = []
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self._epoll.register(self._wake, select.EPOLLIN)
+            for address in addresses:
+                self._sockets.append(listen(address))
+        except BaseException:
+            self.stop()
+            raise
+        if self._sockets:
+            shares.join(self)
+
+    def close_descriptors(self) -> None:
+        """In a forked child, where none of the threads exists."""
+        self._stopping.set()
+        for sock in self._sockets:
+            sock.close()
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [sock.getsockname()[:2] for sock in self._sockets]
+
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+        return self._epoll.fileno()
+
+    def start(self) -> None:
+        if not self._sockets:
+            return
+        self._accept_or_pause()
+        self._thread = listening_thread()
+        self._thread.add(self)
+
+    def stop(self, until: float = 0.0) -> None:
+        """Close everything that `handle` has not yet handed on; no thread serves it any more.
+
+        A member that was refused has until then to read why: it may be sending, and would find the
+        connection reset.
+        """
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        with AtWork():  # conversations are closed, which a forked child must leave alone
+            self._close_all(until)
+
+    def _close_all(self, until: float) -> None:
+        shares.leave(self)
+        if self._thread is not None:
+            self._thread.remove(self)
+        self._tls_threads.stop()
+        for one in self._by_descriptor.values():
+            if one.refused is not None and one.rank is not None:
+                while not one.discard() and is_ready(one.sock, select.POLLIN, until):
+                    pass
+            one.close()
+        for served in self._admitted.values():
+            served.close()
+        for sock in self._sockets:
+            sock.close()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def look_again(self) -> None:
+        """Go on with all admitted peers: what they waited for may be known now."""
+        self._look_at_all = True
+        if not self._stopping.is_set():
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    # ---- on the process's listening thread -------------------------------------------------------
+
+    def take_turn(self) -> float | None:
+        """Go on with whatever has come; returns when to look again at the latest."""
+        if self._stopping.is_set():
+            return None
+        try:
+            self._go_on()
+            return self._accept_or_pause()
+        except BaseException:
+            self._events_lost = True
+            raise
+
+    def _go_on(self) -> None:
+        listening = {sock.fileno(): sock for sock in self._sockets}
+        for fd, _ in self._epoll.poll(0):
+            if fd in listening:
+                self._accept(listening[fd])
+            elif fd == self._wake:
+                os.eventfd_read(self._wake)
+            elif (served := self._admitted.get(fd)) is not None:
+                self._serve(served)
+            elif (one := self._by_descriptor.get(fd)) is not None:
+                self._heard(one)
+        for one, outcome in self._tls_threads.done():
+            self._take(one, outcome)
+        if self._events_lost:
+            for one in list(self._by_descriptor.values()):
+                self._heard(one)
+            self._look_at_all, self._events_lost = True, False
+        self._let_in()
+        if self._look_at_all:
+            self._look_at_all = False
+            for served in list(self._admitted.values()):
+                self._serve(served)
+        if (self._by_descriptor or self._admitted) and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            self._take_share()
+            self._drop_overdue()
+
+    def _accept_or_pause(self) -> float | None:
+        """A listener without connections sleeps until one comes: it is there as long as a group."""
+        now = time.monotonic()
+        accepting = now >= self._resume
+        if accepting is not self._accepting:
+            for sock in self._sockets:
+                # One that was reached before another failed, in an earlier turn.
+                with contextlib.suppress(FileExistsError, FileNotFoundError):
+                    if accepting:
+                        self._epoll.register(sock, select.EPOLLIN)
+                    else:
+                        self._epoll.unregister(sock)
+            self._accepting = accepting
+        if not self._accepting:
+            return self._resume
+        return now + _LOOK_SECONDS if self._by_descriptor or self._admitted else None
+
+    def _take_share(self) -> None:
+        """Of what all listeners of this process may hold; it shrinks when others hold more."""
+        if max(len(self.silent), len(self.greeting)) < ALWAYS_FREE:
+            return
+        silent, greeting = shares.share_of(self)
+        self.silent.limit_to(min(silent, self._most_silent))
+        self.greeting.limit_to(greeting)
+        for one in (*self.silent.too_many(), *self.greeting.too_many()):
+            self._drop(one, "gave way to connections of other groups")
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, name = setting_up.accept(listening)
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._out_of_descriptors(problem)
+                return
+            sock.setblocking(False)
+            send_without_delay(sock)
+            try:
+                # Told of each arrival once: bytes stay in the socket until TLS wants them.
+                self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+            except BaseException:
+                sock.close()
+                raise
+            one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
+            full = not self._make_room(self.silent, one.source)
+            self._by_descriptor[sock.fileno()] = one
+            self.silent.add(one, one.accepted - silent_for(sock))
+            if full:
+                # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
+                self._resume = time.monotonic() + LEAST_SECONDS
+                return
+
+    def _make_room(self, stage: UnprovenConnections, source: str) -> bool:
+        self._take_share()
+        if stage.has_room(source):
+            return True
+        oldest = stage.to_give_way(source, time.monotonic())
+        if oldest is None:
+            return False
+        self._drop(oldest, "gave way to a newer connection")
+        return True
+
+    def _out_of_descriptors(self, problem: OSError) -> None:
+        """Half of the connections that we wait for give way, and no more than that come back.
+
+        The set-up itself needs descriptors too: to dial, and for shared memory.
+        """
+        self._not_taken += 1
+        if self._not_taken.bit_count() == 1:  # ever fewer: strangers must not fill the disk
+            _LOG.warning("sealring: a connection cannot be taken: %s", problem)
+        self._resume = time.monotonic() + _PAUSE_SECONDS
+        self._most_silent = max(_FEW, len(self.silent) // 2)
+        self.silent.limit_to(self._most_silent)
+        waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
+        waiting.sort(key=lambda one: one.waiting_since or 0.0)
+        for one in waiting[: -(-len(waiting) // 2)]:
+            self._drop(one, "gave way, because this process has no descriptor left")
+        if not waiting:
+            # It may be a member's: if that one is missing in the end, this is why.
+            self._refuse(
+                PeerUnreachable(
+                    f"a connection could not be taken here ({problem.strerror}): raise this "
+                    "process's limit of open files (ulimit -n)"
+                )
+            )
+
+    def _heard(self, one: Unproven) -> None:
+        if one.refused is not None:
+            self._discard(one)
+        elif one in self.greeting:
+            if one.waiting_since is None:
+                one.more = True
+            else:
+                self._advance_soon(one)
+        elif not one.knocking and one.has_bytes():
+            one.knocking = True
+            self._knocking.append(one)
+
+    def _let_in(self) -> None:
+        """Begin TLS with those that have sent their first bytes, as far as there is room."""
+        for _ in range(len(self._knocking)):
+            one = self._knocking.popleft()
+            if one not in self.silent:
+                continue  # closed meanwhile
+            if not self._make_room(self.greeting, one.source):
+                self._knocking.append(one)
+                continue
+            self.silent.remove(one)
+            self.greeting.add(one, time.monotonic())
+            self._advance_soon(one)
+
+    def _advance_soon(self, one: Unproven) -> None:
+        """Under a session at once, which takes little time; TLS on a thread of its own."""
+        self.greeting.serve(one)
+        one.more = False
+        try:
+            one.incoming = one.incoming or self._begin(one.sock)
+            outcome = advanced(one) if one.incoming.is_session is not False else None
+        except BaseException:
+            self._wait_again(one)
+            raise
+        if outcome is not None:
+            self._take(one, outcome)
+            return
+        if (problem := self._tls_threads.serve(one)) is not None:
+            _LOG.warning("sealring: a connection cannot be served: %s", problem)
+            self._drop(one, f"could not be served: {problem}")
+
+    def _wait_again(self, one: Unproven) -> None:
+        """Its turn failed. It is heard again, and ends in time if that helps nothing."""
+        if one in self.greeting and one.waiting_since is None:
+            self.greeting.wait_for(one, time.monotonic())
+
+    def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
+        try:
+            self._go_on_with(one, outcome)
+        except BaseException:
+            self._wait_again(one)
+            raise
+
+    def _go_on_with(self, one: Unproven, outcome: bool | SealringError) -> None:
+        """What was done with a connection."""
+        if isinstance(outcome, SealringError):
+            self._end(one, outcome)
+        elif outcome:
+            assert one.incoming is not None
+            self.greeting.remove(one)
+            del self._by_descriptor[one.sock.fileno()]
+            served = Admitted(one, one.incoming, self._handle(one.incoming))
+            self._admitted[one.sock.fileno()] = served
+            self._limit(served.incoming.rank)
+            self._serve(served)
+        else:
+            self.greeting.wait_for(one, time.monotonic())
+            if one.more:
+                self._advance_soon(one)
+
+    def _limit(self, rank: int | None) -> None:
+        """A worker that opens ever more connections loses its oldest, and displaces no other."""
+        its = [served for served in self._admitted.values() if served.incoming.rank == rank]
+        if len(its) > MOST_OF_A_WORKER:
+            self._done_with(its[0], its[0].give_up("gave way to newer connections of its own"))
+
+    def _serve(self, served: Admitted) -> None:
+        if (outcome := served.go_on()) is not None:
+            self._done_with(served, outcome)
+
+    def _done_with(self, served: Admitted, outcome: HandOver | SealringError) -> None:
+        one = served.connection
+        del self._admitted[one.sock.fileno()]
+        if isinstance(outcome, SealringError):
+            self._by_descriptor[one.sock.fileno()] = one
+            self.greeting.add(one, time.monotonic())
+            self._end(one, outcome)
+        else:
+            self._epoll.unregister(one.sock)
+            served.hand_over(outcome)
+
+    def _end(self, one: Unproven, error: SealringError) -> None:
+        """The peer is refused, and was told so if it could be."""
+        self._refuse(error)
+        one.refused = time.monotonic()
+        one.forget()
+        with contextlib.suppress(OSError):
+            one.sock.shutdown(socket.SHUT_WR)
+        self.greeting.wait_for(one, one.refused)
+        self._discard(one)
+
+    def _discard(self, one: Unproven) -> None:
+        """Read on until a refused peer closes: closing first could destroy the refusal."""
+        if one.discard():
+            self._close(one)
+
+    def _drop_overdue(self) -> None:
+        now = time.monotonic()
+        for one in (*self.silent, *self.greeting):
+            if one.overdue(now):
+                said = "sent nothing" if one.incoming is None else "did not finish the set-up"
+                self._drop(one, f"{said} in time")
+        for served in list(self._admitted.values()):
+            if now >= served.incoming.deadline:
+                self._serve(served)
+
+    def _drop(self, one: Unproven, why: str) -> None:
+        self._close(one)
+        if one.refused is None:
+            self._refuse(PeerUnreachable(f"the peer at {one.address} port {one.port} {why}"))
+
+    def _close(self, one: Unproven) -> None:
+        self._forget(one)
+        one.close()
+
+    def _forget(self, one: Unproven) -> None:
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(one.sock)
+        del self._by_descriptor[one.sock.fileno()]
+        (self.greeting if one in self.greeting else self.silent).remove(one)

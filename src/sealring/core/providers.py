@@ -1,0 +1,21 @@
+"""Who does what the core asks for: for each slot of hooks.py, `module:attribute` or a module.
+
+A table and not an import: what is named here is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROVIDERS: Final = {
+    "enrolments": ("sealring.attest.broker:enrolled",),
+    "group_observers": (
+        "sealring.observe.start:observe_groups",
+        "sealring.observe.worker:observe_groups",
+        "sealring.record.recording.run:observe_groups",
+    ),
+    "data_keys": ("sealring.attest.broker:data_key",),
+    "vault_records": ("sealring.attest.broker.vault_client:RecordsOfVault",),
+    "evidence_judge": ("sealring.attest.evidence.recorded",),
+    "run_notes": ("sealring.record.recording.hooks",),
+}

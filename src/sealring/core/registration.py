@@ -1,0 +1,81 @@
+"""Makes the name "sealring" known to torch.distributed. Loaded by `import torch`: kept tiny."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+from sealring.core.devices import ServedDevices
+
+
+def register() -> None:
+    """Registers the backend and the `sealring://` rendezvous with torch. `import torch` does it.
+
+    Only scripts that run with TORCH_DEVICE_BACKEND_AUTOLOAD=0 on torch before 2.14 call it.
+    """
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    if dist.is_available() and "SEALRING" not in dist.Backend._plugins:
+        dist.Backend.register_backend("sealring", _create_group, extended_api=True, devices=["cpu"])
+        devices: Any = ServedDevices()
+        dist.Backend.backend_capability["sealring"] = devices
+        if os.environ.get("_SEALRING_LAUNCHED"):
+            from sealring.core.last_words import tell_the_launcher
+
+            tell_the_launcher()
+        # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
+        register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
+        from sealring.core.sealed_only import groups
+
+        groups.watch()
+        if _guard_if_required():
+            groups.refuse_existing()
+        os.register_at_fork(after_in_child=_guard_forked)
+
+
+def _guard_if_required() -> bool:
+    from sealring.core.sealed_only import setting
+
+    required = setting.may_be_required(os.environ)
+    if required:
+        from sealring.core.sealed_only.guard import guard
+
+        guard()
+    return required
+
+
+def _guard_forked() -> None:
+    """A server that forks (multiprocessing's) may have loaded torch before the mode was on."""
+    from sealring.core.sealed_only import setting
+
+    if not setting.is_on():
+        _guard_if_required()
+
+
+def _create_group(options: Any, _backend_options: Any = None) -> Any:
+    from sealring.core.group.create import create_group
+    from sealring.core.group.options import options_of_torch
+
+    if options.group_rank == 0:
+        _warn_of_untested_torch()
+    return create_group(options_of_torch(options))
+
+
+@functools.cache
+def _warn_of_untested_torch() -> None:
+    """Once per process, when it makes a group: `import torch` runs register() in every program."""
+    import torch
+
+    from sealring.version import untested_torch
+
+    if sentence := untested_torch(torch.__version__):
+        logging.getLogger("sealring").warning("sealring: %s", sentence)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from sealring.core.store.rendezvous import rendezvous
+
+    return rendezvous(url, **options)

@@ -1,0 +1,153 @@
+"""From (operation, algorithm, world, rank) to the program; the only door to its authors."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from sealring.core.schedule import direct, hierarchical, ring, tree
+from sealring.core.schedule.hierarchical import Topology, one_host, small_world
+from sealring.core.schedule.program import REDUCING, ROOTED, Action, Algorithm, Operation, Program
+from sealring.errors import Unsupported
+
+ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
+    Operation.ALL_REDUCE: tuple(Algorithm),
+    Operation.REDUCE_SCATTER: (Algorithm.RING, Algorithm.DIRECT, Algorithm.HIERARCHICAL),
+    Operation.ALL_GATHER: (Algorithm.RING, Algorithm.DIRECT, Algorithm.HIERARCHICAL),
+    Operation.BROADCAST: (
+        Algorithm.RING, Algorithm.DIRECT, Algorithm.TREE, Algorithm.HIERARCHICAL
+    ),
+    Operation.BARRIER: (Algorithm.DIRECT, Algorithm.TREE),
+    Operation.REDUCE: (
+        Algorithm.RING, Algorithm.DIRECT, Algorithm.TREE, Algorithm.HIERARCHICAL
+    ),
+    Operation.GATHER: (Algorithm.DIRECT,),
+    Operation.SCATTER: (Algorithm.DIRECT,),
+    Operation.ALL_TO_ALL: (Algorithm.DIRECT,),
+    Operation.INTRODUCTION: (Algorithm.TREE,),
+    Operation.OBJECTION: (Algorithm.TREE,),
+}  # fmt: skip
+"""How each operation can be done. Where every byte has one sender and one receiver, anything but
+sending it there would seal it twice; and what is published reaches everybody, wanted or not."""
+
+_CHUNKED: Final = frozenset({Algorithm.RING, Algorithm.PARAMETER_SERVER, Algorithm.HIERARCHICAL})
+
+
+def cuts_into_chunks(operation: Operation, algorithm: Algorithm) -> bool:
+    """Whether the one tensor is given as one slot per rank (layout.chunks) or as a single slot."""
+    return operation is Operation.ALL_REDUCE and algorithm in _CHUNKED
+
+
+@lru_cache(maxsize=256)
+def program_for(
+    operation: Operation,
+    algorithm: Algorithm,
+    world: int,
+    rank: int,
+    *,
+    root: int = 0,
+    average: bool = False,
+    premultiply: bool = False,
+    topology: Topology | None = None,
+) -> Program:
+    """The program of one rank. What its slots are is said at the functions that write it.
+
+    `average` ends the reduction with a division by the world, `premultiply` begins it with a
+    multiplication of this rank's contribution; both are for the operations that reduce. `topology`
+    is for the hierarchical algorithm; without it, all ranks are on one host.
+    """
+    if (average or premultiply) and operation not in REDUCING:
+        raise Unsupported(f"{operation.name} reduces nothing, so it can neither average nor scale")
+    if not 0 <= root < world:
+        raise Unsupported(f"root {root} is not in a world of {world}")
+    if root and operation not in ROOTED:
+        raise Unsupported(f"{operation.name} has no root")
+    if algorithm not in ALGORITHMS[operation]:
+        raise Unsupported(f"{operation.name} has no {algorithm.name} algorithm")
+    if topology is not None and len(topology.host_of) != world:
+        raise Unsupported(f"a topology of {len(topology.host_of)} ranks in a world of {world}")
+    hosts = topology or one_host(world)
+    scaling = {"average": average, "premultiply": premultiply}
+    match operation, algorithm:
+        case Operation.ALL_REDUCE, Algorithm.RING:
+            return ring.all_reduce(world, rank, **scaling)
+        case Operation.ALL_REDUCE, Algorithm.DIRECT:
+            return direct.all_reduce(world, rank, **scaling)
+        case Operation.ALL_REDUCE | Operation.INTRODUCTION, Algorithm.TREE:
+            return tree.all_reduce(operation, world, rank, **scaling)
+        case Operation.ALL_REDUCE, Algorithm.PARAMETER_SERVER:
+            return hierarchical.all_reduce(algorithm, one_host(world), world, rank, **scaling)
+        case Operation.ALL_REDUCE, Algorithm.HIERARCHICAL:
+            return hierarchical.all_reduce(algorithm, hosts, world, rank, **scaling)
+        case Operation.REDUCE_SCATTER, Algorithm.RING:
+            return ring.reduce_scatter(world, rank, **scaling)
+        case Operation.REDUCE_SCATTER, Algorithm.DIRECT:
+            return direct.reduce_scatter(world, rank, **scaling)
+        case Operation.REDUCE_SCATTER, Algorithm.HIERARCHICAL:
+            return hierarchical.reduce_scatter(hosts, world, rank, **scaling)
+        case Operation.ALL_GATHER, Algorithm.RING:
+            return ring.all_gather(world, rank)
+        case Operation.ALL_GATHER, Algorithm.DIRECT:
+            return direct.all_gather(world, rank)
+        case Operation.ALL_GATHER, Algorithm.HIERARCHICAL:
+            return hierarchical.all_gather(hosts, world, rank)
+        case Operation.BROADCAST, Algorithm.RING:
+            return ring.broadcast(world, rank, root=root)
+        case Operation.BROADCAST, Algorithm.DIRECT:
+            return direct.broadcast(world, rank, root=root)
+        case Operation.BROADCAST, Algorithm.TREE:
+            return tree.broadcast(world, rank, root=root)
+        case Operation.BROADCAST, Algorithm.HIERARCHICAL:
+            return hierarchical.broadcast(hosts, world, rank, root=root)
+        case Operation.REDUCE, Algorithm.RING:
+            return ring.reduce(world, rank, root=root, **scaling)
+        case Operation.REDUCE, Algorithm.DIRECT:
+            return direct.reduce(world, rank, root=root, **scaling)
+        case Operation.REDUCE, Algorithm.TREE:
+            return tree.reduce(world, rank, root=root, **scaling)
+        case Operation.REDUCE, Algorithm.HIERARCHICAL:
+            return hierarchical.reduce(hosts, world, rank, root=root, **scaling)
+        case Operation.GATHER, _:
+            return direct.gather(world, rank, root=root)
+        case Operation.SCATTER, _:
+            return direct.scatter(world, rank, root=root)
+        case Operation.ALL_TO_ALL, _:
+            return direct.all_to_all(world, rank)
+        case Operation.OBJECTION, _:
+            return tree.objection(world, rank, root=root)
+        case Operation.BARRIER, Algorithm.TREE:
+            return tree.barrier(world, rank)
+        case _:
+            return direct.barrier(world, rank)
+
+
+@lru_cache(maxsize=256)
+def passes_records_on(
+    operation: Operation, algorithm: Algorithm, world: int, topology: Topology | None = None
+) -> bool:
+    """Whether any rank forwards, sealed as it came, what another sealed."""
+    # A small world of the same kind has the answer: the programs of a large one have millions of
+    # steps.
+    like = small_world(topology or one_host(world))
+    world = len(like.host_of)
+    return any(
+        step.action is Action.FORWARD
+        for rank in range(world)
+        for step in program_for(operation, algorithm, world, rank, topology=like).steps
+    )
+
+
+def input_slots(operation: Operation, world: int, *, is_root: bool = False) -> frozenset[int]:
+    """The slots that hold the caller's input apart from its output: read, never written."""
+    match operation:
+        case Operation.REDUCE_SCATTER | Operation.ALL_TO_ALL:
+            return frozenset(range(world))
+        case Operation.ALL_GATHER:
+            return frozenset({world})
+        case Operation.REDUCE:
+            return frozenset() if is_root else frozenset({0})
+        case Operation.GATHER:
+            return frozenset({world}) if is_root else frozenset({0})
+        case Operation.SCATTER:
+            return frozenset(range(world)) if is_root else frozenset()
+    return frozenset()

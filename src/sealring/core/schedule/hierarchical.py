@@ -1,0 +1,227 @@
+"""First inside each host, then between hosts: every byte crosses between two hosts as seldom as can
+be, however ranks share hosts.
+
+Chunk c belongs to rank c, its home. In every other host one rank, the same for all, speaks for
+that host in all matters of chunk c: its gateway. On the way in, each rank SENDs its part of chunk c
+to its host's gateway (or to its home, if it lives there), which adds them up and SENDs one sum to
+the home.
+On the way out the home PUBLISHes to its own host and to the gateways, and those pass the sealed
+record on inside their host. So chunk c enters and leaves a host once. Gateways of different chunks
+are different ranks, as far as there are any, and all links between hosts work at once.
+
+With one host, or with one rank in each, this is the parameter server with its shards spread over
+all ranks: every chunk goes to its home in one hop and comes back in one.
+
+A record's message number is the number of its chunk, and of the rank in `reduce`, where there is
+one chunk and its home is the root.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sealring.core.schedule.program import Algorithm, Operation, Program, ProgramWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who shares a host with whom: host_of[r] is a number that stands for rank r's host."""
+
+    host_of: tuple[int, ...]
+    _members: dict[int, list[int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        members: dict[int, list[int]] = {}
+        for rank, host in enumerate(self.host_of):
+            members.setdefault(host, []).append(rank)
+        object.__setattr__(self, "_members", members)
+
+    def members(self, host: int) -> Sequence[int]:
+        return self._members[host]
+
+    def hosts(self) -> list[int]:
+        """In the order of their first ranks."""
+        return list(self._members)
+
+    def spokesman(self, home: int, host: int) -> int:
+        """Who handles rank `home`'s chunk in `host`: its home if it lives there, or a gateway."""
+        if self.host_of[home] == host:
+            return home
+        members = self.members(host)
+        return members[home % len(members)]
+
+    def mates(self, rank: int) -> Sequence[int]:
+        """The others in its host, each rank starting with the next one."""
+        members = self.members(self.host_of[rank])
+        place = members.index(rank)
+        return [*members[place + 1 :], *members[:place]]
+
+    def gateways(self, home: int) -> list[int]:
+        own = self.host_of[home]
+        return [self.spokesman(home, host) for host in self.hosts() if host != own]
+
+
+def one_host(world: int) -> Topology:
+    return Topology((0,) * world)
+
+
+_FEW: Final = 4
+"""A binomial tree of four ranks, and a ring of three, have a rank that passes records on."""
+
+
+def small_world(topology: Topology) -> Topology:
+    """Rank 0's host and the largest others, with a few ranks of each, in their order.
+
+    Whether a rank passes records on is the same there.
+    """
+    on_host = Counter(topology.host_of)
+    first = topology.host_of[0]
+    largest = sorted(on_host, key=lambda host: (host != first, -on_host[host]))[:_FEW]
+    kept: list[int] = []
+    for host in topology.host_of:
+        if host in largest and kept.count(host) < _FEW:
+            kept.append(host)
+    return Topology(tuple(kept))
+
+
+def all_reduce(
+    algorithm: Algorithm,
+    topology: Topology,
+    world: int,
+    rank: int,
+    *,
+    average: bool,
+    premultiply: bool,
+) -> Program:
+    """Slot i is chunk i of the tensor, in place.
+
+    A host's sum is ((own op mate) op mate) ..., own being its spokesman's and the mates in rank
+    order; to its own host's sum the home adds those of the other hosts, in their order.
+    """
+    writer = ProgramWriter(Operation.ALL_REDUCE, algorithm, rank, world, slots=world)
+    if premultiply:
+        for chunk in _from(rank, world):
+            writer.premultiply(chunk)
+    for chunk in _from(rank, world):
+        _collect(writer, topology, home=chunk, partial=chunk, message=chunk)
+    if average:
+        writer.average(rank)
+    _spread(writer, topology, own=rank)
+    return writer.program()
+
+
+def reduce_scatter(
+    topology: Topology, world: int, rank: int, *, average: bool, premultiply: bool
+) -> Program:
+    """Slots 0..world-1 are the chunks of the input and only read; slot `world` is the output.
+
+    All slots are equally long. The output may be the memory of input chunk `rank`: that chunk is
+    read by one step, the copy into the output. The order is all_reduce's.
+    """
+    writer = ProgramWriter(
+        Operation.REDUCE_SCATTER, Algorithm.HIERARCHICAL, rank, world, slots=world + 1
+    )
+    output = world
+    for chunk in _from(rank, world):
+        partial = chunk
+        if chunk == rank:
+            partial = output
+        elif premultiply or _contributors(topology, rank, home=chunk):
+            partial = writer.scratch(like=chunk)
+        if partial != chunk:
+            writer.copy(partial, chunk)
+        if premultiply:
+            writer.premultiply(partial)
+        _collect(writer, topology, home=chunk, partial=partial, message=chunk)
+    if average:
+        writer.average(output)
+    return writer.program()
+
+
+def all_gather(topology: Topology, world: int, rank: int) -> Program:
+    """Slots 0..world-1 are the regions of the output; slot `world` is this rank's input.
+
+    The input may be the memory of output region `rank`.
+    """
+    writer = ProgramWriter(
+        Operation.ALL_GATHER, Algorithm.HIERARCHICAL, rank, world, slots=world + 1
+    )
+    _spread(writer, topology, own=world)
+    writer.copy(rank, world)
+    return writer.program()
+
+
+def broadcast(topology: Topology, world: int, rank: int, *, root: int) -> Program:
+    """Slot 0 is the tensor."""
+    writer = ProgramWriter(Operation.BROADCAST, Algorithm.HIERARCHICAL, rank, world, slots=1)
+    if rank == root:
+        writer.publish(0, [*topology.gateways(root), *topology.mates(root)], message=root)
+    else:
+        _take_published(writer, topology, 0, home=root)
+    return writer.program()
+
+
+def reduce(
+    topology: Topology, world: int, rank: int, *, root: int, average: bool, premultiply: bool
+) -> Program:
+    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are."""
+    writer = ProgramWriter(Operation.REDUCE, Algorithm.HIERARCHICAL, rank, world, slots=1)
+    partial = 0
+    if rank != root and (premultiply or _contributors(topology, rank, home=root)):
+        partial = writer.scratch(like=0)
+        writer.copy(partial, 0)
+    if premultiply:
+        writer.premultiply(partial)
+    _collect(writer, topology, home=root, partial=partial, message=rank)
+    if rank == root and average:
+        writer.average(0)
+    return writer.program()
+
+
+def _contributors(topology: Topology, rank: int, *, home: int) -> list[int]:
+    """Whose parts of a chunk this rank adds to its own, in the order in which it does."""
+    host = topology.host_of[rank]
+    if rank != topology.spokesman(home, host):
+        return []
+    mates = sorted(topology.mates(rank))
+    return [*mates, *topology.gateways(home)] if rank == home else mates
+
+
+def _collect(
+    writer: ProgramWriter, topology: Topology, *, home: int, partial: int, message: int
+) -> None:
+    """Slot `partial`, this rank's part of the chunk, on its way to the home of the chunk."""
+    rank = writer.rank
+    contributors = _contributors(topology, rank, home=home)
+    for contributor in contributors:
+        # In `reduce` ranks sign with their own number, in the others with the chunk's.
+        theirs = contributor if writer.operation is Operation.REDUCE else message
+        writer.receive_reduce(partial, contributor, message=theirs)
+    if rank != home:
+        spokesman = topology.spokesman(home, topology.host_of[rank])
+        writer.send(partial, home if rank == spokesman else spokesman, message=message)
+
+
+def _spread(writer: ProgramWriter, topology: Topology, own: int) -> None:
+    """Slot `own` goes to all ranks, sealed once; slot c takes what rank c published."""
+    world, rank = writer.world, writer.rank
+    writer.publish(own, [*topology.gateways(rank), *topology.mates(rank)], message=rank)
+    for home in _from(rank, world)[1:]:
+        _take_published(writer, topology, home, home=home)
+
+
+def _take_published(writer: ProgramWriter, topology: Topology, slot: int, *, home: int) -> None:
+    rank = writer.rank
+    spokesman = topology.spokesman(home, topology.host_of[rank])
+    source = home if rank == spokesman else spokesman
+    received = writer.receive(slot, source, message=home, origin=home)
+    if rank == spokesman:
+        writer.forward(received, topology.mates(rank))
+
+
+def _from(rank: int, world: int) -> list[int]:
+    """All ranks, each rank starting with itself: no rank is the first of all others."""
+    return [(rank + distance) % world for distance in range(world)]

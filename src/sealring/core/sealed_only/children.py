@@ -1,0 +1,72 @@
+"""Child processes are in sealed-only mode too: they inherit its mark, and usually its variable.
+
+A Python that imports torch loads our entry point, which finds either. Where torch is told not to
+load it, the child would run unguarded: it is not started. A child whose environment lacks the
+variable is started, because the mark is enough. One that is told SEALRING_ONLY=0 is not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sealring.core.sealed_only import mark
+from sealring.core.sealed_only.caller import calling_line
+from sealring.core.sealed_only.setting import OFF, SETTING, turn_on
+from sealring.errors import PlaintextGroup
+
+_LOADING: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_watching = False
+
+
+def watch() -> None:
+    """Turns the mode on for this process's children; a second call changes nothing."""
+    global _watching
+    turn_on()
+    mark.put_on()
+    _refuse_not_loaded(os.environ, "this process's environment")
+    # Other values are reported when the first group is made.
+    if os.environ.get(SETTING, "") in OFF:
+        os.environ[SETTING] = "1"
+    if not _watching:
+        _watching = True
+        sys.addaudithook(_audit)
+
+
+def _refuse_not_loaded(environ: Mapping[str, str], where: str) -> None:
+    if environ.get(_LOADING) == "0":
+        raise PlaintextGroup(
+            f"{where} has {_LOADING}=0, with which torch does not load sealring's guard, and this "
+            f"job is sealed-only: unset {_LOADING}"
+        )
+
+
+def _refuse_switched_off(environ: Mapping[str, str]) -> None:
+    if environ.get(SETTING, "1") != "1":
+        raise PlaintextGroup(
+            f"{calling_line()} sets {SETTING}={environ[SETTING]} in the environment of a process, "
+            f"and this job is sealed-only: leave {SETTING} as it is"
+        )
+
+
+_STARTS: Final = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2}
+"""Audit events of Python's for a program that starts: where among their arguments its environment
+is. None there stands for this process's own."""
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        if (environ := arguments[_STARTS[event]]) is not None:
+            changed = _as_text(environ)
+            _refuse_not_loaded(changed, f"the process that {calling_line()} starts")
+            _refuse_switched_off(changed)
+    elif event == "os.putenv":
+        changed = _as_text(dict([arguments]))
+        _refuse_not_loaded(changed, calling_line())
+        _refuse_switched_off(changed)
+
+
+def _as_text(environ: Any) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}

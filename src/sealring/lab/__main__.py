@@ -1,0 +1,359 @@
+"""`python -m sealring.lab NAME`: the benchmarks that only this project's own work needs.
+
+`sealring bench` has those that users need. Options, the bar and the tables are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sealring.cli import main
+from sealring.cli.bench import (
+    AsJson,
+    Blocks,
+    Kept,
+    Sizes,
+    Transport,
+    Variants,
+    Worlds,
+    check_ranks,
+    check_transport,
+    check_writable,
+    end,
+    measure,
+    parse_size,
+    parse_variants,
+    parse_world_sizes,
+    several,
+    show,
+    tables,
+)
+from sealring.cli.terminal import console, errors, number_table, print_json, progress_bar
+from sealring.core.group.settings import read_settings
+from sealring.core.schedule.table import OPERATIONS as CHOSEN
+from sealring.core.schedule.table import format_table
+from sealring.core.sealed_only.setting import refuse_to_measure
+from sealring.errors import ConfigurationError
+from sealring.lab.bench import algorithms as turns
+from sealring.lab.bench import suite
+from sealring.lab.bench.algorithms import Cell, fit
+from sealring.lab.bench.collectives import COLLECTIVES, Effort, row
+from sealring.lab.bench.floor import aes_rate
+from sealring.lab.bench.link import OPERATIONS, SIZES
+from sealring.lab.results import read_results
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+_LINK_SIZES = ",".join(map(str, SIZES))
+Folder = Annotated[
+    Path | None, typer.Option(help="On which disk; the system's temporary one if not given.")
+]
+
+
+@app.callback()
+def bench() -> None:
+    """Measure parts of sealring by themselves, on this machine."""
+    refuse_to_measure(os.environ)
+
+
+@app.command()
+def aead(blocks: Blocks = 21, results: Kept = None, json: AsJson = False) -> None:
+    """The cipher and the engine's other kernels by themselves, on one core and on all."""
+    runs, status = measure(suite.aead(blocks), results)
+    show(_cases(runs), json, [tables.kernels(runs)])
+    end(status)
+
+
+@app.command()
+def link(
+    transports: Annotated[str, typer.Option(help="shm, tcp or both.")] = "shm,tcp",
+    sizes: Sizes = _LINK_SIZES,
+    variants: Variants = "plain,sealed,cc",
+    blocks: Blocks = 15,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """What a message costs and what a byte costs, between two ranks."""
+    wanted = several(sizes, parse_size)
+    if len(wanted) < 3:
+        raise ConfigurationError("a line needs three sizes at least, e.g. 4KiB,1MiB,25MiB")
+    over = several(transports, check_transport)
+    jobs = suite.link(over, parse_variants(variants), Effort(blocks), OPERATIONS, wanted)
+    hops, status = measure(jobs, results)
+    show(_cases(hops), json, [tables.links(hops)])
+    end(status)
+
+
+def _cases(measured: list[Any]) -> dict[str, Any]:
+    return {"cases": [asdict(case) for each in measured for case in each.cases(0)]}
+
+
+@app.command()
+def collectives(
+    ranks: Worlds = "2,4",
+    sizes: Sizes = "4KiB,25MiB",
+    transport: Transport = "shm",
+    only: Annotated[
+        str | None, typer.Option(help="Some of them, e.g. all_reduce,send_recv.")
+    ] = None,
+    blocks: Blocks = 15,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
+    check_transport(transport)
+    names = several(only, str) if only else list(COLLECTIVES)
+    jobs = suite.collectives(
+        names, parse_world_sizes(ranks), several(sizes, parse_size), transport, Effort(blocks)
+    )
+    rate = aes_rate()
+    measured, status = measure(jobs, results)
+    rows = [row(exchange, rate) for exchange in measured]
+    show({"cases": rows}, json, [tables.collectives(rows)] if rows else [])
+    end(status)
+
+
+@app.command()
+def handshake(
+    ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
+    transport: Transport = "shm",
+    json: AsJson = False,
+) -> None:
+    """How long a group takes to form, and to do its first all-reduce."""
+    from sealring.lab.bench.forming import measure_handshake
+
+    check_transport(transport)
+    with errors.status(f"{check_ranks(ranks)} workers start and meet"):
+        found = asdict(measure_handshake(ranks, transport))
+    show(found, json, [number_table("Forming a group", list(found), [list(found.values())])])
+
+
+@app.command()
+def scale(
+    ranks: Annotated[
+        str, typer.Option(help="Numbers of ranks, from few to many.")
+    ] = "2,4,8,16,32,64,128,256",
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """What forming groups costs as ranks grow: light workers, many in a process, without torch."""
+    from sealring.lab.bench.forming import growth
+
+    numbers = sorted(several(ranks, int)) if re.fullmatch(r"\d{1,6}(,\d{1,6})*", ranks) else []
+    if not numbers or numbers[0] < 2:
+        raise ConfigurationError(
+            f"--ranks is {ranks!r}: write numbers from 2 on with commas between them, as 2,16,64"
+        )
+    measured, status = measure(suite.scale(numbers), results)
+    cases = [case for each in measured for case in each.cases(0)]
+    grown = growth(cases)
+    show(_cases(measured) | {"growth": grown}, json, [tables.scale(cases, grown)])
+    end(status)
+
+
+@app.command()
+def attest(
+    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
+    json: AsJson = False,
+) -> None:
+    """Time judging evidence of each kind, and workers joining through one broker at once."""
+    from sealring.lab.bench.attest import join_seconds, verify_ms
+
+    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
+        taken, seconds = verify_ms(), join_seconds(workers)
+    rows = [(f"verify {kind}", f"{milliseconds:g} ms") for kind, milliseconds in taken.items()]
+    rows.append((f"{workers} SIMULATED workers join", f"{seconds:g} s"))
+    found = {"verify_ms": taken, "join": {"workers": workers, "seconds": seconds}}
+    show(found, json, [number_table("Attestation on this machine", ("what", "took"), rows)])
+
+
+@app.command()
+def provenance(
+    model: Annotated[str, typer.Option(help="What is trained.")] = "gpt-small",
+    ranks: Annotated[int, typer.Option(min=1, max=16, help="Workers that train.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per rank and step.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two statements.")] = 10,
+    blocks: Annotated[int, typer.Option(min=2, help="Timed intervals of each variant.")] = 11,
+    audits: Annotated[
+        str, typer.Option(help="Runs that are audited: ranks x intervals, with commas between.")
+    ] = "10x100,16x100",
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """Training steps with signed statements against the same without, alternately; audits of whole
+    runs, and opening their pages in Chromium where there is one."""
+    from sealring.lab.bench.records import measure_audit, measure_recording
+
+    sizes = several(audits, _run_size)
+    with errors.status("training") as status:
+        step = measure_recording(
+            model, ranks=ranks, batch=batch, every=every, blocks=blocks, folder=folder,
+            progress=lambda done: status.update(f"training: {done:.0%}"),
+        )  # fmt: skip
+        found = []
+        for of_ranks, intervals in sizes:
+            status.update(f"auditing a run of {of_ranks} ranks and {intervals} intervals")
+            found.append(measure_audit(of_ranks, intervals, folder))
+    value = {"step": asdict(step), "audits": [asdict(each) for each in found]}
+    show(value, json, [tables.recording(step), tables.audits(found)])
+
+
+def _run_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)x(\d+)", text)
+    if match is None or int(match[1]) < 2 or int(match[2]) < 1:
+        raise ConfigurationError(
+            f"{text!r} is no size of a run: write ranks x intervals, as 16x100, from 2x1 on"
+        )
+    return int(match[1]), int(match[2])
+
+
+_LOG_RATES = {
+    "append_per_s": "entries appended, one commit",
+    "batch_per_s": "entries appended, commits of 256",
+    "commits_per_s": "commits of one entry",
+    "inclusion_proofs_per_s": "inclusion proofs made",
+    "consistency_proofs_per_s": "consistency proofs made",
+    "checked_proofs_per_s": "inclusion proofs checked",
+    "verify_per_s": "entries verified, whole log",
+    "witness_per_s": "checkpoints cosigned by one witness",
+}
+
+
+@app.command()
+def log(
+    entries: Annotated[int, typer.Option(min=1, help="How many the log has.")] = 100_000,
+    folder: Folder = None,
+    json: AsJson = False,
+) -> None:
+    """A transparency log: appends, proofs, a check of the whole, a witness's answers."""
+    from sealring.lab.bench.records import ENTRY_BYTES, measure_log
+
+    found = asdict(measure_log(entries, folder))
+    title = f"a log of {found['entries']:,} entries of {ENTRY_BYTES} bytes"
+    rows = [(words, f"{found[name]:,}") for name, words in _LOG_RATES.items()]
+    show(found, json, [number_table(title, ("", "a second"), rows)])
+
+
+@app.command()
+def algorithms(
+    ranks: Worlds = "2,4",
+    hosts: Annotated[
+        str, typer.Option(help="Hosts they pretend to be on: 1, 2, or each for one rank each.")
+    ] = "1",
+    sizes: Annotated[str, typer.Option(help="Bytes of one rank's message: 4096, 4KiB.")] = ",".join(
+        f"{each >> 10}KiB" for each in turns.SIZES
+    ),
+    only: Annotated[str | None, typer.Option(help="Some of them, e.g. all_reduce,reduce.")] = None,
+    blocks: Blocks = 15,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="Write the table here, for SEALRING_ALGORITHM_TABLE; replaced if there."),
+    ] = None,
+    show_only: Annotated[
+        bool, typer.Option("--show", help="Measure nothing: print the table in force, as Markdown.")
+    ] = False,
+    launched: Annotated[
+        bool,
+        typer.Option(
+            "--launched", help="This process is a worker of a job: measure that, not this machine."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """The algorithms of each operation, alternately, and the table of where they cross."""
+    if show_only:
+        in_force = read_settings(os.environ).table
+        if json:
+            print_json({"table": format_table(in_force, {})})
+        else:
+            print(tables.as_markdown(in_force))
+        return
+    check_writable(table)
+    plan = turns.plan_of(several(only, str) if only else list(CHOSEN), several(sizes, parse_size))
+    if launched:
+        cells = _launched_cells(plan, blocks)
+        if not cells:
+            return  # rank 0 alone speaks
+    else:
+        cells = _local_cells(plan, parse_world_sizes(ranks), hosts, blocks)
+    fitted = fit(cells)
+    worlds = sorted({cell.ranks for cell in cells})
+    placements = list(dict.fromkeys(cell.hosts for cell in cells))
+    text = format_table(fitted, turns.about_this_machine(worlds, placements, blocks))
+    if table is not None:
+        table.write_text(text)
+    found = {"cases": [asdict(cell) for cell in cells], "table": text}
+    show(found, json, [tables.algorithms(cells, fitted)])
+    if table is not None and not json:
+        console.print(f"SEALRING_ALGORITHM_TABLE={table}", markup=False, soft_wrap=True)
+
+
+def _local_cells(plan: turns.Plan, worlds: list[int], hosts: str, blocks: int) -> list[Cell]:
+    pairs = [(world, number) for world in worlds for number in parse_hosts(hosts, world)]
+    cells: list[Cell] = []
+    with progress_bar("{task.completed:.0f}/{task.total} cases") as bar:
+        task = bar.add_task("starting", total=len(pairs))
+        for done, (world, number) in enumerate(pairs):
+            bar.update(task, completed=done, description=f"{world} ranks on {number} hosts")
+            for found in turns.measure_algorithms(plan, world, number, blocks=blocks):
+                cells += found
+                bar.update(task, advance=1 / len(plan))
+    return cells
+
+
+def _launched_cells(plan: turns.Plan, blocks: int) -> list[Cell]:
+    cells: list[Cell] = []
+
+    def report(value: object) -> None:
+        if isinstance(value, list):
+            cells.extend(value)
+
+    turns.in_a_worker(plan, blocks, report)
+    return cells
+
+
+def parse_hosts(text: str, ranks: int) -> list[int]:
+    """Numbers of hosts in "1,2,each", for a world of so many ranks."""
+    hosts = []
+    for word in text.split(","):
+        number = ranks if word == "each" else int(word) if word.isdecimal() else 0
+        if not 1 <= number <= ranks or ranks % number:
+            raise ConfigurationError(
+                f"--hosts is {text!r}: {ranks} ranks can be on 1 host, on a number of hosts that "
+                "divides them, or on one each"
+            )
+        hosts.append(number)
+    return list(dict.fromkeys(hosts))
+
+
+@app.command()
+def validate(
+    results: Annotated[Path, typer.Argument(help="A results.json of `sealring bench all`.")],
+    json: AsJson = False,
+) -> None:
+    """What `sealring plan` would have predicted for a bench run, against what was measured."""
+    from sealring.cli.plan import show_validation
+    from sealring.lab.plan.validate import validate as compared
+
+    show_validation(compared(read_results(results)), json)
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help="A published experiment: 2501.11771.")],
+    json: AsJson = False,
+) -> None:
+    """What the profile of published figures predicts for an experiment that others published."""
+    from sealring.cli.plan import show_reproduction
+    from sealring.lab.plan.reproduce import reproduce as predicted
+
+    show_reproduction(predicted(experiment), json)
+
+
+if __name__ == "__main__":
+    main(app)

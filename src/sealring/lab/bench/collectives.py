@@ -1,0 +1,354 @@
+"""`sealring bench allreduce` and `python -m sealring.lab collectives`: sealed against plaintext.
+
+plain    torch's Gloo
+sealed   sealring
+cc       the emulated GPU-TEE path (cc.py), for all_reduce
+
+A case's `bytes` are the longest float32 tensor (or list of tensors, taken together) that one rank
+holds before or after the collective, so that the rows of a size compare:
+
+all_reduce, reduce    the tensor on each rank, in place
+broadcast             the tensor, from rank 0
+reduce_scatter        the input of each rank; its output is a part, bytes / ranks
+all_gather            the output of each rank; its input is a part
+gather                what rank 0 has in the end; every rank gives a part
+scatter               what rank 0 has at first; every rank gets a part
+all_to_all            the input of each rank, and as much output, in equal parts
+send_recv             what each rank sends to the next one, and gets from the one before
+barrier               nothing: 0
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from sealring import limits
+from sealring.errors import ConfigurationError
+from sealring.lab.bench.floor import busiest_core
+from sealring.lab.bench.harness import (
+    Comparison,
+    Progress,
+    Samples,
+    against_plain,
+    gathered,
+    in_turn,
+    reports_of,
+    sealed_world,
+)
+from sealring.lab.bench.workers import Report
+from sealring.lab.results import CollectiveCase
+
+if TYPE_CHECKING:
+    import torch
+
+    from sealring.lab.bench.cc import CcRing
+    from sealring.lab.results import Transport, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure."""
+
+    blocks: int = 15
+    """Timed blocks of each variant: as many samples."""
+    block_bytes: int = 32 << 20
+    """What all ranks together move in a block, so that it outlasts a scheduler's whim."""
+    most_calls: int = 50
+
+    def calls(self, size: int, ranks: int) -> int:
+        return max(2, min(self.most_calls, self.block_bytes // max(1, size * ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective of one size, as all variants did it in one run."""
+
+    section: Literal["allreduce", "collectives"]
+    collective: str
+    ranks: int
+    bytes: int
+    transport: str
+    samples: dict[str, Samples]
+    """By variant, of the slowest rank; without `plain` where Gloo lacks the operation."""
+    rank_bytes: list[tuple[int, int]]
+    """Plaintext that each rank sealed and opened in one call."""
+    memory_bytes: int
+    """Rank 0's, beyond the user's tensors."""
+    calls: int
+    threads: int = 1
+    """That share a large tensor on each rank, as the ranks agreed."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.collective}, {self.ranks} ranks"
+
+    def against_plain(self, variant: str = "sealed") -> Comparison | None:
+        return against_plain(self.samples, variant)
+
+    def cases(self, run: int) -> list[CollectiveCase]:
+        sealed, opened = max(self.rank_bytes, key=sum)
+        return [
+            CollectiveCase(
+                collective=self.collective,
+                ranks=self.ranks,
+                bytes=self.bytes,
+                dtype="float32",
+                # Gloo, and what is emulated over it, knows TCP only.
+                transport=cast("Transport", self.transport if variant == "sealed" else "tcp"),
+                variant=cast("Variant", variant),
+                device="cpu",
+                sealed_bytes=sealed if variant == "sealed" else 0,
+                opened_bytes=opened if variant == "sealed" else 0,
+                run=run,
+                seconds=list(samples.seconds),
+            )
+            for variant, samples in self.samples.items()
+        ]
+
+
+def measure(
+    section: Literal["allreduce", "collectives"],
+    plan: Sequence[tuple[str, int]],
+    ranks: int,
+    transport: str,
+    variants: Sequence[str],
+    effort: Effort,
+    progress: Progress | None = None,
+    *,
+    threads: int | None = None,
+) -> Iterator[Exchange]:
+    """Each (collective, bytes) of the plan in one world of workers, as it is measured. With
+    `threads`, so many share a large tensor on each rank."""
+    environment = {"SEALRING_TRANSPORT": transport}
+    if threads is not None:
+        environment["SEALRING_THREADS"] = str(threads)
+    arguments = (section, plan, transport, variants, effort)
+    return reports_of(ranks, _worker, *arguments, environment=environment, progress=progress)
+
+
+# ---- in the workers
+
+
+class Tensors:
+    """What one case works on; the variants take turns with the same memory."""
+
+    def __init__(self, rank: int, ranks: int, size: int) -> None:
+        self.rank, self.ranks, self.root = rank, ranks, rank == 0
+        self.whole = _touched(size // 4)
+        self.other = _touched(size // 4)
+        self.part = _touched(size // 4 // ranks)
+        self.parts = list(self.whole.chunk(ranks)) if size else []
+
+
+def _touched(count: int) -> torch.Tensor:
+    """Zeros in memory of their own; torch.zeros maps one and the same page again and again."""
+    import torch
+
+    return torch.empty(count, dtype=torch.float32).zero_()
+
+
+def _send_recv(t: Tensors, dist: Any, group: Any) -> None:
+    sent = dist.isend(t.whole, (t.rank + 1) % t.ranks, group=group)
+    received = dist.irecv(t.other, (t.rank - 1) % t.ranks, group=group)
+    received.wait()
+    sent.wait()
+
+
+def _ping_pong(t: Tensors, dist: Any, group: Any) -> None:
+    for sender in (0, 1):
+        dist.broadcast(t.whole, sender, group=group)
+
+
+def _named(dist: Any, name: str, earlier: str) -> Callable[..., object]:
+    """torch renames these, and warns of the earlier name where it has both."""
+    call: Callable[..., object] = getattr(dist, name, None) or getattr(dist, earlier)
+    return call
+
+
+CALLS: Final[dict[str, Callable[[Tensors, Any, Any], object]]] = {
+    "all_reduce": lambda t, dist, group: dist.all_reduce(t.whole, group=group),
+    "reduce_scatter": lambda t, dist, group: _named(
+        dist, "reduce_scatter_single", "reduce_scatter_tensor"
+    )(t.part, t.whole, group=group),
+    "all_gather": lambda t, dist, group: _named(
+        dist, "all_gather_single", "all_gather_into_tensor"
+    )(t.whole, t.part, group=group),
+    "broadcast": lambda t, dist, group: dist.broadcast(t.whole, 0, group=group),
+    "reduce": lambda t, dist, group: dist.reduce(t.whole, 0, group=group),
+    "gather": lambda t, dist, group: dist.gather(
+        t.part, t.parts if t.root else None, 0, group=group
+    ),
+    "scatter": lambda t, dist, group: dist.scatter(
+        t.part, t.parts if t.root else None, 0, group=group
+    ),
+    "all_to_all": lambda t, dist, group: dist.all_to_all_single(t.other, t.whole, group=group),
+    "send_recv": _send_recv,
+    "barrier": lambda t, dist, group: dist.barrier(group=group),
+    "ping_pong": _ping_pong,
+}
+"""How each is called: (tensors, torch.distributed, group)."""
+
+
+def _worker(
+    rank: int,
+    report: Report,
+    section: Literal["allreduce", "collectives"],
+    plan: Sequence[tuple[str, int]],
+    transport: str,
+    wanted: Sequence[str],
+    effort: Effort,
+) -> None:
+    import torch.distributed as dist
+
+    from sealring.lab.bench.cc import make_ring
+
+    with sealed_world() as group:
+        ranks = dist.get_world_size()
+        gloo = dist.new_group(backend="gloo")
+        ring = make_ring(gloo) if "cc" in wanted else None
+        for name, size in plan:
+            variants = _variants(name, Tensors(rank, ranks, size), group, gloo, ring, wanted)
+            calls = effort.calls(size, ranks)
+            samples = in_turn(variants, report, blocks=effort.blocks, calls=calls, warm_up=3)
+            dist.barrier(gloo)
+            own = sealed_and_opened(group, variants["sealed"])
+            rank_bytes = gathered(own)
+            if rank == 0:
+                memory = group.account()["memory_bytes"]
+                measured = Exchange(
+                    section, name, ranks, size, transport, samples, rank_bytes, memory, calls,
+                    group.threads,
+                )  # fmt: skip
+                report(measured)
+
+
+def _variants(
+    name: str,
+    tensors: Tensors,
+    sealed_group: Any,
+    gloo: Any,
+    ring: CcRing | None,
+    wanted: Sequence[str],
+) -> dict[str, Callable[[], None]]:
+    variants = {"sealed": _bound(name, tensors, sealed_group)}
+    if "plain" in wanted and _has(plain := _bound(name, tensors, gloo)):
+        variants["plain"] = plain
+    if ring is not None and name == "all_reduce":
+        emulated = ring
+        variants["cc"] = lambda: emulated.all_reduce(tensors.whole)
+    return variants
+
+
+def _bound(name: str, tensors: Tensors, group: Any) -> Callable[[], None]:
+    import torch.distributed as dist
+
+    call = CALLS[name]
+
+    def run() -> None:
+        call(tensors, dist, group)
+
+    return run
+
+
+_LACKING: Final = ("not support", "no support", "not implement")
+
+
+def _has(call: Callable[[], None]) -> bool:
+    """Whether Gloo serves this; it refuses what it lacks before it sends anything."""
+    try:
+        call()
+    except RuntimeError as error:  # NotImplementedError among them
+        if not any(word in str(error).lower() for word in _LACKING):
+            raise
+        return False
+    return True
+
+
+def sealed_and_opened(group: Any, call: Callable[[], None]) -> tuple[int, int]:
+    """Plaintext bytes of one call on this rank, in collectives and in messages."""
+    before = group.account()
+    call()
+    after = group.account()
+    sealed, opened = (after[name] - before[name] for name in ("sealed_bytes", "opened_bytes"))
+    return sealed, opened
+
+
+# ---- what is measured, and what is asked of it
+
+
+COLLECTIVES: Final = tuple(name for name in CALLS if name != "ping_pong")
+SMALL_BYTES: Final = 4 << 10
+"""Up to here the bar is Gloo's time itself: what counts is how soon a message is there."""
+LARGE_BYTES: Final = 25 << 20
+"""From here on, in shared memory, the bar is what may be added to copying or to AES."""
+OF_GLOO: Final = 1.5
+OF_FLOOR: Final = 1.4
+
+
+def plan_of(names: Sequence[str], ranks: int, sizes: Sequence[int]) -> list[tuple[str, int]]:
+    """(collective, bytes) of each case. A barrier has no size, so there is one of it."""
+    unknown = [name for name in names if name not in COLLECTIVES]
+    if unknown:
+        raise ConfigurationError(
+            f"{unknown[0]!r} is not a collective; there is {', '.join(COLLECTIVES)}"
+        )
+    for size in sizes:
+        if size % (4 * ranks):
+            raise ConfigurationError(
+                f"{size} bytes of float32 do not split evenly among {ranks} ranks; "
+                f"take a multiple of {4 * ranks}"
+            )
+    return [(name, size) for name in names for size in ([0] if name == "barrier" else sizes)]
+
+
+def bar(size: int, transport: str, gloo: float | None, floor: float) -> float | None:
+    """The time to stay within, in the unit of the two given."""
+    if size <= SMALL_BYTES:
+        return gloo
+    if size >= LARGE_BYTES and transport == "shm":
+        return max(OF_GLOO * (gloo or 0.0), OF_FLOOR * floor)
+    return None
+
+
+def row(case: Exchange, aes_bytes_per_s: float) -> dict[str, Any]:
+    """One case as JSON, beside its floor and its bar.
+
+    A ratio is None where it would be noise, `gloo_us` where Gloo lacks the operation, `bar_us`
+    where no bar is set. No schedule of `busiest_core_bytes` can take less than `floor_us`.
+    """
+    sealed, gloo, cc = (case.samples.get(each) for each in ("sealed", "plain", "cc"))
+    assert sealed is not None
+    compared, emulated = case.against_plain(), case.against_plain("cc")
+    per_rank = [sum(each) for each in case.rank_bytes]
+    busiest = busiest_core(per_rank, len(os.sched_getaffinity(0)))
+    floor_us = busiest / aes_bytes_per_s * 1e6
+    gloo_us = gloo.median * 1e6 if gloo else None
+    bar_us = bar(case.bytes, case.transport, gloo_us, floor_us)
+    return {
+        "collective": case.collective,
+        "ranks": case.ranks,
+        "bytes": case.bytes,
+        "transport": case.transport,
+        "threads": case.threads,
+        "suite": limits.SUITE,
+        "sealed_us": round(sealed.median * 1e6, 1),
+        "gloo_us": gloo_us and round(gloo_us, 1),
+        "cc_us": cc and round(cc.median * 1e6, 1),
+        "ratio": compared and compared.told and round(compared.told, 4),
+        "noise": compared and round(compared.noise, 4),
+        "cc_ratio": emulated and emulated.told and round(emulated.told, 4),
+        "floor_us": round(floor_us, 2),
+        "bar_us": bar_us and round(bar_us, 1),
+        "meets_bar": sealed.median * 1e6 <= bar_us if bar_us else None,
+        "busiest_core_bytes": busiest,
+        "aes_bytes_per_s": round(aes_bytes_per_s),
+        "sealed_bytes": case.rank_bytes[0][0],
+        "memory_bytes_per_link": case.memory_bytes // max(1, case.ranks - 1),
+        "sealed_spread": round(sealed.spread, 4),
+        "gloo_spread": gloo and round(gloo.spread, 4),
+        "blocks": len(sealed.seconds),
+        "calls": case.calls,
+    }

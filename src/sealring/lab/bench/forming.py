@@ -1,0 +1,279 @@
+"""How long groups take to form: one of torch's processes, and many of light workers.
+
+`python -m sealring.lab handshake` starts a process for each rank. `python -m sealring.lab
+scale` has many light workers (light.py) in a process, four processes for each core: with fewer,
+workers wait for each other's interpreter. Each has its own identity and its own sessions. Workers
+of one process have consecutive ranks, as those of one machine have. Measured in this order, for
+each number of ranks:
+
+    world        the group of all ranks forms
+    all_reduce   its first all-reduce, with the links that this makes
+    mesh         the rows and the columns of a square mesh form as groups of their own
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sealring.core.schedule import Operation, Selection
+from sealring.lab.bench.floor import forming_floor
+from sealring.lab.bench.harness import Progress, Section
+from sealring.lab.bench.light import LightGroup, LightWorker
+from sealring.lab.bench.workers import Report, run_workers
+from sealring.lab.results import ScaleCase
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    ranks: int
+    handshakes: int
+    """TLS handshakes of all ranks, until the first all-reduce is done."""
+    transport: str
+    seconds: float
+    """Until the slowest rank has the group, from the moment all processes stand ready."""
+    first_all_reduce_seconds: float
+    """Until the slowest rank has done its first all-reduce, from the same moment."""
+
+
+def measure_handshake(ranks: int, transport: str) -> Result:
+    environment = {"SEALRING_TRANSPORT": transport}
+    reports = [value for _, value in run_workers(ranks, _worker, environment=environment)]
+    formed, reduced, shaken = zip(*reports, strict=True)
+    return Result(ranks, sum(shaken) // 2, transport, round(max(formed), 3), round(max(reduced), 3))
+
+
+def _worker(rank: int, report: Report) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    # Importing takes longer than the handshake; it is done first, and everybody waits for it.
+    import sealring.core.group.create  # noqa: F401
+    from sealring.core.handshake import process_sessions
+
+    store, _, world = next(iter(rendezvous("env://")))
+    store.add("ready", 1)
+    while store.add("ready", 0) < world:
+        time.sleep(0.005)
+    start = time.perf_counter()
+    dist.init_process_group("sealring", store=store, rank=rank, world_size=world)
+    formed = time.perf_counter() - start
+    dist.all_reduce(torch.ones(1024))
+    reduced = time.perf_counter() - start
+    report((formed, reduced, process_sessions("local", rank).handshakes))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# ---- light workers
+
+
+_ELEMENTS: Final = 1024
+"""Of the all-reduce: 4 KiB."""
+_PROCESSES_PER_CORE: Final = 4
+_SWITCH_SECONDS: Final = 0.05
+"""Every thread that waits for the interpreter wakes up this often. A rank that has a process to
+itself has a few of them; here hundreds wait. Python's own is 5 ms: one run each at 256 ranks gave
+205.6 ms of CPU a rank with it and 176.8 ms with this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one process saw of one part."""
+
+    what: str
+    start: float
+    end: float
+    cpu: float
+    handshakes: int
+    resumptions: int
+    sockets: int
+    rss: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredScale:
+    """One number of ranks."""
+
+    measured: tuple[ScaleCase, ...]
+    section: Section = "scale"
+
+    @property
+    def label(self) -> str:
+        return f"forming groups of {self.measured[0].ranks} light workers"
+
+    def cases(self, run: int) -> Sequence[ScaleCase]:
+        return self.measured
+
+
+def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:
+    """The exponent e of what grows as ranks^e, fitted over all numbers of ranks from 8 on."""
+    found: dict[str, dict[str, float]] = {}
+    for what in dict.fromkeys(case.what for case in cases):
+        points = [case for case in cases if case.what == what and case.ranks >= 8]
+        if len(points) < 2:
+            continue
+        found[what] = {
+            name: round(_slope([(case.ranks, value(case)) for case in points]), 2)
+            for name, value in _GROWING.items()
+            if all(value(case) > 0 for case in points)
+        }
+    return found
+
+
+_GROWING: Final[dict[str, Callable[[ScaleCase], float]]] = {
+    "handshakes": lambda case: case.handshakes,
+    "sockets": lambda case: case.sockets,
+    "seconds": lambda case: case.seconds,
+    "cpu_seconds_per_rank": lambda case: case.cpu_seconds_per_rank,
+    "rss_bytes": lambda case: case.rss_bytes,
+}
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    x, y = np.log([point[0] for point in points]), np.log([point[1] for point in points])
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[MeasuredScale]:
+    processes = min(ranks, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
+    before = _bytes_sent()
+    parts: dict[str, list[tuple[_Part, int]]] = {}
+    for _, part in run_workers(processes, _host, ranks):
+        parts.setdefault(part.what, []).append((part, _bytes_sent()))
+    cases = []
+    side = math.isqrt(ranks)
+    groups = {"world": [ranks], "all_reduce": [], "mesh": [side, side]}
+    for what, seen in parts.items():
+        sent = max(count for _, count in seen)
+        found = [part for part, _ in seen]
+        ends = sum(part.handshakes for part in found)
+        strangers = ranks - 1 if what == "world" else 0
+        cases.append(
+            ScaleCase(
+                ranks=ranks,
+                what=what,
+                handshakes=ends // 2,
+                resumptions=sum(part.resumptions for part in found) // 2,
+                sockets=sum(part.sockets for part in found),
+                bytes=sent - before,
+                seconds=round(
+                    max(part.end for part in found) - min(part.start for part in found), 3
+                ),
+                cpu_seconds_per_rank=round(sum(part.cpu for part in found) / ranks, 5),
+                floor_seconds_per_rank=round(
+                    forming_floor(groups[what], strangers, ends / ranks), 5
+                ),
+                rss_bytes=sum(part.rss for part in found),
+            )
+        )
+        before = sent
+    yield MeasuredScale(tuple(cases))
+
+
+def _host(index: int, report: Report, ranks: int) -> None:
+    """One process and its share of the workers."""
+    from torch.distributed.rendezvous import rendezvous
+
+    from sealring.core.identity import load_credentials
+
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    _search_only_new_garbage()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    store, _, processes = next(iter(rendezvous("env://")))
+    own = list(range(index * ranks // processes, (index + 1) * ranks // processes))
+    workers = {
+        rank: LightWorker(load_credentials(rank, ranks), ranks, store, f"host-{index}")
+        for rank in own
+    }
+    pool = ThreadPoolExecutor(len(own))
+    groups: list[LightGroup] = []
+
+    def counts() -> tuple[int, int]:
+        tables = [worker.sessions for worker in workers.values()]
+        return sum(each.handshakes for each in tables), sum(each.resumptions for each in tables)
+
+    def together(number: int) -> None:
+        store.add(f"part-{number}", 1)
+        while store.add(f"part-{number}", 0) < processes:
+            time.sleep(0.002)
+
+    def part(what: str, number: int, call: Callable[[int], Any]) -> list[Any]:
+        before = counts()
+        together(number)
+        start, cpu = time.monotonic(), time.process_time()
+        results = list(pool.map(call, own))
+        end, cpu = time.monotonic(), time.process_time() - cpu
+        together(number + 100)
+        shaken, resumed = (late - early for early, late in zip(before, counts(), strict=True))
+        report(_Part(what, start, end, cpu, shaken, resumed, _sockets(), _rss()))
+        return results
+
+    world = part("world", 0, lambda rank: workers[rank].form("world", range(ranks)))
+    by_rank = dict(zip(own, world, strict=True))
+    groups += world
+    algorithm = Selection(world[0].engine.topology)(Operation.ALL_REDUCE, 4 * _ELEMENTS)
+
+    def all_reduce(rank: int) -> float:
+        values = np.full(_ELEMENTS, 1.0, dtype=np.float32)
+        by_rank[rank].all_reduce(values, algorithm)
+        return float(values[0])
+
+    assert set(part("all_reduce", 1, all_reduce)) == {float(ranks)}
+    side = math.isqrt(ranks)
+    if side * side == ranks:
+
+        def rows_and_columns(rank: int) -> list[LightGroup]:
+            row, column = divmod(rank, side)
+            return [
+                workers[rank].form(f"row-{row}", range(row * side, (row + 1) * side)),
+                workers[rank].form(f"column-{column}", range(column, ranks, side)),
+            ]
+
+        groups += [group for made in part("mesh", 2, rows_and_columns) for group in made]
+    together(3)
+    list(pool.map(LightGroup.close, groups))
+    pool.shutdown()
+
+
+def _search_only_new_garbage() -> None:
+    """A rank with a process to itself forms a group and never searches its older objects.
+
+    Here it would, time and again and for all workers together: 14 % of the CPU.
+    """
+    gc.freeze()
+    gc.set_threshold(gc.get_threshold()[0], 1 << 30)
+
+
+def _sockets() -> int:
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        except OSError:  # the one that listed them
+            continue
+    return count
+
+
+def _rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _bytes_sent() -> int:
+    """By all sockets of this network namespace (IpExt: OutOctets)."""
+    with open("/proc/net/netstat") as file:
+        lines = [line.split() for line in file if line.startswith("IpExt:")]
+    return int(dict(zip(*lines, strict=True))["OutOctets"])

@@ -1,0 +1,518 @@
+"""`sealring bench gpu`: what sealing costs where the GPU that holds a tensor does it.
+
+Several ranks are on one GPU, in groups that each have a wire of their own; some of them run the
+same path without cryptography. Measured are the kernels by themselves, all-reduces of these groups
+against each other, against Gloo and against NCCL, and a DDP step of GPT-2 over one wire, sealed and
+unsealed. bars.py has what is asked of each.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from sealring.errors import ConfigurationError, WorkerFailed
+from sealring.lab.bench.collectives import sealed_and_opened
+from sealring.lab.bench.harness import (
+    Progress,
+    Samples,
+    Section,
+    gathered,
+    in_turn,
+    reports_of,
+    sealed_world,
+)
+from sealring.lab.bench.kernels import Kernels, Shape
+from sealring.lab.bench.place import Place, settle
+from sealring.lab.bench.workers import Report
+from sealring.lab.results import CollectiveCase, StepCase
+
+if TYPE_CHECKING:
+    from sealring.lab.results import Transport, Variant
+
+
+# ---- groups
+#
+# Which wire a group has is read from the environment when it is made, so groups of several wires
+# can be in one process; the ranks agree on it when the group meets its first tensor.
+
+
+SETTABLE: Final = ("host", "peer", "nccl")
+WIRES: Final = (*SETTABLE, "hosts")
+"""`hosts` stands for two hosts, each with half of the ranks: peer memory inside, NCCL between."""
+BY_NCCL: Final = ("nccl", "hosts")
+
+
+def environment_for(*wires: str) -> dict[str, str]:
+    """What workers need that use these: NCCL's wire would wait for kernels that are loaded late."""
+    return {"CUDA_MODULE_LOADING": "EAGER"} if set(wires) & set(BY_NCCL) else {}
+
+
+@contextmanager
+def over(wire: str, rank: int = 0, ranks: int = 1) -> Iterator[None]:
+    settings = {"SEALRING_GPU_WIRE": wire}
+    if wire == "hosts":
+        settings = {"SEALRING_GPU_WIRE": "nccl", "SEALRING_HOST": f"host-{2 * rank // ranks}"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def sealed_over(wire: str, device: Any) -> Any:
+    import torch.distributed as dist
+
+    with over(wire, dist.get_rank(), dist.get_world_size()):
+        group: Any = dist.new_group(backend="sealring")
+    _meet_a_tensor(group, device)
+    if device.type == "cuda" and not group._engine.wired:
+        raise ConfigurationError(f"the ranks' GPUs have no such wire: {wire}")
+    return group
+
+
+def unsealed_over(wire: str, device: Any) -> Any:
+    """The same path by kernels that leave the cryptography out (lab/bench/unsealed.cu)."""
+    from unittest.mock import patch
+
+    from sealring.core.engine.cuda import attachment
+
+    # Nothing that can be set from outside leads here.
+    unsealed = attachment.Kernels(unsealed_text, "_unsealed")
+    with patch.object(attachment, "SHIPPED", unsealed):
+        return sealed_over(wire, device)
+
+
+def unsealed_text() -> Mapping[str, bytes]:
+    from sealring.core.engine.cuda.compiler import kernel_text
+
+    own = (resources.files("sealring.lab.bench") / "unsealed.cu").read_bytes()
+    return {**kernel_text(), "unsealed.cu": own}
+
+
+def _meet_a_tensor(group: Any, device: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+# ---- the kernels by themselves, on a tensor that no cache holds
+
+
+SUITE: Final = "ChaCha20-Poly1305"
+KERNEL_BYTES: Final = 1 << 30
+RECORD_BYTES: Final = 256 << 10
+SMALL_BYTES: Final = 4 << 10
+OPERATIONS_PER_BLOCK: Final = 960 + 100
+"""Of 64 bytes: 320 additions, exclusive-ors and rotations each, and 25 wide multiplications for
+each of four blocks of the tag (docs/performance.md)."""
+_MATRIX: Final = 8192
+_CALLS: Final = 15
+_SMALL_CALLS: Final = 300
+
+
+def measure_kernels(place: Place, progress: Progress | None = None) -> Iterator[Kernels]:
+    for measured in reports_of(1, _time_kernels, place, progress=progress):
+        yield Kernels("gpu", 1, tuple(measured), place.name)
+
+
+def _time_kernels(rank: int, report: Report, place: Place) -> None:
+    device = place.enter(rank, 1)
+    measured = []
+    calls, check = _calls(device)
+    for index, (shape, call) in enumerate(calls):
+        measured.append((shape, Samples(tuple(_event_times(call)))))
+        report((index + 1) / (len(calls) + 1))
+    check()
+    measured.append(_launch(device))
+    report(measured)
+
+
+def _calls(
+    device: Any,
+) -> tuple[list[tuple[Shape, Callable[[], object]]], Callable[[], None]]:
+    """Each kernel, and what raises if one of them refused a record: it would have been quick then.
+
+    Where a wire is opened it is read twice, tag first.
+    """
+    import torch
+
+    from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
+    from sealring.core.engine.datatypes import DType, ReduceKind
+
+    summing = (DType.FLOAT32, ReduceKind.SUM)
+    tensor = torch.randn(KERNEL_BYTES // 4, device=device)
+    result = torch.empty_like(tensor)
+    kernels = RecordKernels(device, bytes(32), RECORD_BYTES)
+    wire = torch.empty(wire_bytes(KERNEL_BYTES, RECORD_BYTES), dtype=torch.uint8, device=device)
+    further = torch.empty_like(wire)
+    key, other = DeviceKey(device, bytes(range(32))), DeviceKey(device, bytes(range(32, 64)))
+    header = Header(1, 0, 1, 1, 1, 3, 1, 1, 0, 0, KERNEL_BYTES)
+    one, product = (torch.randn(_MATRIX, _MATRIX, device=device) for _ in range(2))
+    kernels.seal(tensor, key, header, wire)  # what those after it open
+
+    cipher, sums = KERNEL_BYTES // 64 * OPERATIONS_PER_BLOCK, KERNEL_BYTES // 4
+
+    def shape(kernel: str, moved: int, operations: int) -> Shape:
+        return Shape(kernel, KERNEL_BYTES, RECORD_BYTES, moved * KERNEL_BYTES, operations, SUITE)
+
+    calls: list[tuple[Shape, Callable[[], object]]] = [
+        (
+            Shape("copy", KERNEL_BYTES, KERNEL_BYTES, 2 * KERNEL_BYTES, 0),
+            lambda: result.copy_(tensor),
+        ),
+        (shape("seal", 2, cipher), lambda: kernels.seal(tensor, key, header, wire)),
+        (shape("open", 3, cipher), lambda: kernels.open(wire, key, header, result)),
+        (
+            shape("open_reduce", 4, cipher + sums),
+            lambda: kernels.open_reduce(wire, key, header, result, summing),
+        ),
+        (
+            shape("hop", 4, 2 * cipher + sums),
+            lambda: kernels.hop((wire, key, header), tensor, (further, other, header), summing),
+        ),
+        # Last: after it the GPU's clock is lower for a while, because of the power that it takes.
+        (
+            Shape("matmul", one.nbytes, one.nbytes, 3 * one.nbytes, 2 * _MATRIX**3),
+            lambda: torch.mm(one, one, out=product),
+        ),
+    ]
+    return calls, kernels.check
+
+
+def _launch(device: Any) -> tuple[Shape, Samples]:
+    """One small record, from the launch until it is there."""
+    import torch
+
+    from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
+
+    kernels = RecordKernels(device, bytes(32), SMALL_BYTES)
+    tensor = torch.randn(SMALL_BYTES // 4, device=device)
+    wire = torch.empty(wire_bytes(SMALL_BYTES, SMALL_BYTES), dtype=torch.uint8, device=device)
+    key, header = DeviceKey(device, bytes(32)), Header(1, 0, 1, 1, 1, 3, 1, 1, 0, 0, SMALL_BYTES)
+    seconds = []
+    for _ in range(_SMALL_CALLS):
+        launch = kernels.sealing(tensor, key, header, wire)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        launch()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    operations = SMALL_BYTES // 64 * OPERATIONS_PER_BLOCK
+    return Shape("launch", SMALL_BYTES, SMALL_BYTES, 0, operations, SUITE), Samples(tuple(seconds))
+
+
+def _event_times(call: Callable[[], object]) -> list[float]:
+    """Seconds on the GPU's own clock."""
+    for _ in range(3):
+        call()
+    times = []
+    for _ in range(_CALLS):
+        start, end = (_timed_event() for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return times
+
+
+def _timed_event() -> Any:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+# ---- all-reduces, by every way there is, in turn
+
+
+BYTES: Final = 256 << 20
+
+Way = tuple["Variant", "Transport"]
+
+
+def ways_over(wires: Sequence[str]) -> list[Way]:
+    """Sealed over each wire, and what it is to be compared with: through host memory the same path
+    unsealed and Gloo, which takes that way too; between two hosts the same path unsealed; else
+    NCCL."""
+    ways: list[Way] = []
+    if "host" in wires:
+        ways += [("sealed", "host"), ("unsealed", "host"), ("plain", "tcp")]
+    if "peer" in wires:
+        ways.append(("sealed", "peer"))
+    if "nccl" in wires:
+        ways.append(("sealed", "nccl"))
+    if "hosts" in wires:
+        ways += [("sealed", "hosts"), ("unsealed", "hosts")]
+    if "peer" in wires or "nccl" in wires:
+        ways.append(("plain", "nccl"))
+    return ways
+
+
+@dataclass(frozen=True, slots=True)
+class GpuExchange:
+    """One size by one number of ranks, as all ways did it in one run."""
+
+    device: str
+    ranks: int
+    bytes: int
+    samples: dict[Way, Samples]
+    """Of the slowest rank."""
+    rank_bytes: dict[Way, tuple[int, int]]
+    """Plaintext that the busiest rank sealed and opened in one call."""
+    section: Section = "allreduce"
+
+    @property
+    def label(self) -> str:
+        return f"all_reduce, {self.ranks} ranks on one GPU"
+
+    def cases(self, run: int) -> list[CollectiveCase]:
+        return [
+            CollectiveCase(
+                collective="all_reduce",
+                ranks=self.ranks,
+                bytes=self.bytes,
+                dtype="float32",
+                transport=transport,
+                variant=variant,
+                device=self.device,
+                sealed_bytes=self.rank_bytes.get((variant, transport), (0, 0))[0],
+                opened_bytes=self.rank_bytes.get((variant, transport), (0, 0))[1],
+                run=run,
+                seconds=list(samples.seconds),
+            )
+            for (variant, transport), samples in self.samples.items()
+        ]
+
+
+def measure_allreduces(
+    place: Place,
+    ranks: int,
+    size: int,
+    wires: Sequence[str],
+    blocks: int,
+    progress: Progress | None = None,
+) -> Iterator[GpuExchange]:
+    arguments = (place, ranks, size, ways_over(wires), blocks)
+    environment = environment_for(*wires)
+    return reports_of(ranks, _reduce, *arguments, environment=environment, progress=progress)
+
+
+def _reduce(
+    rank: int, report: Report, place: Place, ranks: int, size: int, ways: list[Way], blocks: int
+) -> None:
+    import torch
+
+    device = place.enter(rank, ranks)
+    with sealed_world():
+        groups = {way: _group(way, device) for way in ways}
+        tensor = torch.empty(size // 4, device=device)
+        calls = {way: _bound(tensor, group) for way, group in groups.items()}
+        for way, call in calls.items():
+            _check_sum(way, call, tensor, rank, ranks)
+        own = {
+            way: sealed_and_opened(groups[way], call)
+            for way, call in calls.items()
+            if way[0] == "sealed"
+        }
+        tensor.zero_()
+        samples = in_turn(calls, report, blocks=blocks)
+        everyones = gathered(own)
+        if rank == 0:
+            busiest = {way: max((each[way] for each in everyones), key=sum) for way in own}
+            report(GpuExchange(place.name, ranks, size, samples, busiest))
+
+
+def _group(way: Way, device: Any) -> Any:
+    import torch.distributed as dist
+
+    variant, transport = way
+    if variant == "plain":
+        return dist.new_group(backend="nccl" if transport == "nccl" else "gloo")
+    return (sealed_over if variant == "sealed" else unsealed_over)(transport, device)
+
+
+def _bound(tensor: Any, group: Any) -> Callable[[], None]:
+    import torch.distributed as dist
+
+    def call() -> None:
+        dist.all_reduce(tensor, group=group)
+        settle(tensor.device)
+
+    return call
+
+
+def _check_sum(way: Way, call: Callable[[], None], tensor: Any, rank: int, ranks: int) -> None:
+    """A way that computes something else is not worth timing."""
+    tensor.fill_(rank + 1.0)
+    call()
+    low, high = float(tensor.min()), float(tensor.max())
+    if low != high or high != ranks * (ranks + 1) / 2:
+        raise WorkerFailed(f"{' over '.join(way)}: the sum is {low:g} to {high:g}, which is wrong")
+
+
+# ---- a DDP step of GPT-2 over one wire: sealed, and the same unsealed
+#
+# One model with one DDP serves both, because four ranks of the largest would not fit twice: a
+# communication hook hands each step's buckets to the group whose turn it is. Plain SGD, which keeps
+# nothing but weights and gradients; torch's default buckets.
+
+
+MODELS: Final = ("gpt2", "gpt2-medium", "gpt2-xl")
+TOKENS: Final = 1024
+BUCKET_MB: Final = 25.0
+"""DDP's default, which is not given to it: so that its first bucket is small, as by default."""
+BUDGET_S: Final = 60.0
+_FEWEST, _MOST = 5, 11
+
+
+def batch_of(parameters: int) -> int:
+    """Windows a rank: what lets four ranks of the largest fit into one GPU."""
+    return 4 if parameters < 1_000_000_000 else 1
+
+
+def affordable(step_s: float, variants: int, most: int = _MOST) -> int:
+    """How many steps of each variant fit into the budget; never too few for a median."""
+    return min(most, max(_FEWEST, int(BUDGET_S / (variants * step_s))))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStep:
+    device: str
+    model: str
+    parameters: int
+    ranks: int
+    batch: int
+    wire: str
+    all_reduces: int
+    sealed_bytes: int
+    samples: dict[str, Samples]
+    """Of the slowest rank, by variant."""
+    section: Section = "step"
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.ranks} ranks on one GPU, over {self.wire}"
+
+    def cases(self, run: int) -> list[StepCase]:
+        return [
+            StepCase(
+                model=self.model,
+                parameters=self.parameters,
+                ranks=self.ranks,
+                batch=self.batch,
+                tokens=self.batch * TOKENS,
+                precision="fp32",
+                bucket_cap_mb=BUCKET_MB,
+                all_reduces=self.all_reduces,
+                transport=cast("Transport", self.wire),
+                variant=cast("Variant", variant),
+                device=self.device,
+                sealed_bytes=self.sealed_bytes if variant == "sealed" else 0,
+                run=run,
+                seconds=list(samples.seconds),
+                split=[],
+            )
+            for variant, samples in self.samples.items()
+        ]
+
+
+def measure_step(
+    place: Place,
+    model: str,
+    ranks: int,
+    wire: str,
+    most: int = _MOST,
+    progress: Progress | None = None,
+) -> Iterator[GpuStep]:
+    arguments = (place, model, ranks, wire, most)
+    environment = environment_for(wire)
+    return reports_of(ranks, _train, *arguments, environment=environment, progress=progress)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Whose turn it is to reduce, and how many buckets it was given."""
+
+    group: Any
+    buckets: int = 0
+
+
+def _train(
+    rank: int, report: Report, place: Place, name: str, ranks: int, wire: str, most: int
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    device = place.enter(rank, ranks)
+    with sealed_world():
+        groups = {"sealed": sealed_over(wire, device), "unsealed": unsealed_over(wire, device)}
+        turn = _Turn(groups["sealed"])
+        step, parameters, batch = _training(name, turn, device)
+
+        def by(group: Any) -> Callable[[], None]:
+            def call() -> None:
+                turn.group = group
+                step()
+
+            return call
+
+        calls = {variant: by(group) for variant, group in groups.items()}
+        for call in calls.values():  # DDP lays out its buckets anew after the first step
+            call()
+        turn.buckets = 0
+        start = time.perf_counter()
+        sealed_bytes, _ = sealed_and_opened(groups["sealed"], calls["sealed"])
+        took, buckets = torch.tensor([time.perf_counter() - start]), turn.buckets
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        blocks = affordable(float(took), len(calls), most)
+        samples = in_turn(calls, report, blocks=blocks, warm_up=0)
+        if rank == 0:
+            measured = GpuStep(
+                place.name, name, parameters, ranks, batch, wire, buckets, sealed_bytes, samples
+            )
+            report(measured)
+
+
+def _training(name: str, turn: _Turn, device: Any) -> tuple[Callable[[], None], int, int]:
+    """One step as a call; the model is made where it is trained, with no copy on the host."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    from sealring.lab.bench.models import build
+
+    with device:
+        model: Any = build(name)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    batch = batch_of(parameters)
+    shape = (batch, min(TOKENS, model.positions.num_embeddings) + 1)
+    windows = torch.randint(model.tokens.num_embeddings, shape, device=device)
+    wrapped = DistributedDataParallel(model, process_group=turn.group, gradient_as_bucket_view=True)
+
+    def reduce(turn: Any, bucket: Any) -> Any:
+        turn.buckets += 1
+        return allreduce_hook(turn.group, bucket)
+
+    # A lambda: DDP compares annotations with its own types, and these are strings.
+    wrapped.register_comm_hook(turn, lambda turn, bucket: reduce(turn, bucket))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        wrapped(windows[:, :-1], windows[:, 1:]).backward()
+        optimizer.step()
+        settle(device)
+
+    return step, parameters, batch

@@ -1,0 +1,179 @@
+"""`python -m sealring.lab aead`: the engine's kernels by themselves, on one core and on all.
+
+seal, open   AES-256-GCM in records, as the engine runs it
+reduce       the sum of two float32 tensors
+copy         from memory to memory: what it can carry
+matmul       a product of float32 matrices: the model's own arithmetic, for comparison
+
+Each on tensors that do not fit into a cache, as gradients do not, and the cipher also on one record
+that does, because what a peer has just sent is opened from there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, cast
+
+from sealring import _native, limits
+from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.lab.bench.harness import Progress, Samples, in_turn, reports_of
+from sealring.lab.bench.workers import Report
+from sealring.lab.results import KernelCase
+
+if TYPE_CHECKING:
+    from sealring.lab.results import Kernel
+
+STREAMED_RECORDS: Final = 132
+"""16 MiB of records: more than the caches of most cores."""
+MATRIX: Final = 512
+OPERATIONS_PER_BLOCK: Final = 15
+"""Of 16 bytes in AES-256-GCM: 14 rounds, and one multiplication for the tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a call of a kernel works on, for the roofline."""
+
+    kernel: str
+    bytes: int
+    record_bytes: int
+    moved_bytes: int
+    operations: int
+    suite: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All kernels in one run, by so many processes at once."""
+
+    section: Literal["aead", "gpu"]
+    processes: int
+    measured: tuple[tuple[Shape, Samples], ...]
+    device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        return "one process" if self.processes == 1 else f"{self.processes} processes at once"
+
+    def cases(self, run: int) -> list[KernelCase]:
+        return [
+            KernelCase(
+                kernel=cast("Kernel", shape.kernel),
+                device=self.device,
+                suite=shape.suite,
+                bytes=shape.bytes,
+                record_bytes=shape.record_bytes,
+                processes=self.processes,
+                moved_bytes=shape.moved_bytes,
+                operations=shape.operations,
+                run=run,
+                seconds=list(samples.seconds),
+            )
+            for shape, samples in self.measured
+        ]
+
+
+def measure_kernels(
+    processes: int, blocks: int, progress: Progress | None = None
+) -> Iterator[Kernels]:
+    for measured in reports_of(processes, _worker, processes, blocks, progress=progress):
+        yield Kernels("aead", processes, measured)
+
+
+# ---- in the workers
+
+
+def _worker(rank: int, report: Report, processes: int, blocks: int) -> None:
+    import torch.distributed as dist
+
+    if processes > 1:
+        dist.init_process_group("gloo")  # to begin together: these kernels say nothing to anybody
+    kernels = [*_cipher(STREAMED_RECORDS), *_cipher(1), _reduce(), _copy(), _matmul()]
+    calls = {index: call for index, (_, call) in enumerate(kernels)}
+    samples = in_turn(calls, report, blocks=blocks, warm_up=2)
+    if rank == 0:
+        report(tuple((shape, samples[index]) for index, (shape, _) in enumerate(kernels)))
+    if processes > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+Kernel_ = tuple[Shape, Callable[[], None]]
+
+
+def _cipher(records: int) -> list[Kernel_]:
+    """Sealing and opening of so many records; a single one is repeated, and stays in the cache."""
+    import numpy as np
+
+    record = limits.RECORD_BYTES
+    sealed_record = record + limits.TAG_BYTES
+    repeats = STREAMED_RECORDS // records
+    plain = np.ones(records * record, np.uint8)
+    sealed = np.ones(records * sealed_record, np.uint8)
+    opened = np.ones(record, np.uint8)
+    key = os.urandom(limits.KEY_BYTES)
+    sealer = _native.Cipher(os.urandom(limits.KEY_BYTES))
+    first = _native.Cipher(key)
+    for index in range(records):
+        first.seal(
+            plain.ctypes.data + index * record, record, sealed.ctypes.data + index * sealed_record
+        )
+    leaving = np.ones(sealed_record, np.uint8)
+
+    def seal() -> None:
+        for _ in range(repeats):
+            for index in range(records):
+                sealer.seal(plain.ctypes.data + index * record, record, leaving.ctypes.data)
+
+    def open_() -> None:
+        for _ in range(repeats):
+            opener = _native.Cipher(key)  # from the first record on again
+            for index in range(records):
+                good = opener.open(
+                    sealed.ctypes.data + index * sealed_record, record, opened.ctypes.data
+                )
+                if not good:
+                    raise RuntimeError("a record that was just sealed does not open")
+
+    total = repeats * records * record
+    # One side is as long as the tensor, the other one record that stays in the cache.
+    moved = total if records > 1 else 0
+    operations = total // 16 * OPERATIONS_PER_BLOCK
+    return [
+        (Shape("seal", total, record, moved, operations, limits.SUITE), seal),
+        (Shape("open", total, record, moved, operations, limits.SUITE), open_),
+    ]
+
+
+def _reduce() -> Kernel_:
+    import numpy as np
+
+    total = STREAMED_RECORDS * limits.RECORD_BYTES
+    one, other = np.zeros(total // 4, np.float32), np.ones(total // 4, np.float32)
+
+    def reduce() -> None:
+        _native.reduce(one.ctypes.data, other.ctypes.data, total, DType.FLOAT32, ReduceKind.SUM)
+
+    return Shape("reduce", total, total, 3 * total, total // 4), reduce
+
+
+def _copy() -> Kernel_:
+    import numpy as np
+
+    total = STREAMED_RECORDS * limits.RECORD_BYTES
+    one, other = np.zeros(total, np.uint8), np.ones(total, np.uint8)
+    return Shape("copy", total, total, 2 * total, 0), lambda: np.copyto(one, other)
+
+
+def _matmul() -> Kernel_:
+    import torch
+
+    one, other, into = (torch.ones(MATRIX, MATRIX) for _ in range(3))
+
+    def matmul() -> None:
+        torch.mm(one, other, out=into)
+
+    nbytes = one.nbytes
+    return Shape("matmul", nbytes, nbytes, 3 * nbytes, 2 * MATRIX**3), matmul

@@ -1,0 +1,327 @@
+"""What each of the demo's workers does: train, train under a wiretap, train under attack.
+
+They learn from the Python standard library's own sources, which are already here.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, Store, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from sealring.errors import ConfigurationError, GroupError
+from sealring.lab.bench.models import Shape, make_model
+from sealring.lab.bench.workers import Report
+from sealring.lab.demo.wiretap import Address, LyingStore
+
+CORPUS_BYTES: Final = 4 << 20
+_NOT_THE_LIBRARY: Final = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "lib2to3"}
+)
+
+
+def standard_library(limit: int = CORPUS_BYTES, root: Path | None = None) -> bytes:
+    """The first `limit` bytes of all modules, in the order of their paths."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    text = bytearray()
+    for path in _modules(root):
+        text += path.read_bytes()
+        if len(text) >= limit:
+            break
+    if not text:
+        raise ConfigurationError(
+            f"the demo reads Python's own sources, and there are none in {root}: install Python "
+            "with its standard library as source files"
+        )
+    return bytes(text[:limit])
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        # os.walk goes on into what is left here, in this order.
+        folders[:] = sorted(name for name in folders if name not in _NOT_THE_LIBRARY)
+        for name in sorted(files):
+            if name.endswith(".py"):
+                yield Path(folder, name)
+
+
+class Batches:
+    """Random windows of the text; the same ones for the same seed."""
+
+    def __init__(self, text: bytes, *, context: int, size: int, seed: int) -> None:
+        self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        self._context = context
+        self._size = size
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """(inputs, targets): each target is the byte that follows its input."""
+        starts = torch.randint(
+            len(self._text) - self._context, (self._size, 1), generator=self._generator
+        )
+        windows = self._text[starts + torch.arange(self._context + 1)]
+        return windows[:, :-1], windows[:, 1:]
+
+
+# ---- the workers
+
+
+Backend = Literal["sealring", "gloo"]
+SEED: Final = 1234
+LEARNING_RATE: Final = 1e-3
+TAPPED_STEPS: Final = 3
+ATTACKED_STEPS: Final = 6
+"""If the attack were not noticed, the run would end here all the same."""
+_TIMEOUT: Final = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    ranks: int
+    steps: int
+    batch: int
+    """Windows per rank and step."""
+    shape: Shape
+    store: Address
+    """The attacker's rendezvous store, for the runs after the first."""
+    tap: Address
+    """The relay that listens."""
+    attack: Address
+    """The relay that also flips a bit."""
+
+    @property
+    def listener(self) -> int:
+        """Of the tapped link, the rank that is dialed; it sends to the other one in the ring."""
+        return self.ranks // 2 - 1
+
+    @property
+    def lured(self) -> int:
+        """The rank that dials, and finds the wiretap."""
+        return self.listener + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step on one rank."""
+
+    backend: Backend
+    number: int
+    loss: float
+    seconds: float
+    sealed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """The rank starts with the run of this name."""
+
+    name: Literal["training", "wiretap", "attack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The last tapped step's buckets on the sending rank, as they were before sealing."""
+
+    own: list[bytes] = field(default_factory=list)
+    summed: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the attacked run ended on one rank."""
+
+    whole_steps: int
+    raised: str | None
+    """The class of what came out of the training step; None if nothing did."""
+    error: str | None
+    """The class of the group's own error."""
+    message: str
+    reported_by: int | None
+    at: float
+    weights: str
+    weights_before: str
+    """Digests: as the error left them, and as the last whole step did."""
+
+
+@dataclass
+class Trainee:
+    """A model, its optimizer and the way its gradients go."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    wrapped: DistributedDataParallel
+
+    @classmethod
+    def of(cls, model: nn.Module, group: dist.ProcessGroup | None = None) -> Trainee:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
+        return cls(model, optimizer, DistributedDataParallel(model, process_group=group))
+
+    def step(self, batch: tuple[Tensor, Tensor]) -> float:
+        loss = self.wrapped(*batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+    def digest(self) -> str:
+        state = hashlib.sha256()
+        for parameter in self.model.parameters():
+            state.update(parameter.detach().numpy().tobytes())
+        return state.hexdigest()
+
+
+def work(rank: int, report: Report, plan: Plan) -> None:
+    """One worker, from its start to its end. Each run has a group of its own."""
+    batches = Batches(
+        standard_library(), context=plan.shape.context, size=plan.batch, seed=SEED + rank
+    )
+    model = make_model(plan.shape, SEED)
+    report(Act("training"))
+    _train(report, plan, model, batches)
+    # The runs with an attacker on the wire need a wire.
+    os.environ["SEALRING_TRANSPORT"] = "tcp"
+    report(Act("wiretap"))
+    _train_tapped(rank, report, plan, model, batches)
+    report(Act("attack"))
+    _train_attacked(rank, report, plan, model, batches)
+
+
+def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> None:
+    """Two models with the same weights and batches: one over sealring, one over Gloo.
+
+    Their steps alternate, so that whatever else the machine does slows both alike.
+    """
+    dist.init_process_group("sealring")
+    gloo = dist.new_group(backend="gloo")
+    trainees: dict[Backend, Trainee] = {
+        "sealring": Trainee.of(model),
+        "gloo": Trainee.of(copy.deepcopy(model), gloo),
+    }
+    for number in range(plan.steps):
+        batch = batches.draw()
+        for backend in _in_turn(trainees, number):
+            dist.barrier()
+            before, start = _sealed_bytes(), time.perf_counter()
+            loss = trainees[backend].step(batch)
+            seconds = time.perf_counter() - start
+            report(Step(backend, number, loss, seconds, _sealed_bytes() - before))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _in_turn(trainees: Mapping[Backend, Trainee], number: int) -> list[Backend]:
+    """Each goes first equally often: the one that follows finds other caches."""
+    names = list(trainees)
+    return names if number % 2 == 0 else names[::-1]
+
+
+def _sealed_bytes() -> int:
+    group: Any = dist.group.WORLD
+    return int(group.account()["sealed_bytes"])
+
+
+def _train_tapped(
+    rank: int, report: Report, plan: Plan, model: nn.Module, batches: Batches
+) -> None:
+    _join_over_the_attackers_store(rank, plan, plan.tap)
+    trainee = Trainee.of(model)
+    gradients = Gradients()
+
+    def all_reduce(taken: Gradients, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """What DDP does by itself, and a copy of what goes in and what comes out."""
+        values = bucket.buffer().div_(plan.ranks)
+        taken.own.append(values.numpy().tobytes())
+        work: Any = dist.all_reduce(values, async_op=True)
+
+        def done(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            (summed,) = future.value()
+            taken.summed.append(summed.numpy().tobytes())
+            return summed
+
+        future: torch.futures.Future[Tensor] = work.get_future().then(done)
+        return future
+
+    if rank == plan.listener:
+        # DDP looks at a hook's annotations and does not know them as strings; a lambda has none.
+        trainee.wrapped.register_comm_hook(
+            gradients, lambda taken, bucket: all_reduce(taken, bucket)
+        )
+    for _ in range(TAPPED_STEPS):
+        gradients.own.clear()
+        gradients.summed.clear()
+        trainee.step(batches.draw())
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == plan.listener:
+        report(gradients)
+
+
+def _train_attacked(
+    rank: int, report: Report, plan: Plan, model: nn.Module, batches: Batches
+) -> None:
+    _join_over_the_attackers_store(rank, plan, plan.attack)
+    trainee = Trainee.of(model)
+    whole_steps, before = 0, trainee.digest()
+    ending: Ending | None = None
+    try:
+        while whole_steps < ATTACKED_STEPS:
+            trainee.step(batches.draw())
+            whole_steps, before = whole_steps + 1, trainee.digest()
+    except RuntimeError as error:
+        at = time.monotonic()
+        ending = _ending(whole_steps, before, trainee.digest(), error, at)
+    report(ending or _ending(whole_steps, before, trainee.digest()))
+    dist.destroy_process_group()
+
+
+def _ending(
+    whole_steps: int,
+    weights_before: str,
+    weights: str,
+    raised: RuntimeError | None = None,
+    at: float = 0.0,
+) -> Ending:
+    named = None if raised is None else _error_of_the_group(raised)
+    return Ending(
+        whole_steps=whole_steps,
+        raised=None if raised is None else type(raised).__name__,
+        error=None if named is None else type(named).__name__,
+        message=str(named or raised or ""),
+        reported_by=None if named is None else named.reported_by,
+        at=at,
+        weights=weights,
+        weights_before=weights_before,
+    )
+
+
+def _error_of_the_group(raised: RuntimeError) -> GroupError | None:
+    """The error as an object, even where DDP passes on no more than its text."""
+    if isinstance(raised, GroupError):
+        return raised
+    try:
+        dist.barrier()  # a group keeps what ended it, and raises that at every later call
+    except GroupError as error:
+        return error
+    return None
+
+
+def _join_over_the_attackers_store(rank: int, plan: Plan, relay: Address) -> None:
+    store: Store = TCPStore(*plan.store, is_master=False, timeout=_TIMEOUT)
+    if rank == plan.lured:
+        store = LyingStore(store, about=plan.listener, relay=relay)
+    dist.init_process_group(
+        "sealring", store=store, rank=rank, world_size=plan.ranks, timeout=_TIMEOUT
+    )

@@ -1,0 +1,374 @@
+"""A profile of the machine that a results file was measured on.
+
+Rates come from the kernels, what a call and a record cost besides from two ranks' all-reduces by
+size. What sharing a core costs comes from all-reduces of more ranks than cores: from all
+that others do, and from the shortest sealed one. Steps are what the profile is to predict, so
+none that communicates is looked at.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from sealring import limits
+from sealring.core.engine.lanes import lanes_for, threads_by_default
+from sealring.core.schedule import Operation
+from sealring.core.schedule.table import AlgorithmTable, parse_table
+from sealring.errors import ConfigurationError
+from sealring.lab.plan.collectives import Cluster
+from sealring.lab.plan.layouts import Setting, alone
+from sealring.lab.plan.models import MODELS, load_model
+from sealring.lab.plan.profiles import (
+    Device,
+    Figure,
+    Profile,
+    Route,
+    Way,
+    load_network,
+    route_of,
+    with_figures,
+)
+from sealring.lab.results import (
+    CollectiveCase,
+    KernelCase,
+    LinkPoint,
+    Results,
+    Transport,
+    median_of,
+)
+
+# ---- straight lines through measured points, none of whose parts can be negative
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    weight: float
+
+
+def lines(groups: Sequence[Sequence[Point]]) -> tuple[list[float], float]:
+    """The start of each group's line and the slope that all have in common, by least squares.
+
+    A group without points starts at 0.
+    """
+    starts = [0.0] * len(groups)
+    free = {number for number, points in enumerate(groups) if points}
+    while True:
+        centres = {number: _centre(groups[number]) for number in free}
+        along = across = 0.0
+        for number, points in enumerate(groups):
+            x0, y0 = centres.get(number, (0.0, 0.0))
+            along += sum(weight * (x - x0) * (y - y0) for x, y, weight in points)
+            across += sum(weight * (x - x0) ** 2 for x, _, weight in points)
+        slope = max(0.0, along / across) if across else 0.0
+        for number, (x0, y0) in centres.items():
+            starts[number] = y0 - slope * x0
+        below = {number for number in free if starts[number] < 0.0}
+        if not below:
+            return starts, slope
+        free -= below
+        for number in below:
+            starts[number] = 0.0
+
+
+def _centre(points: Sequence[Point]) -> tuple[float, float]:
+    total = sum(point.weight for point in points)
+    x = sum(point.weight * point.x for point in points) / total
+    return x, sum(point.weight * point.y for point in points) / total
+
+
+# ---- how the collectives of a results file were run: by which algorithms, over which transport
+
+
+def setting_of(
+    results: Results, profile: Profile, way: Way, ranks: int, transport: Transport = "shm"
+) -> Setting:
+    """So many ranks of the machine, with the choice of algorithms that was made there."""
+    if way == "sealed" and transport == "tcp":
+        profile = _over_sockets(profile)
+    network = load_network(profile.network)
+    cluster = Cluster(ranks, ranks)
+    return Setting(profile, way, network, cluster, table=_table(results.algorithms))
+
+
+def _over_sockets(profile: Profile) -> Profile:
+    """Ranks of one host that talk by TCP: they choose algorithms as all ranks of one host do."""
+    assert profile.sealed is not None
+    rate = profile.sealed.between_engine_bytes_per_s
+    return with_figures(
+        profile,
+        "sealed",
+        rate.source,
+        inside_push_bytes_per_s=rate.value,
+        inside_forward_bytes_per_s=rate.value,
+        inside_pull_bytes_per_s=rate.value,
+    )
+
+
+@lru_cache(maxsize=8)
+def _table(text: str) -> AlgorithmTable | None:
+    """None, which is sealring's own, where the file does not say it."""
+    return parse_table(text, "the results' algorithms") if text else None
+
+
+# ---- what it costs that ranks share cores
+
+
+_SHARES: Final = tuple(step / 20 for step in range(21))
+
+
+def with_shares(profile: Profile, results: Results) -> Profile:
+    for way in profile.ways():
+        cases = turns_from(results, way)
+        if cases and way == "sealed":
+            turn = _turn(profile, way, cases, results)
+            profile = with_figures(profile, way, "the shortest all-reduce in a crowd", turn_s=turn)
+        elif cases:
+            profile = _with_share(profile, way, cases, results)
+    return profile
+
+
+def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
+    """The all-reduces of more ranks than cores from which it is learnt what sharing one costs.
+
+    Nearly all of the shortest one is waiting, so of sealed ones it is enough, and the others are
+    left to be predicted.
+    """
+    crowded = [
+        case
+        for case in [*results.allreduce, *results.collectives]
+        if case.collective == "all_reduce" and case.variant == way and case.device == "cpu"
+        if case.ranks > results.machine.cores
+    ]
+    if way != "sealed":
+        return crowded
+    shared = [case for case in crowded if case.transport == "shm"]
+    return sorted(shared, key=lambda case: (case.ranks, case.bytes))[:1]
+
+
+def _with_share(
+    profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: Results
+) -> Profile:
+    tried = []
+    for share in _SHARES:
+        shared = with_figures(profile, way, "", core_share=share)
+        turn = _turn(shared, way, cases, results)
+        turning = with_figures(shared, way, "", turn_s=turn)
+        error = statistics.mean(
+            abs(_alone(turning, way, case, results) / median_of(case.seconds) - 1) for case in cases
+        )
+        tried.append((error, share, turn))
+    _, share, turn = min(tried)
+    source = "all-reduces of more ranks than cores"
+    return with_figures(profile, way, source, core_share=share, turn_s=turn)
+
+
+def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: Results) -> float:
+    """By least squares of the relative error; a time is all but linear in it."""
+    probe = 1e-5
+    probed = with_figures(profile, way, "", turn_s=probe)
+    along = across = 0.0
+    for case in cases:
+        measured = median_of(case.seconds)
+        base = _alone(profile, way, case, results)
+        slope = (_alone(probed, way, case, results) - base) / probe / measured
+        along += slope * (1 - base / measured)
+        across += slope * slope
+    return max(0.0, along / across) if across else 0.0
+
+
+def _alone(profile: Profile, way: Way, case: CollectiveCase, results: Results) -> float:
+    setting = setting_of(results, profile, way, case.ranks, case.transport)
+    return alone(setting, Operation.ALL_REDUCE, case.bytes)
+
+
+# ---- the profile
+
+
+def profile_of(results: Results) -> Profile:
+    device = _device(results)
+    copy = _rate(results, "copy")
+    sealed = _sealed_route(results, copy)
+    profile = Profile(
+        name="this machine",
+        about=f"{results.machine.cpu}, {results.machine.cores} cores, measured {results.made}",
+        network="100gbe",
+        device=device,
+        plain=_plain_route(results, "plain", copy),
+        cc=_plain_route(results, "cc", copy) if _points(results, "cc") else None,
+        sealed=sealed,
+    )
+    return with_shares(_with_overheads(profile, results), results)
+
+
+# ---- kernels
+
+
+def _rate(results: Results, kernel: str) -> Figure:
+    """Bytes a second, with all cores at it if that was measured: so it is in training."""
+    cases = [case for case in results.aead if case.kernel == kernel and case.device == "cpu"]
+    if not cases:
+        raise ConfigurationError(
+            f"these results have no {kernel} among their kernels: measure with `sealring bench all`"
+        )
+    crowded = [case for case in cases if case.processes == results.machine.cores] or cases
+    # The longest calls: they stream from memory, as gradients do.
+    longest = max(case.bytes for case in crowded)
+    rates = [case.bytes / median_of(case.seconds) for case in crowded if case.bytes == longest]
+    named = crowded[0]
+    return Figure(
+        statistics.median(rates),
+        f"{kernel} kernel, {longest} bytes a call, {named.processes} at once, median",
+    )
+
+
+def _device(results: Results) -> Device:
+    machine = results.machine
+    here = "this machine"
+    products: list[KernelCase] = [case for case in results.aead if case.kernel == "matmul"]
+    flops = [case.operations / median_of(case.seconds) for case in products if case.operations]
+    training = list(reached(results, "cpu"))
+    if flops:
+        peak = Figure(max(flops), "float32 matrix product on one core, measured")
+    elif training:
+        peak = Figure(max(training), "the fastest training step without communication, measured")
+    else:
+        peak = Figure(3e10, "assumption: no matrix product was measured")
+    efficiency = (
+        Figure(statistics.median(training) / peak.value, "training steps without communication")
+        if training
+        else Figure(0.5, "assumption: no step without communication was measured")
+    )
+    copy = _rate(results, "copy")
+    return Device(
+        kind="cpu",
+        ranks_per_host=Figure(float(limits.MAX_WORLD), "all ranks are on this machine"),
+        cores_per_host=Figure(float(machine.cores), here),
+        memory_bytes=Figure(float(machine.memory_bytes), here),
+        fp32_flops=peak,
+        bf16_flops=peak,
+        efficiency=efficiency,
+        memory_bytes_per_s=Figure(2 * copy.value, f"twice: {copy.source}"),
+    )
+
+
+def reached(results: Results, device: str) -> Iterable[float]:
+    """Flops a second and core (or GPU) of each step without communication on one rank."""
+    alone = [case for case in results.step if case.variant == "compute" and case.ranks == 1]
+    for case in alone:
+        if case.device == device and case.model in MODELS:
+            model = load_model(case.model)
+            scale = case.tokens / case.batch / model.transformer.context if model.transformer else 1
+            yield 3 * model.forward_flops * scale * case.batch / median_of(case.seconds)
+
+
+# ---- two ranks
+
+
+def _points(results: Results, way: Way, transport: str | None = None) -> list[LinkPoint]:
+    return [
+        point
+        for case in results.link
+        if case.operation == "all_reduce" and case.variant == way and case.device == "cpu"
+        if transport is None or case.transport == transport
+        for point in case.points
+    ]
+
+
+def _sealed_route(results: Results, copy: Figure) -> Route:
+    shared = Figure(copy.value, f"through shared memory: {copy.source}")
+    return route_of(
+        seal_bytes_per_s=_rate(results, "seal"),
+        open_bytes_per_s=_rate(results, "open"),
+        reduce_bytes_per_s=_rate(results, "reduce"),
+        copy_bytes_per_s=copy,
+        inside_forward_bytes_per_s=shared,
+        inside_pull_bytes_per_s=shared,
+        between_engine_bytes_per_s=_socket_rate(results, copy),
+        record_bytes=Figure(float(limits.RECORD_BYTES), "sealring's default"),
+        overlaps=Figure(1.0, "DDP exchanges a bucket as soon as it is full"),
+        core_share=Figure(1.0, "the engine is a thread of its own"),
+    )
+
+
+def _socket_rate(results: Results, copy: Figure) -> Figure:
+    """What TCP takes more than shared memory, per byte: from the longest all-reduces of two."""
+    shm, tcp = _points(results, "sealed", "shm"), _points(results, "sealed", "tcp")
+    both = {p.bytes * p.messages: p for p in shm}
+    pairs = [(p, both[p.bytes * p.messages]) for p in tcp if p.bytes * p.messages in both]
+    if not pairs:
+        return Figure(copy.value, f"assumed as fast as copying: {copy.source}")
+    longest, beside = max(pairs, key=lambda pair: pair[0].bytes * pair[0].messages)
+    threads = threads_by_default(results.machine.cores, 2)
+    # Threads that share it carry their parts at the same time.
+    lanes = lanes_for(longest.bytes, 2, threads)
+    more = (median_of(longest.seconds) - median_of(beside.seconds)) * lanes
+    carried = longest.bytes * longest.messages
+    # Each byte is written and read by one rank; shared memory copies it once on the way in.
+    per_byte = max(0.0, more / carried) / 2 + 0.5 / copy.value
+    return Figure(1 / per_byte, "two ranks' all-reduces over TCP against shared memory")
+
+
+def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
+    points = _points(results, way)
+    if len(points) < 2:
+        raise ConfigurationError(
+            f"these results have no all-reduces of two ranks by size for {way!r}: measure with "
+            "`sealring bench all`"
+        )
+    # A hop of a ring of two carries half of the tensor; a call is two hops.
+    xs = [point.bytes * point.messages / 2 for point in points]
+    ys = [median_of(point.seconds) / 2 for point in points]
+    (latency,), per_byte = lines([[Point(x, y, 1 / (y * y)) for x, y in zip(xs, ys, strict=True)]])
+    per_byte = max(per_byte, 1e-15)
+    source = "two ranks' all-reduces by size"
+    hop = Figure(2 / per_byte, f"half of a hop's bytes: {source}")
+    emulated = way == "cc"
+    return route_of(
+        copy_bytes_per_s=copy,
+        inside_latency_s=Figure(latency, source),
+        inside_push_bytes_per_s=hop,
+        inside_forward_bytes_per_s=hop,
+        inside_pull_bytes_per_s=hop,
+        between_latency_s=Figure(latency, source),
+        between_engine_bytes_per_s=Figure(2 / per_byte, source),
+        overlaps=Figure(float(not emulated), "as emulated" if emulated else "as DDP has it"),
+        core_share=Figure(1.0, "assumption"),
+    )
+
+
+def _with_overheads(profile: Profile, results: Results) -> Profile:
+    """What a call and a record cost beyond their bytes: from two ranks' sealed all-reduces."""
+    points = _points(results, "sealed", "shm")
+    if profile.sealed is None or not points:
+        return profile
+
+    def takes(nbytes: int, record_s: float) -> float:
+        tried = with_figures(profile, "sealed", "", send_s=record_s / 2, receive_s=record_s / 2)
+        return setting_of(results, tried, "sealed", 2).takes(Operation.ALL_REDUCE, nbytes).seconds
+
+    probe = 1e-6
+    short: list[Point] = []
+    long: list[Point] = []
+    for point in points:
+        nbytes, measured = point.bytes * point.messages, median_of(point.seconds)
+        base = takes(nbytes, 0.0)
+        records = (takes(nbytes, probe) - base) / probe
+        one = Point(records, measured - base, 1 / (measured * measured))
+        (short if nbytes <= limits.PREPARED_BYTES else long).append(one)
+    (prepared, call), record = lines([short, long])
+    if prepared > call:  # the same, then, and noise
+        (call,), record = lines([short + long])
+        prepared = call
+    return with_figures(
+        profile,
+        "sealed",
+        "two ranks' sealed all-reduces by size",
+        send_s=record / 2,
+        receive_s=record / 2,
+        call_s=call,
+        prepared_s=call - prepared,
+    )

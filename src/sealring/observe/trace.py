@@ -1,0 +1,206 @@
+"""Flight records of several ranks: read back, their clocks aligned, and drawn as a Chrome trace.
+
+The trace is for Perfetto (ui.perfetto.dev) or chrome://tracing. A process is a rank, a thread a
+group: collectives of a group never overlap. What waits for its turn does, and so do messages: they
+get tracks of their own (async events). Arrows lead from the rank that began a collective first to
+all others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from sealring.core.engine.flight import CollectiveAccount, GroupAccount, MessageAccount
+from sealring.errors import ConfigurationError
+from sealring.observe.account import ProcessAccount
+
+MAX_FILE_BYTES: Final = 256 << 20
+
+# No rank is done with one of these before all ranks have begun it.
+_MEETINGS: Final = frozenset(
+    {"all_reduce", "reduce_scatter", "all_gather", "barrier", "all_to_all"}
+)
+
+
+def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
+    """The records in these files, and in these directories' *.flight.json, by rank."""
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.flight.json")) if path.is_dir() else [path]
+        if not found:
+            raise ConfigurationError(f"{path} holds no *.flight.json")
+        files += found
+    accounts = [_read(file) for file in dict.fromkeys(files)]
+    if len(jobs := sorted({account.job for account in accounts})) > 1:
+        raise ConfigurationError(
+            f"these are flight records of different jobs ({', '.join(jobs)}): pass those of one"
+        )
+    processes = Counter((account.host, account.pid, account.rank) for account in accounts)
+    for (host, pid, rank), count in processes.items():
+        if count > 1:
+            raise ConfigurationError(
+                f"two of these files are of one process (rank {rank}, {host}, process {pid}): "
+                "pass the later one"
+            )
+    return sorted(accounts, key=lambda account: (account.rank, account.written_ns))
+
+
+def clock_offsets_ns(accounts: Sequence[ProcessAccount]) -> dict[int, int]:
+    """How far each account's clock is ahead of the first one's, by index.
+
+    All ranks leave an all-reduce or a barrier at nearly the same moment, so the median difference
+    of those ends is the difference of the clocks, up to a part of a collective's time. A rank that
+    shares none with the first is not in the answer.
+    """
+    ends = [_meetings(account) for account in accounts]
+    offsets = {}
+    for index, own in enumerate(ends):
+        shared = own.keys() & ends[0].keys()
+        if shared:
+            offsets[index] = int(median(own[each] - ends[0][each] for each in shared))
+    return offsets
+
+
+def _meetings(account: ProcessAccount) -> dict[tuple[str, int], int]:
+    return {
+        (group.id, each.number): each.ended_ns
+        for group in account.groups
+        for each in group.collectives
+        if each.operation in _MEETINGS
+        and each.state == "done"
+        and each.number is not None
+        and each.ended_ns is not None
+    }
+
+
+def _read(path: Path) -> ProcessAccount:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path} is larger than any flight record")
+    return ProcessAccount.from_json(content, str(path))
+
+
+Event = dict[str, Any]
+
+
+def chrome_trace(
+    accounts: Sequence[ProcessAccount], offsets_ns: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """One trace of all accounts; `offsets_ns` is what to take from the times of each, by index."""
+    offsets = offsets_ns or {}
+    begun = [
+        time_ns - offsets.get(index, 0)
+        for index, account in enumerate(accounts)
+        for group in account.groups
+        for time_ns in (
+            *(each.queued_ns for each in group.collectives),
+            *(each.posted_ns for each in group.messages),
+        )
+    ]
+    # Microseconds since 1970 do not fit a float to the nanosecond: count from the first event.
+    zero = min(begun, default=0)
+    events: list[Event] = []
+    arrows: dict[tuple[str, int], list[Event]] = defaultdict(list)
+    for pid, account in enumerate(accounts):
+        clock = _Clock(zero + offsets.get(pid, 0), account.written_ns)
+        events += _process(pid, account)
+        for tid, group in enumerate(account.groups):
+            events.append(_named("thread_name", pid, tid, f"group {group.name}"))
+            for each in group.collectives:
+                shown = list(_collective(clock, pid, tid, group, each))
+                events += shown
+                if each.number is not None:
+                    arrows[group.id, each.number] += [e for e in shown if e["ph"] == "X"]
+            for number, message in enumerate(group.messages):
+                events += _message(clock, pid, tid, group, message, number)
+    for identity, slices in enumerate(arrows.values()):
+        events += _arrows(identity, slices)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "began": datetime.fromtimestamp(zero / 1e9, UTC).isoformat(),
+            "job": ", ".join(sorted({account.job for account in accounts})),
+        },
+    }
+
+
+class _Clock:
+    def __init__(self, zero_ns: int, written_ns: int) -> None:
+        self._zero_ns = zero_ns
+        self._written_ns = written_ns
+
+    def us(self, time_ns: int | None) -> float:
+        """Microseconds since the trace's beginning; what has not come yet, came when written."""
+        return ((time_ns or self._written_ns) - self._zero_ns) / 1000
+
+
+def _process(pid: int, account: ProcessAccount) -> Iterable[Event]:
+    name = f"rank {account.rank} ({account.host}, process {account.pid})"
+    yield _named("process_name", pid, 0, name)
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0,
+           "args": {"sort_index": account.rank}}  # fmt: skip
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _collective(
+    clock: _Clock, pid: int, tid: int, group: GroupAccount, each: CollectiveAccount
+) -> Iterator[Event]:
+    place = {"pid": pid, "tid": tid, "cat": "sealring"}
+    arguments = _arguments(
+        group, each, "number", "bytes", "dtype", "reduction", "root", "algorithm", "state",
+        "sealed_bytes", "opened_bytes", "error",
+    )  # fmt: skip
+    queued, started, ended = (clock.us(t) for t in (each.queued_ns, each.started_ns, each.ended_ns))
+    wait = {**place, "name": f"queued {each.operation}", "id": f"{pid}.{tid}.{each.queued_ns}"}
+    yield {**wait, "ph": "b", "ts": queued, "args": arguments}
+    yield {**wait, "ph": "e", "ts": started}
+    if each.started_ns is not None:
+        slice_ = {**place, "name": each.operation, "ph": "X", "ts": started, "dur": ended - started}
+        if each.state == "failed":
+            slice_["cname"] = "terrible"
+        yield {**slice_, "args": arguments}
+
+
+def _message(
+    clock: _Clock, pid: int, tid: int, group: GroupAccount, each: MessageAccount, number: int
+) -> Iterator[Event]:
+    towards = "to" if each.operation == "send" else "from"
+    whom = "anyone" if each.peer is None else f"rank {each.peer}"
+    arguments = _arguments(group, each, "peer", "tag", "bytes", "dtype", "state", "error")
+    event = {
+        "pid": pid, "tid": tid, "cat": "sealring", "name": f"{each.operation} {towards} {whom}",
+        "id": f"{pid}.{tid}.message.{number}",
+    }  # fmt: skip
+    yield {**event, "ph": "b", "ts": clock.us(each.posted_ns), "args": arguments}
+    yield {**event, "ph": "e", "ts": clock.us(each.ended_ns)}
+
+
+def _arguments(
+    group: GroupAccount, each: CollectiveAccount | MessageAccount, *keys: str
+) -> dict[str, Any]:
+    known = {key: value for key in keys if (value := getattr(each, key)) is not None}
+    return {"group": group.name, **known}
+
+
+def _arrows(identity: int, slices: list[Event]) -> Iterator[Event]:
+    if len(slices) < 2:
+        return
+    first, *others = sorted(slices, key=lambda event: event["ts"])
+    for index, other in enumerate(others):
+        flow = {"name": "same collective", "cat": "sealring", "id": f"{identity}.{index}"}
+        for phase, end in (("s", first), ("f", other)):
+            place = {"pid": end["pid"], "tid": end["tid"], "ts": end["ts"]}
+            yield {**flow, **place, "ph": phase, **({"bp": "e"} if phase == "f" else {})}

@@ -1,0 +1,121 @@
+"""The whole audit, from a run's folder to answers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sealring.record.audit.answers import Shown, answer_claims
+from sealring.record.audit.artefacts import check_artefacts
+from sealring.record.audit.attestation import check_machines
+from sealring.record.audit.broker_logs import check_brokers
+from sealring.record.audit.build import build_graph, mark_faults
+from sealring.record.audit.chains import check_chains
+from sealring.record.audit.claims import Claims
+from sealring.record.audit.collectives import check_collectives
+from sealring.record.audit.data import check_data
+from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.graph import Graph
+from sealring.record.audit.hostile import check_folder
+from sealring.record.audit.links import check_links
+from sealring.record.audit.log_check import check_log
+from sealring.record.audit.model_file import check_model
+from sealring.record.audit.records import read_records
+from sealring.record.audit.result import AuditResult
+from sealring.record.audit.spot_checks import Repetition, spot_check
+from sealring.record.audit.trust import AuditTrust
+from sealring.record.audit.which_run import wanted_run
+from sealring.record.provenance.runs import open_run
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an auditor asks of a run."""
+
+    claims: Claims = field(default_factory=Claims)
+    model: Path | None = None
+    replay: Repetition | None = None
+    broker_logs: Sequence[Path] = ()
+    """Logs that brokers have published, to compare certificates with; `AuditTrust.brokers` says
+    which of them to believe."""
+
+
+def audit(
+    path: Path, trust: AuditTrust, question: Question | None = None,
+    stage: Callable[[str], None] = lambda name: None,
+) -> AuditResult:  # fmt: skip
+    """Raises MalformedRun if the folder is none of a run; all else is in the result.
+
+    `stage` is told what is being done, for a progress bar.
+    """
+    question = question or Question()
+    with _without_collector():
+        stage("the folder")
+        check_folder(path)
+        run = open_run(path)
+        stage("the log")
+        log, logged, findings = check_log(run.log, trust)
+        stage("signatures")
+        head, strange = wanted_run(run.head, log, trust)
+        records = read_records(head, run.statements(), logged, trust)
+        findings += [*strange, *records.findings]
+        stage("contradictions")
+        links = check_links(records)
+        machines = check_machines(records, run, question.claims.machines, trust)
+        findings += [*machines.findings, *check_brokers(question.broker_logs, records, trust)]
+        findings += [*check_chains(records), *links.findings, *check_collectives(records)]
+        findings += [*check_data(records), *check_artefacts(records)]
+        stage("the graph")
+        graph = build_graph(records)
+        findings += _cycle(graph)
+        answers = list(
+            answer_claims(question.claims, Shown(records, graph, findings, links, machines))
+        )
+    if question.model is not None:
+        answer, more = check_model(question.model, records, graph, findings)
+        answers.append(answer)
+        findings += more
+    repetitions = None
+    if question.replay is not None:
+        answer, more, repetitions = spot_check(question.replay, records, run, log, trust, stage)
+        answers.append(answer)
+        findings += more
+    mark_faults(graph, findings)
+    return AuditResult(
+        run=head.run,
+        jobs=tuple(sorted({turn.worker.job for turn in records.turns})),
+        log=log,
+        payloads=records.payloads,
+        graph=graph,
+        findings=tuple(findings),
+        answers=tuple(answers),
+        ranks=len({turn.rank for turn in records.turns}),
+        intervals=len({turn.interval.sequence for turn in records.turns}),
+        repetitions=repetitions,
+    )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Records have no cycles and stay: looking at all of them again and again finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _cycle(graph: Graph) -> list[Finding]:
+    keys = graph.cycle()
+    if not keys:
+        return []
+    nodes = [graph.nodes[key] for key in keys]
+    records = dict.fromkeys(record for node in nodes for record in node.records)
+    titles = " -> ".join(node.title for node in nodes[:8])
+    text = f"these lead to each other in a circle, so that none of them can be the origin: {titles}"
+    return [Finding(Fault.CYCLE, ("the signers of these records",), text, tuple(records))]

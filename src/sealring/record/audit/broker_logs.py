@@ -1,0 +1,126 @@
+"""The logs that brokers publish, against the certificates that signed a run's statements.
+
+An authority's key can sign any certificate. A broker that follows the protocol logs each one before
+it is given, so that one which is in no log was made in another way, or the log was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from sealring.core.hooks import evidence_judge
+from sealring.core.identity.certificates import CLOCK_SKEW, claims_of
+from sealring.core.identity.verification import is_issued_by
+from sealring.errors import LogError, WrongLog
+from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
+from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.log_check import check_seen, read_log, refused
+from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.trust import AuditTrust
+
+OPERATOR = "the broker's operator"
+_PARTIES = (OPERATOR, "the disk")
+_ISSUED_WITHIN = CLOCK_SKEW + timedelta(seconds=1)
+"""A certificate begins so long before it is issued, at most. Its dates have whole seconds."""
+
+
+def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) -> list[Finding]:
+    """Where no log is given, nothing is said. Where one is refused, nothing is compared with it."""
+    histories: dict[str, BrokerHistory] = {}
+    findings = []
+    for folder in folders:
+        try:
+            origin, history, contradicted = _history(folder, trust)
+        except LogError as problem:
+            findings.append(refused(problem, _PARTIES))
+        else:
+            histories[origin] = history
+            findings += contradicted
+    findings += _seen_of_no_log(histories, trust)
+    if findings or not folders:
+        return findings
+    signed: dict[str, list[Turn]] = {}
+    for turn in records.turns:
+        signed.setdefault(turn.worker.certificate, []).append(turn)
+    for fingerprint, certificate in records.certificates.items():
+        issuer = next(one for one in trust.authorities if is_issued_by(certificate, (one,)))
+        history = histories.get(log_of_broker(issuer), BrokerHistory())
+        findings += _check(
+            certificate, records.keys[fingerprint], signed.get(fingerprint, []), history
+        )
+    return findings
+
+
+def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[Finding]]:
+    """Of which log, what it says, and what was seen elsewhere that contradicts it."""
+    history = BrokerHistory()
+    assert trust.brokers is not None  # the caller of `audit` gives both or none
+    signed, stored = read_log(folder, trust.brokers, history.add)
+    origin = signed.checkpoint.origin
+    if origin not in trust.broker_origins:
+        raise WrongLog(
+            f"{origin} is not the log of a broker of these authorities: another broker's log says "
+            "nothing of their certificates"
+        )
+    seen = [one for one in trust.seen if one.checkpoint.origin == origin]
+    return origin, history, check_seen(signed, stored, seen, _PARTIES)
+
+
+def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
+    """Checkpoints of a broker's log whose folder was not given, or is refused."""
+    seen = {one.checkpoint.origin for one in trust.seen} & trust.broker_origins
+    return [
+        refused(
+            WrongLog(f"a checkpoint of {origin} was seen, and that log is none of those here"),
+            _PARTIES,
+        )
+        for origin in sorted(seen)
+        if origin not in read
+    ]
+
+
+def _check(
+    certificate: x509.Certificate, key: str, turns: Sequence[Turn], history: BrokerHistory
+) -> list[Finding]:
+    name = claims_of(certificate).name
+    party = f"rank {name.rank}"
+    digests = tuple(turn.digest for turn in turns)
+    starts = certificate.not_valid_before_utc
+    given = [
+        one
+        for one in history.given.get((name.job, name.rank, key), ())
+        if starts.timestamp() <= one.time <= (starts + _ISSUED_WITHIN).timestamp()
+    ]
+    claimed = evidence_judge.one().claims_in(certificate)
+    label = None if claimed is None else claimed.label
+    found = []
+    if not given:
+        text = (
+            f"{party} signs with a certificate of {_when(starts.timestamp())} for the key "
+            f"{key[:12]}, which the broker's log does not name: the broker did not give it, or its "
+            "log was cut"
+        )
+        found.append(Finding(Fault.NOT_GIVEN, (party, OPERATOR), text, digests))
+    elif label not in {one.kind for one in given}:
+        text = (
+            f"the certificate of {party} says that it was attested as {label or 'nothing'}, and "
+            f"the broker's log names {given[0].kind[:80]}"
+        )
+        found.append(Finding(Fault.NOT_GIVEN, (party, OPERATOR), text, digests))
+    out = history.out.get((name.job, key))
+    late = () if out is None else tuple(t.digest for t in turns if t.interval.finished > out.time)
+    if out is not None and late:
+        text = (
+            f"{party} goes on after {_when(out.time)}, when the broker took its key {key[:12]} out "
+            f"of the job ({out.why})"
+        )
+        found.append(Finding(Fault.REVOKED, (party,), text, late))
+    return found
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,336 @@
+"""Each sample of a dataset's global order is read by exactly one rank, as the ranks' shares say.
+
+Ranges may be long, so positions are not listed: ranges are cut where any of them begins or ends,
+and in each piece the ranks' shares of a period must tile it. Ranks that hold parts of one model
+read the same samples; so a share may be read several times if each share is read equally often.
+Ranges that a rank read as a whole are its own, and are not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sealring.record.audit.findings import Fault, Finding, absent_ranks, split
+from sealring.record.audit.records import Records, Turn
+from sealring.record.provenance.intervals import DataRange, Share
+
+_MAX_LISTED = 1 << 16
+"""Where shares of a piece have different periods, as many parts of it are compared one by one."""
+_MAX_FOUND = 1000
+"""Pieces of a dataset in which something is wrong: more of them tell nothing new."""
+_MAX_COMPARED = 1 << 21
+"""Ranges that cover a piece, and their spans in it, summed over all pieces of all datasets."""
+_COMPARED_EACH = 64
+"""As many more for each range: a hostile worker could state ranges that overlap in any way."""
+
+
+class _Budget:
+    """What may still be compared; one for the whole audit."""
+
+    def __init__(self, ranges: int) -> None:
+        self._left = _MAX_COMPARED + _COMPARED_EACH * ranges
+
+    def spend(self, count: int) -> bool:
+        self._left -= count
+        return self._left >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    turn: Turn
+    data: DataRange
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Positions of one period, from `first` up to and without `end`, that one rank read."""
+
+    first: int
+    end: int
+    read: _Read
+
+
+def check_data(records: Records) -> list[Finding]:
+    by_sequence: dict[int, list[_Read]] = {}
+    left_out = False
+    for chain in records.chains.values():
+        kept, in_part = _not_undone(chain)
+        left_out |= in_part
+        for turn in kept:
+            shared = [_Read(turn, d, d.share) for d in turn.interval.data if d.share is not None]
+            by_sequence.setdefault(turn.interval.sequence, []).extend(
+                read for read in shared if read.data.first < read.data.end
+            )
+    found: list[Finding] = []
+    told: set[tuple[str, ...]] = set()
+    reads: dict[tuple[str, int], list[_Read]] = {}
+    for _, together in sorted(by_sequence.items()):
+        if len({read.turn.digest for read in together}) > len({r.turn.rank for r in together}):
+            left_out = True  # a rank signed two statements: which of them counts is not known
+            continue
+        other = _other_datasets(together)
+        if other is not None:
+            left_out = True
+            if other.parties not in told:
+                told.add(other.parties)
+                found.append(other)
+            continue
+        for read in together:
+            reads.setdefault((read.data.sha256, read.data.epoch), []).append(read)
+    places: _Places = {}
+    for turn in records.turns:
+        places.setdefault(turn.interval.sequence, []).append(turn)
+    budget = _Budget(sum(map(len, reads.values())))
+    for same in reads.values():
+        found += _seeds(same)
+        found += _Coverage(same, places, records.world, left_out, budget).findings()
+    return found
+
+
+_Places = dict[int, list[Turn]]
+"""Statements by their number in a chain."""
+
+
+def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
+    """Intervals whose steps count: a run that goes back to a checkpoint reads samples again.
+
+    True: it went back to the middle of one, which is left out, and whose first steps count.
+    """
+    kept: list[Turn] = []
+    in_part = False
+    for turn in chain:
+        first = turn.interval.first_step
+        while turn.went_back and kept and kept[-1].interval.end_step > first:
+            in_part |= kept.pop().interval.first_step < first
+        kept.append(turn)
+    return kept, in_part
+
+
+def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
+    """Of one interval: ranks that share ranges share the datasets."""
+    turns = {read.turn.party: read.turn for read in reads}
+    said: dict[str, set[tuple[str, int]]] = {}
+    for read in reads:
+        said.setdefault(read.turn.party, set()).add((read.data.sha256, read.data.epoch))
+    sides = split({party: frozenset(named) for party, named in said.items()})
+    if sides is None:
+        return None
+    one, other = turns[sides.blamed[0]], turns[sides.against[0]]
+    return sides.finding(
+        Fault.DATA,
+        f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
+        {party: turn.digest for party, turn in turns.items()},
+    )
+
+
+def _named(turn: Turn) -> str:
+    return ", ".join(
+        f"{data.name} ({data.sha256[:12]}, epoch {data.epoch})" for data in turn.interval.data[:4]
+    )
+
+
+def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
+    said: dict[str, _Read] = {}
+    for read in reads:
+        before = said.setdefault(read.turn.party, read)
+        if before.data.seed != read.data.seed:
+            text = f"{read.turn.where} names another seed of the order than its earlier statement"
+            yield Finding(
+                Fault.DATA, (read.turn.party,), text, (read.turn.digest,), (before.turn.digest,)
+            )
+    seeds = {party: read.data.seed for party, read in said.items()}
+    sides = split(seeds)
+    if sides is not None:
+        one, other = sides.blamed[0], sides.against[0]
+        yield sides.finding(
+            Fault.DATA,
+            f"{said[one].turn.where} reads {said[one].data.name} in another order (seed "
+            f"{seeds[one]}) than {other} (seed {seeds[other]})",
+            {party: read.turn.digest for party, read in said.items()},
+        )
+
+
+class _Coverage:
+    """The pieces of one dataset's order in one epoch."""
+
+    def __init__(
+        self, reads: Sequence[_Read], places: _Places, world: int, left_out: bool, budget: _Budget
+    ) -> None:
+        """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
+        self._reads = reads
+        self._name = reads[0].data.name
+        self._places = places
+        self._world = world
+        self._left_out = left_out
+        self._budget = budget
+        self._told: set[tuple[str, ...]] = set()
+        self._found = 0
+
+    def findings(self) -> Iterator[Finding]:
+        """The first one about the same ranks."""
+        edges = sorted({edge for read in self._reads for edge in (read.data.first, read.data.end)})
+        starting: dict[int, list[_Read]] = {}
+        for read in self._reads:
+            starting.setdefault(read.data.first, []).append(read)
+        open_reads: list[_Read] = []
+        for first, end in pairwise(edges):
+            open_reads = [read for read in open_reads if read.data.end > first]
+            open_reads += starting.get(first, [])
+            if not self._budget.spend(1 + len(open_reads) + _spans_at_most(first, end, open_reads)):
+                yield self._too_many()
+                return
+            if self._left_out and not open_reads:
+                continue
+            yield from self._piece(first, end, open_reads)
+            if self._found > _MAX_FOUND:
+                return
+
+    def _too_many(self) -> Finding:
+        text = f"the ranges of {self._name} overlap in too many ways to be compared"
+        return Finding(Fault.DATA, self._everybody(), text)
+
+    def _everybody(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(read.turn.party for read in self._reads))
+
+    def _is_new(self, parties: tuple[str, ...]) -> bool:
+        self._found += 1
+        new = parties not in self._told
+        self._told.add(parties)
+        return new
+
+    def _piece(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
+        """`reads` all cover the whole piece."""
+        if not reads:
+            if self._is_new(("no rank",)):  # for which all of them may be to blame, named once
+                yield Finding(
+                    Fault.DATA, self._everybody(),
+                    f"samples {first} to {end} of {self._name} were read by no rank, and later "
+                    "ones were",
+                    (), tuple(read.turn.digest for read in self._reads[:8]),
+                )  # fmt: skip
+            return
+        shares = _one_of_each(reads)
+        period = _common_period(first, shares)
+        length = end - first
+        if _spans_at_most(first, end, shares) > _MAX_LISTED:
+            parties = tuple(dict.fromkeys(read.turn.party for read in reads))
+            if self._is_new(parties):
+                text = f"the shares of samples {first} to {end} of {self._name} have different"
+                digests = tuple(dict.fromkeys(read.turn.digest for read in reads))
+                yield Finding(Fault.DATA, parties, f"{text} periods", digests)
+            return
+        if period is None:
+            spans = [span for read in shares for span in _listed(first, end, read)]
+            period = length
+        else:
+            spans = [span for read in shares for span in _in_period(first, period, read)]
+        yield from self._tiles(first, min(period, length), spans, reads)
+
+    def _tiles(
+        self, first: int, length: int, spans: Sequence[_Span], reads: Sequence[_Read]
+    ) -> Iterator[Finding]:
+        at = 0
+        before: _Span | None = None
+        unread: tuple[int, int] | None = None
+        twice = False
+        for span in sorted(spans, key=lambda span: (span.first, span.end)):
+            if span.first >= length or span.first == span.end:
+                continue
+            if span.first < at and before is not None:
+                twice = True
+                yield from self._twice(first, span, before)
+            if span.first > at and unread is None:
+                unread = first + at, first + span.first
+            if span.end >= at:
+                at, before = span.end, span
+        if at < length and unread is None:
+            unread = first + at, first + length
+        if unread is not None and not twice:  # else one rank read another's in place of its own
+            yield from self._unread(*unread, reads)
+
+    def _twice(self, first: int, span: _Span, before: _Span) -> Iterator[Finding]:
+        one, other = span.read.turn, before.read.turn
+        parties = tuple(dict.fromkeys((one.party, other.party)))
+        if self._is_new(parties):
+            yield Finding(
+                Fault.DATA, parties,
+                f"sample {first + span.first} of {self._name} was read twice: {one.where}, and "
+                f"{other.where}",
+                (one.digest,), (other.digest,),
+            )  # fmt: skip
+
+    def _unread(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
+        """At fault: ranks that read nothing of the piece; else those with other shares than most.
+
+        The records do not tell more about a second gap in the same piece.
+        """
+        readers = {read.turn.rank: read for read in reads}
+        parties = absent_ranks(readers, self._world)
+        blamed: set[str] | None = None
+        if not parties:
+            lengths = {read.turn.party: read.share.length for read in readers.values()}
+            sides = split(lengths)
+            parties = tuple(lengths) if sides is None else sides.parties
+            blamed = set(parties)
+        if not self._is_new(parties):
+            return
+        sequence = reads[0].turn.interval.sequence
+        stated = self._places.get(sequence, [])
+        if not self._budget.spend(len(stated)):
+            self._found = _MAX_FOUND + 1  # nothing more is compared
+            yield self._too_many()
+            return
+
+        def at_fault(turn: Turn) -> bool:
+            return turn.rank not in readers if blamed is None else turn.party in blamed
+
+        yield Finding(
+            Fault.DATA, parties,
+            f"samples {first} to {end} of {self._name} were read by no rank, and their neighbours "
+            "were",
+            tuple(turn.digest for turn in stated if at_fault(turn)),
+            tuple(read.turn.digest for read in readers.values() if not at_fault(read.turn)),
+        )  # fmt: skip
+
+
+def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
+    """One reader of each share, if all shares have equally many."""
+    counts = Counter((read.data.first, read.share) for read in reads)
+    if len(set(counts.values())) > 1:
+        return reads
+    return list({(read.data.first, read.share): read for read in reads}.values())
+
+
+def _spans_at_most(first: int, end: int, reads: Sequence[_Read]) -> int:
+    """That are listed one by one, because the shares of a piece have different periods."""
+    if not reads or _common_period(first, reads) is not None:
+        return 0
+    return sum(1 + (end - first) // read.share.period for read in reads)
+
+
+def _common_period(first: int, reads: Sequence[_Read]) -> int | None:
+    """The period of all shares, if the piece begins at the same place of it for all of them."""
+    found = {(read.share.period, (first - read.data.first) % read.share.period) for read in reads}
+    return next(iter(found))[0] if len(found) == 1 else None
+
+
+def _in_period(first: int, period: int, read: _Read) -> Iterator[_Span]:
+    """Positions relative to `first`, within one period."""
+    start = (read.share.offset - (first - read.data.first)) % period
+    end = start + read.share.length
+    yield _Span(start, min(end, period), read)
+    if end > period:
+        yield _Span(0, end - period, read)
+
+
+def _listed(first: int, end: int, read: _Read) -> Iterator[_Span]:
+    period = read.share.period
+    start = read.data.first + (first - read.data.first) // period * period
+    for at in range(start + read.share.offset, end, period):
+        low, high = max(at, first) - first, min(at + read.share.length, end) - first
+        if low < high:
+            yield _Span(low, high, read)

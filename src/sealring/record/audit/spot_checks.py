@@ -1,0 +1,147 @@
+"""Parts of the run are executed again: what records state becomes what was checked."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sealring.errors import SealringError
+from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.records import Records
+from sealring.record.audit.result import Answer, LogSeen, Repetitions, Said
+from sealring.record.audit.trust import AuditTrust
+from sealring.record.provenance.intervals import CheckpointRef, Interval
+from sealring.record.provenance.replay import (
+    Compare,
+    Outcome,
+    Recorded,
+    Stretch,
+    draw,
+    replay,
+    seed_of,
+    stretches,
+    unrepeatable,
+)
+from sealring.record.provenance.runs import RunFolder
+
+NAME = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """What an auditor wants repeated."""
+
+    count: int
+    arguments: Sequence[str] = ()
+    """Of the script: they name a copy of the vault."""
+    timeout: float = 600.0
+    """Seconds, for each part."""
+    tolerance: float = 0.0
+    """How far numbers may be from the recorded ones; 0: the same bits."""
+    compare: Compare | None = None
+    """Needed for a tolerance."""
+    seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    """With the witnesses' cosignatures it chooses the parts. An earlier one repeats its choice."""
+
+
+def spot_check(
+    wanted: Repetition, records: Records, run: RunFolder, log: LogSeen | None, trust: AuditTrust,
+    stage: Callable[[str], None],
+) -> tuple[Answer, list[Finding], Repetitions | None]:  # fmt: skip
+    """Draws parts, and executes each of them again."""
+    if log is None:
+        text = "the log is not believed, so that nothing says which parts to repeat"
+        return Answer(NAME, Said.NOT_SHOWN, text), [], None
+    chains = [[turn.interval for turn in chain] for chain in records.chains.values()]
+    parts = _parts(chains)
+    drawn = draw(parts, wanted.count, seed_of(log.signed, wanted.seed))
+    if not drawn:
+        text = "no checkpoint of the run names its content, so that no part can be compared"
+        return Answer(NAME, Said.NOT_SHOWN, text), [], None
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="sealring-replay-") as folder:
+        for number, part in enumerate(drawn):
+            stage(f"by repeating {_words(part)} ({number + 1} of {len(drawn)})")
+            outcomes.append(_repeat(part, wanted, records, run, trust, Path(folder) / str(number)))
+    seen = Repetitions(wanted.seed.hex(), wanted.tolerance, len(parts), tuple(outcomes))
+    findings = [_finding(one, records, wanted) for one in outcomes if one.verdict == "different"]
+    left = [one for chain in chains for one in unrepeatable(chain)]
+    return _answer(outcomes, len(parts), left, wanted), findings, seen
+
+
+def _repeat(
+    part: Stretch, wanted: Repetition, records: Records, run: RunFolder, trust: AuditTrust,
+    work: Path,
+) -> Outcome:  # fmt: skip
+    stated: Recorded = {
+        rank: [turn.interval for turn in chain] for rank, chain in records.chains.items()
+    }
+    try:
+        return replay(
+            part, run, stated, trust.authorities, work, arguments=wanted.arguments,
+            timeout=wanted.timeout, compare=wanted.compare, tolerance=wanted.tolerance,
+        )  # fmt: skip
+    except SealringError as problem:
+        return Outcome(part, "failed", None, None, f"{type(problem).__name__}: {problem}")
+
+
+def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:
+    """Of all ranks that say that they saved, so that none of them chooses what can be drawn."""
+    found: dict[tuple[object, ...], Stretch] = {}
+    for part in (part for chain in chains for part in stretches(chain)):
+        start = None if part.start is None else part.start.content
+        found.setdefault((part.first_step, start, part.end.step, part.end.content), part)
+    return sorted(found.values(), key=lambda part: (part.end.step, part.first_step))
+
+
+def _answer(
+    outcomes: Sequence[Outcome], parts: int, left: Sequence[CheckpointRef], wanted: Repetition
+) -> Answer:
+    wrong = [one for one in outcomes if one.verdict == "different"]
+    if wrong:
+        text = f"{_words(wrong[0].stretch)} do not lead to {wrong[0].stretch.end.name}"
+        return Answer(NAME, Said.NO, f"{text}{_apart(wrong[0], wanted)}")
+    failed = [one for one in outcomes if one.verdict == "failed"]
+    if failed:
+        last = failed[0].said.strip().splitlines()[-1:] or ["it said nothing"]
+        text = f"{_words(failed[0].stretch)} could not be repeated: {last[0][-300:]}"
+        return Answer(NAME, Said.NOT_SHOWN, text)
+    text = f"{len(outcomes)} of {parts} parts were executed again and came to the same bits"
+    near = [one for one in outcomes if one.difference is not None]
+    if near:
+        far = max(near, key=lambda one: one.difference.size if one.difference else 0.0)
+        text += f", but for {len(near)} of them{_apart(far, wanted)}"
+    if left:
+        text += (
+            f". To {left[0].name} (step {left[0].step}) no part leads: its content, or that of "
+            "what the run went on from, is not named"
+        )
+        return Answer(NAME, Said.NOT_SHOWN, text)
+    return Answer(NAME, Said.YES, text)
+
+
+def _apart(outcome: Outcome, wanted: Repetition) -> str:
+    found = outcome.difference
+    if found is None:
+        return ""
+    return f": {found.where} differs by {found.size:.3g}, and {wanted.tolerance:g} was allowed"
+
+
+def _finding(outcome: Outcome, records: Records, wanted: Repetition) -> Finding:
+    part = outcome.stretch
+    turns = [turn for turn in records.turns if part.overlaps(turn.interval)]
+    return Finding(
+        Fault.REPLAY, tuple(dict.fromkeys(turn.party for turn in turns)),
+        f"{_words(part)} were executed again and came to the content "
+        f"{str(outcome.content)[:12]}, and {part.end.name} has {str(part.end.content)[:12]}"
+        f"{_apart(outcome, wanted)}: a rank did something else than it states, or the steps do "
+        "not come to the same numbers on this machine",
+        tuple(turn.digest for turn in turns),
+    )  # fmt: skip
+
+
+def _words(part: Stretch) -> str:
+    return f"steps {part.first_step} to {part.end.step}"

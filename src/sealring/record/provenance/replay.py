@@ -1,0 +1,349 @@
+"""Spot checks: parts of a recorded run, drawn at random, are executed again and compared.
+
+A part begins at a checkpoint, or at the first step, and ends at the next checkpoint. The recorded
+script is started with $SEALRING_REPLAY, which says what to repeat; it does what it always does,
+with `records.steps` and `records.replay.checkpoint` (docs/provenance.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.core.identity.credentials import load_credentials
+from sealring.errors import ConfigurationError, MalformedRun, SealringError
+from sealring.formats.log.checkpoints import SignedCheckpoint
+from sealring.formats.strict import read_json, strictly
+from sealring.record.provenance.commands import execute
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.intervals import CheckpointRef, DataRange, Interval
+from sealring.record.provenance.runs import RunFolder, open_run
+from sealring.record.provenance.statements import verify_statement
+
+VARIABLE: Final = "SEALRING_REPLAY"
+_PURPOSE: Final = b"sealring-1 replay\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a script is asked to repeat: the value of $SEALRING_REPLAY, as JSON."""
+
+    folder: str
+    """Where the records of the repetition go."""
+    authorities: str
+    """A PEM file: whose workers' checkpoints are loaded."""
+    job: str
+    """Of which job they are."""
+    checkpoint: str | None
+    """NAME@VERSION to start from; None: from the beginning."""
+    first_step: int
+    end_step: int
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def requested(environ: Mapping[str, str]) -> Request | None:
+    text = environ.get(VARIABLE)
+    if not text:
+        return None
+    try:
+        found: Request = strictly(Request, read_json(text), VARIABLE, "replay")
+    except ValueError:
+        raise ConfigurationError(f"{VARIABLE} is not JSON") from None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a run between two checkpoints, as its records name them."""
+
+    world: int
+    script: Named
+    start: CheckpointRef | None
+    """None: the run begins here."""
+    end: CheckpointRef
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.start is None else self.start.step
+
+    def overlaps(self, interval: Interval) -> bool:
+        return interval.first_step < self.end.step and interval.end_step > self.first_step
+
+
+Verdict = Literal["equal", "within", "different", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest between the numbers of two checkpoints."""
+
+    size: float
+    """As a share of the largest number of the same tensor; infinite where there is no measure."""
+    where: str
+    """The tensor's or entry's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The checkpoint that a repetition came to, and whose workers signed it."""
+
+    checkpoint: CheckpointRef
+    authorities: Sequence[x509.Certificate]
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    stretch: Stretch
+    verdict: Verdict
+    """`within`: other bits, and no number differs by more than the tolerance."""
+    content: str | None
+    """The digest of the content that the repetition came to; None if it came to none."""
+    difference: Difference | None
+    """Where it was computed."""
+    said: str
+    """Why a repetition failed, or the end of what it has printed."""
+
+
+Compare = Callable[[CheckpointRef, Repeated], Difference]
+"""Of a recorded checkpoint, and the one that a repetition came to."""
+
+Recorded = Mapping[int, Sequence[Interval]]
+"""By rank: its whole chain, as the run states it."""
+
+
+def stretches(intervals: Iterable[Interval]) -> list[Stretch]:
+    """All parts that can be repeated. `intervals` are those of a rank that saved, in order.
+
+    The run has no say in which these are. A checkpoint whose content is not named ends no part, and
+    the part goes on to the next one. A run that went back goes on from what it read.
+    """
+    return _Parts(intervals).found
+
+
+def unrepeatable(intervals: Iterable[Interval]) -> list[CheckpointRef]:
+    """Checkpoints of the rank that no part leads to."""
+    return _Parts(intervals).left
+
+
+class _Parts:
+    """A rank's chain, cut at its checkpoints. To each of them a part leads, or it is left."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        self.found: list[Stretch] = []
+        self.left: list[CheckpointRef] = []
+        self._last: CheckpointRef | None = None
+        """What the run goes on from; None: from its beginning."""
+        self._before: CheckpointRef | None = None
+        """What the part began from that led to it."""
+        self._led = False
+        contents: dict[str, str] = {}
+        order, waiting = itertools.count(), list[tuple[int, int, CheckpointRef]]()
+        for number, interval in enumerate(intervals):
+            begun = [
+                replace(one, content=one.content or contents.get(one.sha256))
+                for one in interval.checkpoints_in
+                if number == 0 or one.step == interval.first_step
+            ]
+            if begun:
+                self.left += [one for *_, one in sorted(waiting)]
+                waiting, self._last, self._led = [], begun[-1], False
+            for end in (one for one in interval.checkpoints_out if one.step):
+                if end.content is None:
+                    heapq.heappush(waiting, (end.step, next(order), end))
+                    continue
+                contents[end.sha256] = end.content
+                self._add(interval, end)
+                while waiting and waiting[0][0] <= end.step:
+                    heapq.heappop(waiting)
+        self.left += [one for *_, one in sorted(waiting)]
+
+    def _add(self, interval: Interval, end: CheckpointRef) -> None:
+        last = self._last
+        if last is None or end.step > last.step:
+            self._before, self._led = last, True
+        elif last.content == end.content:
+            return  # saved again
+        elif end.step < last.step or not self._led:
+            self.left.append(end)
+            return
+        self._last = end
+        if self._before is not None and self._before.content is None:
+            self.left.append(end)
+        else:
+            self.found.append(Stretch(interval.world, interval.code.script, self._before, end))
+
+
+def seed_of(checkpoint: SignedCheckpoint, drawn: bytes) -> bytes:
+    """From the cosignatures on a run's last checkpoint, and a number that the auditor has drawn.
+
+    The run could know neither. Cosignatures alone would not do: the log's owner can ask its
+    witnesses again and again, until the parts that they choose suit it.
+    """
+    known = {(witness.name, witness.key_id) for witness in checkpoint.cosigned}
+    lines = sorted(one.encode() for one in checkpoint.note.lines if (one.name, one.key_id) in known)
+    signed = checkpoint.checkpoint.encode() + "".join(lines)
+    return hashlib.sha256(_PURPOSE + drawn + signed.encode()).digest()
+
+
+def draw(found: Sequence[Stretch], count: int, seed: bytes) -> list[Stretch]:
+    """`count` of them, in the order of the run; the same ones for the same seed."""
+
+    def lot(index: int) -> bytes:
+        return hashlib.sha256(_PURPOSE + seed + index.to_bytes(8, "big")).digest()
+
+    drawn = sorted(sorted(range(len(found)), key=lot)[:count])
+    return [found[index] for index in drawn]
+
+
+def replay(
+    stretch: Stretch,
+    run: RunFolder,
+    recorded: Recorded,
+    authorities: Sequence[x509.Certificate],
+    work: Path,
+    *,
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 600.0,
+    compare: Compare | None = None,
+    tolerance: float = 0.0,
+) -> Outcome:
+    """Executes a part again, on this machine, with as many workers; they write to `work`.
+
+    `arguments` are the script's: give it a copy of the vault, to which it saves its checkpoints.
+    """
+    script = run.evidence(stretch.script.sha256)
+    if script is None:
+        raise MalformedRun(f"{run.path} has no copy of {stretch.script.name}, which it recorded")
+    work.mkdir(parents=True)
+    path = work / "script.py"  # its recorded name is a stranger's
+    path.write_bytes(script)
+    pem = work / "authorities.pem"
+    pem.write_bytes(b"".join(one.public_bytes(Encoding.PEM) for one in authorities))
+    secret = secrets.token_hex(32)
+    request = Request(
+        str(work / "run"),
+        str(pem),
+        run.head.job,
+        None if stretch.start is None else stretch.start.name,
+        stretch.first_step,
+        stretch.end.step,
+    )
+    inherited = os.environ if environ is None else environ
+    kept = {name: value for name, value in inherited.items() if not _is_of_identity(name)}
+    command = [
+        sys.executable, "-m", "sealring.cli", "run", "-n", str(stretch.world),
+        str(path), *arguments,
+    ]  # fmt: skip
+    environment = {**kept, "SEALRING_SECRET": secret, VARIABLE: request.encode()}
+    failed, said = execute(command, environment, timeout)
+    if failed:
+        return Outcome(stretch, "failed", None, None, said)
+    try:
+        again = _own_records(work / "run", stretch, secret)
+        if again is None:
+            said = said or "it saved no checkpoint at the last step"
+            return Outcome(stretch, "failed", None, None, said)
+        repeated, intervals = again
+        if problem := _of_something_else(stretch, recorded, intervals):
+            return Outcome(stretch, "failed", repeated.checkpoint.content, None, problem)
+        if repeated.checkpoint.content == stretch.end.content:
+            if compare is not None:  # whether the recorded manifest has this content is checked too
+                compare(stretch.end, repeated)
+            return Outcome(stretch, "equal", repeated.checkpoint.content, None, "")
+        difference = None if compare is None else compare(stretch.end, repeated)
+    except SealringError as problem:
+        return Outcome(stretch, "failed", None, None, f"{type(problem).__name__}: {problem}")
+    near = difference is not None and difference.size <= tolerance and math.isfinite(tolerance)
+    verdict: Verdict = "within" if near else "different"
+    return Outcome(stretch, verdict, repeated.checkpoint.content, difference, "")
+
+
+def _is_of_identity(name: str) -> bool:
+    """The repetition has an identity of its own, and is no part of another job."""
+    return name.startswith(("SEALRING_", "PET_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE")
+
+
+def _own_records(
+    folder: Path, stretch: Stretch, secret: str
+) -> tuple[Repeated, dict[int, list[Interval]]] | None:
+    """What the repetition saved at the end, and its statements by rank."""
+    own = load_credentials(0, stretch.world, {"SEALRING_SECRET": secret})
+    found: CheckpointRef | None = None
+    intervals: dict[int, list[Interval]] = {}
+    for _, envelope in open_run(folder).statements():
+        statement = verify_statement(envelope, own.authorities)
+        if isinstance(statement.content, Interval) and statement.worker is not None:
+            intervals.setdefault(statement.worker.rank, []).append(statement.content)
+            for saved in statement.content.checkpoints_out:
+                done = found is not None and found.content == stretch.end.content
+                if saved.step == stretch.end.step and not done:
+                    found = (
+                        saved  # of several at this step, the one that was asked for, or the last
+                    )
+    return None if found is None else (Repeated(found, own.authorities, own.job), intervals)
+
+
+def _of_something_else(
+    stretch: Stretch, recorded: Recorded, repeated: Mapping[int, Sequence[Interval]]
+) -> str:
+    """What the repetition began from or read that the records do not name. Nothing: all is alike.
+
+    The copy of the vault comes from strangers, too: with another checkpoint or dataset in it the
+    same bits would show nothing.
+    """
+    begun = set() if stretch.start is None else {stretch.start.content}
+    for rank in range(stretch.world):
+        chain, done = recorded.get(rank, ()), repeated.get(rank, ())
+        read = {one.content for interval in done for one in interval.checkpoints_in}
+        if read != begun:
+            name = "no checkpoint" if stretch.start is None else stretch.start.name
+            return f"rank {rank} began from another content than the run, which began from {name}"
+        known = _places(one for one in chain if stretch.overlaps(one))
+        used = _places(done)
+        named = {data.sha256 for interval in chain for data in interval.data}
+        opened = {data.sha256 for interval in done for data in interval.data}
+        alike = bool(known) == bool(used) and all(_covered(one, known) for one in used)
+        if not alike or not opened <= named:
+            return f"rank {rank} read other data than the run states for these steps"
+    return ""
+
+
+_Place = tuple[tuple[object, ...], int, int]
+
+
+def _places(intervals: Iterable[Interval]) -> list[_Place]:
+    return [_place(data) for one in intervals for data in one.data if data.first < data.end]
+
+
+def _place(data: DataRange) -> _Place:
+    """What is read and in which share of it, wherever a range begins; and the range."""
+    share = data.share
+    part = None if share is None else (
+        share.period, (data.first + share.offset) % share.period, share.length,
+    )  # fmt: skip
+    return (data.sha256, data.epoch, data.seed, part), data.first, data.end
+
+
+def _covered(one: _Place, known: Sequence[_Place]) -> bool:
+    what, at, end = one
+    for other, first, last in sorted(known, key=lambda place: place[1]):
+        if other == what and first <= at < last:
+            at = last
+    return at >= end

@@ -1,0 +1,295 @@
+"""Signed statements: in-toto statements v1 in DSSE envelopes.
+
+    interval/v1         what a worker did over an interval of steps (intervals)
+    transformation/v1   what an ingest, a stage, an export or an evaluation made (transformations)
+
+A worker signs with the key of its certificate; `worker` in the predicate repeats what that
+certificate says, and a reader checks that both agree. An owner signs a transformation with a key
+that readers are given apart from the statement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.core.hooks import evidence_judge
+from sealring.core.identity import verify
+from sealring.core.identity.certificates import ATTESTATION_OID, claims_of
+from sealring.core.identity.credentials import Credentials
+from sealring.core.identity.loading import certificate_from_pem
+from sealring.core.identity.verification import VerifiedPeer, is_issued_by
+from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
+from sealring.formats.signed import key_id, parse_envelope, read_statement, seal_envelope
+from sealring.formats.strict import strictly
+from sealring.limits import MAX_WORLD
+from sealring.record.provenance.digests import Named
+from sealring.record.provenance.intervals import (
+    INTERVAL_TYPE,
+    Attestation,
+    Interval,
+    IntervalPredicate,
+    Worker,
+)
+from sealring.record.provenance.transformations import (
+    TRANSFORMATION_TYPE,
+    Transformation,
+    TransformationPredicate,
+)
+
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+_PREDICATES: Final[dict[str, Any]] = {
+    INTERVAL_TYPE: IntervalPredicate,
+    TRANSFORMATION_TYPE: TransformationPredicate,
+}
+_FIELDS: Final = {"_type", "subject", "predicateType", "predicate"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedStatement:
+    """`verify_statement` makes it."""
+
+    digest: str
+    """SHA-256 of the envelope, byte for byte: what the next statement's `previous` names."""
+    signer: VerifiedPeer | str
+    """The worker; or the key id (SHA-256 of the public key) of the owner that signed."""
+    worker: Worker | None
+    subjects: tuple[Named, ...]
+    content: Interval | Transformation
+    payload: bytes
+    """The statement itself, as it was signed."""
+    certificate: x509.Certificate | None
+    """The worker's; None where an owner signed."""
+
+
+def of_another_run(found: VerifiedStatement, run: str, job: str) -> str:
+    """Of which run or job a statement is that is not of this one; nothing if it is."""
+    if found.worker is not None and found.worker.job != job:
+        return f"of job {found.worker.job}"
+    if isinstance(found.content, Interval) and found.content.run != run:
+        return f"of run {found.content.run}"
+    return ""
+
+
+def statement_digest(envelope: bytes) -> str:
+    return hashlib.sha256(envelope).hexdigest()
+
+
+def parse_interval(data: bytes) -> Interval:
+    return _typed(Interval, read_statement(data), "interval")
+
+
+def parse_transformation(data: bytes) -> Transformation:
+    return _typed(Transformation, read_statement(data), "transformation")
+
+
+def sign_statement(
+    content: Interval | Transformation, signer: Credentials | Ed25519PrivateKey
+) -> bytes:
+    """The envelope, as bytes for a log. Its subjects are those that the content names."""
+    worker = worker_of(signer.certificate) if isinstance(signer, Credentials) else None
+    predicate: IntervalPredicate | TransformationPredicate
+    if isinstance(content, Transformation):
+        kind, predicate = TRANSFORMATION_TYPE, TransformationPredicate(worker, content)
+    elif worker is not None:
+        kind, predicate = INTERVAL_TYPE, IntervalPredicate(worker, content)
+    else:
+        raise ConfigurationError("an interval is signed by the worker that it is about")
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [
+            {"name": one.name, "digest": {"sha256": one.sha256}} for one in content.subjects
+        ],
+        "predicateType": kind,
+        "predicate": asdict(predicate),
+    }
+    return seal(json.dumps(statement, separators=(",", ":")).encode(), signer)
+
+
+def seal(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> bytes:
+    """A worker's envelope carries its certificate; an owner's does not."""
+    if isinstance(signer, Credentials):
+        pem = signer.certificate.public_bytes(Encoding.PEM)
+        return seal_envelope(payload, signer.private_key, pem)
+    return seal_envelope(payload, signer)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEnvelope:
+    """A payload, and who signed it: the certificate of an authority's, or an owner's key."""
+
+    payload: bytes
+    signer: x509.Certificate | Ed25519PublicKey
+
+
+def open_envelope(
+    data: bytes,
+    authorities: Sequence[x509.Certificate],
+    owners: Sequence[Ed25519PublicKey] = (),
+) -> OpenedEnvelope:
+    """Checks the certificate's issuer, or that an owner signed, and the signature.
+
+    The payload is not looked at before. Dates are left to the caller.
+    """
+    envelope = parse_envelope(data)
+    signer: x509.Certificate | Ed25519PublicKey
+    if envelope.certificate is not None:
+        signer = _certificate(envelope.certificate)
+        if not is_issued_by(signer, tuple(authorities)):
+            raise ForgedStatement("the statement's certificate is not of an authority to believe")
+        envelope.check(signer.public_key())
+    else:
+        known = {key_id(owner): owner for owner in owners}
+        if envelope.keyid not in known:
+            raise ForgedStatement("the statement is signed by a key that is not an owner's")
+        signer = known[envelope.keyid]
+        envelope.check(signer)
+    return OpenedEnvelope(envelope.payload, signer)
+
+
+@lru_cache(maxsize=1024)
+def _certificate(pem: bytes) -> x509.Certificate:
+    """Parsed once: many statements carry the same one."""
+    refusal = MalformedStatement("the statement's certificate cannot be read")
+    found = certificate_from_pem(pem, refusal)
+    if found.public_bytes(Encoding.PEM) != pem:
+        raise MalformedStatement("the statement's certificate has something beside it")
+    return found
+
+
+def verify_statement(
+    envelope: bytes,
+    authorities: Sequence[x509.Certificate],
+    now: datetime | None = None,
+    *,
+    owners: Sequence[Ed25519PublicKey] = (),
+) -> VerifiedStatement:
+    """Checks the signature, the certificate as of the statement's end, and who it says it is.
+
+    With `now`, the certificate must be valid at that time as well: a log's owner asks for that
+    when a statement arrives, so that a worker cannot add to the past with a certificate of then.
+    `owners` are the keys that may sign transformations without a certificate.
+    """
+    opened = open_envelope(envelope, authorities, owners)
+    subjects, predicate = parse_statement(opened.payload)
+    content = (
+        predicate.interval if isinstance(predicate, IntervalPredicate) else predicate.transformation
+    )
+    if subjects != content.subjects:
+        raise ForgedStatement("the statement's subjects are not those that its predicate names")
+    digest, says = statement_digest(envelope), predicate.worker
+    if isinstance(opened.signer, Ed25519PublicKey):
+        if isinstance(content, Interval) or says is not None:
+            raise ForgedStatement("an owner's key signed a statement that speaks for a worker")
+        owner = key_id(opened.signer)
+        return VerifiedStatement(digest, owner, None, subjects, content, opened.payload, None)
+    finished = datetime.fromtimestamp(content.finished, UTC)
+    for moment in (finished, now) if now is not None else (finished,):
+        holder = _holder(opened.signer, authorities, moment)
+    if says != worker_of(opened.signer):
+        whom = f"rank {says.rank} of {says.job[:80]!r}" if says is not None else "no worker"
+        raise ForgedStatement(
+            f"the statement is about {whom}, and its certificate is of rank {holder.rank} of "
+            f"{holder.job}, or is another one of it, or says something else of its evidence"
+        )
+    if isinstance(content, Interval) and not (
+        holder.rank < content.world and holder.world in (None, content.world)
+    ):
+        raise ForgedStatement(
+            f"the statement of rank {holder.rank} names a world of {content.world}, and its "
+            f"certificate is for one of {holder.world}"
+        )
+    return VerifiedStatement(digest, holder, says, subjects, content, opened.payload, opened.signer)
+
+
+@lru_cache(maxsize=1024)
+def worker_of(certificate: x509.Certificate) -> Worker:
+    """What a statement says of its signer. The caller has checked the issuer, or is the holder."""
+    try:
+        name = claims_of(certificate).name
+        attestation = _attestation(certificate)
+    except ValueError as problem:
+        raise ForgedStatement(
+            f"the statement's certificate is not a sealring worker's: {problem}"
+        ) from None
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+    return Worker(name.job, name.rank, fingerprint, attestation)
+
+
+def _attestation(certificate: x509.Certificate) -> Attestation | None:
+    try:
+        certificate.extensions.get_extension_for_oid(ATTESTATION_OID)
+    except x509.ExtensionNotFound:
+        return None
+    # Asked for now: verifiers take long to import, and most jobs have no broker.
+    claimed = evidence_judge.one().claims_in(certificate)
+    assert claimed is not None
+    return Attestation(claimed.label, claimed.evidence_digest, claimed.policy_digest)
+
+
+def _holder(
+    certificate: x509.Certificate, authorities: Sequence[x509.Certificate], moment: datetime
+) -> VerifiedPeer:
+    try:
+        claims = claims_of(certificate)
+    except ValueError as problem:
+        raise ForgedStatement(
+            f"the statement's certificate is not a sealring worker's: {problem}"
+        ) from None
+    return verify(
+        certificate,
+        authorities,
+        job=claims.name.job,
+        world=claims.world or MAX_WORLD,
+        rank=None,
+        where="the statement",
+        now=moment,
+    )
+
+
+def parse_statement(
+    payload: bytes,
+) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
+    """Strictly. The caller has checked the signature."""
+    value = read_statement(payload)
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
+        raise MalformedStatement("the payload is not an in-toto statement with these four fields")
+    kind = value["predicateType"]
+    if value["_type"] != STATEMENT_TYPE or not isinstance(kind, str) or kind not in _PREDICATES:
+        raise MalformedStatement(
+            f"the statement is of another type or version than {' and '.join(_PREDICATES)}"
+        )
+    if not isinstance(value["subject"], list) or not value["subject"]:
+        raise MalformedStatement("the statement has no subject")
+    subjects = tuple(_subject(each) for each in value["subject"])
+    predicate: IntervalPredicate | TransformationPredicate
+    predicate = _typed(_PREDICATES[kind], value["predicate"], "predicate")
+    return subjects, predicate
+
+
+def _subject(value: Any) -> Named:
+    if not isinstance(value, dict) or value.keys() != {"name", "digest"}:
+        raise MalformedStatement("a subject has a name and a digest")
+    digest = value["digest"]
+    if not isinstance(digest, dict) or digest.keys() != {"sha256"}:
+        raise MalformedStatement("a subject's digest is its sha256")
+    return _typed(Named, {"name": value["name"], "sha256": digest["sha256"]}, "subject")
+
+
+def _typed(wanted: type[T], value: Any, where: str) -> T:
+    try:
+        found: T = strictly(wanted, value, where, "statement")
+        return found
+    except ConfigurationError as problem:
+        raise MalformedStatement(str(problem)) from None

@@ -1,0 +1,307 @@
+"""`record_run`: a training script's account of itself, signed interval by interval.
+
+    with sealring.record_run("run", every=10, configuration=settings) as records:
+        for step in records.steps(1000):
+            ...
+
+Statements are made on the script's thread, which takes what the groups have counted so far, and
+signed, written and logged on another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from sealring.core.hooks import GroupMade, Made, credentials_of
+from sealring.errors import ConfigurationError
+from sealring.record.provenance.intervals import Code, Interval, Privacy
+from sealring.record.provenance.replay import Request, requested
+from sealring.record.provenance.runs import create_run
+from sealring.record.recording.chain import Chain
+from sealring.record.recording.code import running_code
+from sealring.record.recording.noted import Notes, opened_so_far
+from sealring.record.recording.run_log import RunLog
+from sealring.record.recording.traffic import note_group, traffic_so_far
+
+EVERY: Final = 10
+"""Steps of an interval, unless the script says otherwise."""
+_LAST_STATEMENTS_SECONDS: Final = 20.0
+_LOG: Final = logging.getLogger("sealring")
+
+Unsigned = Callable[[int, str | None], Interval]
+
+_current: Recording | None = None
+_ended: list[Path] = []
+"""Where this process has recorded a run to its end."""
+
+
+def current() -> Recording | None:
+    """The recording of this process."""
+    return _current
+
+
+def _set_current(recording: Recording | None) -> None:
+    global _current
+    _current = recording
+
+
+# A forked child has no part in its parent's recording.
+os.register_at_fork(after_in_child=lambda: _set_current(None))
+
+
+def record_run(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    every: int = EVERY,
+    configuration: Any = None,
+    container: str | None = None,
+    rank: int | None = None,
+    world: int | None = None,
+) -> Recording:
+    """Begins to record this worker's part of a run, or returns the recording that has begun.
+
+    All ranks name the same folder, on a disk that all of them see; without one it is
+    $SEALRING_RECORD. `configuration` is anything that JSON can hold; `container` is the digest of
+    the image or the machine's measurement. Rank and world size are torchrun's.
+    """
+    chosen = folder if folder is not None else os.environ.get("SEALRING_RECORD")
+    replay = requested(os.environ)
+    if replay is not None:
+        chosen = replay.folder
+    if not chosen:
+        raise ConfigurationError(
+            "where should the records go? Pass a folder, or start with `sealring run --record RUN`"
+        )
+    path = Path(chosen).absolute()
+    begun = current()
+    if begun is None:
+        rank = _from_torchrun("RANK", rank)
+        world = _from_torchrun("WORLD_SIZE", world)
+        begun = Recording(path, rank, world, container, replay)
+        _set_current(begun)
+    elif begun.path != path:
+        raise ConfigurationError(
+            f"this process is recorded in {begun.path} already, and not in {path}"
+        )
+    begun.configure(every, configuration)
+    return begun
+
+
+def observe_groups(environ: Mapping[str, str]) -> Made:
+    """Begins to record with the first group, where the job is (`sealring run --record`)."""
+    wanted = bool(environ.get("SEALRING_RECORD")) or requested(environ) is not None
+
+    def made(group: GroupMade) -> None:
+        note_group(group.flight, recorded=current() is not None)
+        if wanted and current() is None and not _ended:
+            record_run(rank=group.flight.job_rank, world=group.size)
+
+    return made
+
+
+class Recording:
+    """`record_run` makes it."""
+
+    def __init__(
+        self, path: Path, rank: int, world: int, container: str | None, replay: Request | None
+    ) -> None:
+        own = credentials_of(rank, world)
+        self._rank, self._world = rank, world
+        self._run = create_run(path, own.job)
+        for authority in own.authorities:
+            self._run.write_evidence(authority.public_bytes(Encoding.PEM))
+        self._chain = Chain(self._run, lambda: credentials_of(rank, world))
+        self._log = RunLog(self._run, own.authorities) if rank == 0 else None
+        if self._log is not None:
+            self._log.require_newest()
+        self._code: Code = running_code(self._run, container)
+        self._every = EVERY
+        self._configuration = self._run.write_evidence(b"null")
+        self.replay = replay
+        """What an auditor has asked this run to repeat; None in training itself."""
+        self.notes = Notes(opened_so_far())
+        self.next_step = self._first_step = (
+            self._chain.next_step if replay is None else replay.first_step
+        )
+        self._under_way: int | None = None
+        self._started = int(time.time())
+        self._problem: BaseException | None = None
+        self._closed = False
+        self._waiting: queue.Queue[Unsigned | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
+        self._thread.start()
+        # What ended the script, if it was an exception. Only Python 3.12 has sys.last_exc.
+        self._at_exit = lambda: self.close(final=getattr(sys, "last_value", None) is None)
+        atexit.register(self._at_exit)
+
+    # ---- for the script
+
+    @property
+    def path(self) -> Path:
+        return self._run.path
+
+    def configure(self, every: int, configuration: Any = None) -> None:
+        """From the next interval on."""
+        if every < 1:
+            raise ConfigurationError(f"every={every}: an interval has at least one step")
+        self._every = every
+        if configuration is None:
+            return
+        try:
+            text = json.dumps(configuration, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as problem:
+            raise ConfigurationError(f"the configuration cannot be written: {problem}") from None
+        self._configuration = self._run.write_evidence(text.encode())
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps that are still to be done, of `total`; each counts when its body has ended."""
+        end = total if self.replay is None else min(total, self.replay.end_step)
+        for step in range(self.next_step, end):
+            self._under_way = step + 1
+            yield step
+            self.step()
+
+    @property
+    def steps_in_checkpoint(self) -> int:
+        """How many steps a checkpoint has that is saved now: in `steps`, with the one under way."""
+        return self.next_step if self._under_way is None else self._under_way
+
+    def resume_at(self, step: int) -> None:
+        """The script has loaded a checkpoint, after which `step` comes next."""
+        read = self.notes.resumed_at(step)
+        if self.next_step != self._first_step:
+            self.flush()
+        self.next_step = self._first_step = step
+        for checkpoint in read:
+            self.notes.checkpoint_in(checkpoint)
+
+    def step(self, count: int = 1) -> None:
+        """Steps have ended. Every so many of them the interval ends, too."""
+        self.next_step += count
+        self._under_way = None
+        if self.next_step // self._every > self._first_step // self._every:
+            self.flush()
+
+    def note_privacy(self, mechanism: str, epsilon: float, delta: float, **parameters: Any) -> None:
+        """What the script's accountant says of the whole run so far."""
+        text = json.dumps(parameters, sort_keys=True, allow_nan=False)
+        self.notes.privacy = Privacy(mechanism, repr(epsilon), repr(delta), text)
+
+    def flush(self) -> None:
+        """Ends the interval here."""
+        self._end_interval(final=False)
+
+    def wait(self) -> None:
+        """Returns when all statements so far are on the disk, and those that rank 0 saw logged."""
+        self._waiting.join()
+        self._raise_problem()
+
+    def close(self, *, final: bool = True) -> None:
+        """Writes the last statement, and waits until it is on the disk. Once.
+
+        With `final=False` the chain has no end: the run was cut off, or goes on later. There is
+        nothing to write then where nothing was done.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            if final or self.next_step != self._first_step or self.notes.any():
+                self._end_interval(final=final)
+        finally:
+            self._waiting.put(None)
+            self._thread.join()
+            _ended.append(self.path)
+            if current() is self:
+                _set_current(None)
+        self._raise_problem()
+        if self._log is not None and final:
+            missing = self._log.wait_for_all(self._world, _LAST_STATEMENTS_SECONDS)
+            if missing:
+                _LOG.warning(
+                    "sealring: the run in %s has no final statement of ranks %s", self.path, missing
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(final=kind is None)
+
+    # ---- behind it
+
+    def _end_interval(self, *, final: bool) -> None:
+        self._raise_problem()
+        noted, traffic = self.notes.take(), traffic_so_far()
+        first, end, now = self._first_step, self.next_step, int(time.time())
+        started, self._started = self._started, now
+        configuration, privacy = self._configuration, self.notes.privacy
+
+        def unsigned(sequence: int, previous: str | None) -> Interval:
+            return Interval(
+                run=self._run.head.run,
+                sequence=sequence,
+                previous=previous,
+                final=final,
+                world=self._world,
+                first_step=first,
+                end_step=end,
+                started=min(started, now),
+                finished=now,
+                code=self._code,
+                configuration=configuration,
+                data=noted.data,
+                groups=traffic.groups,
+                collectives=traffic.collectives,
+                links=traffic.links,
+                checkpoints_in=noted.checkpoints_in,
+                checkpoints_out=noted.checkpoints_out,
+                privacy=privacy,
+            )
+
+        self._first_step = end
+        self._waiting.put(unsigned)
+
+    def _write(self) -> None:
+        """The other thread. After a problem it writes nothing more: the chain would have a gap."""
+        while (unsigned := self._waiting.get()) is not None:
+            try:
+                if self._problem is None:
+                    self._chain.append(unsigned)
+                    if self._log is not None:
+                        self._log.append_new()
+            except BaseException as problem:
+                self._problem = problem
+            finally:
+                self._waiting.task_done()
+
+    def _raise_problem(self) -> None:
+        """A run that cannot be recorded does not go on as if it were."""
+        problem = self._problem
+        if problem is not None:
+            raise problem
+
+
+def _from_torchrun(name: str, given: int | None) -> int:
+    if given is not None:
+        return given
+    text = os.environ.get(name, "")
+    if not text.isdecimal():
+        raise ConfigurationError(
+            f"which worker is this? {name} is not set: start with `sealring run`, or pass rank= "
+            "and world= to record_run"
+        )
+    return int(text)

@@ -1,0 +1,166 @@
+"""What a witness has cosigned of each log, and whether it cosigns more.
+
+STATE/<SHA-256 of the origin>       the last checkpoint, with the log's signature and our own
+STATE/<...>.refused                 a checkpoint that the log signed with another root for the
+                                    same size: together with the last one, proof of a fork
+
+A witness makes one promise: of one log, it never cosigns two checkpoints that contradict each
+other. So the check and the write are one step under a lock, and the write is durable before the
+cosignature leaves. A state that was read once does not go back while the process runs. Times do
+not go back either, whatever the clock does: a cosignature says that nothing larger was seen so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from sealring.errors import (
+    ConfigurationError,
+    ForgedNote,
+    LogError,
+    MalformedNote,
+    TamperedLog,
+)
+from sealring.formats.files import Batch, locked, read_limited, writing
+from sealring.formats.log import tree
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint, parse_submission
+from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
+from sealring.formats.log.policy import LogPolicy
+
+_LOG = logging.getLogger("sealring.record.witness")
+
+
+class OtherSize(LogError):
+    """The client takes the witness to be at another size. The protocol answers with ours."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the last checkpoint that was cosigned here has {size} entries")
+        self.size = size
+
+
+class WitnessState:
+    """Safe to call from several threads."""
+
+    def __init__(
+        self, folder: Path, signer: Signer, policy: LogPolicy,
+        clock: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
+        """`policy` lists the logs; its witnesses and quorum do not matter here."""
+        if signer.kind is not Kind.COSIGNATURE:
+            raise ConfigurationError(
+                f"the key of {signer.name} is a log's: `sealring witness init` makes a witness's"
+            )
+        if not policy.logs:
+            raise ConfigurationError("the policy lists no log to witness")
+        self._folder = folder
+        self._signer = signer
+        self._policy = LogPolicy(policy.logs)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: dict[str, SignedCheckpoint] = {}
+        self._times: dict[str, int] = {}
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with writing(self._folder, "made"):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            # Two witnesses with one key and one state could cosign two views between them.
+            stack.enter_context(locked(self._folder))
+            Batch(self._folder).clear()
+            for origin in sorted({log.verifier.name for log in self._policy.logs}):
+                self._load(origin)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    @property
+    def logs(self) -> Iterator[tuple[str, int]]:
+        """Every log's origin, and how many entries of it were cosigned last."""
+        for origin in sorted({log.verifier.name for log in self._policy.logs}):
+            last = self._last.get(origin)
+            yield origin, last.size if last else 0
+
+    def add_checkpoint(self, body: bytes) -> bytes:
+        """Cosigns a checkpoint that continues the last one; returns the signature line."""
+        submission = parse_submission(body)
+        signed = open_checkpoint(submission.checkpoint, self._policy)  # WrongLog, ForgedNote
+        if submission.old > signed.size:
+            raise MalformedNote(
+                f"the old size is {submission.old}, and the checkpoint has {signed.size} entries"
+            )
+        with self._lock:
+            last = self._last.get(signed.checkpoint.origin)
+            size, root = (last.size, last.root) if last else (0, tree.EMPTY_ROOT)
+            if submission.old != size:
+                raise OtherSize(size)
+            if last and signed.size == size and signed.root != root:
+                self._keep_refused(signed)
+            tree.check_consistency(size, root, signed.size, signed.root, submission.proof)
+            return self._cosign(signed)
+
+    def seen(self, digest: str) -> bytes | None:
+        """The last checkpoint of the log whose origin has this SHA-256."""
+        with self._lock:
+            for origin, last in self._last.items():
+                if _digest(origin) == digest:
+                    return last.note.encode()
+        return None
+
+    def _cosign(self, signed: SignedCheckpoint) -> bytes:
+        # Only the log's own signatures are kept: others' are not ours to vouch for.
+        # Of each key one: anybody can send a checkpoint with the same signature many times.
+        origin, text = signed.checkpoint.origin, signed.note.text
+        keys = self._policy.keys_of(origin)
+        lines = [line for line in signed.note.lines if any(key.signed(line) for key in keys)]
+        time = max(int(self._clock()), self._times.get(origin, 0))
+        line = self._signer.sign(text, time)
+        note = with_signatures(Note(text, ()), [*lines, line]).encode()
+        # Before it is written: what cannot be read again would end the witness for all logs.
+        last = open_checkpoint(note, self._policy)
+        self._write(_digest(origin), note)
+        self._last[origin], self._times[origin] = last, time
+        return line.encode().encode()
+
+    def _keep_refused(self, signed: SignedCheckpoint) -> None:
+        """Two checkpoints of one size prove a fork by themselves. One such proof is enough."""
+        name = f"{_digest(signed.checkpoint.origin)}.refused"
+        if not (self._folder / name).exists():
+            _LOG.error(
+                "the log %s signed two roots for %d entries: %s proves it",
+                signed.checkpoint.origin, signed.size, self._folder / name,
+            )  # fmt: skip
+            self._write(name, signed.note.encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        batch = Batch(self._folder)
+        with writing(f"the witness's state in {self._folder}"):
+            batch.write(name, content)
+            batch.sync()
+
+    def _load(self, origin: str) -> None:
+        path = self._folder / _digest(origin)
+        content = read_limited(path, MAX_NOTE_BYTES)
+        if content is None:
+            return
+        try:
+            signed = open_checkpoint(content, self._policy)
+            own = verified(signed.note, [self._signer.verifier])
+        except (ForgedNote, MalformedNote) as problem:
+            raise TamperedLog(f"{path} is not what this witness wrote: {problem}") from None
+        if not own or signed.checkpoint.origin != origin:
+            raise TamperedLog(f"{path} is not what this witness wrote: restore it from a copy")
+        self._last[origin], self._times[origin] = signed, own[self._signer.verifier]
+
+
+def _digest(origin: str) -> str:
+    return hashlib.sha256(origin.encode()).hexdigest()

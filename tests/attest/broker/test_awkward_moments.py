@@ -1,0 +1,173 @@
+"""A broker's certificates while a group forms, and a broker that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sealring.attest.broker.enrolment import Enrolment, enrolled
+from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.errors import NoLongerAdmitted
+from sealring.lab.bench.workers import forking_context
+from tests.attest.broker.local import Place, running
+from tests.workers import Workers
+
+
+def wait_for(*flags: str) -> None:
+    end = time.monotonic() + 60
+    while not all(Path(flag).exists() for flag in flags):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def comes_late(rank: int, world: int, late: int, seconds: float) -> float:
+    if rank == late:
+        time.sleep(seconds)
+    dist.init_process_group("sealring", timeout=timedelta(seconds=40))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def test_a_worker_that_waits_for_longer_than_its_certificate_lives(
+    workers: Workers, tmp_path: Path
+) -> None:
+    place = Place(tmp_path, minutes=0.1)
+    with running(place) as broker:
+        environment = place.environment(broker.port)
+        for late in (0, 2):
+            totals = workers.run(comes_late, late, 9.0, world=3, group=False, env=environment)
+            assert totals == [3.0] * 3
+
+
+def serve(directory: str, pipe: Any) -> None:
+    place = Place(Path(directory))
+    with running(place) as broker:
+        pipe.send(place.environment(broker.port))
+        pipe.recv()
+
+
+@contextmanager
+def in_a_process(directory: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """A broker that can be stopped: its process id, and the environment of its workers."""
+    context = forking_context()
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(str(directory), there))
+    process.start()
+    try:
+        yield process.pid, here.recv()
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        here.send(None)
+        process.join()
+
+
+def makes_a_group_without_an_answer(rank: int, world: int, flag: str) -> float:
+    dist.init_process_group("sealring", timeout=timedelta(seconds=60))
+    Path(flag + str(rank)).touch()
+    wait_for(flag + "stopped")
+    group = dist.new_group(timeout=timedelta(seconds=6))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def test_a_group_forms_while_the_broker_is_stopped(workers: Workers, tmp_path: Path) -> None:
+    """Its timeout is shorter than the time for which a worker would wait for the broker."""
+    flag = str(tmp_path / "flag")
+    with in_a_process(tmp_path) as (pid, environment):
+
+        def stop() -> None:
+            wait_for(flag + "0", flag + "1")
+            os.kill(pid, signal.SIGSTOP)
+            Path(flag + "stopped").touch()
+
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        totals = workers.run(
+            makes_a_group_without_an_answer, flag, world=2, group=False, env=environment
+        )
+        stopping.join()
+    assert totals == [2.0] * 2
+
+
+def is_revoked_while_it_forms(rank: int, world: int, flag: str) -> str:
+    watch: Any = Enrolment.watch
+
+    def after_the_revocation(own: Enrolment, group: Any, keys: dict[int, str]) -> None:
+        Path(flag).touch()
+        end = time.monotonic() + 30
+        while own._failure is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        watch(own, group, keys)
+
+    Enrolment.watch = after_the_revocation  # type: ignore
+    try:
+        dist.init_process_group("sealring", timeout=timedelta(seconds=60))
+        with pytest.raises(NoLongerAdmitted) as ended:
+            dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+    finally:
+        Enrolment.watch = watch  # type: ignore[method-assign]
+    return str(ended.value)
+
+
+def test_a_worker_that_is_revoked_while_its_group_forms_has_no_group(
+    workers: Workers, tmp_path: Path
+) -> None:
+    place, flag = Place(tmp_path, minutes=0.3), str(tmp_path / "flag")
+    with running(place) as broker:
+
+        def revoke() -> None:
+            wait_for(flag)
+            broker.revoke(0)
+
+        revoking = threading.Thread(target=revoke)
+        revoking.start()
+        environment = place.environment(broker.port)
+        (said,) = workers.run(
+            is_revoked_while_it_forms, flag, world=1, group=False, env=environment
+        )
+        revoking.join()
+    assert "this worker was not renewed: WorkerRevoked" in said
+
+
+def test_a_renewal_that_overtakes_the_question_who_is_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An answer from before a revocation does not replace what the renewal has heard since."""
+    place = Place(tmp_path)
+    with running(place) as broker:
+        revoked = key_digest(broker.join(1).certificate)
+        own = enrolled(0, 4, place.environment(broker.port), time.monotonic() + 60)
+        ask = own._client.keys_out
+        answers: list[frozenset[str]] = []
+
+        async def overtaken(job: str, seconds: float) -> frozenset[str]:
+            answers.append(await ask(job, seconds))
+            if len(answers) == 1:
+                await asyncio.to_thread(broker.revoke, 1)
+                await asyncio.to_thread(own._renew_once)
+            return answers[-1]
+
+        monkeypatch.setattr(own._client, "keys_out", overtaken)
+        admission = own.credentials(time.monotonic() + 60).admission
+        own.close()
+    assert revoked not in answers[0]
+    assert isinstance(admission, Admission)
+    assert revoked in admission.keys_out

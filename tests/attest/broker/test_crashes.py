@@ -1,0 +1,24 @@
+"""A broker killed (-9) between any two steps: no rank is given twice, no revocation is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_killed_between_any_two_steps_it_gives_no_rank_twice(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.attest.broker.crashing", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # Three steps of the start, two of auth, five of attest, five of the certificate: all fatal.
+    assert found["steps"] == 15
+    # Before the commit, before its end, after it: only what was committed counts, and it stays.
+    assert found["revoked"] == [False, False, True]

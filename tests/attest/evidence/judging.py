@@ -1,0 +1,43 @@
+"""Evidence as a verifier gets it, over the wire; and which error says why it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from sealring.attest.evidence import (
+    AttestedWorker,
+    Challenge,
+    Evidence,
+    Trust,
+    parse_evidence,
+    verify_evidence,
+)
+from sealring.errors import AttestationError
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What one verifier asked, and whom it trusts unless a test says otherwise."""
+
+    challenge: Callable[[], Challenge]
+    trust: Callable[[], Trust]
+
+    def verify(self, evidence: Evidence, trust: Trust | None = None) -> AttestedWorker:
+        received = parse_evidence(evidence.encode())
+        return verify_evidence(received, self.challenge(), trust or self.trust())
+
+    def refused(
+        self, error: type[AttestationError], evidence: Evidence, trust: Trust | None = None
+    ) -> str:
+        return refusal(error, lambda: self.verify(evidence, trust))
+
+
+def refusal(error: type[AttestationError], verify: Callable[[], object]) -> str:
+    """What is said by exactly this error, and by none derived from it."""
+    with pytest.raises(AttestationError) as caught:
+        verify()
+    assert type(caught.value) is error, caught.value
+    return str(caught.value)

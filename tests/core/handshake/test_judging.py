@@ -1,0 +1,189 @@
+"""Peers judge each other's attestation by their own policy, whatever the authority has signed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.attest.evidence import Challenge, Policy, Trust, verify_evidence
+from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.evidence.claims import claims_in, encode_claims, parse_claims
+from sealring.attest.evidence.policy import KindRules
+from sealring.attest.evidence.simulated import Simulator
+from sealring.core.identity import Credentials, WorkerName
+from sealring.core.identity.certificates import issue
+from sealring.core.identity.kept_key import KeptKey
+from sealring.errors import (
+    CertificateRevoked,
+    HandshakeError,
+    NotAttested,
+    PeerNotAdmitted,
+    SettingsMismatch,
+)
+from tests.core.handshake.meeting import meeting, terms
+from tests.core.identity.issuing import Issuer
+
+NONCE = bytes(range(32))
+GOOD, OTHER = b"good", b"other"
+SIMULATOR, FOREIGN = (Simulator.create(datetime.now(UTC)) for _ in range(2))
+ISSUER = Issuer()
+
+
+def policy(*measurements: bytes, evidence: bool = False) -> Policy:
+    admitted = frozenset(one.hex() for one in measurements or (GOOD,))
+    return Policy(
+        {"simulated": KindRules(measurements=admitted)},
+        simulated_roots=frozenset({SIMULATOR.fingerprint}),
+        peer_evidence=evidence,
+    )
+
+
+def trust(*roots: Simulator) -> Trust:
+    return Trust.pinned(simulated=frozenset(root.fingerprint for root in roots or (SIMULATOR,)))
+
+
+@dataclass(frozen=True)
+class Worker:
+    key: Ed25519PrivateKey
+    evidence: bytes
+    claims: bytes
+
+
+def attest(measurement: bytes = GOOD, simulator: Simulator = SIMULATOR) -> Worker:
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    evidence = simulator.attest(Challenge(NONCE, public), measurement)
+    worker = verify_evidence(evidence, Challenge(NONCE, public), trust(simulator))
+    digest = hashlib.sha256(evidence.encode()).hexdigest()
+    return Worker(key, evidence.encode(), encode_claims(worker, digest, "00" * 32))
+
+
+def credentials(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Credentials:
+    certificate = issue(
+        ISSUER.certificate,
+        ISSUER.key,
+        worker.key.public_key(),
+        WorkerName("job", rank),
+        4,
+        timedelta(hours=1),
+        attestation=worker.claims or None,
+    )
+    admission = Admission(judging, trust, evidence=worker.evidence)
+    admission = replace(admission, **changes)
+    key = KeptKey.of(worker.key)
+    return Credentials("job", rank, certificate, (ISSUER.certificate,), key, admission)
+
+
+def end(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Any:
+    who = credentials(rank, worker, judging, **changes)
+    return who, terms(rank, settings=who.settings)
+
+
+def assert_refused(dialer: Any, acceptor: Any, error: type[HandshakeError], about: int) -> str:
+    """A side that refuses says why, and the other side receives it."""
+    with meeting(dialer, acceptor) as met:
+        assert type(met.dialer) is error, met.dialer
+        assert type(met.acceptor) is error, met.acceptor
+    judging = met.acceptor if about == dialer[1].rank else met.dialer
+    assert (judging.peer, judging.proven) == (about, False), "it is not admitted"
+    return str(judging)
+
+
+@pytest.mark.parametrize("evidence", [False, True])
+def test_two_attested_workers_meet(evidence: bool) -> None:
+    rules = policy(evidence=evidence)
+    with meeting(end(1, attest(), rules), end(0, attest(), rules)) as met:
+        dialed, accepted = met.channels()
+        assert dialed.link_keys.send == accepted.link_keys.receive
+
+
+def test_a_certificate_of_the_authority_without_an_attestation() -> None:
+    bare = Worker(Ed25519PrivateKey.generate(), b"", b"")
+    dialer, acceptor = end(1, bare, policy()), end(0, attest(), policy())
+    assert "says nothing of an attestation" in assert_refused(dialer, acceptor, NotAttested, 1)
+
+
+def test_a_claim_that_cannot_be_read() -> None:
+    odd = replace(attest(), claims=b'{"version": 2}')
+    assert_refused(end(1, odd, policy()), end(0, attest(), policy()), NotAttested, 1)
+
+
+def test_each_worker_judges_by_its_own_policy() -> None:
+    """The broker had a wider one."""
+    wide = policy(GOOD, OTHER)
+    said = assert_refused(
+        end(1, attest(OTHER), wide), end(0, attest(), policy()), PeerNotAdmitted, 1
+    )
+    assert "MeasurementNotAllowed" in said
+    assert "SIMULATED" in said
+    assert_refused(end(1, attest(), policy()), end(0, attest(OTHER), wide), PeerNotAdmitted, 0)
+
+
+def test_a_worker_that_the_broker_took_out() -> None:
+    dialer = end(1, attest(), policy())
+    out = frozenset({key_digest(dialer[0].certificate)})
+    assert_refused(dialer, end(0, attest(), policy(), keys_out=out), CertificateRevoked, 1)
+
+
+def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> None:
+    """The thief signs any claim, for a key of its own."""
+    rules, honest, thief = policy(evidence=True), attest(), Ed25519PrivateKey.generate()
+    stolen = replace(honest, key=thief)
+    acceptor = end(0, attest(), rules)
+    said = assert_refused(end(1, stolen, rules), acceptor, NotAttested, 1)
+    assert "NotBound" in said
+    # Without that demand the authority's word is all there is.
+    with meeting(end(1, stolen, policy()), end(0, attest(), policy())) as met:
+        met.channels()
+
+
+def test_evidence_that_is_not_the_certificates_or_not_believed() -> None:
+    rules = policy(evidence=True)
+    acceptor = end(0, attest(), rules)
+    swapped = replace(attest(), evidence=attest().evidence)
+    said = assert_refused(end(1, swapped, rules), acceptor, NotAttested, 1)
+    assert "other evidence than its certificate names" in said
+    foreign = end(1, attest(simulator=FOREIGN), rules)
+    assert "UntrustedChain" in assert_refused(foreign, acceptor, NotAttested, 1)
+    nothing = replace(attest(), evidence=b"")
+    assert_refused(end(1, nothing, rules), acceptor, NotAttested, 1)
+
+
+def test_all_members_agree_on_showing_evidence() -> None:
+    dialer, acceptor = end(1, attest(), policy(evidence=True)), end(0, attest(), policy())
+    with meeting(dialer, acceptor) as met:
+        assert type(met.dialer) is type(met.acceptor) is SettingsMismatch
+
+
+def test_claims_are_read_as_they_were_written_and_nothing_else_is() -> None:
+    worker = attest()
+    parsed = parse_claims(worker.claims)
+    assert (parsed.nonce, parsed.label) == (NONCE, "SIMULATED")
+    certificate = credentials(0, worker, policy()).certificate
+    assert claims_in(certificate) == parsed
+    for old, new in (
+        (b'"debug":false', b'"debug":0'),
+        (b'"tcb":{"simulated":1}', b'"tcb":{"simulated":"1"}'),
+        (b'"tcb":{"simulated":1}', b'"tcb":[]'),
+        (b'"devices":[]', b'"devices":{}'),
+        (b'"devices":[]', b'"devices":[{}]'),
+        (b'"kind":"simulated"', b'"kind":"simulated","more":1'),
+        (b'"lists":[]', b'"lists":[["a", "b"]]'),
+        (b'"version":1', b'"version":true'),
+        (b'"nonce":"', b'"nonce":"x'),
+        (b'"evidence":"', b'"evidence":"x'),
+    ):
+        assert old in worker.claims, old
+        with pytest.raises(ValueError, match="cannot be read"):
+            parse_claims(worker.claims.replace(old, new))
+    for data in (b"", b"[]", b"null", b"\xff", b"[" * 40_000, worker.claims[:-1]):
+        with pytest.raises(ValueError, match="cannot be read"):
+            parse_claims(data)
+    with pytest.raises(ValueError, match="more than"):
+        parse_claims(b" " * (49 << 10))

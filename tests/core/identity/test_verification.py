@@ -1,0 +1,190 @@
+"""A VerifiedPeer comes from a certificate that says all it must, and from nothing else."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sealring.core.identity import VerifiedPeer, verification, verify
+from sealring.core.identity.certificates import WORLD_SIZE_OID, claims_of, encode_integer
+from sealring.core.identity.verification import KnownCertificates, admit, signed_certificate
+from sealring.errors import (
+    CertificateExpired,
+    CertificateNotYetValid,
+    CertificateRevoked,
+    HandshakeError,
+    UnknownAuthority,
+    WrongJob,
+    WrongRank,
+    WrongWorldSize,
+)
+from sealring.limits import MAX_WORLD
+from tests.core.identity.issuing import HOUR, NOW, Issuer
+
+ISSUER = Issuer()
+URI = x509.UniformResourceIdentifier("spiffe://sealring/job/rank/1")
+NOT_CA = x509.BasicConstraints(ca=False, path_length=None)
+
+
+def check(certificate: x509.Certificate, rank: int | None = 1) -> VerifiedPeer:
+    return verify(
+        certificate, (ISSUER.certificate,), job="job", world=4, rank=rank, where="10.0.0.1:5"
+    )
+
+
+def test_a_good_certificate_is_proof() -> None:
+    credentials = ISSUER.credentials(1)
+    for rank in (1, None):
+        peer = check(credentials.certificate, rank)
+        assert (peer.rank, peer.world) == (1, 4)
+    assert check(ISSUER.credentials(1, world=None).certificate).world is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "proven"),
+    [
+        ({"job": "other"}, WrongJob, False),
+        ({"now": NOW - 5 * HOUR}, CertificateExpired, False),
+        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid, False),
+        ({"rank": 2}, WrongRank, True),
+        ({"world": 3}, WrongWorldSize, True),
+        ({"world": 5}, WrongWorldSize, True),
+    ],
+)
+def test_each_disagreement_has_its_error(
+    changes: dict[str, object], error: type[HandshakeError], proven: bool
+) -> None:
+    credentials = ISSUER.credentials(**({"rank": 1} | changes))  # type: ignore[arg-type]
+    with pytest.raises(error, match=r"10\.0\.0\.1:5") as caught:
+        check(credentials.certificate)
+    assert type(caught.value) is error
+    assert caught.value.proven is proven
+
+
+def test_a_rank_outside_the_world_is_refused() -> None:
+    with pytest.raises(WrongRank, match="does not exist in a world of 4"):
+        check(ISSUER.credentials(7, world=None).certificate, None)
+
+
+def test_another_authority_is_refused() -> None:
+    for name in ("test authority", "another"):
+        with pytest.raises(UnknownAuthority):
+            check(Issuer(name).credentials(1).certificate)
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        [],
+        [NOT_CA],
+        [x509.SubjectAlternativeName([URI])],
+        [x509.SubjectAlternativeName([URI]), x509.BasicConstraints(ca=True, path_length=None)],
+        [x509.SubjectAlternativeName([URI, URI]), NOT_CA],
+        [x509.SubjectAlternativeName([URI, x509.DNSName("a")]), NOT_CA],
+        [x509.SubjectAlternativeName([x509.DNSName("rank1")]), NOT_CA],
+        [x509.SubjectAlternativeName([x509.UniformResourceIdentifier("spiffe://x/y")]), NOT_CA],
+        [
+            x509.SubjectAlternativeName([URI]),
+            NOT_CA,
+            x509.UnrecognizedExtension(WORLD_SIZE_OID, b"\x02\x01\x00"),
+        ],
+        [
+            x509.SubjectAlternativeName([URI]),
+            NOT_CA,
+            x509.UnrecognizedExtension(WORLD_SIZE_OID, b"\x02\x02\x00\x04"),
+        ],
+    ],
+)
+def test_a_certificate_of_ours_that_is_no_workers_is_refused(
+    extensions: list[x509.ExtensionType],
+) -> None:
+    with pytest.raises(UnknownAuthority):
+        check(ISSUER.odd_certificate(*extensions))
+
+
+def test_proof_cannot_be_made_or_copied() -> None:
+    peer = check(ISSUER.credentials(1).certificate)
+    with pytest.raises(TypeError):
+        VerifiedPeer("job", 1, 4, b"", "", object())
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            attempt(peer)
+    with pytest.raises((TypeError, ValueError)):
+        dataclasses.replace(peer, rank=2)  # type: ignore[call-arg]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        peer.rank = 2
+
+
+def world_in(der: bytes) -> int | None:
+    stated = x509.UnrecognizedExtension(WORLD_SIZE_OID, der)
+    certificate = ISSUER.odd_certificate(x509.SubjectAlternativeName([URI]), NOT_CA, stated)
+    return claims_of(certificate).world
+
+
+@given(st.integers(1, MAX_WORLD))
+def test_world_sizes_have_one_encoding(value: int) -> None:
+    assert world_in(encode_integer(value)) == value
+
+
+@given(st.binary(max_size=12) | st.binary(max_size=3).map(lambda end: b"\2\3" + end))
+def test_only_that_encoding_is_read(der: bytes) -> None:
+    try:
+        value = world_in(der)
+    except ValueError:
+        return
+    assert value is not None
+    assert encode_integer(value) == der
+
+
+def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known, other = KnownCertificates(), Issuer()
+    certificate = ISSUER.credentials(1).certificate
+
+    def again(authority: x509.Certificate = ISSUER.certificate, **changes: Any) -> VerifiedPeer:
+        wanted: dict[str, Any] = {"job": "job", "world": 4, "rank": 1} | changes
+        signed = signed_certificate(certificate, (authority,), "10.0.0.1:5", known)
+        return admit(signed, where="10.0.0.1:5", **wanted)
+
+    def revoked(name: object) -> None:
+        raise CertificateRevoked("it is out")
+
+    first = again()
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "_read", lambda *_: pytest.fail("verified again"))
+        assert (again().key, again().fingerprint) == (first.key, first.fingerprint)
+        for changes, error in (
+            ({"now": NOW + 5 * HOUR}, CertificateExpired),
+            ({"judge": revoked}, CertificateRevoked),
+            ({"job": "other"}, WrongJob),
+            ({"rank": 2}, WrongRank),
+            ({"world": 5}, WrongWorldSize),
+        ):
+            with pytest.raises(error):
+                again(**changes)
+    with pytest.raises(UnknownAuthority):
+        again(other.certificate)
+
+
+def test_a_certificate_that_no_authority_signed_does_not_become_known() -> None:
+    known, certificate = KnownCertificates(), Issuer().credentials(1).certificate
+    for _ in range(2):
+        with pytest.raises(UnknownAuthority):
+            signed_certificate(certificate, (ISSUER.certificate,), "", known)
+    assert not known._signed
+
+
+def test_known_certificates_are_bounded() -> None:
+    known = KnownCertificates(most=3)
+    for rank in (0, 1, 2, 3):
+        certificate = ISSUER.credentials(rank).certificate
+        signed_certificate(certificate, (ISSUER.certificate,), "", known)
+    assert len(known._signed) == 1

@@ -1,0 +1,415 @@
+"""What ends a group that makes links when they are needed, and what does not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sealring import _native
+from sealring.core.engine import link_ends
+from sealring.core.engine.endpoint import Endpoint
+from sealring.core.engine.mailbox import ANYONE
+from sealring.core.handshake import peers
+from sealring.core.links import agreement, dialer, late_kind, link, threads
+from sealring.core.links.dialer import Dialer
+from sealring.core.links.listener import Listener
+from sealring.core.links.unproven import Unproven
+from sealring.core.schedule import Algorithm
+from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
+from tests.core.links.teams import SIZE, Team, team
+
+
+def but(*ranks: int) -> list[int]:
+    return [rank for rank in range(SIZE) if rank not in ranks]
+
+
+def receive(one: Team, rank: int, peer: int, timeout_s: float) -> int:
+    """The rank from which a message came."""
+    box, there = one.groups[rank].mailbox, np.zeros(10)
+    memory = (there.ctypes.data, there.nbytes)
+    return box.wait(box.submit(_native.Message(False, peer, 1, memory, timeout_s)))
+
+
+def send(one: Team, rank: int, peer: int, timeout_s: float) -> int:
+    box, there = one.groups[rank].mailbox, np.ones(10)
+    memory = (there.ctypes.data, there.nbytes)
+    return box.wait(box.submit(_native.Message(True, peer, 1, memory, timeout_s)))
+
+
+def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(late_kind, "_CLOSED_SECONDS", seconds)
+
+
+def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes connections, and the message has a longer timeout."""
+    give_up_after(monkeypatch, 0.5)
+    monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
+    plain, back, held = Listener._advance_soon, threading.Event(), threading.Event()
+    with team() as one:
+        late = one.groups[8].engine._late_links
+        assert late is not None
+        stopped = late._listener
+        del late
+
+        def advance(self: Listener, one: Unproven) -> None:
+            if self is stopped:
+                held.set()
+                back.wait(20.0)
+            plain(self, one)
+
+        monkeypatch.setattr(Listener, "_advance_soon", advance)
+
+        def call(rank: int) -> int:
+            if rank == 3:
+                return send(one, 3, 8, 30.0)
+            assert held.wait(20.0)
+            time.sleep(2.0)
+            back.set()
+            return receive(one, 8, 3, 30.0)
+
+        assert one.all(call, *but(3, 8)) == [8, 3]
+
+
+def test_members_that_do_not_answer_hold_up_no_other() -> None:
+    """There are more of them than threads that dial."""
+    reached = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+
+        class Book:
+            def lookup(self, rank: int) -> tuple[tuple[str, int], ...]:
+                return (address,)
+
+        def attempt(sock: socket.socket, rank: int) -> Any:
+            if rank < 20:
+                raise PeerUnreachable("no answer", peer=rank)
+            sock.close()
+            return reached.set
+
+        failures: list[SealringError] = []
+        reaching = Dialer(Book(), attempt, failures.append)
+        for rank in range(21):
+            reaching.dial(rank)
+        try:
+            assert reached.wait(10.0)
+            assert not failures
+        finally:
+            reaching.stop()
+
+
+def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 11 dials all, and waits for the first ones; rank 7's turn has not come."""
+    monkeypatch.setattr(dialer, "_THREADS", 2)
+    plain = Listener.take_turn
+    with team() as one:
+        lates = [one.groups[rank].engine._late_links for rank in range(6)]
+        stopped = [late._listener for late in lates if late is not None]
+        del lates
+
+        def turn(self: Listener) -> float | None:
+            if self not in stopped:
+                return plain(self)
+            time.sleep(0.005)  # what has come is still there, so its next turn comes at once
+            return None
+
+        monkeypatch.setattr(Listener, "take_turn", turn)
+
+        def call(rank: int) -> int:
+            if rank == 11:
+                return receive(one, 11, ANYONE, 30.0)
+            time.sleep(0.5)
+            return send(one, 7, 11, 6.0)
+
+        assert one.all(call, *but(7, 11)) == [11, 7]
+        stopped.clear()
+
+
+def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give_up_after(monkeypatch, 0.5)
+    with team() as one:
+        one.groups[5].close()
+
+        def call(rank: int) -> int:
+            if rank == 0:
+                return receive(one, 0, ANYONE, 30.0)
+            time.sleep(2.0)
+            return send(one, 11, 0, 30.0)
+
+        assert one.all(call, *but(0, 11)) == [11, 0]
+
+
+def test_a_member_that_left_before_a_receive_from_anyone_ends_a_message_to_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    give_up_after(monkeypatch, 0.5)
+    with team() as one:
+        one.groups[5].close()
+
+        def call(rank: int) -> int:
+            if rank == 11:
+                time.sleep(2.0)
+                return send(one, 11, 0, 30.0)
+            return receive(one, 0, ANYONE, 30.0)
+
+        assert one.all(call, *but(0, 11)) == [11, 0]
+        assert "a link cannot be made" not in caplog.text
+        assert one.all(lambda rank: send(one, rank, 5, 30.0), *but(0)) == [(PeerLost, 5)]
+
+
+def test_a_receive_from_anyone_learns_how_the_group_had_failed() -> None:
+    """Rank 3 failed before rank 8 came, and rank 8 has no link."""
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, ANYONE, 60.0), *but(8)) == [(PeerSilent, 5)]
+
+
+def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
+    """Rank 3 fails while rank 8 waits."""
+    with team() as one:
+
+        def call(rank: int) -> int:
+            return receive(one, 3, 5, 4.0) if rank == 3 else receive(one, 8, ANYONE, 60.0)
+
+        assert one.all(call, *but(3, 8)) == [(PeerSilent, 5)] * 2
+
+
+def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
+    """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 3, 60.0), *but(8)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: send(one, rank, 3, 60.0), *but(10)) == [(PeerSilent, 5)]
+
+
+def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 4 is to dial rank 3 for the ring, and has failed before; rank 3's link is good."""
+    monkeypatch.setattr(link_ends, "_OTHER_END_SECONDS", 0.5)
+    with team() as one:
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [(PeerSilent, 5)]
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=20.0)
+
+        assert one.all(call, *but(3)) == [(PeerSilent, 5)]
+
+
+def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:
+    """Rank 5 sees it at once, and has no link but the one with that member."""
+    with team() as one:
+        one.groups[4].close()
+
+        def call(rank: int) -> None:
+            values = np.ones(5000, dtype=np.float32)
+            one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=60.0)
+
+        assert set(one.all(call, 4)) == {(PeerLost, 4)}
+
+
+def hold(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, rank: int
+) -> tuple[threading.Event, threading.Event]:
+    """This rank's next link comes to this method, and no further until the second event."""
+    plain, held, goes_on = getattr(owner, name), threading.Event(), threading.Event()
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = self._names.rank if isinstance(self, Endpoint) else int(self._own_host[5:])
+        if own == rank and not held.is_set():
+            held.set()
+            assert goes_on.wait(20.0)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, method)
+    return held, goes_on
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(Endpoint, "add_late_link"), (agreement.DialersMemory, "settle")]
+)
+def test_a_link_that_comes_after_the_failure_carries_it(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    """Rank 8 takes the link for made. Rank 3 has failed when its own end comes to its group."""
+    with team() as one:
+        held, goes_on = hold(monkeypatch, owner, name, 3)
+
+        def call(rank: int) -> int:
+            if rank == 8:
+                assert held.wait(20.0)
+                return receive(one, 8, 3, 20.0)
+            with contextlib.suppress(PeerSilent):
+                receive(one, 3, 8, 1.0)
+            goes_on.set()
+            return 0
+
+        assert one.all(call, *but(3, 8)) == [0, (PeerSilent, 8)]
+
+
+def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 8, which receives from anyone, does not need that rank."""
+    with team() as one:
+        held, goes_on = hold(monkeypatch, Endpoint, "add_late_link", 3)
+
+        def call(rank: int) -> int:
+            if rank == 8:
+                assert held.wait(20.0)
+                return receive(one, 8, ANYONE, 20.0)
+            if rank == 11:
+                assert goes_on.wait(20.0)
+                time.sleep(1.0)
+                return send(one, 11, 8, 20.0)
+            one.groups[3].mailbox._want(8)
+            assert held.wait(20.0)
+            one.groups[3].mailbox.close()
+            goes_on.set()
+            return 3
+
+        assert one.all(call, *but(3, 8, 11)) == [3, 11, 8]
+
+
+def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 takes nothing of what rank 8 says to it; one thread serves all listeners here."""
+    plain, held, goes_on = Endpoint.add_late_link, threading.Event(), threading.Event()
+
+    def rest() -> None:
+        held.set()
+        goes_on.wait(20.0)
+
+    def add(self: Any, peer: int, link: Any) -> Any:
+        plain(self, peer, link)
+        return rest if self._names.rank == 8 else None
+
+    monkeypatch.setattr(Endpoint, "add_late_link", add)
+    with team() as one:
+        one.groups[3].mailbox._want(8)
+        assert held.wait(20.0)
+
+        def call(rank: int) -> int:
+            return send(one, 5, 7, 10.0) if rank == 5 else receive(one, 7, 5, 10.0)
+
+        assert one.all(call, *but(5, 7)) == [7, 5]
+        goes_on.set()
+
+
+def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 5 takes no more of a message, nor rank 3's alert; rank 8 links with rank 3 meanwhile."""
+    turns: list[float] = []
+    plain = Listener.take_turn
+
+    def turn(self: Listener) -> float | None:
+        began = time.monotonic()
+        try:
+            return plain(self)
+        finally:
+            turns.append(time.monotonic() - began)
+
+    with team() as one:
+        sent, there = np.zeros(1 << 30, np.uint8), np.zeros(1 << 30, np.uint8)
+        memory = ((sent.ctypes.data, sent.nbytes), (there.ctypes.data, there.nbytes))
+
+        def brief(rank: int) -> int:
+            return send(one, 7, 5, 20.0) if rank == 7 else receive(one, 5, 7, 20.0)
+
+        assert one.all(brief, *but(5, 7)) == [7, 5]
+        taking = one.groups[5].mailbox.submit(_native.Message(False, 3, 2, memory[1], 60.0))
+
+        def fail() -> None:
+            box = one.groups[3].mailbox
+            with pytest.raises(PeerSilent):
+                box.wait(box.submit(_native.Message(True, 5, 2, memory[0], 1.0)))
+            ended.append(time.monotonic())
+
+        ended: list[float] = []
+        failing = threading.Thread(target=fail)
+        failing.start()
+        while one.groups[3].mailbox.account()["sealed_bytes"] < 1 << 20:
+            assert one.all(brief, *but(5, 7)) == [7, 5]
+            stalled = time.monotonic()
+        monkeypatch.setattr(Listener, "take_turn", turn)
+        time.sleep(1.4)
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerSilent, 5)]
+        failing.join()
+        assert ended[0] - stalled > 2.5  # it took its time
+        assert max(turns) < 0.5
+        del taking, failing, fail
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_kernel_lacks_memory_when_a_link_is_made(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """At either end: the peer has not been told that the link exists, and both try again."""
+    plain, lacks = link.prepare_socket, iter(range(times))
+
+    def prepare(sock: socket.socket) -> None:
+        if next(lacks, None) is not None:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        plain(sock)
+
+    with team() as one:
+        monkeypatch.setattr(late_kind, "prepare_socket", prepare)
+
+        def call(rank: int) -> int:
+            return send(one, 3, 8, 8.0) if rank == 3 else receive(one, 8, 3, 8.0)
+
+        assert one.all(call, *but(3, 8)) == [8, 3]
+        assert next(lacks, None) is None
+
+
+@pytest.mark.parametrize("victim", [3, 8])
+def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, victim: int
+) -> None:
+    """The peer takes it for made. Rank 3 dials, rank 8 is dialed."""
+    plain = Endpoint.add_late_link
+
+    def add(self: Any, peer: int, link: Any) -> None:
+        if self._names.rank == victim:
+            raise MemoryError
+        plain(self, peer, link)
+
+    monkeypatch.setattr(Endpoint, "add_late_link", add)
+    with team() as one:
+
+        def call(rank: int) -> int:
+            if rank == 3:
+                return send(one, 3, 8, 20.0)
+            time.sleep(1.0)
+            return receive(one, 8, 3, 20.0)
+
+        outcome = one.all(call, *but(3, 8))
+        # A short message may be gone before the peer's end is known.
+        assert set(outcome) <= {(PeerLost, victim), 8}
+        assert (PeerLost, victim) in outcome
+        assert "MemoryError" in caplog.text
+
+
+def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group ends with an error of its own, at both ends, and closes as any other."""
+    plain = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == "sealring-dial":
+            raise RuntimeError("can't start new thread")
+        plain(self)
+
+    with team() as one:
+        monkeypatch.setattr(threads, "_idle", [])
+        monkeypatch.setattr(threading.Thread, "start", start)
+        assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [(PeerLost, 3)]
+        monkeypatch.undo()
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerLost, 3)]

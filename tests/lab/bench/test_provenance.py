@@ -1,0 +1,35 @@
+"""The benchmark of statements and audits, with small runs: every figure is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sealring.lab.__main__ import app
+from sealring.lab.bench.records import BAR
+
+SMALL = ["--model", "mlp", "--batch", "2", "--every", "2", "--blocks", "2", "--audits", "2x3"]
+
+
+def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    arguments = ["provenance", *SMALL, "--folder", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, arguments)
+    found = json.loads(done.stdout)
+    step, (audit,) = found["step"], found["audits"]
+    # A warm-up, two timed blocks, and the final one, of each rank.
+    assert step["statements"] == 2 * 4
+    assert 1000 < step["bytes_per_statement"] < 20_000
+    assert step["disk_bytes"] > step["statements"] * step["bytes_per_statement"]
+    assert min(step["recorded_ms"], step["unrecorded_ms"]) > 0
+    assert step["bar"] == BAR
+    assert (audit["ranks"], audit["intervals"], audit["statements"]) == (2, 3, 6)
+    assert all(value is None or value > 0 for value in audit.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_size_of_a_run_is_refused() -> None:
+    done = CliRunner().invoke(app, ["provenance", "--audits", "1x5"])
+    assert done.exit_code != 0
+    assert "'1x5' is no size of a run: write ranks x intervals" in str(done.exception)

@@ -1,0 +1,89 @@
+"""Counts through OpenTelemetry: its SDK's in-memory reader on real groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sealring.errors import OutOfStep
+from tests.workers import Workers
+
+
+def read(reader: Any) -> dict[str, dict[frozenset[tuple[str, object]], float]]:
+    """name -> attributes -> value."""
+    data = reader.get_metrics_data()
+    return {
+        metric.name: {frozenset(p.attributes.items()): p.value for p in metric.data.data_points}
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        if scope.scope.name == "sealring"
+    }
+
+
+def measured(rank: int, world: int) -> tuple[Any, Any, Any]:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([reader]))  # after the group was made
+    group: Any = dist.group.WORLD
+    dist.all_reduce(torch.ones(50_000))
+    dist.barrier()
+    deal = dist.send if rank == 0 else dist.recv
+    deal(torch.ones(250), 1 - rank)
+    first, account = read(reader), group.account()
+    # A second group of this name goes on where the first one ended.
+    dist.destroy_process_group()
+    dist.init_process_group("sealring")
+    with pytest.raises(OutOfStep):
+        dist.all_reduce(torch.ones(10 if rank else 20))
+    return first, account, read(reader)
+
+
+def test_metrics_count_what_was_sealed_opened_rekeyed_and_waited_for() -> None:
+    own = Workers(2)  # a process has one MeterProvider, for good
+    try:
+        results = own.run(
+            measured, world=2, env={"SEALRING_JOB": "metrics", "SEALRING_REKEY_BYTES": "50000"}
+        )
+    finally:
+        own.close()
+    for rank, (first, account, second) in enumerate(results):
+        ((identity, sealed),) = first["sealring.sealed"].items()
+        assert dict(identity).keys() == {"sealring.job", "sealring.rank", "sealring.group"}
+        assert ("sealring.job", "metrics") in identity
+        assert ("sealring.rank", rank) in identity
+        sent, received = (1000, 0) if rank == 0 else (0, 1000)
+        assert sealed == account["sealed_bytes"] >= 200_000 + sent
+        assert first["sealring.opened"] == {identity: account["opened_bytes"]}
+        assert account["opened_bytes"] >= 200_000 + received
+        way = "send" if rank == 0 else "recv"
+        assert first["sealring.messages"] == {identity | {("sealring.operation", way)}: 1}
+        assert first["sealring.rekeys"] == {identity: sum(account["rekeys"])}
+        assert sum(account["rekeys"]) >= 3
+        peer = identity | {("sealring.peer", 1 - rank)}
+        assert first["sealring.wait"] == {peer: account["waited_s"][1 - rank]}
+        assert first["sealring.collectives"] == {
+            identity | {("sealring.operation", "all_reduce")}: 1,
+            identity | {("sealring.operation", "barrier")}: 1,
+        }
+        assert "sealring.errors" not in first
+        assert second["sealring.sealed"].keys() == {identity}
+        assert second["sealring.sealed"][identity] >= sealed
+        assert second["sealring.errors"] == {identity | {("error.type", "OutOfStep")}: 1}
+
+
+def test_without_opentelemetry_there_are_no_metrics_and_no_error() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from sealring.observe.metrics import publish_metrics\n"
+        "assert publish_metrics(dict) is False"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

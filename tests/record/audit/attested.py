@@ -1,0 +1,78 @@
+"""Workers of a made run whose certificates carry SIMULATED evidence, as a broker issues them."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from sealring.attest.evidence.claims import encode_claims
+from sealring.attest.evidence.evidence import Challenge, Evidence
+from sealring.attest.evidence.policy import Policy
+from sealring.attest.evidence.policy_file import parse_policy
+from sealring.attest.evidence.simulated import Simulator
+from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.verify import verify_evidence
+from sealring.core.identity.credentials import Credentials
+from tests.record.audit.made_runs import NOW, MadeRun, sha
+
+MEASUREMENT = bytes(range(32))
+SIMULATOR = Simulator.create(NOW - timedelta(days=1))
+
+
+def policy(measurement: bytes = MEASUREMENT, peers: bool = True) -> Policy:
+    return parse_policy(
+        f"version = 1\n[peers]\nevidence = {str(peers).lower()}\n[simulated]\n"
+        f'roots = ["{SIMULATOR.fingerprint}"]\nmeasurements = ["{measurement.hex()}"]\n'
+    )
+
+
+def attested(
+    made: MadeRun, rank: int, measurement: bytes = MEASUREMENT, other: Evidence | None = None,
+    when: datetime = NOW,
+) -> tuple[Credentials, Evidence]:  # fmt: skip
+    """A worker and its evidence. With `other`, its certificate names that in place of its own.
+
+    The evidence was verified at `when`, its certificate says.
+    """
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    challenge = Challenge(hashlib.sha256(b"%d" % rank).digest(), public)
+    evidence = SIMULATOR.attest(challenge, measurement)
+    trust = Trust.pinned(frozenset({SIMULATOR.fingerprint}), now=when)
+    worker = verify_evidence(evidence, challenge, trust)
+    shown = other or evidence
+    digest = hashlib.sha256(shown.encode()).hexdigest()
+    claims = encode_claims(worker, digest, sha("policy"))
+    return made.authority.worker(rank, made.world, attestation=claims, key=key), shown
+
+
+def attested_run(world: int, count: int) -> MadeRun:
+    made = MadeRun(world, count)
+    for rank in range(made.world):
+        made.workers[rank], evidence = attested(made, rank)
+        made.evidence.append(evidence.encode())
+    return made
+
+
+def with_other_measurement(made: MadeRun, rank: int) -> None:
+    made.workers[rank], evidence = attested(made, rank, bytes(32))
+    made.evidence[rank] = evidence.encode()
+
+
+def with_evidence_of_another_day(made: MadeRun, rank: int, hours: int = -12) -> None:
+    """As of then the machine passed: nothing of it had been revoked, and its chain had not ended.
+
+    The authority's key is all that this takes.
+    """
+    made.workers[rank], evidence = attested(made, rank, when=NOW + timedelta(hours=hours))
+    made.evidence[rank] = evidence.encode()
+
+
+def with_evidence_of_another(made: MadeRun, rank: int) -> None:
+    """The broker's operator has the certificate name evidence that was made for another key."""
+    _, other = attested(made, rank)
+    made.workers[rank], _ = attested(made, rank, other=other)
+    made.evidence[rank] = other.encode()
