@@ -48,7 +48,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_the_table_of_rooms_says_what_the_code_imports() -> None:
     real: dict[str, set[str]] = defaultdict(set)
     for module, imported in imports().items():
-        if module == "sealring.lab.__main__":  # nobody imports it: its options are the CLI's
+        if module == "sealring.lab.__main__":  # never imported: its options are the CLI's
             continue
         room = module.split(".")[1]
         real[room] |= {one.split(".")[1] for one in imported} - {room} - ALL_MAY_IMPORT

@@ -84,7 +84,7 @@ def test_the_core_forms_a_group_where_no_satellite_can_be_imported(tmp_path: Pat
 
 
 @pytest.fixture
-def nobody() -> Iterator[None]:
+def no_providers() -> Iterator[None]:
     """No provider is registered; afterwards those of the package are again."""
     with ExitStack() as stack:
         for each in vars(hooks).values():
@@ -93,7 +93,7 @@ def nobody() -> Iterator[None]:
         yield
 
 
-def test_a_broker_without_a_provider_is_an_error_and_no_other_identity(nobody: None) -> None:
+def test_a_broker_without_a_provider_is_an_error_and_no_other_identity(no_providers: None) -> None:
     environ = {"SEALRING_BROKER": "https://broker:8443", "SEALRING_SECRET": "5a" * 32}
     with pytest.raises(ConfigurationError, match="joining through SEALRING_BROKER needs one"):
         enrolment_of(0, 2, environ, 0.0)
@@ -162,7 +162,7 @@ def test_a_group_that_cannot_be_observed_ends_on_every_rank(workers: Workers) ->
     assert ended[0] in ("GroupClosed", "PeerLost", "GroupEnded")
 
 
-def test_a_vault_key_of_a_broker_needs_a_provider(nobody: None) -> None:
+def test_a_vault_key_of_a_broker_needs_a_provider(no_providers: None) -> None:
     from sealring.vault.keys import released_key
 
     with pytest.raises(ConfigurationError, match="a data key of a broker's needs one provider"):
@@ -170,7 +170,7 @@ def test_a_vault_key_of_a_broker_needs_a_provider(nobody: None) -> None:
 
 
 def test_a_ledger_at_the_broker_needs_a_provider(
-    nobody: None, monkeypatch: pytest.MonkeyPatch
+    no_providers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sealring.vault.broker_ledger import BrokerLedger
 
@@ -179,7 +179,7 @@ def test_a_ledger_at_the_broker_needs_a_provider(
         BrokerLedger("0" * 32).state()
 
 
-def test_an_audit_that_names_machines_needs_a_judge(nobody: None, tmp_path: Path) -> None:
+def test_an_audit_that_names_machines_needs_a_judge(no_providers: None, tmp_path: Path) -> None:
     from sealring.record.audit.claims import read_claims
 
     (tmp_path / "policy.toml").write_text("")

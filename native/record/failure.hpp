@@ -40,7 +40,7 @@ struct Failure : std::runtime_error {
   // The text, and below it what each rank says it was doing.
   std::string text() const;
 
-  // Whatever words it has, whoever passed it on, and however many views were heard.
+  // The same failure has the same value, however it is worded and whichever rank passed it on.
   bool says_the_same_as(const Failure& other) const {
     return code == other.code && peer == other.peer && collective == other.collective &&
            reported_by == other.reported_by;

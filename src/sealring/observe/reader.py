@@ -48,7 +48,7 @@ def read_all(
     def add(name: str) -> None:
         try:
             reading.answers.append(ask(wanted, directory, name))
-        except (ConnectionRefusedError, FileNotFoundError):  # nobody listens; or it has just ended
+        except (ConnectionRefusedError, FileNotFoundError):  # no listener, or it has just ended
             reading.stale.append(name)
         except (OSError, ConfigurationError) as problem:
             reading.silent[name] = str(problem)
