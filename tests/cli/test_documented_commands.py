@@ -56,7 +56,7 @@ def test_commands_of_the_examples() -> None:
 
 
 def test_an_option_that_does_not_exist_is_seen() -> None:
-    assert unknown("sealring audit run --no-such 1 -- --vault x") == ["--no-such"]
+    assert unknown("sealring audit check run --no-such 1 -- --vault x") == ["--no-such"]
     assert len(list(commands((ROOT / "docs" / "provenance.md").read_text()))) > 15
 
 
@@ -76,7 +76,7 @@ def test_the_table_of_commands_has_every_command() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     listed: set[tuple[str, ...]] = set()
     for cell in re.findall(r"^\| (`sealring [^|]*) \|", page, re.MULTILINE):
-        # `sealring log verify`, `verify-proof`: the later ones are of the first one's verb.
+        # `sealring audit log`, `verify`: the later ones are of the first one's verb.
         first, *others = (re.sub(r" [^a-z].*| RUN.*", "", one) for one in cell.split("`")[1::2])
         words = tuple(first.split()[1:])
         listed |= {words[:1], words[:2], *((words[0], *one.split()[-1:]) for one in others)}

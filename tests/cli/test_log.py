@@ -1,4 +1,4 @@
-"""`sealring log` as its owner and its readers type it."""
+"""A log under `sealring audit` as its owner and its readers type it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sealring.record.provenance.owners import read_signer
 
 
 def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["log", *map(str, arguments)])
+    done = CliRunner().invoke(app, ["audit", *map(str, arguments)])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code == 0, done.output
@@ -39,7 +39,7 @@ def as_json(*arguments: object) -> Any:
 @pytest.fixture
 def log(tmp_path: Path) -> tuple[Path, str]:
     folder = tmp_path / "log"
-    vkey = run("init", folder, "--origin", "example.com/run").splitlines()[-1]
+    vkey = run("init", folder, "--log", "example.com/run").splitlines()[-1]
     (tmp_path / "lines").write_text("".join(f"line {n}\n" for n in range(300)))
     (tmp_path / "entry").write_bytes(b"\0entry\n")
     return folder, vkey
@@ -51,16 +51,17 @@ def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> 
     assert as_json("append", folder, "--lines", tmp_path / "lines")["size"] == 300
     appended = as_json("append", folder, tmp_path / "entry", tmp_path / "entry")
     assert (appended["first"], appended["count"], appended["size"]) == (300, 2, 302)
-    assert as_json("verify", folder, "--vkey", vkey)["root"] == appended["root"]
-    assert run("entry", folder, 299, "--vkey", vkey) == "line 299"
-    proof = tmp_path / "entry.tlog-proof"
+    assert as_json("log", folder, "--vkey", vkey)["root"] == appended["root"]
+    proof, entry = tmp_path / "entry.tlog-proof", tmp_path / "299"
+    run("proof", folder, 299, "--vkey", vkey, "--entry", entry)
+    assert entry.read_text() == "line 299"
     run("proof", folder, 301, "--vkey", vkey, "-o", proof)
     assert run("proof", folder, 301, "--vkey", vkey) == proof.read_text()
     shutil.rmtree(folder)  # from here on, offline
-    found = as_json("verify-proof", proof, tmp_path / "entry", "--vkey", vkey)
+    found = as_json("verify", tmp_path / "entry", "--proof", proof, "--vkey", vkey)
     assert (found["index"], found["size"]) == (301, 302)
     with pytest.raises(NotIncluded):
-        run("verify-proof", proof, tmp_path / "lines", "--vkey", vkey)
+        run("verify", tmp_path / "lines", "--proof", proof, "--vkey", vkey)
 
 
 def test_the_verifier_key_lies_beside_the_key_and_is_not_overwritten(
@@ -70,24 +71,24 @@ def test_the_verifier_key_lies_beside_the_key_and_is_not_overwritten(
     public = tmp_path / "log.vkey"
     assert public.read_text() == f"{vkey}\n"
     assert public.stat().st_mode & 0o777 == 0o644
-    as_json("verify", folder, "--vkey", public.read_text().strip())
+    as_json("log", folder, "--vkey", public.read_text().strip())
     (tmp_path / "log.key").rename(tmp_path / "kept.key")
     for there in ("written", "a broken link"):
         if there == "a broken link":
             public.unlink()
             public.symlink_to(tmp_path / "nowhere")
         with pytest.raises(ConfigurationError, match=r"log\.vkey is there already and will not be"):
-            run("init", folder, "--origin", "example.com/run")
+            run("init", folder, "--log", "example.com/run")
         assert not (tmp_path / "log.key").exists()
     (tmp_path / "taken").touch(0o600)
     with pytest.raises(ConfigurationError, match="taken is there already and will not be"):
-        run("init", tmp_path / "other", "--origin", "a.b/c", "--key", tmp_path / "taken")
+        run("init", tmp_path / "other", "--log", "a.b/c", "--key", tmp_path / "taken")
     assert not (tmp_path / "taken.vkey").exists()
 
 
 def test_a_witness_has_its_verifier_key_beside_its_key(tmp_path: Path) -> None:
     key = tmp_path / "w1.key"
-    command = ["witness", "init", "--name", "example.org/w1", "--key", str(key)]
+    command = ["audit", "init", str(key), "--witness", "example.org/w1"]
     made = CliRunner().invoke(app, command)
     assert made.exit_code == 0, made.output
     assert (tmp_path / "w1.vkey").read_text().strip() == made.stdout.splitlines()[-1]
@@ -102,10 +103,10 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     run("append", folder, "--lines", tmp_path / "lines")
     shutil.copytree(folder, tmp_path / "short")
     run("append", folder, tmp_path / "entry")
-    (tmp_path / "seen").write_text(run("checkpoint", folder, "--vkey", vkey))
-    assert as_json("verify", folder, "--vkey", vkey, "--seen", tmp_path / "seen")["size"] == 301
+    run("log", folder, "--vkey", vkey, "--checkpoint", tmp_path / "seen")
+    assert as_json("log", folder, "--vkey", vkey, "--seen", tmp_path / "seen")["size"] == 301
     with pytest.raises(TruncatedLog, match="ends at 300 entries"):
-        run("verify", tmp_path / "short", "--vkey", vkey, "--seen", tmp_path / "seen")
+        run("log", tmp_path / "short", "--vkey", vkey, "--seen", tmp_path / "seen")
     # Its owner signs another history with the same key.
     (tmp_path / "log.key.signed").unlink()
     create_log(tmp_path / "other", read_signer(tmp_path / "log.key"))
@@ -113,16 +114,16 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     forged = ("--lines", tmp_path / "lines", "--key", tmp_path / "log.key")
     run("append", tmp_path / "other", *forged)
     with pytest.raises(ForkedLog, match="among the first 301"):
-        run("verify", tmp_path / "other", "--vkey", vkey, "--seen", tmp_path / "seen")
+        run("log", tmp_path / "other", "--vkey", vkey, "--seen", tmp_path / "seen")
 
 
 def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, vkey = log
     for extra in ([], ["--vkey", vkey, "--policy", tmp_path / "policy"]):
         with pytest.raises(ConfigurationError, match="whom to believe"):
-            run("verify", folder, *extra)
+            run("log", folder, *extra)
     with pytest.raises(MalformedNote):
-        run("verify", folder, "--vkey", "no key")
+        run("log", folder, "--vkey", "no key")
     with pytest.raises(ConfigurationError, match="name the files"):
         run("append", folder)
     with pytest.raises(ConfigurationError, match="no file"):
@@ -136,9 +137,8 @@ def test_an_age_is_refused_where_no_witness_tells_it(log: tuple[Path, str], tmp_
     (tmp_path / "alone.policy").write_text(f"log {vkey}\nquorum none\n")
     for trust in (["--vkey", vkey], ["--policy", tmp_path / "alone.policy"]):
         for question in (
-            ["verify", folder],
-            ["checkpoint", folder],
-            ["verify-proof", tmp_path / "proof", tmp_path / "entry"],
+            ["log", folder],
+            ["verify", tmp_path / "entry", "--proof", tmp_path / "proof"],
         ):
             run(*question, *trust)
             with pytest.raises(ConfigurationError, match="no quorum of them is asked for"):
@@ -151,12 +151,12 @@ def test_an_age_that_is_none(log: tuple[Path, str], tmp_path: Path, age: str) ->
     witness = Signer.generate("example.org/w1", Kind.COSIGNATURE).verifier.encode()
     run("policy", tmp_path / "policy", "--log", vkey, "--witness", witness)
     with pytest.raises(ConfigurationError, match="it is a number of seconds, from 0"):
-        run("verify", folder, "--policy", tmp_path / "policy", f"--max-age={age}")
+        run("log", folder, "--policy", tmp_path / "policy", f"--max-age={age}")
 
 
 def test_a_file_in_place_of_the_key(log: tuple[Path, str], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--vkey is the key itself: "):
-        run("verify", log[0], "--vkey", tmp_path / "log.vkey")
+        run("log", log[0], "--vkey", tmp_path / "log.vkey")
 
 
 def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: 
 def test_a_second_log_does_not_replace_the_first(log: tuple[Path, str]) -> None:
     folder, _ = log
     with pytest.raises(SealringError, match="there already"):
-        run("init", folder, "--origin", "example.com/run")
+        run("init", folder, "--log", "example.com/run")
 
 
 def test_an_origin_does_not_steer_the_terminal(tmp_path: Path) -> None:
-    shown = run("init", tmp_path / "odd", "--origin", "example.com/\u202e\x9b31m\x7f")
-    shown += run("verify", tmp_path / "odd", "--vkey", (tmp_path / "odd.vkey").read_text().strip())
+    shown = run("init", tmp_path / "odd", "--log", "example.com/\u202e\x9b31m\x7f")
+    shown += run("log", tmp_path / "odd", "--vkey", (tmp_path / "odd.vkey").read_text().strip())
     assert "example.com/??31m?" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)

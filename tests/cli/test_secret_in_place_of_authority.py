@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_audit(place: Path) -> None:
     vkey = (place / "run.vkey").read_text().strip()
-    audit = ("audit", str(place / "run"), "--vkey", vkey)
+    audit = ("audit", "check", str(place / "run"), "--vkey", vkey)
     done = sealring(*audit, "--secret-file", str(place / "secret"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "statements of 2 ranks" in done.stdout
@@ -53,13 +53,13 @@ def test_audit(place: Path) -> None:
 
 def test_statement_and_log(place: Path) -> None:
     statement = str(min((place / "run" / "statements").iterdir()))
-    verify = ("statement", "verify", statement, "--secret-file")
+    verify = ("audit", "verify", statement, "--secret-file")
     done = sealring(*verify, str(place / "secret"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("rank 0 of job-")
     assert "ForgedStatement" in sealring(*verify, str(place / "other")).stderr
     log = str(place / "log")
-    assert sealring("log", "init", log, "--origin", "example.org/log").returncode == 0
-    append = ("log", "append", log, statement, "--secret-file")
+    assert sealring("audit", "init", log, "--log", "example.org/log").returncode == 0
+    append = ("audit", "append", log, statement, "--secret-file")
     assert "ForgedStatement" in sealring(*append, str(place / "other")).stderr
     assert sealring(*append, str(place / "secret")).returncode == 0

@@ -31,7 +31,7 @@ def test_no_verb_imports_torch_before_it_is_called() -> None:
     assert not {"torch", "pyarrow", "matplotlib", "fsspec"} & loaded
 
 
-@pytest.mark.parametrize("verb", ["log", "top"])
+@pytest.mark.parametrize("verb", ["audit", "top"])
 def test_a_command_imports_no_other_verb(verb: str) -> None:
     loaded = modules_after(
         "import typer, sealring.cli; "

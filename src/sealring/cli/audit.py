@@ -1,7 +1,9 @@
-"""`sealring audit`: checks a finished run from its folder alone, and answers claims about it."""
+"""`sealring audit`: what a finished run did, from its records alone, and the records themselves."""
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sealring.attest.evidence.cache import Cache, read_cache
-from sealring.cli.audit_replay import compared_in, seed_from
+from sealring.cli import audit_log
+from sealring.cli.audit_log import Policy, Vkey, whom_to_believe
 from sealring.cli.authorities import SecretFile, require_believed
-from sealring.cli.log import Policy, Vkey, whom_to_believe
 from sealring.cli.terminal import console, errors, print_json, printable, say
-from sealring.cli.vault_options import Key
+from sealring.cli.vault_options import Key, opener_of
 from sealring.errors import ConfigurationError
 from sealring.formats.files import read_limited
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
@@ -29,12 +31,20 @@ from sealring.record.audit.page import MAX_SHOWN, write_page
 from sealring.record.audit.result import AuditResult, Said
 from sealring.record.audit.spot_checks import Repetition
 from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.owners import read_owner
+from sealring.record.papers.write import write_papers
+from sealring.record.provenance.intervals import CheckpointRef
+from sealring.record.provenance.owners import read_owner, read_owner_key
+from sealring.record.provenance.replay import Compare, Difference, Repeated
+from sealring.record.provenance.runs import open_run
 
+app = typer.Typer(help="Check a finished run from its records.", no_args_is_help=True)
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}
 
+_SEED_DIGITS = 64
 
-def audit(
+
+@app.command()
+def check(
     run: Annotated[Path, typer.Argument(help="The run's folder.")],
     arguments: Annotated[
         list[str] | None,
@@ -201,3 +211,106 @@ def _records(digests: Sequence[str]) -> str:
 def _some(digests: Sequence[str]) -> str:
     shown = " ".join(digest[:12] for digest in digests[:3])
     return f"{shown} and {len(digests) - 3} more" if len(digests) > 3 else shown
+
+
+# ---- executing parts again
+
+
+def seed_from(text: str | None) -> bytes:
+    """Of an earlier audit, or a new one."""
+    if text is None:
+        return secrets.token_bytes(_SEED_DIGITS // 2)
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(text) != _SEED_DIGITS or len(found) != _SEED_DIGITS // 2:
+        raise ConfigurationError(
+            f"--replay-seed has {_SEED_DIGITS} hexadecimal digits, as `audit --json` prints it"
+        )
+    return found
+
+
+def compared_in(
+    vault: Path | None, key: Path | None, tolerance: float, run: Path, trust: AuditTrust
+) -> Compare | None:
+    """Compares a repetition's checkpoint with the recorded one; None: only the same bits count."""
+    if not math.isfinite(tolerance):
+        raise ConfigurationError("--replay-tolerance is a finite number, such as 1e-5")
+    if vault is None:
+        if tolerance:
+            raise ConfigurationError(
+                "a tolerance needs the checkpoints themselves: name the copy of the vault that the "
+                "script writes to, --replay-vault DIR, and what opens it, --key FILE"
+            )
+        return None
+    opener, job = opener_of(key, None, None), open_run(run).head.job
+
+    def compare(recorded: CheckpointRef, repeated: Repeated) -> Difference:
+        # With torch, which an audit does not need otherwise.
+        from sealring.vault import Vault
+        from sealring.vault.checkpoint_difference import NamedCheckpoint, largest_difference
+
+        found = largest_difference(
+            Vault.open(vault, opener),
+            NamedCheckpoint(
+                recorded.name, recorded.sha256, recorded.content, trust.authorities, job
+            ),
+            NamedCheckpoint(
+                repeated.checkpoint.name,
+                repeated.checkpoint.sha256,
+                repeated.checkpoint.content,
+                repeated.authorities,
+                repeated.job,
+            ),
+        )
+        return Difference(*found)
+
+    return compare
+
+
+# ---- a model's papers, and logs
+
+
+@app.command()
+def papers(
+    run: Annotated[Path, typer.Argument(help="The folder of the run.")],
+    model: Annotated[
+        Path, typer.Argument(help="What `vault export --record RUN` wrote: a file, or a folder.")
+    ],
+    owner_key: Annotated[Path, typer.Option(help="The key that signed the export.")],
+    model_key: Annotated[
+        Path, typer.Option(help="An elliptic-curve key (PEM), for OpenSSF model signing.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
+    authority: Annotated[Path | None, typer.Option(help="Of the run's workers.")] = None,
+    secret_file: SecretFile = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that the run must be of; the folder's word if not given."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+) -> None:
+    """Write a model's signature, provenance, card and bill of materials, from a run's records."""
+    trusted = require_believed([] if authority is None else [authority], secret_file)
+    written = write_papers(
+        model, open_run(run), trusted.authorities, read_owner_key(owner_key), model_key, output,
+        job,
+    )  # fmt: skip
+    if json:
+        print_json({"files": [str(path) for path in written]})
+        return
+    for path in written:
+        say(str(path))
+
+
+for _command in (
+    audit_log.init,
+    audit_log.append,
+    audit_log.proof,
+    audit_log.verify,
+    audit_log.policy,
+    audit_log.witness,
+):
+    app.command()(_command)
+app.command("log")(audit_log.verify_log)

@@ -20,14 +20,10 @@ VERBS: Final = (
     "attest",
     "plan",
     "audit",
-    "papers",
     "policy",
     "broker",
     "bench",
     "ca",
-    "log",
-    "witness",
-    "statement",
     "vault",
 )
 """In the order of --help. Each is a module of this package."""

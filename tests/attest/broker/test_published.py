@@ -161,13 +161,12 @@ def test_as_the_operator_and_an_auditor_type_it(
     assert "second" in run("broker", "audit", *ca, *policy)
     # Anybody can read and check the folder, without the broker's key.
     plain = ("--policy", place.directory / "log.policy")
-    assert json.loads(run("log", "verify", log, *plain, "--ask", "--json"))["size"] == 2
+    assert json.loads(run("audit", "log", log, *plain, "--ask", "--json"))["size"] == 2
     proof = place.directory / "second.tlog-proof"
-    run("log", "proof", log, 1, *plain, "-o", proof)
     entry = place.directory / "second"
-    entry.write_text(run("log", "entry", log, 1, *plain))
+    run("audit", "proof", log, 1, *plain, "-o", proof, "--entry", entry)
     assert json.loads(entry.read_text())["event"] == "second"
-    run("log", "verify-proof", proof, entry, *plain)
+    run("audit", "verify", entry, "--proof", proof, *plain)
     # An older copy of the store, with all that this machine remembers of it.
     (place.ca / "broker.version").unlink()
     store.unlink()

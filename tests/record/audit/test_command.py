@@ -33,7 +33,7 @@ def options(folder: Path, made: MadeRun) -> list[str]:
     )
     (folder / "model.bin").write_bytes(MODEL)
     return [
-        "audit", str(folder / "run"), "--authority", str(folder / "ca.pem"),
+        "audit", "check", str(folder / "run"), "--authority", str(folder / "ca.pem"),
         "--owner", str(folder / "owner.pub"), "--vkey", made.signer.verifier.encode(),
         "--claims", str(folder / "claims.toml"), "--model", str(folder / "model.bin"),
     ]  # fmt: skip

@@ -165,7 +165,7 @@ def kinds(run: RunFolder, place: Place) -> set[str]:
 def test_every_claim_is_shown_and_a_part_of_it_repeated(finished: Finished) -> None:
     shutil.copytree(finished.folder / "vault", finished.folder / "copy")
     done = sealring(
-        ["audit", str(finished.run.path), *finished.options(), "--json",
+        ["audit", "check", str(finished.run.path), *finished.options(), "--json",
          "--model", str(finished.folder / "model.pt"), "--html", str(finished.folder / "page.html"),
          "--replay", "1", "--replay-tolerance", "1e-6", "--key", str(finished.folder / "key"),
          "--replay-vault", str(finished.folder / "copy"), "--", str(finished.folder / "copy"),
@@ -198,7 +198,7 @@ def test_a_real_statement_that_another_key_signed(finished: Finished, tmp_path: 
         next((tmp_path / "run" / "statements").glob("rank-00000-*")).read_bytes()
     )["signatures"][0]["sig"]
     path.write_text(json.dumps(value, separators=(",", ":")))
-    done = sealring(["audit", str(tmp_path / "run"), *finished.options(), "--json"])
+    done = sealring(["audit", "check", str(tmp_path / "run"), *finished.options(), "--json"])
     found = json.loads(done.stdout)
     assert done.returncode == 1
     assert {one["fault"] for one in found["findings"]} == {"not-logged", "forged"}

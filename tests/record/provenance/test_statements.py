@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from sealring.cli import app
 from sealring.core.identity.authority import create_authority, issue_from_directory, open_authority
 from sealring.core.identity.certificates import issue, make_authority
-from sealring.core.identity.credentials import Credentials
+from sealring.core.identity.credentials import Credentials, load_credentials
 from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName
 from sealring.core.identity.verification import VerifiedPeer
@@ -35,11 +35,11 @@ from sealring.errors import (
     Unsupported,
 )
 from sealring.formats.signed import key_id
+from sealring.formats.strict import strictly
 from sealring.record.provenance.digests import Named
 from sealring.record.provenance.intervals import Interval
+from sealring.record.provenance.owners import read_owner_key
 from sealring.record.provenance.statements import (
-    parse_interval,
-    parse_transformation,
     seal,
     sign_statement,
     statement_digest,
@@ -101,7 +101,8 @@ def worker(
 
 
 def interval(**changes: Any) -> Interval:
-    return parse_interval(json.dumps({**FIELDS, **changes}).encode())
+    found: Interval = strictly(Interval, {**FIELDS, **changes}, "interval", "statement")
+    return found
 
 
 def signed(credentials: Credentials | None = None, **changes: Any) -> bytes:
@@ -116,7 +117,10 @@ def transformation(**changes: Any) -> Transformation:
         "parameters": asdict(parameters_of({"vocabulary": 50257})),
         "started": int(NOW.timestamp()), "finished": int(NOW.timestamp()),
     }  # fmt: skip
-    return parse_transformation(json.dumps({**fields, **changes}).encode())
+    found: Transformation = strictly(
+        Transformation, {**fields, **changes}, "transformation", "statement"
+    )
+    return found
 
 
 def test_a_statement_says_who_and_what_without_losing_a_digit() -> None:
@@ -420,35 +424,34 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SEALRING_KEY", str(files.key))
     monkeypatch.setenv("SEALRING_AUTHORITY", str(authority))
     now = int(datetime.now(UTC).timestamp())
-    content = json.dumps({**FIELDS, "started": now, "finished": now})
-    (tmp_path / "interval.json").write_text(content)
     envelope, log = tmp_path / "statement.json", tmp_path / "log"
-    place = ("--rank", 0, "--world", 2)
-    run("statement", "sign", tmp_path / "interval.json", *place, "-o", envelope)
-    shown = run("statement", "verify", envelope, "--authority", authority)
+    envelope.write_bytes(
+        sign_statement(interval(started=now, finished=now), load_credentials(0, 2))
+    )
+    shown = run("audit", "verify", envelope, "--authority", authority)
     assert f"{SUBJECT.sha256}  weights" in shown
-    read = json.loads(run("statement", "verify", envelope, "--authority", authority, "--json"))
+    read = json.loads(run("audit", "verify", envelope, "--authority", authority, "--json"))
     assert (read["job"], read["rank"]) == ("job", 0)
-    vkey = run("log", "init", log, "--origin", "example.com/run").splitlines()[-1]
-    run("log", "append", log, envelope, "--statements-of", authority)
-    run("log", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
-    run("log", "verify-proof", tmp_path / "proof", envelope, "--vkey", vkey)
+    vkey = run("audit", "init", log, "--log", "example.com/run").splitlines()[-1]
+    run("audit", "append", log, envelope, "--statements-of", authority)
+    run("audit", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
+    run("audit", "verify", envelope, "--proof", tmp_path / "proof", "--vkey", vkey)
     # A name that a worker chose does not command the terminal.
     odd = tmp_path / "odd.json"
-    changes = {"outputs": [{"name": "\x1b[2Jname", "sha256": "00" * 32}]}
-    (tmp_path / "stage.json").write_text(json.dumps(asdict(transformation()) | changes))
-    run("statement", "key", tmp_path / "owner")
-    run("statement", "sign", tmp_path / "stage.json", "--kind", "transformation",
-        "--owner-key", tmp_path / "owner", "-o", odd)  # fmt: skip
-    shown = run("statement", "verify", odd, "--owner", tmp_path / "owner.pub")
+    outputs = [Named("\x1b[2Jname", "00" * 32)]
+    run("audit", "init", tmp_path / "owner")
+    owner = read_owner_key(tmp_path / "owner")
+    odd.write_bytes(sign_statement(replace(transformation(), outputs=outputs), owner))
+    (tmp_path / "stage.json").write_text("{}")
+    shown = run("audit", "verify", odd, "--owner", tmp_path / "owner.pub")
     assert "stage tokenise" in shown
     assert "\x1b" not in shown
-    read = json.loads(run("statement", "verify", odd, "--owner", tmp_path / "owner.pub", "--json"))
-    assert read["transformation"]["outputs"] == changes["outputs"]
+    read = json.loads(run("audit", "verify", odd, "--owner", tmp_path / "owner.pub", "--json"))
+    assert read["transformation"]["outputs"] == [asdict(outputs[0])]
     # What is no worker's statement does not get into such a log, not even beside one that is.
     with pytest.raises(MalformedStatement):
-        run("log", "append", log, envelope, tmp_path / "stage.json", "--statements-of", authority)
-    assert json.loads(run("log", "verify", log, "--vkey", vkey, "--json"))["size"] == 1
+        run("audit", "append", log, envelope, tmp_path / "stage.json", "--statements-of", authority)
+    assert json.loads(run("audit", "log", log, "--vkey", vkey, "--json"))["size"] == 1
     certificate, _ = open_authority(tmp_path / "ca")
     assert verify_statement(envelope.read_bytes(), [certificate]).subjects == (SUBJECT,)
     assert json.loads(envelope.read_text())["signatures"][0]["keyid"] == key_id(

@@ -99,7 +99,7 @@ class LocalWitness(ABC):
 
 @dataclass
 class WitnessProcess(LocalWitness):
-    """`sealring witness`, as its operator runs it."""
+    """`sealring audit witness`, as its operator runs it."""
 
     process: subprocess.Popen[bytes] | None = None
 
@@ -111,7 +111,7 @@ class WitnessProcess(LocalWitness):
         with (self.folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    SEALRING, "witness", "--key", "witness.key", "--logs", "logs.policy",
+                    SEALRING, "audit", "witness", "--key", "witness.key", "--logs", "logs.policy",
                     "--state", "state", "--listen", f"127.0.0.1:{self.port}",
                 ],
                 cwd=self.folder,

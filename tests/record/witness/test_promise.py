@@ -88,7 +88,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
         [
-            "witness", "--key", str(tmp_path / "key"), "--logs", str(tmp_path / "logs"),
+            "audit", "witness", "--key", str(tmp_path / "key"), "--logs", str(tmp_path / "logs"),
             "--state", str(tmp_path / "state"), "--listen", "127.0.0.1:0",
         ],
     )  # fmt: skip

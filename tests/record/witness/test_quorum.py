@@ -279,7 +279,7 @@ def test_asking_no_witness_shows_nothing(scene: Scene) -> None:
 
 def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:
     def run(*arguments: object) -> Any:
-        done = CliRunner().invoke(app, ["log", *map(str, arguments), "--json"])
+        done = CliRunner().invoke(app, ["audit", *map(str, arguments), "--json"])
         if done.exception is not None:
             raise done.exception
         return json.loads(done.stdout)
@@ -291,18 +291,19 @@ def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:
         f"--witness={each.listed.verifier.encode()},{each.listed.url}" for each in scene.running
     ]
     made = CliRunner().invoke(
-        app, ["log", "policy", str(policy), f"--log={scene.log.signer.verifier.encode()}", *listed]
+        app,
+        ["audit", "policy", str(policy), f"--log={scene.log.signer.verifier.encode()}", *listed],
     )
     assert "3 of 4" in made.stdout
     with pytest.raises(NoQuorum):
-        run("verify", scene.log.folder, "--policy", policy)
+        run("log", scene.log.folder, "--policy", policy)
     names = [each.signer.name for each in scene.running]
-    assert run("cosign", scene.log.folder, "--policy", policy)["cosigned_by"] == names
-    found = run("verify", scene.log.folder, "--policy", policy, "--ask", "--max-age", 600)
+    assert run("append", scene.log.folder, "--cosigned-by", policy)["cosigned_by"] == names
+    found = run("log", scene.log.folder, "--policy", policy, "--ask", "--max-age", 600)
     assert found["cosigned_by"] == names
     note = scene.log.opened().note
     shown = Note(note.text, (note.lines[0], *(w.signer.sign(note.text, 9) for w in scene.running)))
     (scene.log.folder / "checkpoint").write_bytes(shown.encode())
-    assert run("verify", scene.log.folder, "--policy", policy)["size"] == 10
+    assert run("log", scene.log.folder, "--policy", policy)["size"] == 10
     with pytest.raises(StaleCheckpoint):
-        run("verify", scene.log.folder, "--policy", policy, "--max-age", 600)
+        run("log", scene.log.folder, "--policy", policy, "--max-age", 600)

@@ -226,7 +226,7 @@ class StoredTree:
     def _changed(self, what: str) -> TamperedLog:
         return TamperedLog(
             f"the hashes of {what} do not lead to the root that the log signed: a tile was "
-            "changed. `sealring log verify` finds it"
+            "changed. `sealring audit log` finds it"
         )
 
 

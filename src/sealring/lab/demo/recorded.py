@@ -54,7 +54,7 @@ class Audited:
     name: Name
     ranks: int
     status: int
-    """What `sealring audit` would exit with."""
+    """What `sealring audit check` would exit with."""
     findings: list[str]
     page: Path
 

@@ -14,7 +14,7 @@ def model_card(facts: RunFacts, export: Transformation, files: Sequence[Named]) 
     parts = [
         f"# {_text(files[0].name)}\n",
         "Generated from the signed records of the run that made it. It says what the workers and\n"
-        "the owner signed; `sealring audit` checks it.\n",
+        "the owner signed; `sealring audit check` checks it.\n",
         "## Files\n",
         _table(("file", "SHA-256"), ((one.name, one.sha256) for one in files)),
         "## Training\n",

@@ -98,7 +98,7 @@ def facts_of(
         if strange := of_another_run(found, run.head.run, run.head.job):
             raise MalformedRun(
                 f"{name} is {strange}, and {run.path} is of run {run.head.run} of job "
-                f"{run.head.job}: remove it, or ask `sealring audit` who put it there"
+                f"{run.head.job}: remove it, or ask `sealring audit check` who put it there"
             )
         statements += 1
         if isinstance(found.content, Transformation):
@@ -169,7 +169,7 @@ def _require_unbroken(rank: int, chain: Sequence[tuple[Interval, str]]) -> None:
         if (stated.sequence, stated.previous) != (place, before):
             raise MalformedRun(
                 f"statement {place} of rank {rank} is missing, exchanged or there twice: ask "
-                "`sealring audit` what was done to the records"
+                "`sealring audit check` what was done to the records"
             )
         before, ended = digest, stated.final
 

@@ -86,14 +86,6 @@ def statement_digest(envelope: bytes) -> str:
     return hashlib.sha256(envelope).hexdigest()
 
 
-def parse_interval(data: bytes) -> Interval:
-    return _typed(Interval, read_statement(data), "interval")
-
-
-def parse_transformation(data: bytes) -> Transformation:
-    return _typed(Transformation, read_statement(data), "transformation")
-
-
 def sign_statement(
     content: Interval | Transformation, signer: Credentials | Ed25519PrivateKey
 ) -> bytes:

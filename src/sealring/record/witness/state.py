@@ -55,7 +55,8 @@ class WitnessState:
         """`policy` lists the logs; its witnesses and quorum do not matter here."""
         if signer.kind is not Kind.COSIGNATURE:
             raise ConfigurationError(
-                f"the key of {signer.name} is a log's: `sealring witness init` makes a witness's"
+                f"the key of {signer.name} is a log's: `sealring audit init --witness` makes a "
+                "witness's"
             )
         if not policy.logs:
             raise ConfigurationError("the policy lists no log to witness")

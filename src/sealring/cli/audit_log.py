@@ -1,17 +1,25 @@
-"""`sealring log`: a log on disk that cannot be rewritten unnoticed, in C2SP's formats."""
+"""Logs that cannot be rewritten unnoticed, their witnesses, and single statements in them.
+
+Commands of `sealring audit`, in C2SP's formats.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from cryptography import x509
+from rich.logging import RichHandler
 
 from sealring.cli.authorities import SecretFile, believed
 from sealring.cli.terminal import errors, harmless, print_json, say
@@ -37,10 +45,14 @@ from sealring.formats.log.policy import (
     read_policy,
 )
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.record.provenance.owners import read_signer, write_key_pair
-from sealring.record.provenance.statements import verify_statement
-
-app = typer.Typer(help="Keep a log that cannot be rewritten unnoticed.", no_args_is_help=True)
+from sealring.record.provenance.intervals import Interval
+from sealring.record.provenance.owners import (
+    create_owner,
+    read_owner,
+    read_signer,
+    write_key_pair,
+)
+from sealring.record.provenance.statements import VerifiedStatement, verify_statement
 
 _WAIT_SECONDS = 30.0
 
@@ -61,28 +73,37 @@ MaxAge = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 
 
-@app.command()
 def init(
-    log: Folder,
-    origin: Annotated[
-        str, typer.Option(help="The log's name for ever, e.g. example.com/runs/gpt.")
-    ],
+    path: Annotated[Path, typer.Argument(help="The key's file, or with --log the log's folder.")],
+    log: Annotated[
+        str | None, typer.Option(help="Make a log of this name, e.g. example.com/runs/gpt.")
+    ] = None,
+    witness: Annotated[
+        str | None, typer.Option(help="Make a witness's key of this name, e.g. example.com/w1.")
+    ] = None,
     key: Key = None,
 ) -> None:
-    """Make an empty log and its keys; print the verifier key that readers need.
+    """Make an owner's key, which signs what is made outside of a job; a log; or a witness's key.
 
-    LOG.key is the signer key, and LOG.vkey the verifier key.
+    An owner's PATH.pub is for readers, and so are LOG.vkey and PATH.vkey of a log and a witness.
     """
-    signer = Signer.generate(origin, Kind.NOTE)
-    path = _key_path(log, key)
-    public = write_key_pair(path, signer)
-    create_log(log, signer)
-    say(f"The key is {path}: keep it apart from the log. Readers need this verifier key, {public}:")
+    if log is None and witness is None:
+        say(f"wrote {path} and {create_owner(path)}: give readers the latter")
+        return
+    if log is not None and witness is not None:
+        raise ConfigurationError("pass --log or --witness, not both")
+    signer = Signer.generate(log or witness or "", Kind.COSIGNATURE if log is None else Kind.NOTE)
+    secret = path if log is None else _key_path(path, key)
+    public = write_key_pair(secret, signer)
+    if log is not None:
+        create_log(path, signer)
+    say(
+        f"The key is {secret}: keep it apart. Policies and readers need the verifier key, {public}:"
+    )
     say(signer.verifier.encode())
 
 
-@app.command("policy")
-def make_policy(
+def policy(
     output: Annotated[Path, typer.Argument(help="The file to write.")],
     log: Annotated[list[str], typer.Option(help="A log's verifier key.")],
     witness: Annotated[list[str], typer.Option(help="A witness: VKEY or VKEY,URL.")],
@@ -92,13 +113,12 @@ def make_policy(
     for number, each in enumerate(witness, 1):
         vkey, _, url = each.partition(",")
         listed.append(Witness(f"w{number}", Verifier.parse(vkey), url or None))
-    policy = byzantine_policy([Log(Verifier.parse(vkey)) for vkey in log], listed)
-    write_public(output, policy.encode().encode())
-    group = policy.groups[0]
+    made = byzantine_policy([Log(Verifier.parse(vkey)) for vkey in log], listed)
+    write_public(output, made.encode().encode())
+    group = made.groups[0]
     say(f"{output}: a quorum is {group.threshold} of {len(group.members)} witnesses.")
 
 
-@app.command()
 def append(
     log: Folder,
     files: Annotated[list[Path] | None, typer.Argument(help="One entry each.")] = None,
@@ -111,57 +131,45 @@ def append(
     ] = None,
     secret_file: SecretFile = None,
     key: Key = None,
+    cosigned_by: Annotated[
+        Path | None, typer.Option(help="A policy whose witnesses cosign the checkpoint.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Append entries in one commit, and sign the new checkpoint.
 
     With --statements-of or --secret-file, entries are checked first: signature, certificate, and
-    that it is valid today.
+    that it is valid today. With --cosigned-by the policy's witnesses cosign the checkpoint
+    afterwards, also where nothing is appended; it fails without a quorum.
     """
-    if not files and lines is None:
-        raise ConfigurationError("name the files to append, or --lines FILE")
+    if not files and lines is None and cosigned_by is None:
+        raise ConfigurationError("name the files to append, or --lines FILE, or --cosigned-by FILE")
+    trust = None if cosigned_by is None else read_policy(cosigned_by)
     entries = _entries(files or [], lines)
     trusted = believed([] if statements_of is None else [statements_of], secret_file)
     if trusted is not None:
         entries = _statements(entries, trusted.authorities, datetime.now(UTC))
     with _writer(log, key) as writer:
-        numbers = writer.append(entries)
-        _show(writer.checkpoint, {"first": numbers.start, "count": len(numbers)}, json)
+        numbers = writer.append(entries) if files or lines is not None else range(0)
+        shown: dict[str, Any] = {"first": numbers.start, "count": len(numbers)} if numbers else {}
+        signed = writer.checkpoint
+        if trust is not None:
+            signed = _cosign(writer, trust)
+            shown["cosigned_by"] = sorted(each.name for each in signed.cosigned)
+    _show(signed, shown, json)
 
 
-@app.command()
-def checkpoint(
-    log: Folder, policy: Policy = None, vkey: Vkey = None, max_age: MaxAge = None,
-    json: AsJson = False,
-) -> None:  # fmt: skip
-    """Print the log's checkpoint, once its signatures pass the policy."""
-    signed = _opened(log, whom_to_believe(policy, vkey), max_age)
-    if json:
-        _show(signed, {}, json)
-    else:
-        sys.stdout.buffer.write(signed.note.encode())  # signed bytes, whatever the encoding
-
-
-@app.command()
-def cosign(log: Folder, policy: Policy = None, key: Key = None, json: AsJson = False) -> None:
-    """Have the policy's witnesses cosign the checkpoint; fails without a quorum."""
-    if policy is None:
-        raise ConfigurationError("say which witnesses to ask: --policy FILE")
-    trust = read_policy(policy)
-    with _writer(log, key) as writer:
-        before = writer.checkpoint
-        stored = writer.stored
-        answers = witnesses.cosign(
-            before, lambda old: stored.consistency_proof(old, before.root), trust
-        )
-        signed = writer.add_cosignatures(answers.cosignatures.values())
+def _cosign(writer: LogWriter, trust: LogPolicy) -> SignedCheckpoint:
+    before, stored = writer.checkpoint, writer.stored
+    answers = witnesses.cosign(
+        before, lambda old: stored.consistency_proof(old, before.root), trust
+    )
+    signed = writer.add_cosignatures(answers.cosignatures.values())
     for fault in answers.faults.values():
         errors.print(harmless(str(fault)), markup=False, highlight=False)
-    opened = open_checkpoint(signed.note.encode(), trust)
-    _show(opened, {"cosigned_by": sorted(key.name for key in opened.cosigned)}, json)
+    return open_checkpoint(signed.note.encode(), trust)
 
 
-@app.command()
 def proof(
     log: Folder,
     index: Annotated[int, typer.Argument(help="The entry's number, from 0.")],
@@ -170,31 +178,24 @@ def proof(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write; stdout if not given.")
     ] = None,
+    entry: Annotated[
+        Path | None, typer.Option(help="Write the entry itself to this file as well.")
+    ] = None,
 ) -> None:
     """Write the one text file that proves an entry, offline."""
     signed = _opened(log, whom_to_believe(policy, vkey), None)
-    hashes = StoredTree(log, signed.size).inclusion_proof(index, signed.root)
+    stored = StoredTree(log, signed.size)
+    hashes = stored.inclusion_proof(index, signed.root)
     made = LogProof(index, tuple(hashes), signed.note.encode()).encode()
+    if entry is not None:
+        write_public(entry, stored.entry(index, signed.root))
     if output is None:
         sys.stdout.buffer.write(made)
     else:
         write_public(output, made)
 
 
-@app.command()
-def entry(
-    log: Folder,
-    index: Annotated[int, typer.Argument(help="The entry's number, from 0.")],
-    policy: Policy = None,
-    vkey: Vkey = None,
-) -> None:
-    """Write an entry to stdout, once it is proved to be in the log."""
-    signed = _opened(log, whom_to_believe(policy, vkey), None)
-    sys.stdout.buffer.write(StoredTree(log, signed.size).entry(index, signed.root))
-
-
-@app.command()
-def verify(
+def verify_log(
     log: Folder,
     policy: Policy = None,
     vkey: Vkey = None,
@@ -206,6 +207,9 @@ def verify(
         bool, typer.Option("--ask", help="Ask the policy's witnesses whether it is the newest.")
     ] = False,
     max_age: MaxAge = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Write the checkpoint to this file, for a later --seen.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Read the whole log: every entry, every hash, the signatures, checkpoints seen earlier."""
@@ -223,25 +227,117 @@ def verify(
         witnesses.check_newest(
             signed, lambda old: stored.consistency_proof(old, signed.root), trust
         )
+    if checkpoint is not None:
+        write_public(checkpoint, signed.note.encode())
     _show(signed, {"cosigned_by": sorted(key.name for key in signed.cosigned)}, json)
 
 
-@app.command("verify-proof")
-def verify_proof(
-    proof: Annotated[Path, typer.Argument(help="What `sealring log proof` wrote.")],
-    entry: Annotated[Path, typer.Argument(help="The entry that it is to prove.")],
+def verify(
+    entry: Annotated[Path, typer.Argument(help="A signed statement, or any entry of a log.")],
+    proof: Annotated[
+        Path | None, typer.Option(help="What `sealring audit proof` wrote; a log's entry alone.")
+    ] = None,
     policy: Policy = None,
     vkey: Vkey = None,
     max_age: MaxAge = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="The authority of the workers' certificates.")
+    ] = None,
+    secret_file: SecretFile = None,
+    owner: Annotated[Path | None, typer.Option(help="An owner's public key.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Check that an entry is in a log, with nothing but the proof and the policy."""
-    found = parse_proof(_read(proof, MAX_PROOF_BYTES))
-    content = _read(entry, MAX_ENTRY_BYTES)
-    trust = whom_to_believe(policy, vkey)
-    signed = check_proof(found, content, trust, _not_before(trust, max_age))
-    cosigned = sorted(key.name for key in signed.cosigned)
-    _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
+    """Check who signed a statement, or with --proof that a log has this entry.
+
+    A statement's signature and certificate are checked as of the end of its interval.
+    """
+    trusted = believed([] if authority is None else [authority], secret_file)
+    if proof is not None:
+        if trusted is not None or owner is not None:
+            raise ConfigurationError(
+                "--proof needs --policy or --vkey alone: check the statement by another command"
+            )
+        found = parse_proof(_read(proof, MAX_PROOF_BYTES))
+        trust = whom_to_believe(policy, vkey)
+        content = _read(entry, MAX_ENTRY_BYTES)
+        signed = check_proof(found, content, trust, _not_before(trust, max_age))
+        cosigned = sorted(key.name for key in signed.cosigned)
+        _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
+        return
+    if policy is not None or vkey is not None or max_age is not None:
+        raise ConfigurationError("--policy, --vkey and --max-age are for --proof, which is missing")
+    if trusted is None and owner is None:
+        raise ConfigurationError("whom do you believe? Pass --authority, --secret-file or --owner")
+    statement = verify_statement(
+        _read(entry, MAX_ENTRY_BYTES),
+        [] if trusted is None else trusted.authorities,
+        owners=[] if owner is None else [read_owner(owner)],
+    )
+    _show_statement(statement, json)
+
+
+def _show_statement(found: VerifiedStatement, json: bool) -> None:
+    content, worker = found.content, found.worker
+    if json:
+        who = (
+            {"owner": found.signer} if worker is None else {"job": worker.job, "rank": worker.rank}
+        )
+        kind = "interval" if isinstance(content, Interval) else "transformation"
+        subjects = [asdict(one) for one in found.subjects]
+        print_json({**who, "digest": found.digest, "subjects": subjects, kind: asdict(content)})
+        return
+    signer = f"the owner of key {found.signer}"
+    if worker is not None:
+        signer = f"rank {worker.rank} of {worker.job}"
+    what = (
+        f"steps {content.first_step} to {content.end_step}"
+        if isinstance(content, Interval)
+        else f"{content.kind} {_shown_name(content.name)}"
+    )
+    say(f"{signer}, {what}, vouches for:")
+    for one in found.subjects:
+        say(f"{one.sha256}  {_shown_name(one.name)}")
+
+
+def _shown_name(name: str) -> str:
+    """The signer chose the name: nothing in it may reach the terminal as a command."""
+    return name if name.isprintable() else repr(name)
+
+
+def witness(
+    key: Annotated[Path, typer.Option(help="Made by `sealring audit init --witness`.")],
+    logs: Annotated[
+        Path,
+        typer.Option(help="The logs to witness: the log lines of a c2sp.org/tlog-policy file."),
+    ],
+    state: Annotated[
+        Path, typer.Option(help="What was cosigned. Losing it breaks the witness's promise.")
+    ] = Path("witness-state"),
+    listen: Annotated[str, typer.Option(help="Where logs ask.")] = "127.0.0.1:8446",
+) -> None:
+    """Cosign checkpoints of logs, and never two that contradict each other, until stopped."""
+    handler = RichHandler(console=errors, show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"{listen!r} is not HOST:PORT")
+    signer = read_signer(key)
+    asyncio.run(_serve(signer, read_policy(logs), state, host.strip("[]"), int(port)))
+
+
+async def _serve(signer: Signer, policy: LogPolicy, folder: Path, host: str, port: int) -> None:
+    from sealring.record.witness.server import serving  # its packages are an extra
+    from sealring.record.witness.state import WitnessState
+
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    with WitnessState(folder, signer, policy) as state:
+        async with serving(state, host, port) as found:
+            for origin, size in state.logs:
+                errors.print(f"{origin}: {size} entries cosigned", highlight=False, markup=False)
+            errors.print(f"{signer.name} answers at http://{host}:{found}", highlight=False)
+            await stopped.wait()
 
 
 def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
