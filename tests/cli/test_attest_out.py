@@ -29,11 +29,13 @@ def test_simulated_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     make_simulator(tmp_path / "simulator")
     monkeypatch.setenv("SEALRING_ATTESTER", f"simulated:{tmp_path / 'simulator'}")
     evidence, policy = tmp_path / "evidence.json", tmp_path / "policy.toml"
-    assert "simulated evidence, for a nonce of its own" in sealring("attest", "--out", evidence)
+    assert "simulated evidence, for a nonce of its own" in sealring(
+        "policy", "attest", "--out", evidence
+    )
     sealring("policy", "new", "--evidence", evidence, "--job", "gpt", "--out", policy)
     assert json.loads(sealring("policy", "check", policy, evidence, "--json"))["admitted"]
     again = tmp_path / "again.json"
-    shown = json.loads(sealring("attest", "--out", again, "--json"))
+    shown = json.loads(sealring("policy", "attest", "--out", again, "--json"))
     assert shown == {"kind": "simulated", "out": str(again), "bytes": again.stat().st_size}
     # Made for a nonce and a key of its own each time.
     assert (
@@ -55,7 +57,7 @@ def test_a_tpms_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("SEALRING_ATTESTER", "tpm")
         monkeypatch.setenv("SEALRING_ATTESTER_CHAIN", str(issuers))
         evidence, policy = tmp_path / "evidence.json", tmp_path / "policy.toml"
-        sealring("attest", "--tpm", address, "--out", evidence)
+        sealring("policy", "attest", "--tpm", address, "--out", evidence)
     at = ("--at", "2026-06-01")
     sealring("policy", "new", "--evidence", evidence, "--out", policy, *at)
     lists = tmp_path / "maker.crl"
@@ -67,8 +69,8 @@ def test_a_tpms_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_machine_that_makes_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SEALRING_ATTESTER", raising=False)
-    done = CliRunner().invoke(app, ["attest", "--out", str(tmp_path / "evidence.json")])
+    done = CliRunner().invoke(app, ["policy", "attest", "--out", str(tmp_path / "evidence.json")])
     assert type(done.exception) is AttestationUnavailable
     assert not (tmp_path / "evidence.json").exists()
-    gpus = CliRunner().invoke(app, ["attest", "--gpus"])
+    gpus = CliRunner().invoke(app, ["policy", "attest", "--gpus"])
     assert type(gpus.exception) is ConfigurationError

@@ -75,13 +75,13 @@ def test_every_command_of_the_document_is_in_a_block_that_is_run() -> None:
     told = [(block.machines, block.text.splitlines()[1].split(" ")[:3]) for block in commands()]
     hosts, broker = ("host0", "host1"), ("broker",)
     assert told == [
-        (hosts, ["sealring", "attest"]),
+        (hosts, ["sealring", "policy", "attest"]),
         (broker, ["sealring", "policy", "new"]),
         (broker, ["sealring", "policy", "check"]),
         (broker, ["sealring", "ca", "init"]),
         (hosts, ["sealring", "run", "-n"]),
         (broker, ["curl", "-sf", "http://127.0.0.1:8444/"]),
-        (broker, ["sealring", "broker", "simulator"]),
+        (broker, ["sealring", "policy", "new"]),
         (broker, ["openssl", "ocsp", "-issuer"]),
     ]
 

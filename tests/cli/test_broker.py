@@ -69,7 +69,7 @@ def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
         return done.stdout
 
     do("ca", "init", "ca")
-    stanza = do("broker", "simulator", "simulator")
+    stanza = do("policy", "new", "--simulator", "simulator")
     policy = "version = 1\n[peers]\nevidence = true\n"
     (tmp_path / "policy.toml").write_text(policy + stanza[stanza.index("[simulated]") :])
     (tmp_path / "train.py").write_text(SCRIPT)

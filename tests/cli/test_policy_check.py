@@ -1,4 +1,4 @@
-"""`sealring policy check` and `sealring attest` as a person types them."""
+"""`sealring policy check` and `sealring policy attest` as a person types them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_policy_with_a_mistake(tmp_path: Path) -> None:
 
 
 def test_attest_lists_what_is_here() -> None:
-    shown = json.loads(CliRunner().invoke(app, ["attest", "--json"]).stdout)
+    shown = json.loads(CliRunner().invoke(app, ["policy", "attest", "--json"]).stdout)
     assert all(row["shows"] == {} for row in shown["hardware"] if not row["present"])
     kinds = {row["kind"]: row["verifier"] for row in shown["hardware"]}
     assert kinds == dict.fromkeys(("snp", "tdx", "sgx", "tpm", "nvidia"), True)
@@ -74,8 +74,8 @@ def test_attest_lists_what_is_here() -> None:
 @needs_swtpm
 def test_attest_shows_a_tpms_registers_and_whether_its_maker_certified_it() -> None:
     with running() as address:
-        done = CliRunner().invoke(app, ["attest", "--json", "--tpm", address])
-        table = CliRunner().invoke(app, ["attest", "--tpm", address])
+        done = CliRunner().invoke(app, ["policy", "attest", "--json", "--tpm", address])
+        table = CliRunner().invoke(app, ["policy", "attest", "--tpm", address])
     (row,) = [one for one in json.loads(done.stdout)["hardware"] if one["kind"] == "tpm"]
     assert row["present"]
     assert row["shows"]["pcr17"] == "ff" * 32
@@ -85,7 +85,7 @@ def test_attest_shows_a_tpms_registers_and_whether_its_maker_certified_it() -> N
 
 
 def test_attest_says_what_is_wrong_with_a_tpm(tmp_path: Path) -> None:
-    asked = ["attest", "--json", "--tpm", f"unix://{tmp_path}/none"]
+    asked = ["policy", "attest", "--json", "--tpm", f"unix://{tmp_path}/none"]
     (row,) = [
         one
         for one in json.loads(CliRunner().invoke(app, asked).stdout)["hardware"]

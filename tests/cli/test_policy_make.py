@@ -1,4 +1,4 @@
-"""`sealring policy new`, `policy upgrade`, and `policy check` in words, as a person types them."""
+"""`sealring policy new` and `policy check` in words, as a person types them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,33 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner, Result
 
 from sealring.attest.evidence import Challenge, judge, parse_policy, verify_evidence
-from sealring.attest.evidence.policy_upgrade import upgrade
 from sealring.attest.evidence.policy_writing import new_policy, tables_from
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.verify import describe_evidence
 from sealring.attest.evidence.worker import AttestedWorker
 from sealring.cli import app
-from sealring.errors import BadPolicy, ConfigurationError
+from sealring.errors import ConfigurationError
 from sealring.lab.bench.minting import CHALLENGE
 from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
 from sealring.lab.bench.minting.tpm import Maker
 
 AMD = Amd()
-OLD = f"""\
-# Our job's policy.
+POLICY = f"""\
 version = 1
 job = "gpt"
 
-[snp]    # two hosts
-measurements = [
-  "{MEASUREMENT.hex()}",  # image 7
-]
-products = ["Milan"]
-minimum_tcb = {{snp = 8, microcode = 100}}
+[snp]
+measurements = ["{MEASUREMENT.hex()}"]
+minimum_tcb = {{Milan = {{bootloader = 0, tee = 0, snp = 8, microcode = 100}}}}
+unchecked = ["platform_info"]
 
 [tdx]
 measurements = ["{"5a" * 48}"]
 registers = {{rtmr1 = ["{"a1" * 48}"]}}
-
-[[resources]]
-path = "gpt/key/dataset"
+unchecked = ["rtmr0", "rtmr2"]
 """
 
 
@@ -50,71 +43,9 @@ def sealring(*arguments: object, answers: str | None = None) -> Result:
     return CliRunner().invoke(app, [str(one) for one in arguments], input=answers)
 
 
-def test_an_old_policy_becomes_a_strict_one_and_keeps_the_rest(tmp_path: Path) -> None:
-    old = tmp_path / "old.toml"
-    old.write_text(OLD)
-    new = tmp_path / "new.toml"
-    done = sealring("policy", "upgrade", old, "--out", new)
-    assert done.exit_code == 0, done.output
-    made = new.read_text()
-    policy = parse_policy(made)
-    minimum = {"bootloader": 0, "tee": 0, "snp": 8, "microcode": 100}
-    assert policy.kinds["snp"].minimum_tcb == {"Milan": minimum}
-    assert policy.kinds["snp"].unchecked == {"platform_info"}
-    assert policy.kinds["tdx"].unchecked == {"rtmr0", "rtmr2"}
-    for kept in ("# Our job's policy.", "# image 7", "[snp]    # two hosts", '"gpt/key/dataset"'):
-        assert kept in made
-    assert "ADDED snp.minimum_tcb: now by product" in done.stderr
-    assert "LEFT OPEN tdx.rtmr0: left open: any configuration of the firmware" in done.stderr
-    again = sealring("policy", "upgrade", new)
-    assert "nothing was added" in again.stderr
-
-
-def test_an_old_policy_takes_what_it_lacks_from_evidence() -> None:
-    worker = describe_evidence(AMD.evidence(), AMD.trust())
-    text, changes = upgrade(OLD[: OLD.index("[tdx]")], tables_from([worker], {}))
-    assert not any(change.open for change in changes)
-    rules = parse_policy(text).kinds["snp"]
-    assert rules.facts["platform_alias_check"] == 1
-    # What the old policy named stays as it was; the rest is the machine's.
-    assert rules.minimum_tcb["Milan"] == {"bootloader": 3, "tee": 0, "snp": 8, "microcode": 100}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'version = 1\nsnp.measurements = ["%s"]\n' % ("5a" * 48),
-        'version = 1\nsnp = {measurements = ["%s"]}\n' % ("5a" * 48),
-    ],
-)
-def test_a_policy_that_cannot_be_edited_is_left_alone(text: str) -> None:
-    with pytest.raises(BadPolicy, match="is not written as a table"):
-        upgrade(text, {})
-
-
-def test_a_subtable_is_replaced_whole() -> None:
-    text = f'''version = 1
-[snp]
-measurements = ["{"5a" * 48}"]
-[snp.minimum_tcb]
-snp = 3
-[tpm]
-roots = ["{"ab" * 32}"]
-pcrs.0 = ["{"cd" * 32}"]
-'''
-    made, _ = upgrade(text, {"tpm": {"pcrs": {"4": ["ef" * 32]}}})
-    policy = parse_policy(made)
-    assert set(policy.kinds["snp"].minimum_tcb) == {"Milan", "Genoa", "Turin"}
-    assert policy.kinds["tpm"].registers == {
-        "pcr0": frozenset({"cd" * 32}),
-        "pcr4": frozenset({"ef" * 32}),
-    }
-    assert policy.kinds["tpm"].unchecked == {"pcr7", "ima"}
-
-
 def test_a_policy_in_words(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text(upgrade(OLD, {})[0])
+    path.write_text(POLICY)
     done = sealring("policy", "check", path)
     assert done.exit_code == 0
     assert (

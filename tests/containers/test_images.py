@@ -82,7 +82,7 @@ def worker(volume: str) -> Image:
 @pytest.fixture
 def policy(broker: Image, tmp_path: Path) -> Path:
     broker.run("ca", "init", "/sealring/ca")
-    stanza = broker.run("broker", "simulator", "/sealring/simulator")
+    stanza = broker.run("policy", "new", "--simulator", "/sealring/simulator")
     path = tmp_path / "policy.toml"
     path.write_text("version = 1\n" + stanza[stanza.index("[simulated]") :])
     tmp_path.chmod(0o755)

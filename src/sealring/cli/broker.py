@@ -280,20 +280,6 @@ def release(
         say(f"Rank {name.rank} of {name.job} is free.")
 
 
-@app.command()
-def simulator(
-    directory: Annotated[Path, typer.Argument(help="Where to keep it.")] = Path("simulator"),
-) -> None:
-    """Make a source of SIMULATED evidence, to try things out. It proves nothing."""
-    from sealring.attest.evidence.attesters import make_simulator
-
-    made = make_simulator(directory)
-    say(f"SEALRING_ATTESTER=simulated:{directory}; a policy that lets its workers join says:\n")
-    say("[simulated]")
-    say(f'roots = ["{made.simulator.fingerprint}"]')
-    say(f'measurements = ["{made.measurement.hex()}"]')
-
-
 def _decide(place: tuple[Path, str | None, Path | None], decide: Callable[[Ledger, View], T]) -> T:
     from sealring.attest.broker.ledger import Ledger
 

@@ -1,49 +1,81 @@
-"""`sealring policy`: what a policy says, and why evidence passes it or does not."""
+"""`sealring policy`: evidence of this machine, policies, and what passes them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import base64
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from rich.table import Table
 from rich.text import Text
 
 from sealring.attest.evidence import (
     Cache,
+    Evidence,
     Policy,
     Verdict,
     describe_evidence,
     judge,
     parse_evidence,
+    parse_policy,
     read_cache,
     verify_evidence,
 )
+from sealring.attest.evidence.attesters import make_simulator
 from sealring.attest.evidence.cache import read_list
+from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.attest.evidence.files import read_policy
+from sealring.attest.evidence.intel_collateral import TDX
+from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS, find_attester
+from sealring.attest.evidence.policy_devices import DeviceRules
 from sealring.attest.evidence.policy_words import explain
-from sealring.cli import policy_make
-from sealring.cli.terminal import console, print_json, say
-from sealring.errors import AttestationError, ConfigurationError
-from sealring.formats.files import read_public
+from sealring.attest.evidence.policy_writing import (
+    PolicyTable,
+    check_admits,
+    new_policy,
+    tables_from,
+)
+from sealring.attest.evidence.snp import PLATFORM_BITS, TCB_BYTES, parse_report
+from sealring.attest.evidence.tpm.commands import Tpm
+from sealring.attest.evidence.tpm.credential import seal_credential
+from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
+from sealring.attest.evidence.tpm.structures import BANKS, parse_public
+from sealring.attest.evidence.tpm.verify import registers
+from sealring.attest.evidence.tsm import Answer, ask
+from sealring.cli.terminal import console, errors, print_json, say
+from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
+from sealring.formats.files import read_public, write_public
 
-app = typer.Typer(help="Judge evidence by a policy, and write policies.", no_args_is_help=True)
-app.command("new")(policy_make.new)
-app.command("upgrade")(policy_make.upgrade)
+CacheFolder = Annotated[
+    Path | None, typer.Option(help="Folder of lists, OCSP answers, collateral and references.")
+]
+At = Annotated[
+    datetime | None, typer.Option(help="Judge all dates as of this time (UTC), not now.")
+]
+
+app = typer.Typer(help="Make and judge evidence, and write policies.", no_args_is_help=True)
 
 
 @app.callback()
 def policy() -> None:
-    """Judge evidence by a policy, and write policies."""
+    """Make and judge evidence, and write policies."""
 
 
 @app.command()
 def check(
     policy: Annotated[Path, typer.Argument(help="The policy, a TOML file.")],
     evidence: Annotated[
-        Path | None, typer.Argument(help="Evidence, as a worker sends it or `attest --out` writes.")
+        Path | None, typer.Argument(help="Evidence, of a worker or of `policy attest --out`.")
     ] = None,
     nonce: Annotated[
         str | None, typer.Option(help="Insist on this nonce (hex), not on what the file says.")
@@ -59,12 +91,8 @@ def check(
     revocation_list: Annotated[
         list[Path] | None, typer.Option(help="A vendor's revocation list, DER or PEM.")
     ] = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder of lists, OCSP answers, collateral and references.")
-    ] = None,
-    at: Annotated[
-        datetime | None, typer.Option(help="Judge all dates as of this time (UTC), not now.")
-    ] = None,
+    cache: CacheFolder = None,
+    at: At = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Say in words what a policy lets in; with evidence, rule by rule why it passes or does not.
@@ -167,3 +195,317 @@ def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
         say("The nonce is the file's own: whether it is fresh was not judged (--nonce).")
     if verdict.label.startswith("tpm"):
         say("So is the TPM's credential: only the verifier that made it can judge it.")
+
+
+_OWN_ROOTS: Final = ("tpm", "simulated")
+
+
+@app.command()
+def new(
+    evidence: Annotated[
+        list[Path] | None,
+        typer.Option(help="Evidence of a machine (`sealring policy attest --out`)."),
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The only job that may be joined.")] = None,
+    cache: CacheFolder = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the policy there, not to the terminal.")
+    ] = None,
+    at: At = None,
+    simulator: Annotated[
+        Path | None,
+        typer.Option(help="Make a source of SIMULATED evidence there, and its policy."),
+    ] = None,
+) -> None:
+    """Write a commented, strict policy that admits what some evidence shows; or ask for each rule.
+
+    The evidence's signatures, chains and dates are verified; for whom it was made is not. So make
+    it on a machine that you trust, and compare its measurements with your own build. SIMULATED
+    evidence, of --simulator, proves nothing: it is for trying things out.
+    """
+    if simulator is not None:
+        if evidence:
+            raise ConfigurationError("--simulator makes its own evidence: leave out --evidence")
+        made = make_simulator(simulator)
+        measurement = made.measurement.hex()
+        table = {"roots": [made.simulator.fingerprint], "measurements": [measurement]}
+        _write_policy(new_policy(job, {"simulated": table}), out)
+        errors.print(f"Workers set SEALRING_ATTESTER=simulated:{simulator}", highlight=False)
+        return
+    shown = _read_evidence(evidence or (), cache, at)
+    text = new_policy(job, shown.tables() if evidence else _ask())
+    policy = parse_policy(text)
+    missing = shown.not_at_hand(policy)
+    _write_policy(text, out)
+    for clause in explain(policy):
+        if clause.open:
+            errors.print(f"LEFT OPEN {clause.about}: {clause.text}", markup=False, soft_wrap=True)
+    for told in missing:
+        errors.print(f"NOT AT HAND {told}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_policy(text: str, out: Path | None) -> None:
+    if out is None:
+        say(text.rstrip())
+        return
+    write_public(out, text.encode())
+    errors.print(f"{out} was written.", markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Evidence of machines, verified but for its binding; and what it was verified with."""
+
+    evidence: Mapping[Path, Evidence]
+    roots: Mapping[str, list[str]]
+    """By kind, where a policy names them: a TPM's maker is believed by the evidence's own word."""
+    kept: Cache
+    now: datetime
+
+    def tables(self) -> dict[str, PolicyTable]:
+        simulated, tpm = (frozenset(self.roots.get(kind, ())) for kind in ("simulated", "tpm"))
+        trust = self.kept.trust_roots(simulated, tpm, self.now)
+        workers = [describe_evidence(one, trust) for one in self.evidence.values()]
+        return tables_from(workers, self.roots)
+
+    def not_at_hand(self, policy: Policy) -> list[str]:
+        """What the policy asks of a verifier's cache, and is not in this one's.
+
+        AttestationError: no policy admits one of the machines.
+        """
+        trust = self.kept.trust(policy, self.now)
+        found = []
+        for path, one in self.evidence.items():
+            try:
+                rules = check_admits(policy, describe_evidence(one, trust))
+            except AttestationError as problem:
+                raise type(problem)(f"no policy can be written from {path}: {problem}") from None
+            found += [f"{rule.name}: {rule.found}; wanted: {rule.wanted}" for rule in rules]
+        return list(dict.fromkeys(found))
+
+
+def _read_evidence(paths: Sequence[Path], cache: Path | None, at: datetime | None) -> _Shown:
+    now = at.replace(tzinfo=UTC) if at else datetime.now(UTC)
+    kept = read_cache(cache, now) if cache else Cache()
+    evidence: dict[Path, Evidence] = {}
+    roots: dict[str, list[str]] = {}
+    for path in paths:
+        sent = parse_evidence(read_public(path, "the evidence", ConfigurationError))
+        if sent.kind in _OWN_ROOTS:
+            roots.setdefault(sent.kind, []).append(_root(sent))
+        evidence[path] = sent
+    return _Shown(evidence, roots, kept, now)
+
+
+def _root(evidence: Evidence) -> str:
+    if not evidence.chain:
+        raise ConfigurationError("the evidence brings no certificates")
+    return load_certificate(evidence.chain[-1]).fingerprint(SHA256()).hex()
+
+
+def _ask() -> dict[str, PolicyTable]:
+    kind = _choice("Kind of evidence", [one for one in KINDS if one != "simulated"])
+    table: PolicyTable = {}
+    left: list[str] = []
+
+    def each(name: str, question: str) -> list[str]:
+        answer = _prompt(f"{question} (several with spaces; empty: none)", default="")
+        found = answer.split()
+        if not found:
+            left.append(name)
+        return found
+
+    if kind == "tpm":
+        table["roots"] = each("roots", "SHA-256 of the TPM maker's root certificate")
+        left.clear()
+    else:
+        table["measurements"] = each("measurements", "Measurements, hexadecimal")
+        left.clear()
+    if "snp" in kind:
+        table |= _ask_snp(left)
+    if kind == "tdx":
+        names = ("rtmr0", "rtmr1", "rtmr2")
+        found = {name: each(name, f"Values of {name}") for name in names}
+        table["registers"] = {name: values for name, values in found.items() if values}
+    if kind in ("tpm", "az-snp-vtpm", "az-tdx-vtpm"):
+        numbers = (0, 4, 7) if kind == "tpm" else (4, 7)
+        found = {str(pcr): each(f"pcr{pcr}", f"Values of PCR {pcr}") for pcr in numbers}
+        table["pcrs"] = {pcr: values for pcr, values in found.items() if values}
+        # A list of files is not typed in: it comes from evidence, or is added by hand.
+        left.append("ima")
+    if left:
+        table["unchecked"] = left
+    return {kind: {name: value for name, value in table.items() if value}}
+
+
+def _ask_snp(left: list[str]) -> PolicyTable:
+    table: PolicyTable = {}
+    minimum: PolicyTable = {}
+    for product, parts in TCB_BYTES.items():
+        asked = f"{product}: least versions of {' '.join(parts)} (empty: not admitted)"
+        versions = _prompt(asked, default="").split()
+        if versions:
+            if len(versions) != len(parts) or not all(one.isdigit() for one in versions):
+                raise ConfigurationError(f"{product} takes {len(parts)} numbers")
+            minimum[product] = dict(zip(parts, map(int, versions), strict=True))
+    if minimum:
+        table["minimum_tcb"] = minimum
+    else:
+        left.append("minimum_tcb")
+    platform = {}
+    for name in PLATFORM_BITS:
+        answer = _choice(f"Platform's {name}", ["on", "off", "any"], default="any")
+        if answer != "any":
+            platform[name] = answer == "on"
+    if platform:
+        table["platform_info"] = platform
+    else:
+        left.append("platform_info")
+    return table
+
+
+def _choice(question: str, known: Sequence[str], default: str | None = None) -> str:
+    answer = _prompt(f"{question} ({', '.join(known)})", default=default)
+    if answer not in known:
+        raise ConfigurationError(f"{question} is one of {', '.join(known)}")
+    return answer
+
+
+def _prompt(question: str, default: str | None) -> str:
+    """On stderr: stdout is the policy, and may be a file."""
+    return str(typer.prompt(question, default=default, err=True))
+
+
+_DEVICES: Final = {
+    "snp": "/dev/sev-guest",
+    "tdx": "/dev/tdx_show_guest",
+    "sgx": "/dev/sgx_enclave",
+    "nvidia": "/dev/nvidiactl",
+}
+
+
+@app.command()
+def attest(
+    tpm: Annotated[str, typer.Option(help="The TPM: a device, or a simulator's socket.")] = DEVICE,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write evidence there, made as SEALRING_ATTESTER says, to try a policy."),
+    ] = None,
+    gpus: Annotated[bool, typer.Option("--gpus", help="With --out: show the GPUs too.")] = False,
+    ima: Annotated[
+        bool,
+        typer.Option("--ima", help="With --out: show the measured files too (IMA)."),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the hardware here that signs evidence, and what it would show today.
+
+    What is shown is what the hardware says of itself, for writing a policy: nothing of it was
+    verified, and only verified evidence proves anything. With --out, evidence is written to a file,
+    for `sealring policy check` and `sealring policy new`: made for a nonce of its own, so that no
+    broker takes it.
+    """
+    if out is not None:
+        _write_evidence(out, gpus, ima, tpm, json)
+        return
+    if gpus or ima:
+        raise ConfigurationError("--gpus and --ima are for the evidence that --out writes")
+    found = [_device_row(kind, device, Path(device).exists()) for kind, device in _DEVICES.items()]
+    found.append(_device_row("tpm", tpm, "://" in tpm or Path(tpm).exists()))
+    for row in found:
+        if row["present"]:
+            row |= _show_device(row["kind"], row["device"])
+    if json:
+        print_json({"hardware": found, "simulated": "SIMULATED"})
+        return
+    table = Table(title="What this machine could prove")
+    for column in ("kind", "device", "present", "sealring can judge it", "note"):
+        table.add_column(column)
+    for row in found:
+        judged = "yes" if row["verifier"] else "not in this version"
+        present = "yes" if row["present"] else "no"
+        table.add_row(row["kind"], row["device"], present, judged, row["note"])
+    console.print(table)
+    for row in found:
+        for name, value in row["shows"].items():
+            console.print(f"{row['kind']} {name} = {value}", highlight=False, soft_wrap=True)
+
+
+def _write_evidence(out: Path, gpus: bool, ima: bool, tpm: str, json: bool) -> None:
+    environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
+    devices = DeviceRules() if gpus else None
+    attester = find_attester(environ, Policy({}, devices=devices), ima=ima)
+    public_key = Ed25519PrivateKey.generate().public_key()
+    key = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    extra = _credential(attester.introduce())
+    content = attester.attest(secrets.token_bytes(NONCE_BYTES), key, extra).encode()
+    write_public(out, content)
+    shown = {"kind": attester.kind, "out": str(out), "bytes": len(content)}
+    if json:
+        print_json(shown)
+        return
+    say(f"{out}: {attester.kind} evidence, for a nonce of its own. No broker takes it; try it with")
+    say(f"  sealring policy new --evidence {out}")
+    say(f"  sealring policy check POLICY {out}")
+
+
+def _credential(introduction: dict[str, Any]) -> dict[str, Any]:
+    """A TPM's exchange with its verifier, both played here: it proves nothing to others."""
+    if not introduction:
+        return {}
+    certificate, ak = (
+        base64.b64decode(one) for one in (introduction["chain"][0], introduction["ak"])
+    )
+    endorsement = load_certificate(certificate).public_key()
+    blob = seal_credential(endorsement, parse_public(ak).name, secrets.token_bytes(32))
+    return {"credential": base64.b64encode(blob).decode()}
+
+
+def _device_row(kind: str, device: str, present: bool) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "device": device,
+        "present": present,
+        "verifier": kind in {*KINDS, *DEVICE_KINDS},
+        "note": "",
+        "shows": {},
+    }
+
+
+def _show_device(kind: str, device: str) -> dict[str, Any]:
+    questions: Mapping[str, Callable[[str], dict[str, Any]]] = {
+        "tpm": _show_tpm,
+        "snp": _show_guest,
+        "tdx": _show_guest,
+    }
+    if kind not in questions:
+        return {}
+    try:
+        return questions[kind](device)
+    except (AttestationError, AttestationUnavailable) as problem:
+        return {"note": str(problem)}
+
+
+def _show_tpm(address: str) -> dict[str, Any]:
+    with Tpm.open(address) as tpm:
+        bank = tpm.bank()
+        values, size = tpm.read_pcrs(QUOTED, bank), BANKS[bank]
+        shows = registers({pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)})
+        try:
+            TpmMachine(tpm, ())
+        except (AttestationError, AttestationUnavailable) as problem:
+            # A TPM whose maker did not certify it proves nothing to others.
+            return {"note": str(problem), "shows": shows}
+    return {"note": "its maker certified it", "shows": shows}
+
+
+def _show_guest(_: str) -> dict[str, Any]:
+    answer = ask(bytes(64))
+    return {"shows": {"measurement": _measurement(answer).hex()}}
+
+
+def _measurement(answer: Answer) -> bytes:
+    if answer.kind == TDX:
+        body = 48 + (6 if answer.report[:1] == b"\x05" else 0)
+        return answer.report[body + 136 : body + 184]  # MRTD
+    return parse_report(answer.report).measurement

@@ -17,7 +17,6 @@ VERBS: Final = (
     "run",
     "top",
     "doctor",
-    "attest",
     "plan",
     "audit",
     "policy",

@@ -15,7 +15,6 @@ from sealring.attest.evidence import judge, parse_policy, verify_evidence
 from sealring.attest.evidence.attesters import TpmAttester
 from sealring.attest.evidence.claims import claims_in, encode_claims, parse_claims
 from sealring.attest.evidence.policy import KindRules, Policy
-from sealring.attest.evidence.policy_upgrade import upgrade
 from sealring.attest.evidence.policy_words import explain
 from sealring.attest.evidence.policy_writing import new_policy, tables_from
 from sealring.attest.evidence.tpm import machine as machine_module
@@ -148,7 +147,7 @@ def test_policies_that_say_too_little_or_nonsense(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_a_policy_is_told_in_words_written_from_evidence_and_upgraded() -> None:
+def test_a_policy_is_told_in_words_and_written_from_evidence() -> None:
     rules = policy(PYTHON, TORCH, more='exclude = ["/tmp/"]', unchecked="ima_violations")
     told = [clause.text for clause in explain(rules) if clause.about == "tpm"]
     assert "It has measured none but 2 listed files since it booted." in told
@@ -164,12 +163,6 @@ def test_a_policy_is_told_in_words_written_from_evidence_and_upgraded() -> None:
     written = parse_policy(text)
     assert written.kinds["tpm"].unchecked == frozenset()
     assert "ima" not in failed(written, shown)
-    old = f'version = 1\n[tpm]\nroots = ["{"ab" * 32}"]\npcrs = {{0 = ["{"00" * 32}"]}}\n'
-    made, changes = upgrade(old, tables)
-    assert parse_policy(made).kinds["tpm"].ima == written.kinds["tpm"].ima
-    assert {change.rule for change in changes} == {"pcr4", "pcr7", "ima"}
-    left, _ = upgrade(old, {})
-    assert parse_policy(left).kinds["tpm"].unchecked == {"pcr4", "pcr7", "ima"}
 
 
 def test_evidence_without_a_list_leaves_the_rule_open_by_name() -> None:

@@ -26,7 +26,7 @@ policy_ima     the same for the files measured since boot
 policy_file    the policy as TOML: policy_kinds a table for each kind, policy_broker the broker's
                part, policy_openings the rules that must be stated, policy_reader the fields
 policy_words   what a policy lets in, in words
-policy_writing a strict policy made from evidence; policy_upgrade an old policy made strict
+policy_writing a strict policy made from evidence
 revocation     lists and OCSP answers of a chain's issuers
 cache          what vendors say of their hardware, fetched beforehand
 files          policy and cache, read

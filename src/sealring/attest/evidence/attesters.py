@@ -51,7 +51,7 @@ class Attester(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedAttester:
-    """SIMULATED evidence, from a directory that `sealring broker simulator` made."""
+    """SIMULATED evidence, from a directory that `sealring policy new --simulator` made."""
 
     simulator: Simulator
     measurement: bytes

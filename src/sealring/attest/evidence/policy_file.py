@@ -14,7 +14,7 @@ from sealring.attest.evidence.policy_broker import (
     read_resources,
 )
 from sealring.attest.evidence.policy_devices import DeviceRules
-from sealring.attest.evidence.policy_reader import Missing, Reader
+from sealring.attest.evidence.policy_reader import Reader
 from sealring.errors import BadPolicy
 from sealring.limits import MAX_NONCE_SECONDS
 
@@ -29,16 +29,8 @@ def parse_policy(text: str) -> Policy:
     reader = Reader(text)
     policy = _read(reader)
     if reader.missing:
-        told = "; ".join(map(str, reader.missing))
-        raise BadPolicy(f"the policy, {told}. `sealring policy upgrade` adds what is missing")
+        raise BadPolicy(f"the policy, {'; '.join(reader.missing)}")
     return policy
-
-
-def missing_rules(text: str) -> list[Missing]:
-    """The rules that `parse_policy` would ask for. Other mistakes are raised."""
-    reader = Reader(text)
-    _read(reader)
-    return reader.missing
 
 
 def _read(reader: Reader) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sealring.attest.evidence.policy_reader import Missing, Reader
+from sealring.attest.evidence.policy_reader import Reader
 
 PASSES_WITHOUT: Final = {
     "minimum_tcb": "hosts pass whose firmware and microcode have known holes",
@@ -40,7 +40,9 @@ class Openings:
         if not stated and name not in self.named:
             line = self._reader.line(self._where, name)
             self._reader.missing.append(
-                Missing(self._where, name, because or PASSES_WITHOUT[name], line)
+                f"line {line}: {self._where}.{name} is missing: {because or PASSES_WITHOUT[name]}. "
+                "State it, or leave it open in so many words: "
+                f'unchecked = ["{name}"] in [{self._where}]'
             )
 
     def checks(self, name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.errors import BadPolicy
@@ -14,25 +13,10 @@ from sealring.limits import MAX_WORLD
 _BITS: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A rule that a table must state, or name under `unchecked`, and does neither."""
-
-    table: str
-    name: str
-    consequence: str
-    line: int
-
-    def __str__(self) -> str:
-        return (
-            f"line {self.line}: {self.table}.{self.name} is missing: {self.consequence}. State it, "
-            f'or leave it open in so many words: unchecked = ["{self.name}"] in [{self.table}]'
-        )
-
-
 class Reader:
     def __init__(self, text: str) -> None:
-        self.missing: list[Missing] = []
+        self.missing: list[str] = []
+        """Rules that a table must state, or name under `unchecked`, and does neither."""
         self._lines = text.splitlines()
         try:
             self.document = tomllib.loads(text)

@@ -16,7 +16,7 @@ from sealring.attest.evidence.policy_rule import Rule
 from sealring.attest.evidence.snp import OTHER_BITS, PLATFORM_BITS
 from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 
-Table = dict[str, Any]
+PolicyTable = dict[str, Any]
 """A table of a policy, as TOML reads it."""
 
 _IMA: Final = "ima"
@@ -40,7 +40,7 @@ _COMMENTS: Final = {
 }
 
 
-def new_policy(job: str | None, tables: Mapping[str, Table]) -> str:
+def new_policy(job: str | None, tables: Mapping[str, PolicyTable]) -> str:
     text = "# Who may join. `sealring policy check` with this file says in words what it lets in.\n"
     text += "version = 1\n"
     text += f"job = {toml(job)}\n" if job else '# job = "name"    # the only job to be joined\n'
@@ -63,12 +63,12 @@ def _line(key: str, value: Any) -> str:
 
 def tables_from(
     workers: Sequence[DescribedWorker], roots: Mapping[str, Sequence[str]]
-) -> dict[str, Table]:
+) -> dict[str, PolicyTable]:
     """The tables that admit what these workers show. `roots` by kind, where a policy names them."""
-    tables: dict[str, Table] = {}
+    tables: dict[str, PolicyTable] = {}
     for kind in sorted({one.kind for one in workers}):
         alike = [one for one in workers if one.kind == kind]
-        table: Table = {"roots": _values(roots[kind])} if kind in roots else {}
+        table: PolicyTable = {"roots": _values(roots[kind])} if kind in roots else {}
         tables[kind] = table | _table(kind, alike)
     if any(one.devices for one in workers):
         tables["nvidia"] = _nvidia([one.devices for one in workers])
@@ -105,8 +105,8 @@ def toml(value: Any) -> str:
     return "[" + ", ".join(toml(one) for one in value) + "]"
 
 
-def _table(kind: str, workers: Sequence[DescribedWorker]) -> Table:
-    table: Table = {}
+def _table(kind: str, workers: Sequence[DescribedWorker]) -> PolicyTable:
+    table: PolicyTable = {}
     left: list[str] = []
     if kind != "tpm":
         table["measurements"] = _values([one.measurement for one in workers])
@@ -131,8 +131,8 @@ def _table(kind: str, workers: Sequence[DescribedWorker]) -> Table:
     return kept | ({"unchecked": left} if left else {})
 
 
-def _snp(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
-    table: Table = {"minimum_tcb": _minimum(workers), "platform_info": _platform(workers)}
+def _snp(workers: Sequence[DescribedWorker], left: list[str]) -> PolicyTable:
+    table: PolicyTable = {"minimum_tcb": _minimum(workers), "platform_info": _platform(workers)}
     if not table["platform_info"]:
         left.append("platform_info")
     if any(one.guest["vlek"] for one in workers):
@@ -145,9 +145,11 @@ def _snp(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
     return table
 
 
-def _pcrs(numbers: Sequence[int], workers: Sequence[DescribedWorker], left: list[str]) -> Table:
+def _pcrs(
+    numbers: Sequence[int], workers: Sequence[DescribedWorker], left: list[str]
+) -> PolicyTable:
     """The values of each PCR; left open where one of the workers does not quote it."""
-    found: Table = {}
+    found: PolicyTable = {}
     for pcr in numbers:
         values = [one.registers.get(f"pcr{pcr}", "") for one in workers]
         if all(values):
@@ -157,7 +159,7 @@ def _pcrs(numbers: Sequence[int], workers: Sequence[DescribedWorker], left: list
     return found
 
 
-def _files(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
+def _files(workers: Sequence[DescribedWorker], left: list[str]) -> PolicyTable:
     """What all of them have measured since boot; left open where one does not show it.
 
     Or shows digests of an algorithm that no policy can list.
@@ -175,7 +177,7 @@ def _files(workers: Sequence[DescribedWorker], left: list[str]) -> Table:
     return {_IMA: {"files": {path: _values(found) for path, found in sorted(files.items())}}}
 
 
-def _minimum(workers: Sequence[DescribedWorker]) -> Table:
+def _minimum(workers: Sequence[DescribedWorker]) -> PolicyTable:
     """By product, the oldest version of each part that any of them has."""
     least: dict[str, dict[str, int]] = {}
     for one in workers:
@@ -186,10 +188,10 @@ def _minimum(workers: Sequence[DescribedWorker]) -> Table:
     return dict(least)
 
 
-def _platform(workers: Sequence[DescribedWorker]) -> Table:
+def _platform(workers: Sequence[DescribedWorker]) -> PolicyTable:
     """What all of them report alike, and the bits without a name that any of them reports."""
     first, *others = workers
-    named: Table = {
+    named: PolicyTable = {
         name: bool(first.guest[f"platform_{name}"])
         for name in PLATFORM_BITS
         if all(one.guest[f"platform_{name}"] == first.guest[f"platform_{name}"] for one in others)
@@ -200,9 +202,9 @@ def _platform(workers: Sequence[DescribedWorker]) -> Table:
     return named
 
 
-def _nvidia(shown: Sequence[tuple[AttestedDevice, ...]]) -> Table:
+def _nvidia(shown: Sequence[tuple[AttestedDevice, ...]]) -> PolicyTable:
     every = [device for devices in shown for device in devices]
-    table: Table = {
+    table: PolicyTable = {
         "gpus": min(sum(not one.is_switch for one in devices) for devices in shown),
         "switches": min(sum(one.is_switch for one in devices) for devices in shown),
         "models": _values([one.model for one in every]),
@@ -214,7 +216,7 @@ def _nvidia(shown: Sequence[tuple[AttestedDevice, ...]]) -> Table:
     return table
 
 
-def _freshness(workers: Sequence[DescribedWorker]) -> dict[str, Table]:
+def _freshness(workers: Sequence[DescribedWorker]) -> dict[str, PolicyTable]:
     """Nothing where the default admits these workers' lists. Intel makes its root's once a year."""
     ages = [
         (one.verified_at - seen.made).days

@@ -86,8 +86,8 @@ def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
     except OSError as problem:
         raise AttestationUnavailable(
             f"the kernel makes no reports for this guest ({reports}: {problem.strerror}). Is this "
-            "an SNP or TDX guest? `sealring attest` lists what there is; SEALRING_ATTESTER chooses "
-            "another source of evidence, as tpm"
+            "an SNP or TDX guest? `sealring policy attest` lists what there is; SEALRING_ATTESTER "
+            "chooses another source of evidence, as tpm"
         ) from None
     try:
         for _ in range(_TRIES):
