@@ -65,6 +65,17 @@ def clear_memory_store() -> None:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
+def copy_to_store(vault: Vault, url: str) -> None:
+    """What any program that copies files does: the manifests last, then the header."""
+    folder = Path(vault.path)
+    files = [one for one in folder.rglob("*") if one.is_file() and one.parent != folder]
+    for file in sorted(files, key=lambda one: one.name == "manifest"):
+        with fsspec.open(f"{url}/{file.relative_to(folder)}", "wb") as target:
+            target.write(file.read_bytes())
+    with fsspec.open(f"{url}/vault.json", "wb") as target:
+        target.write((folder / "vault.json").read_bytes())
+
+
 @pytest.fixture(params=["memory", "file", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "memory":

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from sealring.errors import ConfigurationError, NoSuchObject
+from sealring.errors import ConfigurationError
 from sealring.vault import (
     CheckpointReader,
     CheckpointWriter,
@@ -20,7 +19,6 @@ from sealring.vault import (
     export_safetensors,
     export_torch,
 )
-from sealring.vault.datasets.parquet_files import seal_parquet
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -55,23 +53,3 @@ def test_an_export(
         export(CheckpointReader(vault, "run"), out)
     assert set(tmp_path.iterdir()) == before
     export(CheckpointReader(vault, "run"), out)
-
-
-def test_encrypted_parquet(vault: Vault, tmp_path: Path) -> None:
-    """It was BadSource: the source could not be read as Parquet."""
-    arrow = pytest.importorskip("pyarrow")
-    source, out = tmp_path / "a.parquet", tmp_path / "out"
-    numbers = np.random.default_rng(1).integers(0, 1 << 60, 300_000)
-    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"number": numbers}), source)
-    before = set(tmp_path.iterdir())
-    with (
-        small_files(1 << 20),
-        pytest.raises(
-            ConfigurationError, match=f"^{out / source.name} cannot be written: File too large$"
-        ),
-    ):
-        seal_parquet(vault, source, out, "tables", lambda _: None)
-    assert set(tmp_path.iterdir()) == before
-    with pytest.raises(NoSuchObject):
-        vault.find("tables")
-    assert seal_parquet(vault, source, out, "tables", lambda _: None)

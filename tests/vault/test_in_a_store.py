@@ -30,9 +30,10 @@ from sealring.errors import (
     TruncatedFile,
     Unsupported,
 )
-from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, remote, trees
+from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, trees
 from sealring.vault.in_store import InStore
 from sealring.vault.stores import Store
+from tests.vault.conftest import copy_to_store
 from tests.vault.datasets import made
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET, Workers
@@ -246,11 +247,7 @@ def test_a_store_that_fails_hides_no_newer_checkpoint(
 def test_what_a_store_cannot_do_is_refused_by_name(
     in_memory: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for work in (
-        lambda: made.sealed(in_memory, made.json_lines(tmp_path / "rows")),
-        lambda: remote.push(in_memory, "run", "memory://other", None, lambda _: None),
-        lambda: remote.pull(in_memory, "run", "memory://other", None, lambda _: None),
-    ):
+    for work in (lambda: made.sealed(in_memory, made.json_lines(tmp_path / "rows")),):
         with pytest.raises(Unsupported, match="lies in a store"):
             work()
     with pytest.raises(NotAVault, match="there is no vault in memory://nowhere"):
@@ -278,7 +275,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_a_dataset_is_read_by_ranges(
     vault: Vault, key: Path, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is ingested in a directory and pushed, with the vault's header."""
+    """It is ingested in a directory and copied, the manifest last."""
     url = f"{s3}/{tmp_path.name}"
     rows = 40
     content = torch.arange(rows * 32768, dtype=torch.int32).to(torch.uint16)
@@ -286,7 +283,7 @@ def test_a_dataset_is_read_by_ranges(
     source.mkdir()
     (source / "a.bin").write_bytes(content.numpy().tobytes())
     made.sealed(vault, source, shard=4 << 20, dtype="uint16")
-    remote.push(vault, "data", url, None, lambda _: None)
+    copy_to_store(vault, url)
     counts = counting(monkeypatch)
     dataset = Dataset(Vault.open(url, keys.key_file(key)), "data", length=32768)
     assert len(dataset) == rows

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli import vault_remote, vault_removal
+from sealring.cli import vault_removal
 from sealring.cli.terminal import console, counted, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_data import build, ingest, lineage, parquet
+from sealring.cli.vault_data import build, ingest, lineage
 from sealring.cli.vault_export import export
 from sealring.cli.vault_options import (
     AlsoDataKey,
@@ -43,12 +43,10 @@ from sealring.vault.versions import Stored
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
-app.command()(vault_remote.push)
-app.command()(vault_remote.pull)
 app.command()(vault_removal.rm)
 
 
-for verb in (ingest, build, lineage, parquet):
+for verb in (ingest, build, lineage):
     app.command()(verb)
 
 

@@ -32,11 +32,10 @@ from sealring.errors import ConfigurationError
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.ingest import ingest as ingest_source
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
-from sealring.vault.datasets.parquet_files import seal_parquet
 from sealring.vault.datasets.pipeline import lineage as ancestors
 from sealring.vault.datasets.pipeline import run_stages, stages_of
 from sealring.vault.datasets.running import InProcesses, Run
-from sealring.vault.datasets.sources import Limits, source_files
+from sealring.vault.datasets.sources import Limits
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 
@@ -163,28 +162,6 @@ def lineage(
             Text(one.name), str(one.version), str(one.samples), one.digest[:12], Text(how), Text(of)
         )
     console.print(table)
-
-
-def parquet(
-    vault: Directory,
-    source: Annotated[Path, typer.Argument(help="A Parquet file, or a folder of them.")],
-    out: Annotated[Path, typer.Option(help="Where the encrypted files go; must not exist.")],
-    name: Annotated[str | None, typer.Option(help="The object of their keys; else OUT's.")] = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    as_json: AsJson = False,
-) -> None:
-    """Encrypt Parquet by its own means, for tools that query it; the keys go into the vault."""
-    called = out.absolute().stem if name is None else name
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
-    with bar(f"encrypting {called}") as (expect, done):
-        expect(sum(file.size for file in source_files(source)))
-        version = seal_parquet(opened, source, out, called, done)
-    if as_json:
-        print_json({"name": called, "version": version})
-    else:
-        say(f"{out} holds the encrypted files; their keys are {called} version {version}.")
 
 
 def _stage(recipe: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ opened             a header while a process has it open, and how its keys change
 objects, vault     versions of a name, and the directory of them
 ledger, broker_ledger  by which a rollback is seen
 removal            objects that are removed
-remote             versions from a directory to a store, and back
 trees, outputs     files and folders in and out; rotation; plaintext that is not finished
 
 signing            what a rank vouches for
@@ -30,7 +29,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from sealring.vault.datasets.parquet_files import ParquetFiles
 from sealring.vault.datasets.stages import Stage
 from sealring.vault.keys import identity, key_file, released_key
 from sealring.vault.vault import Vault
@@ -55,7 +53,6 @@ __all__ = [
     "GpuLoader",
     "Loader",
     "Moved",
-    "ParquetFiles",
     "Stage",
     "Stream",
     "Vault",

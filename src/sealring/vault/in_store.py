@@ -92,7 +92,7 @@ class InStore:
             yield file.fileno()
             if self.exists(path):
                 raise FileExistsError(str(path))
-            path.store.upload(file.fileno(), path.key, lambda count: None)
+            path.store.upload(file.fileno(), path.key)
 
     def open_file(self, path: StorePath, name: str) -> StoreFile:
         size = path.store.size(path.key)

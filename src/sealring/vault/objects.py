@@ -146,26 +146,18 @@ class Copy:
     ) -> str:
         """Makes the copy complete: its key and parts are on disk, then the manifest. Its digest."""
         manifest = Manifest(FORMAT, VERSION, kind, name, self.place.version, parts, content)
-        self.complete_with(
-            self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
-        )
-        return manifest.digest
-
-    def complete_with(self, sealed: bytes) -> None:
-        """Writes the manifest, when the key and the parts are on the disk."""
+        sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         advice = "divide it into several objects"
         check_small(sealed, f"the manifest of {self.folder}", advice, LARGEST_MANIFEST)
         storage = storage_of(self.folder)
         storage.settle(self.folder, KEY_FILE)
         storage.write(self.folder / MANIFEST, sealed)
+        return manifest.digest
 
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
         sealed = storage_of(path).read_small(path, "the manifest", LARGEST_MANIFEST)
-        return self.opened_manifest(sealed, str(path))
-
-    def opened_manifest(self, sealed: bytes, path: str) -> Manifest:
         try:
             document = read_json(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
         except WrongKey:
@@ -177,7 +169,7 @@ class Copy:
             raise NotAVault(f"the manifest {path} is not JSON: {problem}") from None
         check_version(document, VERSION, f"the manifest {path}")
         try:
-            manifest: Manifest = strictly(Manifest, document, path, "manifest")
+            manifest: Manifest = strictly(Manifest, document, str(path), "manifest")
         except ConfigurationError as problem:
             raise NotAVault(str(problem)) from None
         for part in manifest.parts:

@@ -173,7 +173,7 @@ class OpenedHeader(Closable):
     def require_directory(self) -> None:
         if not storage_of(self.path).locks:
             raise Unsupported(
-                f"{self.path} lies in a store: do this in a directory, and `sealring vault push` it"
+                f"{self.path} lies in a store: do this in a directory, and copy the directory there"
             )
 
     def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:

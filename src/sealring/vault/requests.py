@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final
 
 from sealring.errors import StoreFailed
@@ -84,14 +84,3 @@ def condition_failed(problem: BaseException | None) -> bool:
             return answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412  # type: ignore[no-any-return]
         problem = problem.__cause__
     return False
-
-
-def telling(progress: Callable[[int], None]) -> Any:
-    """What fsspec tells how many bytes it has sent."""
-    from fsspec.callbacks import Callback
-
-    class Telling(Callback):  # type: ignore[misc]  # fsspec has no types
-        def relative_update(self, inc: int = 1) -> None:
-            progress(inc)
-
-    return Telling()

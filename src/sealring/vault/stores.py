@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +22,6 @@ from sealring.errors import (
     SealringError,
     StoreFailed,
 )
-from sealring.formats.files import NEW_FILE
 from sealring.vault import answers, requests
 from sealring.vault.sealed import shown
 
@@ -32,7 +31,6 @@ _ATTEMPTS: Final = 3
 """To read a small file that is replaced at the same time."""
 _ROOT: Final = PurePosixPath()
 _LINK: Final = re.compile(rb"""href\s*=\s*["']([^"'<>\s]{1,1024})""", re.IGNORECASE)
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,22 +275,20 @@ class Store:
             if self.size(path) != len(content) or self.read(path, len(content)) != content:
                 raise FileExistsError(path) from problem
 
-    def upload(self, source: int, path: str, progress: Progress) -> None:
+    def upload(self, source: int, path: str) -> None:
         """All of an open file, in blocks. The store shows it when all of it is there."""
 
         def put() -> None:
             if requests.can_be_stopped(self._files):
                 size = os.fstat(source).st_size
                 here = f"/proc/self/fd/{source}"  # it may have no name
-                told = requests.telling(progress)
-                self._do(size, "put_file", here, self._at(path), callback=told)
+                self._do(size, "put_file", here, self._at(path))
                 return
             start = 0
             with self._files.open(self._at(path), "wb") as out:
                 while block := os.pread(source, _BLOCK, start):
                     out.write(block)
                     start += len(block)
-                    progress(len(block))
 
         self._in_folder(path, put)
 
@@ -313,19 +309,6 @@ class Store:
                 except FileNotFoundError as problem:
                     why = _reason(problem)
                     raise StoreFailed(f"{self.url}/{path} cannot be put: {why}") from problem
-
-    def download(self, path: str, size: int, target: Path, progress: Progress) -> None:
-        """So many bytes, no more, to a new file that is then on the disk."""
-        with open(os.open(target, NEW_FILE, 0o600), "wb") as out:
-            for start in range(0, size, _BLOCK):
-                end = min(start + _BLOCK, size)
-                block = self.read_range(path, start, end)
-                if len(block) != end - start:
-                    raise StoreFailed(f"{self.url}/{path} was cut: put it there again")
-                out.write(block)
-                progress(len(block))
-            out.flush()
-            os.fsync(out.fileno())
 
     def remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):

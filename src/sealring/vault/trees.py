@@ -41,7 +41,6 @@ KIND: Final = "files"
 _OTHER_KINDS: Final = {
     "checkpoint": "load it with sealring.vault.CheckpointReader, or run `sealring vault export`",
     "dataset": "read it with sealring.vault.Dataset",
-    "parquet": "it holds the keys of Parquet files; read those with sealring.vault.ParquetFiles",
 }
 _BLOCK: Final = 8 << 20
 """A multiple of a chunk's size."""

@@ -8,5 +8,4 @@ building, ingest     shards into the next version of a dataset, resumed after a 
 stages, pipeline, on_ray   datasets made from datasets, on this machine or on Ray
 order, reading, rows, reading_keys, dataset, loader   samples in their order, and the keys for it
 gpu_loader           batches in that order, opened by a GPU
-parquet_files        Parquet that is encrypted by its own means
 """

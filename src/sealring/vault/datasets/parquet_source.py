@@ -174,13 +174,6 @@ def _values(column: Any, kind: str) -> Iterator[Any]:
             yield value.as_py()
 
 
-def check_content(watched: Watched, path: str) -> None:
-    """Decodes all of it once, in small parts: what it becomes is bounded."""
-    with _folded(watched, path) as (file, opened):
-        for _ in _batches(opened, list(range(opened.metadata.num_row_groups)), file):
-            pass
-
-
 @contextlib.contextmanager
 def _folded(watched: Watched, path: str) -> Iterator[tuple[BinaryIO, Any]]:
     """The file, with all texts left in their dictionaries."""
