@@ -19,7 +19,7 @@ import sealring.core.registration
 import sealring.core.store
 import sealring.errors
 import sealring.observe
-import sealring.record.recording
+import sealring.record
 import sealring.train.integrations
 import sealring.train.offload
 import sealring.vault
@@ -53,12 +53,10 @@ def lines() -> Iterator[str]:
         yield described(
             "sealring.train.integrations", name, getattr(sealring.train.integrations, name)
         )
-    for name in sealring.record.recording.__all__:
-        yield described("sealring.record.recording", name, getattr(sealring.record.recording, name))
+    for name in sealring.record.__all__:
+        yield described("sealring.record", name, getattr(sealring.record, name))
     for name in RECORDING:
-        yield member(
-            "sealring.record.recording.Recording", sealring.record.recording.Recording, name
-        )
+        yield member("sealring.record.Recording", sealring.record.Recording, name)
     yield described("sealring.attest.broker", "data_key", sealring.attest.broker.data_key)
     yield described("sealring.core.registration", "register", sealring.core.registration.register)
     for name in sealring.observe.__all__:
@@ -116,13 +114,13 @@ def test_the_reference_lists_what_is_locked() -> None:
     for module in (
         sealring.core.store,
         sealring.observe,
-        sealring.record.recording,
+        sealring.record,
         sealring.train.integrations,
         sealring.train.offload,
         sealring.vault,
     ):
         for name in module.__all__:
-            # `sealring.record_run` is `sealring.record.recording.record_run`.
+            # `sealring.record_run` is `sealring.record.record_run`.
             where = "sealring" if name in sealring.__all__ else module.__name__
             assert re.search(rf":: {re.escape(where)}.{name}\b", page), (module, name)
 

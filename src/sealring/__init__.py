@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sealring.core.sealed_only.guard import require_sealed
     from sealring.lab.plan.tuning import tune
     from sealring.observe import dump_flight_record, flight_record
-    from sealring.record.recording import record_run
+    from sealring.record.recording.run import record_run
 
 __all__ = [
     "ConfigurationError",
@@ -75,7 +75,7 @@ _LOADED_ON_USE: Final = {
     "SealedProcessGroup": "sealring.core.group.process_group",
     "dump_flight_record": "sealring.observe",
     "flight_record": "sealring.observe",
-    "record_run": "sealring.record.recording",
+    "record_run": "sealring.record.recording.run",
     "require_sealed": "sealring.core.sealed_only.guard",
     "tune": "sealring.lab.plan.tuning",
 }

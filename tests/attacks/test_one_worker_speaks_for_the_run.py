@@ -14,13 +14,12 @@ from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims, Stage
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.page import page
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.audit.trust import AuditTrust
 from sealring.record.papers.facts import facts_of
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import sign_statement
-from sealring.record.provenance.transformations import Transformation
+from sealring.record.statements.forms import Named, Transformation
+from sealring.record.statements.run_folder import RunFolder
+from sealring.record.statements.signing import sign_statement
 from tests.record.audit.made_runs import CLEANER, MODEL, RAW, MadeRun, checkpoint, sha, stage
 
 FOREIGN = b"weights of another model"

@@ -26,17 +26,17 @@ from sealring.record.audit.graph import NodeKind
 from sealring.record.audit.page import page
 from sealring.record.audit.records import Records, Turn
 from sealring.record.audit.result import AuditResult
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import (
+from sealring.record.replay import unrepeatable
+from sealring.record.statements.forms import (
     CheckpointRef,
     Commitment,
     GroupEpoch,
     Interval,
     LinkAccount,
+    Named,
     Share,
     Worker,
 )
-from sealring.record.provenance.replay import unrepeatable
 from tests.record.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
 
 

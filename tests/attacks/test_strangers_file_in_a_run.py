@@ -31,9 +31,9 @@ from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.signed import seal_envelope
 from sealring.record.audit.audit import audit
 from sealring.record.audit.findings import Fault
-from sealring.record.provenance.intervals import Interval
-from sealring.record.provenance.runs import RunFolder, open_run
-from sealring.record.provenance.statements import sign_statement, verify_statement
+from sealring.record.statements.forms import Interval
+from sealring.record.statements.run_folder import RunFolder, open_run
+from sealring.record.statements.signing import sign_statement, verify_statement
 from sealring.vault import signing
 from tests.record.audit.made_runs import MadeRun
 from tests.workers import SECRET

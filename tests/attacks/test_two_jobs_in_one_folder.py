@@ -12,8 +12,8 @@ from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import sign_statement
+from sealring.record.statements.run_folder import RunFolder
+from sealring.record.statements.signing import sign_statement
 from tests.record.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage
 
 CLAIMS = Claims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)

@@ -21,7 +21,7 @@ from sealring.errors import (
 )
 from sealring.formats.log.folder import create_log
 from sealring.formats.log.notes import Kind, Signer
-from sealring.record.provenance.owners import read_signer
+from sealring.record.statements.signing import read_signer
 
 
 def run(*arguments: object) -> str:

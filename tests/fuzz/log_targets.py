@@ -26,7 +26,7 @@ from sealring.formats.log.checkpoints import (
 from sealring.formats.log.notes import Kind, Verifier, parse_note
 from sealring.formats.log.policy import Log, LogPolicy, parse_policy
 from sealring.formats.log.tree import decode_bundle, encode_bundle
-from sealring.record.provenance.statements import open_envelope, parse_statement
+from sealring.record.statements.signing import open_envelope, parse_statement
 
 TRUSTED: Final = LogPolicy((Log(Verifier("example.com/log", Kind.NOTE, bytes(32))),))
 

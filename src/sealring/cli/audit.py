@@ -28,14 +28,14 @@ from sealring.record.audit.audit import Question
 from sealring.record.audit.audit import audit as audit_run
 from sealring.record.audit.claims import Claims, read_claims
 from sealring.record.audit.page import MAX_SHOWN, write_page
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import AuditResult, Said
 from sealring.record.audit.spot_checks import Repetition
-from sealring.record.audit.trust import AuditTrust
 from sealring.record.papers.write import write_papers
-from sealring.record.provenance.intervals import CheckpointRef
-from sealring.record.provenance.owners import read_owner, read_owner_key
-from sealring.record.provenance.replay import Compare, Difference, Repeated
-from sealring.record.provenance.runs import open_run
+from sealring.record.replay import Compare, Difference, Repeated
+from sealring.record.statements.forms import CheckpointRef
+from sealring.record.statements.run_folder import open_run
+from sealring.record.statements.signing import read_owner, read_owner_key
 
 app = typer.Typer(help="Check a finished run from its records.", no_args_is_help=True)
 _COLOURS = {Said.YES: "green", Said.NO: "red", Said.NOT_SHOWN: "yellow"}

@@ -45,14 +45,15 @@ from sealring.formats.log.policy import (
     read_policy,
 )
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.record.provenance.intervals import Interval
-from sealring.record.provenance.owners import (
+from sealring.record.statements.forms import Interval
+from sealring.record.statements.signing import (
+    VerifiedStatement,
     create_owner,
     read_owner,
     read_signer,
+    verify_statement,
     write_key_pair,
 )
-from sealring.record.provenance.statements import VerifiedStatement, verify_statement
 
 _WAIT_SECONDS = 30.0
 
@@ -326,8 +327,10 @@ def witness(
 
 
 async def _serve(signer: Signer, policy: LogPolicy, folder: Path, host: str, port: int) -> None:
-    from sealring.record.witness.server import serving  # its packages are an extra
-    from sealring.record.witness.state import WitnessState
+    from sealring.record.witness import (
+        WitnessState,
+        serving,  # its packages are an extra
+    )
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -21,10 +21,9 @@ from sealring.cli.vault_options import (
 )
 from sealring.errors import ConfigurationError
 from sealring.record.papers.write import files_of
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.owners import read_owner_key
-from sealring.record.provenance.transformations import Transformation, parameters_of
-from sealring.record.recording.transformed import record_transformation
+from sealring.record.recording.hooks import record_transformation
+from sealring.record.statements.forms import Named, Transformation, parameters_of
+from sealring.record.statements.signing import read_owner_key
 from sealring.vault import Vault
 from sealring.version import __version__
 

@@ -16,12 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.owners import read_owner_key
-from sealring.record.provenance.runs import SUFFIX
-from sealring.record.provenance.statements import parse_statement
-from sealring.record.provenance.transformations import Transformation, parameters_of
-from sealring.record.recording.transformed import record_transformation
+from sealring.record.recording.hooks import record_transformation
+from sealring.record.statements.forms import Named, Transformation, parameters_of
+from sealring.record.statements.run_folder import SUFFIX
+from sealring.record.statements.signing import parse_statement, read_owner_key
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.pipeline import lineage
 from sealring.vault.vault import Vault
@@ -31,7 +29,7 @@ Record = Annotated[
     Path | None, typer.Option(help="The folder of a run: a signed statement goes there.")
 ]
 OwnerKey = Annotated[
-    Path | None, typer.Option(help="What signs it: a key of `sealring statement key`.")
+    Path | None, typer.Option(help="What signs it: a key of `sealring audit init`.")
 ]
 
 

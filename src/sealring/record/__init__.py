@@ -1,1 +1,31 @@
-"""What a run trained, provably: recording, signed statements, the log's witness, audit, papers."""
+"""The record of a run, and what is made of it, in the order in which it is made.
+
+recording   what a worker writes while it trains; `sealring.record_run` begins it
+statements  what is signed, how, and the folder that holds it
+witness     cosigns logs that only grow
+audit       checks a finished run, and answers claims about it
+replay      executes parts of a run again
+papers      what a model takes along
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from sealring.core.hooks import Share
+from sealring.record.recording.hooks import (
+    note_checkpoint_in,
+    note_checkpoint_out,
+    note_data,
+    record_transformation,
+)
+from sealring.record.recording.run import Recording
+
+__all__ = [
+    "Recording",
+    "Share",
+    "note_checkpoint_in",
+    "note_checkpoint_out",
+    "note_data",
+    "record_transformation",
+]

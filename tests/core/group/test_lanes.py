@@ -21,7 +21,7 @@ from sealring.core.group.cores import usable_cores
 from sealring.core.group.settings import read_settings
 from sealring.core.links import lanes
 from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
-from sealring.record.recording.traffic import traffic_so_far
+from sealring.record.recording.noted import traffic_so_far
 from tests.core.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
 

@@ -10,11 +10,10 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, create_log, read_checkpoint
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import LogPolicy, Witness, byzantine_policy
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import INTERVAL_TYPE, IntervalPredicate
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import STATEMENT_TYPE, seal, sign_statement, worker_of
+from sealring.record.audit.records import AuditTrust
+from sealring.record.statements.forms import INTERVAL_TYPE, IntervalPredicate, Named
+from sealring.record.statements.run_folder import RunFolder
+from sealring.record.statements.signing import STATEMENT_TYPE, seal, sign_statement, worker_of
 from tests.record.audit.made_runs import (
     CLEAN,
     CLEANER,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sealring.record.audit.findings import Fault
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.runs import RunFolder
+from sealring.record.audit.records import AuditTrust
+from sealring.record.statements.run_folder import RunFolder
 from tests.record.audit import folder_lies as folder
 from tests.record.audit import stated_lies as stated
 from tests.record.audit.made_runs import JOB, MadeRun

@@ -34,12 +34,10 @@ from sealring.lab.bench.made_run import (
     sha,
     write_statements,
 )
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Interval
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import sign_statement, statement_digest
-from sealring.record.provenance.transformations import Transformation, parameters_of
+from sealring.record.audit.records import AuditTrust
+from sealring.record.statements.forms import Interval, Named, Transformation, parameters_of
+from sealring.record.statements.run_folder import RunFolder
+from sealring.record.statements.signing import sign_statement, statement_digest
 
 __all__ = [
     "CORPUS", "JOB", "NOW", "RUN", "SCRIPT", "Authority", "MadeRun", "checkpoint", "commitment",

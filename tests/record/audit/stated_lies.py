@@ -9,14 +9,14 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import (
+from sealring.record.statements.forms import (
     CheckpointRef,
     CollectiveCount,
     Commitment,
     GroupEpoch,
     Interval,
     LinkAccount,
+    Named,
     Share,
 )
 from tests.record.audit.made_runs import (

@@ -35,8 +35,8 @@ from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.findings import Fault
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.audit.trust import AuditTrust
 from tests.attest.broker.local import Place, Running, running
 from tests.record.audit.made_runs import JOB, MadeRun
 from tests.record.audit.test_command import run as run_command

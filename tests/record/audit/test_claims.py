@@ -14,7 +14,7 @@ from sealring.errors import BadClaims
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims, read_claims
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.provenance.intervals import LinkAccount, Privacy, Share
+from sealring.record.statements.forms import LinkAccount, Privacy, Share
 from tests.record.audit.made_runs import CLEANER, CORPUS, RAW, SCRIPT, MadeRun, checkpoint, sha
 
 WHOLE = f"""

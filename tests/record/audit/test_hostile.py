@@ -16,15 +16,15 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import read_checkpoint
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.record.audit import data, hostile
+from sealring.record.audit import data
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims, Stage
 from sealring.record.audit.findings import MAX_AGAINST, Fault
 from sealring.record.audit.page import page
 from sealring.record.audit.result import Said, Status
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import CheckpointRef, Share
-from sealring.record.provenance.runs import RunFolder
+from sealring.record.statements import run_folder
+from sealring.record.statements.forms import CheckpointRef, Named, Share
+from sealring.record.statements.run_folder import RunFolder
 from tests.record.audit.made_runs import CLEANER, CORPUS, MadeRun, sha, stage
 from tests.record.audit.stated_lies import data_of
 
@@ -93,14 +93,14 @@ def test_folders_without_end(made: MadeRun, run: RunFolder) -> None:
 def test_more_files_than_an_audit_reads(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hostile, "MAX_FILES", 5)
+    monkeypatch.setattr(run_folder, "MAX_FILES", 5)
     with pytest.raises(MalformedRun, match="more than an audit reads"):
         audit(run.path, made.trust)
 
 
 def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
     with (run.path / "statements" / "x.dsse.json").open("wb") as file:
-        file.truncate(hostile.MAX_BYTES)
+        file.truncate(run_folder.MAX_BYTES)
     with pytest.raises(MalformedRun, match="more than an audit reads"):
         audit(run.path, made.trust)
 
@@ -271,7 +271,7 @@ def test_very_long_ways_through_stages_are_not_held(made: MadeRun, tmp_path: Pat
 def test_a_log_with_more_entries_than_an_audit_reads(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sealring.record.audit.log_check.MAX_FILES", 6)
+    monkeypatch.setattr("sealring.record.audit.records.MAX_FILES", 6)
     (finding,) = audit(run.path, made.trust).findings
     assert finding.fault is Fault.LOG_REFUSED
     assert "the log has 7 entries, and an audit reads 6" in finding.text

@@ -14,9 +14,8 @@ from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Aggregation, Claims, Privacy, Stage
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.result import AuditResult, Said
-from sealring.record.provenance import intervals
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Interval
+from sealring.record.statements import forms
+from sealring.record.statements.forms import Interval, Named
 from tests.record.audit.folder_lies import changed_entry
 from tests.record.audit.made_runs import CLEANER, RAW, SCRIPT, MadeRun, checkpoint, sha
 from tests.record.audit.stated_lies import data_of, skipped_interval
@@ -38,7 +37,7 @@ def run_of(count: int = 3) -> MadeRun:
 
 
 def private(made: MadeRun, epsilon: str, first: int = 0) -> None:
-    said = intervals.Privacy("dp-sgd", epsilon, "0", "{}")
+    said = forms.Privacy("dp-sgd", epsilon, "0", "{}")
     for_all(made, lambda one: replace(one, privacy=said), first)
 
 

@@ -11,10 +11,9 @@ from sealring.record.audit import data
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Aggregation, Claims, Stage
 from sealring.record.audit.findings import Fault
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import CollectiveCount, GroupEpoch
+from sealring.record.statements.forms import CollectiveCount, GroupEpoch, Named
 from tests.record.audit.folder_lies import respelled
 from tests.record.audit.lies import LIES, Lie
 from tests.record.audit.made_runs import (

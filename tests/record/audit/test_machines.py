@@ -11,8 +11,8 @@ from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.result import AuditResult, Said, Status
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import worker_of
+from sealring.record.statements.run_folder import RunFolder
+from sealring.record.statements.signing import worker_of
 from tests.record.audit.attested import (
     MEASUREMENT,
     attested_run,

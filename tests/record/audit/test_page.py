@@ -15,8 +15,7 @@ import pytest
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.graph import Graph, NodeKind
-from sealring.record.audit.page import page, write_page
-from sealring.record.audit.picture import draw
+from sealring.record.audit.page import draw, page, write_page
 from sealring.record.audit.result import AuditResult
 from tests.lab.report.browser import Browser, chromium
 from tests.record.audit.made_runs import MODEL, RAW, MadeRun

@@ -18,12 +18,12 @@ from sealring.record.audit import spot_checks
 from sealring.record.audit.audit import Question, audit
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.page import page
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import Answer, AuditResult, Said, Status
 from sealring.record.audit.spot_checks import Repetition
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.intervals import CheckpointRef
-from sealring.record.provenance.replay import Difference, Outcome, Stretch, Verdict
-from sealring.record.provenance.runs import RunFolder
+from sealring.record.replay import Difference, Outcome, Stretch, Verdict
+from sealring.record.statements.forms import CheckpointRef
+from sealring.record.statements.run_folder import RunFolder
 from tests.record.audit.folder_lies import WITNESSES, changed_entry, witnessed
 from tests.record.audit.made_runs import NOW, MadeRun, checkpoint, sha
 

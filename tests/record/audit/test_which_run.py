@@ -12,7 +12,7 @@ from sealring.formats.log.notes import Kind, Signer
 from sealring.record.audit.audit import audit
 from sealring.record.audit.findings import Fault
 from sealring.record.audit.result import Status
-from sealring.record.provenance.runs import RunFolder
+from sealring.record.statements.run_folder import RunFolder
 from tests.record.audit.made_runs import JOB, RUN, MadeRun
 from tests.record.audit.test_command import options, run
 

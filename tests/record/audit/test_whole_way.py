@@ -24,10 +24,15 @@ from sealring.core.identity.credentials import read_authorities
 from sealring.formats.log.folder import LogWriter
 from sealring.formats.log.notes import Kind, Signer, Verifier
 from sealring.formats.log.policy import Log, Witness, byzantine_policy
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.owners import create_owner, read_owner_key, read_signer
-from sealring.record.provenance.runs import RunFolder, open_run
-from sealring.record.provenance.statements import sign_statement, verify_statement
+from sealring.record.statements.forms import Named
+from sealring.record.statements.run_folder import RunFolder, open_run
+from sealring.record.statements.signing import (
+    create_owner,
+    read_owner_key,
+    read_signer,
+    sign_statement,
+    verify_statement,
+)
 from sealring.vault import CheckpointReader, Vault, key_file
 from sealring.vault.checkpoint_export import export_torch
 from sealring.vault.keys import make_key_file

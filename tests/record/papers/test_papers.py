@@ -23,15 +23,13 @@ from cryptography.hazmat.primitives.serialization import (
 from securesystemslib.dsse import Envelope
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedRun
-from sealring.record.papers.card import model_card
+from sealring.record import record_transformation
+from sealring.record.papers.documents import model_card
 from sealring.record.papers.facts import facts_of
 from sealring.record.papers.write import digest_of, files_of, write_papers
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Privacy
-from sealring.record.provenance.runs import RunFolder, create_run
-from sealring.record.provenance.statements import sign_statement, statement_digest, verify_statement
-from sealring.record.provenance.transformations import Transformation, parameters_of
-from sealring.record.recording import record_transformation
+from sealring.record.statements.forms import Named, Privacy, Transformation, parameters_of
+from sealring.record.statements.run_folder import RunFolder, create_run
+from sealring.record.statements.signing import sign_statement, statement_digest, verify_statement
 from tests.record.provenance.test_independent_verifier import key_of
 from tests.record.provenance.test_statements import AUTHORITY, authority_of, interval, worker
 

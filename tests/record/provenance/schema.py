@@ -11,9 +11,13 @@ import types
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sealring.record.provenance.digests import DIGESTS
-from sealring.record.provenance.intervals import INTERVAL_TYPE, IntervalPredicate
-from sealring.record.provenance.transformations import TRANSFORMATION_TYPE, TransformationPredicate
+from sealring.record.statements.forms import (
+    DIGESTS,
+    INTERVAL_TYPE,
+    TRANSFORMATION_TYPE,
+    IntervalPredicate,
+    TransformationPredicate,
+)
 
 DOCS = Path(__file__).parents[3] / "docs"
 

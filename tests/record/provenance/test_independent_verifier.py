@@ -11,7 +11,7 @@ from securesystemslib.exceptions import VerificationError
 from securesystemslib.signer._key import SSlibKey
 
 from sealring.formats.signed import key_id
-from sealring.record.provenance.statements import sign_statement
+from sealring.record.statements.signing import sign_statement
 from tests.record.provenance.test_statements import interval, transformation, worker
 
 

@@ -13,7 +13,7 @@ from threading import Barrier
 import pytest
 
 from sealring.errors import ConfigurationError, MalformedRun
-from sealring.record.provenance.runs import create_run, open_run
+from sealring.record.statements.run_folder import create_run, open_run
 
 
 def test_ranks_share_a_folder_and_its_statements_come_back(tmp_path: Path) -> None:

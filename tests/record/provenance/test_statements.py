@@ -36,16 +36,14 @@ from sealring.errors import (
 )
 from sealring.formats.signed import key_id
 from sealring.formats.strict import strictly
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Interval
-from sealring.record.provenance.owners import read_owner_key
-from sealring.record.provenance.statements import (
+from sealring.record.statements.forms import Interval, Named, Transformation, parameters_of
+from sealring.record.statements.signing import (
+    read_owner_key,
     seal,
     sign_statement,
     statement_digest,
     verify_statement,
 )
-from sealring.record.provenance.transformations import Transformation, parameters_of
 from tests.record.provenance import schema
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)

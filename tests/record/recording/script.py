@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
 import sealring
-from sealring.record.recording import Share, note_data
+from sealring.record import Share, note_data
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, key_file
 
 STEPS, EVERY, BATCH = 6, 2, 4

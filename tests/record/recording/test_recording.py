@@ -24,13 +24,19 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import StoredTree, create_log, read_checkpoint
 from sealring.formats.log.notes import Kind, Signer, Verifier
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Interval, LinkAccount, Share
-from sealring.record.provenance.runs import RunFolder, open_run
-from sealring.record.provenance.statements import sign_statement, verify_statement
-from sealring.record.provenance.transformations import Transformation, parameters_of
-from sealring.record.recording import note_checkpoint_in, note_checkpoint_out, note_data, noted
+from sealring.record import note_checkpoint_in, note_checkpoint_out, note_data
+from sealring.record.recording import noted
 from sealring.record.recording.hooks import note_opened
+from sealring.record.statements.forms import (
+    Interval,
+    LinkAccount,
+    Named,
+    Share,
+    Transformation,
+    parameters_of,
+)
+from sealring.record.statements.run_folder import RunFolder, open_run
+from sealring.record.statements.signing import sign_statement, verify_statement
 from tests.workers import SECRET, Workers
 
 WORLD = 3

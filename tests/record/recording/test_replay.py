@@ -16,22 +16,21 @@ import pytest
 
 from sealring.core.identity import load_credentials
 from sealring.errors import MalformedRun
-from sealring.record.provenance import replay as replaying
-from sealring.record.provenance.commands import execute
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import CheckpointRef, Interval
-from sealring.record.provenance.replay import (
+from sealring.record import replay as replaying
+from sealring.record.replay import (
     Compare,
     Difference,
     Outcome,
     Repeated,
     Stretch,
     draw,
+    execute,
     replay,
     stretches,
 )
-from sealring.record.provenance.runs import open_run
-from sealring.record.provenance.statements import verify_statement
+from sealring.record.statements.forms import CheckpointRef, Interval, Named
+from sealring.record.statements.run_folder import open_run
+from sealring.record.statements.signing import verify_statement
 from sealring.vault.checkpoint_difference import NamedCheckpoint, largest_difference
 from sealring.vault.keys import key_file, make_key_file
 from sealring.vault.vault import Vault

@@ -21,9 +21,8 @@ from sealring.formats.http import Limits
 from sealring.formats.log.checkpoints import parse_submission
 from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy, Witness, byzantine_policy
-from sealring.record.provenance.owners import write_signer
-from sealring.record.witness.server import LIMITS, serving
-from sealring.record.witness.state import WitnessState
+from sealring.record.statements.signing import write_signer
+from sealring.record.witness import LIMITS, WitnessState, serving
 from tests.ports import free_port
 
 SEALRING = Path(sys.executable).parent / "sealring"

@@ -15,8 +15,8 @@ from sealring.errors import ConfigurationError, DiskFull, ForkedLog, LogError, M
 from sealring.formats.log import tree
 from sealring.formats.log.checkpoints import Checkpoint, Submission
 from sealring.formats.log.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
-from sealring.record.provenance.owners import write_signer
-from sealring.record.witness.state import OtherSize, WitnessState
+from sealring.record.statements.signing import write_signer
+from sealring.record.witness import OtherSize, WitnessState
 from tests.crashes import STEPS, killed_at
 from tests.record.provenance.logs import numbered
 from tests.record.witness.local import witness_key

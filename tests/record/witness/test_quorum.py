@@ -29,7 +29,7 @@ from sealring.formats.log.checkpoints import SignedCheckpoint, Submission, open_
 from sealring.formats.log.folder import StoredTree
 from sealring.formats.log.notes import Note
 from sealring.formats.log.policy import LogPolicy
-from sealring.record.provenance.owners import write_signer
+from sealring.record.statements.signing import write_signer
 from tests.record.provenance import slow
 from tests.record.provenance.logs import LocalLog, new_log, numbered, signed_note
 from tests.record.witness.local import (

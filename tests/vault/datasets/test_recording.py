@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from sealring.errors import ConfigurationError, ForgedStatement
-from sealring.record.provenance.owners import create_owner, read_owner
-from sealring.record.provenance.runs import create_run, open_run
-from sealring.record.provenance.statements import verify_statement
-from sealring.record.provenance.transformations import Transformation
 from sealring.record.recording.noted import Notes
+from sealring.record.statements.forms import Transformation
+from sealring.record.statements.run_folder import create_run, open_run
+from sealring.record.statements.signing import create_owner, read_owner, verify_statement
 from sealring.vault import Dataset, Stream
 from sealring.vault.datasets.order import ShardOrder
 from sealring.vault.vault import Vault

@@ -19,8 +19,7 @@ from sealring.core.identity.certificates import issue, make_authority
 from sealring.core.identity.credentials import Credentials
 from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import (
+from sealring.record.statements.forms import (
     CheckpointRef,
     Code,
     CollectiveCount,
@@ -29,10 +28,11 @@ from sealring.record.provenance.intervals import (
     GroupEpoch,
     Interval,
     LinkAccount,
+    Named,
     Share,
 )
-from sealring.record.provenance.runs import RunFolder, create_run
-from sealring.record.provenance.statements import sign_statement, statement_digest
+from sealring.record.statements.run_folder import RunFolder, create_run
+from sealring.record.statements.signing import sign_statement, statement_digest
 
 JOB: Final = "job"
 RUN: Final = "run-1"

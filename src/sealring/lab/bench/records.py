@@ -42,9 +42,9 @@ from sealring.lab.bench.step import Setting, Trainee
 from sealring.lab.bench.workers import Report
 from sealring.record.audit.audit import audit
 from sealring.record.audit.page import write_page
+from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.result import Status
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.runs import open_run
+from sealring.record.statements.run_folder import open_run
 
 BAR: Final = 1.01
 """A step with records takes at most this many times one without."""
@@ -119,7 +119,8 @@ def measure_recording(
 
 
 def _worker(rank: int, report: Report, work: Work) -> None:
-    from sealring.record.recording import note_data, record_run
+    from sealring.record import note_data
+    from sealring.record.recording.run import record_run
 
     with sealed_world() as group:
         trainee = Trainee(
@@ -338,7 +339,7 @@ def _measure(folder: Path, count: int) -> LogResult:
 
 
 def _witness_seconds(folder: Path, log: Signer, first: bytes, submissions: list[bytes]) -> float:
-    from sealring.record.witness.state import WitnessState
+    from sealring.record.witness import WitnessState
 
     key = Signer.generate("bench.sealring/witness", Kind.COSIGNATURE)
     policy = LogPolicy((Log(log.verifier),))

@@ -24,7 +24,7 @@ from sealring.formats.log.policy import Log, LogPolicy
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.record.audit.audit import audit
 from sealring.record.audit.page import Beside, write_page
-from sealring.record.audit.trust import AuditTrust
+from sealring.record.audit.records import AuditTrust
 
 TEXT: Final = "corpus"
 CHECKPOINT: Final = "model"
@@ -128,7 +128,8 @@ def _work(rank: int, report: Report, plan: Plan) -> None:
 
     from sealring.lab.bench.models import Shape, make_model
     from sealring.lab.demo.train import SEED, Batches, Trainee
-    from sealring.record.recording import Share, note_data, record_run
+    from sealring.record import Share, note_data
+    from sealring.record.recording.run import record_run
     from sealring.vault import CheckpointReader, CheckpointWriter, Vault, key_file
 
     vault = Vault.open(Path(plan.vault), key_file(Path(plan.key)))

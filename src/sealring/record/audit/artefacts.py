@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from sealring.record.audit.findings import MAX_AGAINST, Fault, Finding, split
 from sealring.record.audit.records import Made, Records, Turn
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import CheckpointRef
+from sealring.record.statements.forms import CheckpointRef, Named
 
 
 def check_artefacts(records: Records) -> list[Finding]:

@@ -8,27 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sealring.record.audit.answers import Shown, answer_claims
+from sealring.record.audit.answers import Shown, answer_claims, check_model
 from sealring.record.audit.artefacts import check_artefacts
-from sealring.record.audit.attestation import check_machines
-from sealring.record.audit.broker_logs import check_brokers
-from sealring.record.audit.build import build_graph, mark_faults
 from sealring.record.audit.chains import check_chains
 from sealring.record.audit.claims import Claims
-from sealring.record.audit.collectives import check_collectives
 from sealring.record.audit.data import check_data
 from sealring.record.audit.findings import Fault, Finding
-from sealring.record.audit.graph import Graph
-from sealring.record.audit.hostile import check_folder
-from sealring.record.audit.links import check_links
-from sealring.record.audit.log_check import check_log
-from sealring.record.audit.model_file import check_model
-from sealring.record.audit.records import read_records
+from sealring.record.audit.graph import Graph, build_graph, mark_faults
+from sealring.record.audit.machines import check_brokers, check_machines
+from sealring.record.audit.records import AuditTrust, check_log, read_records, wanted_run
 from sealring.record.audit.result import AuditResult
 from sealring.record.audit.spot_checks import Repetition, spot_check
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.audit.which_run import wanted_run
-from sealring.record.provenance.runs import open_run
+from sealring.record.audit.traffic import check_collectives, check_links
+from sealring.record.statements.run_folder import check_folder, open_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from sealring.record.audit.findings import Fault, Finding, absent_ranks, split
 from sealring.record.audit.records import Records, Turn
-from sealring.record.provenance.intervals import DataRange, Share
+from sealring.record.statements.forms import DataRange, Share
 
 _MAX_LISTED = 1 << 16
 """Where shares of a piece have different periods, as many parts of it are compared one by one."""

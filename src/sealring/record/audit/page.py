@@ -2,6 +2,10 @@
 
 What a record says is text in it and nothing else: it is escaped, and the page's policy lets only
 the one style sheet and the one script run whose hashes it names.
+
+The picture goes from left to right: raw data, stages, datasets; a grid with a row for each rank and
+a column for each interval; below it the checkpoints; then exports and models. A long run has
+several intervals in one cell, so that the page opens quickly.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -18,9 +22,295 @@ from typing import Any, Final
 
 from sealring.formats.files import write_public
 from sealring.record.audit.findings import Finding
-from sealring.record.audit.graph import NodeKind
-from sealring.record.audit.picture import Picture, as_svg, draw, for_script
+from sealring.record.audit.graph import Graph, Node, NodeKind
 from sealring.record.audit.result import Answer, AuditResult, Repetitions, Said, Status
+
+# ---- the picture
+
+
+MAX_CELLS: Final = 6400
+_CELL, _PITCH = 14, 18
+_BOX_WIDTH, _BOX_HEIGHT, _BOX_PITCH = 168, 34, 46
+_COLUMN: Final = _BOX_WIDTH + 56
+_MARGIN, _TOP = 24, 46
+_LABEL: Final = 84
+_GRID_KINDS: Final = (NodeKind.INTERVAL, NodeKind.CHECKPOINT)
+_LONGEST: Final = 22
+
+
+@dataclass(slots=True)
+class Placed:
+    """One shape: a node, or several intervals of one rank."""
+
+    nodes: list[Node]
+    x: float
+    y: float
+    width: float
+    height: float
+    at: tuple[int, int]
+    """Column and row, for the arrow keys."""
+
+    @property
+    def kind(self) -> NodeKind:
+        return self.nodes[0].kind
+
+    @property
+    def faulty(self) -> bool:
+        return any(node.faulty for node in self.nodes)
+
+    @property
+    def title(self) -> str:
+        first, last = self.nodes[0], self.nodes[-1]
+        return first.title if first is last else f"{first.title} to {last.title}"
+
+
+@dataclass(slots=True)
+class Picture:
+    shapes: list[Placed] = field(default_factory=list)
+    number: dict[str, int] = field(default_factory=dict)
+    """Key of a node to the number of its shape."""
+    edges: dict[tuple[int, int], str] = field(default_factory=dict)
+    width: float = 0
+    height: float = 0
+    labels: list[tuple[float, float, str, str]] = field(default_factory=list)
+    """x, y, where the text is anchored, text."""
+    last_row: int = 0
+    """Of the grid."""
+    frame: tuple[float, float, float, float] | None = None
+    """x, y, width and height of the grid with its labels."""
+
+    def place(self, shape: Placed) -> None:
+        for node in shape.nodes:
+            self.number[node.key] = len(self.shapes)
+        self.shapes.append(shape)
+
+
+def draw(graph: Graph) -> Picture:
+    picture = Picture()
+    depths = _depths(graph)
+    left = [
+        n for n in graph.nodes.values() if n.kind in (NodeKind.RAW, NodeKind.STAGE, NodeKind.DATA)
+    ]
+    right = [
+        n
+        for n in graph.nodes.values()
+        if n.kind in (NodeKind.EXPORT, NodeKind.EVALUATION, NodeKind.MODEL)
+    ]
+    x = float(_MARGIN)
+    columns = _by_depth(left, depths)
+    for place, nodes in enumerate(columns):
+        _column(picture, nodes, x, place)
+        x += _COLUMN
+    x, column = _grid(picture, graph, x, len(columns))
+    for place, nodes in enumerate(_by_depth(right, depths)):
+        _column(picture, nodes, x, column + place)
+        x += _COLUMN
+    for (source, target), label in graph.edges.items():
+        ends = picture.number[source], picture.number[target]
+        if ends[0] != ends[1]:
+            picture.edges[ends] = label
+    picture.width = max(x, 320)
+    picture.height = max((s.y + s.height for s in picture.shapes), default=0) + _MARGIN + 12
+    return picture
+
+
+def for_script(picture: Picture, numbers: dict[str, int]) -> dict[str, Any]:
+    """`numbers` is where each record stands in the page's list of records."""
+    labels = sorted(set(picture.edges.values()))
+    index = {label: number for number, label in enumerate(labels)}
+    return {
+        "nodes": [
+            {
+                "title": shape.title,
+                "at": shape.at,
+                "faulty": shape.faulty,
+                "facts": [fact for node in shape.nodes for fact in node.facts][:200],
+                "records": [
+                    numbers[record]
+                    for node in shape.nodes
+                    for record in node.records
+                    if record in numbers
+                ],
+            }
+            for shape in picture.shapes
+        ],
+        "edges": [[*ends, index[label]] for ends, label in picture.edges.items()],
+        "labels": labels,
+    }
+
+
+def as_svg(picture: Picture) -> str:
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{picture.width:g}" '
+        f'height="{picture.height:g}" role="group" aria-label="The run as a graph">'
+    ]
+    if picture.frame is not None:
+        x, y, width, height = picture.frame
+        shape = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
+        parts.append(f'<rect class="frame" {shape} rx="6"/>')
+    # Many edges end at the grid's frame, as one line.
+    parts += list(dict.fromkeys(_path(picture, ends) for ends in picture.edges))
+    parts += [
+        f'<text class="small" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+        for x, y, anchor, text in picture.labels
+    ]
+    parts += [_shape(number, shape) for number, shape in enumerate(picture.shapes)]
+    return "".join([*(part for part in parts if part), "</svg>"])
+
+
+def _depths(graph: Graph) -> dict[str, int]:
+    """How many steps a node is from the raw data, by the longest way that stays on its side."""
+    depths: dict[str, int] = {}
+    before: dict[str, list[str]] = {}
+    for source, target in graph.edges:
+        if not {graph.nodes[source].kind, graph.nodes[target].kind} & set(_GRID_KINDS):
+            before.setdefault(target, []).append(source)
+
+    for start in graph.nodes:
+        waiting = {start: None}  # in the order in which they came
+        while waiting:
+            key = next(reversed(waiting))
+            if key in depths:
+                waiting.popitem()
+                continue
+            outside = graph.nodes[key].kind in _GRID_KINDS
+            needed = [] if outside else [one for one in before.get(key, []) if one not in depths]
+            needed = [one for one in needed if one not in waiting]  # a cycle: draw it somehow
+            if needed:
+                waiting |= dict.fromkeys(needed)
+                continue
+            found = [] if outside else [depths.get(one, 0) for one in before.get(key, [])]
+            depths[key] = 0 if outside else 1 + max(found, default=-1)
+            waiting.popitem()
+    return depths
+
+
+def _by_depth(nodes: Sequence[Node], depths: dict[str, int]) -> list[list[Node]]:
+    found: dict[int, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(depths[node.key], []).append(node)
+    return [found[depth] for depth in sorted(found)]
+
+
+def _column(picture: Picture, nodes: list[Node], x: float, column: int) -> None:
+    for row, node in enumerate(nodes):
+        y = _TOP + row * _BOX_PITCH
+        picture.place(Placed([node], x, y, _BOX_WIDTH, _BOX_HEIGHT, (column, row)))
+
+
+def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float, int]:
+    """Places intervals and checkpoints; returns where the next column begins."""
+    intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
+    checkpoints = [node for node in graph.nodes.values() if node.kind is NodeKind.CHECKPOINT]
+    if not intervals and not checkpoints:
+        return x, column
+    ranks = sorted({node.rank for node in intervals})
+    last = max((node.sequence for node in [*intervals, *checkpoints]), default=0)
+    # Column 0 is for checkpoints from outside the run, whose sequence number is -1.
+    together = -(-(last + 1) * max(1, len(ranks)) // MAX_CELLS)
+    x += _LABEL
+    cells: dict[tuple[int, int], list[Node]] = {}
+    rows_of = {rank: row for row, rank in enumerate(ranks)}
+    for node in sorted(intervals, key=lambda node: node.sequence):
+        cells.setdefault((rows_of[node.rank], node.sequence // together), []).append(node)
+    for (row, place), nodes in sorted(cells.items()):
+        left = x + (place + 1) * _PITCH
+        at = (column + 1 + place, row)
+        picture.place(Placed(nodes, left, _TOP + row * _PITCH, _CELL, _CELL, at))
+    for row, rank in enumerate(ranks):
+        picture.labels.append((x + 6, _TOP + row * _PITCH + 11, "end", f"rank {rank}"))
+    columns = last // together + 1
+    picture.last_row = len(ranks) - 1
+    rows = len(ranks)
+    if checkpoints:
+        rows += 1 + _checkpoints(picture, checkpoints, x, len(ranks), together, column)
+    left = x - _LABEL
+    width = _LABEL + (columns + 1) * _PITCH + 10
+    picture.frame = (left, _TOP - 26, width, rows * _PITCH + 34)
+    for place in range(0, columns, 10):
+        middle = x + (place + 1) * _PITCH + _CELL / 2
+        picture.labels.append((middle, _TOP - 10, "middle", str(place * together)))
+    picture.labels.append((x + 6, _TOP - 10, "end", "interval"))
+    if checkpoints:
+        y = _TOP + (len(ranks) + 1) * _PITCH + 11
+        picture.labels.append((x + 6, y, "end", "checkpoints"))
+    return x + (columns + 1) * _PITCH + 56, column + 2 + columns
+
+
+def _checkpoints(
+    picture: Picture, nodes: list[Node], x: float, ranks: int, together: int, column: int
+) -> int:
+    """Places checkpoints below the grid; returns how many rows they take."""
+    places: dict[int, list[Node]] = {}
+    for node in nodes:
+        places.setdefault(node.sequence // together if node.sequence >= 0 else -1, []).append(node)
+    for place, found in places.items():
+        # Several of one interval are drawn as one shape each, below each other.
+        for below, node in enumerate(found):
+            y = _TOP + (ranks + 1 + below) * _PITCH
+            at = (column + 1 + place, ranks + 1 + below)
+            picture.place(Placed([node], x + (place + 1) * _PITCH, y, _CELL, _CELL, at))
+    return max(len(found) for found in places.values())
+
+
+def _path(picture: Picture, ends: tuple[int, int]) -> str:
+    """Edges inside the grid are not drawn: the grid shows them. The script names all."""
+    source, target = (picture.shapes[number] for number in ends)
+    if source.kind in _GRID_KINDS and target.kind in _GRID_KINDS:
+        interval = source if source.kind is NodeKind.INTERVAL else target
+        # Of all ranks that write or read a checkpoint, the last row has the line.
+        if NodeKind.CHECKPOINT not in (source.kind, target.kind) or (
+            interval.at[1] != picture.last_row
+        ):
+            return ""
+        lower = source if target is interval else target
+        x1, y1 = interval.x + interval.width / 2, interval.y + interval.height
+        x2, y2 = lower.x + lower.width / 2, lower.y
+        return f'<path class="edge" d="M{x1:g} {y1:g}L{x2:g} {y2:g}"/>'
+    x1, y1 = source.x + source.width, source.y + source.height / 2
+    x2, y2 = target.x, target.y + target.height / 2
+    if target.kind is NodeKind.INTERVAL and picture.frame is not None:
+        x2, top, _, height = picture.frame
+        y2 = min(max(y1, top + 12), top + height - 12)
+    bend = max(24.0, (x2 - x1) / 2) if x2 > x1 else 60.0
+    curve = f"C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
+    return f'<path class="edge" d="M{x1:g} {y1:g}{curve}"/>'
+
+
+def _shape(number: int, shape: Placed) -> str:
+    kind, title = shape.kind.value, escape(shape.title)
+    faulty = " faulty" if shape.faulty else ""
+    said = f"{title}, at fault" if shape.faulty else title
+    # The script puts the chosen shape into the tab order; arrow keys go on from there.
+    opened = (
+        f'<g id="n{number}" class="node {kind}{faulty}" role="button" aria-label="{said}" '
+        f'tabindex="-1"><title>{said}</title>'
+    )
+    middle_x, middle_y = shape.x + shape.width / 2, shape.y + shape.height / 2
+    if shape.kind is NodeKind.CHECKPOINT:
+        half = shape.width / 2
+        drawn = (
+            f'<path class="shape" d="M{middle_x:g} {middle_y - half:g}l{half:g} {half:g}'
+            f'l{-half:g} {half:g}l{-half:g} {-half:g}z"/>'
+        )
+    else:
+        radius = 2 if shape.kind is NodeKind.INTERVAL else 5
+        drawn = (
+            f'<rect class="shape" x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" '
+            f'height="{shape.height:g}" rx="{radius}"/>'
+        )
+    text = ""
+    if shape.kind not in _GRID_KINDS:
+        plain = shape.title if len(shape.title) <= _LONGEST else f"{shape.title[: _LONGEST - 1]}…"
+        text = f'<text x="{shape.x + 10:g}" y="{middle_y + 4:g}">{escape(plain)}</text>'
+    if shape.faulty:
+        x = middle_x if shape.kind in _GRID_KINDS else shape.x + shape.width - 12
+        text += f'<text class="mark" x="{x:g}" y="{middle_y + 4:g}" text-anchor="middle">!</text>'
+    return f"{opened}{drawn}{text}</g>"
+
+
+# ---- the page
+
 
 _VERDICTS: Final = {Status.SHOWN: "yes", Status.REFUTED: "no", Status.NOT_SHOWN: "open"}
 _SAID: Final = {Said.YES: ("yes", "✓"), Said.NO: ("no", "✗"), Said.NOT_SHOWN: ("open", "?")}

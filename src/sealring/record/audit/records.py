@@ -1,13 +1,17 @@
-"""The statements of a run: from its log and its folder, each verified once."""
+"""The statements of a run, each verified once: whom the auditor believes, the run's log, which run
+and job all records must be of, and what the folder and the log have of it.
+"""
 
 from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
@@ -15,18 +19,193 @@ from sealring.core.identity.verification import VerifiedPeer
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
+    ForkedLog,
+    LogError,
     MalformedStatement,
+    NoQuorum,
+    NotALog,
     SealringError,
+    TamperedLog,
+    TruncatedLog,
+    WrongLog,
 )
+from sealring.formats.log.broker_entries import log_of_broker
+from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
+from sealring.formats.log.folder import StoredTree, read_checkpoint
+from sealring.formats.log.policy import LogPolicy
 from sealring.formats.strict import read_json
 from sealring.limits import MAX_WORLD
 from sealring.record.audit.findings import Fault, Finding
-from sealring.record.audit.log_check import Logged
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.intervals import Interval, Worker
-from sealring.record.provenance.runs import RunHead
-from sealring.record.provenance.statements import of_another_run, statement_digest, verify_statement
-from sealring.record.provenance.transformations import Transformation
+from sealring.record.statements.forms import Interval, Transformation, Worker
+from sealring.record.statements.run_folder import MAX_FILES, RunHead, run_of_log
+from sealring.record.statements.signing import of_another_run, statement_digest, verify_statement
+
+# ---- whom an auditor believes; nothing of it is taken from the run's folder
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTrust:
+    authorities: Sequence[x509.Certificate]
+    """They issue workers' certificates."""
+    log: LogPolicy
+    """The run's log, its witnesses, and how many of them must have cosigned."""
+    owners: Sequence[Ed25519PublicKey] = ()
+    """They sign what is made outside of a job."""
+    job: str | None = None
+    """The job that the run must be of; None: the one that `run.json` names, which is not signed. An
+    authority may serve several jobs."""
+    seen: Sequence[SignedCheckpoint] = ()
+    """Checkpoints of the run's log, or of a broker's, that were seen earlier or elsewhere."""
+    brokers: LogPolicy | None = None
+    """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
+    vendors: object = None
+    """Vendors' lists, collateral and references, for evidence: what read_cache gives."""
+
+    @property
+    def broker_origins(self) -> frozenset[str]:
+        """The names that the logs of these authorities' brokers have."""
+        return frozenset(map(log_of_broker, self.authorities))
+
+
+# ---- the log: signed, cosigned, whole, and a continuation of what was seen of it elsewhere
+
+
+OWNER = "the log's owner"
+_PARTIES: dict[type[LogError], tuple[str, ...]] = {
+    ForkedLog: (OWNER,),
+    NoQuorum: (OWNER, "its witnesses"),
+    TamperedLog: ("the disk", OWNER),
+    TruncatedLog: (OWNER, "the disk"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LogSeen:
+    signed: SignedCheckpoint
+
+    @property
+    def origin(self) -> str:
+        return self.signed.checkpoint.origin
+
+    @property
+    def size(self) -> int:
+        return self.signed.size
+
+    @property
+    def cosigned(self) -> tuple[str, ...]:
+        """Names of the witnesses."""
+        return tuple(sorted(key.name for key in self.signed.cosigned))
+
+
+@dataclass(slots=True)
+class Logged:
+    """The entries of a log that is believed, which stay on the disk."""
+
+    stored: StoredTree
+    root: bytes
+    places: dict[str, int] = field(default_factory=dict)
+    """Indices by the digest that a statement has."""
+
+    def without(self, known: Container[str]) -> Iterator[tuple[str, bytes]]:
+        """The other entries with their digests, read again and so proved again."""
+        for digest, index in self.places.items():
+            if digest not in known:
+                yield digest, self.stored.entry(index, self.root)
+
+
+def check_log(
+    folder: Path, trust: AuditTrust
+) -> tuple[LogSeen | None, Logged | None, list[Finding]]:
+    """The log as far as it is believed, its entries, and what is wrong with it.
+
+    Without a log there are no entries: that a statement is missing in it is then not said.
+    """
+    places: dict[str, int] = {}
+    try:
+        signed, stored = read_log(
+            folder, trust.log, lambda index, entry: places.update({statement_digest(entry): index})
+        )
+    except LogError as problem:
+        return None, None, [refused(problem)]
+    logged = Logged(stored, signed.root, places)
+    brokers = trust.broker_origins
+    seen = [one for one in trust.seen if one.checkpoint.origin not in brokers]
+    return LogSeen(signed), logged, check_seen(signed, stored, seen)
+
+
+def check_seen(
+    signed: SignedCheckpoint,
+    stored: StoredTree,
+    seen: Sequence[SignedCheckpoint],
+    parties: tuple[str, ...] = (),
+) -> list[Finding]:
+    """Whether the log goes on from what was seen of it elsewhere."""
+    findings = []
+    for earlier in seen:
+        try:
+            if earlier.checkpoint.origin != signed.checkpoint.origin:
+                raise WrongLog(
+                    f"the run's log is {signed.checkpoint.origin}, and a checkpoint that was seen "
+                    f"elsewhere is of {earlier.checkpoint.origin}: it cannot be compared"
+                )
+            stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
+        except LogError as problem:
+            findings.append(refused(problem, parties))
+            if isinstance(problem, ForkedLog):
+                findings += _forked_witnesses(signed, earlier)
+    return findings
+
+
+def read_log(
+    folder: Path, policy: LogPolicy, show: Callable[[int, bytes], None]
+) -> tuple[SignedCheckpoint, StoredTree]:
+    """The whole log, checked. What `show` was given counts when this has returned."""
+    signed = open_checkpoint(read_checkpoint(folder), policy)
+    if signed.size > MAX_FILES:
+        raise NotALog(f"the log has {signed.size} entries, and an audit reads {MAX_FILES}")
+    stored = StoredTree(folder, signed.size)
+    stored.check_all(signed.root, show)
+    return signed, stored
+
+
+def refused(problem: LogError, parties: tuple[str, ...] = ()) -> Finding:
+    parties = parties or _PARTIES.get(type(problem), (OWNER,))
+    return Finding(Fault.LOG_REFUSED, parties, f"{type(problem).__name__}: {problem}")
+
+
+def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Finding]:
+    """Witnesses whose cosignatures are under both views: each broke its promise by that."""
+    return [
+        Finding(
+            Fault.WITNESS_FORKED,
+            (f"the witness {key.name}",),
+            f"it cosigned two views of the log {one.checkpoint.origin}, of {one.size} and of "
+            f"{other.size} entries, that contradict each other: both signatures verify",
+        )
+        for key in sorted(set(one.cosigned) & set(other.cosigned), key=lambda key: key.name)
+    ]
+
+
+# ---- the run and the job
+
+
+def wanted_run(
+    head: RunHead, log: LogSeen | None, trust: AuditTrust
+) -> tuple[RunHead, list[Finding]]:
+    """What every statement must name, and a finding if `run.json` names something else."""
+    logged = None if log is None else run_of_log(log.origin)
+    wanted = replace(head, run=logged or head.run, job=trust.job or head.job)
+    if wanted == head:
+        return head, []
+    text = (
+        f"run.json names run {head.run} of job {head.job}, and the audit is of run {wanted.run} of "
+        f"job {wanted.job}: it was changed, or this is the folder of another run"
+    )
+    return wanted, [Finding(Fault.OTHER_JOB, ("the disk",), text)]
+
+
+# ---- statements
+
 
 _STATEMENT_STARTS = b'{"payload"'
 NOT_COUNTED = (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.record.audit.findings import Fault, Finding
 from sealring.record.audit.graph import Graph
-from sealring.record.provenance.replay import Outcome
+from sealring.record.audit.records import LogSeen
+from sealring.record.replay import Outcome
 
 
 class Said(StrEnum):
@@ -46,24 +46,6 @@ class Answer:
             "text": self.text,
             "records": list(self.records),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class LogSeen:
-    signed: SignedCheckpoint
-
-    @property
-    def origin(self) -> str:
-        return self.signed.checkpoint.origin
-
-    @property
-    def size(self) -> int:
-        return self.signed.size
-
-    @property
-    def cosigned(self) -> tuple[str, ...]:
-        """Names of the witnesses."""
-        return tuple(sorted(key.name for key in self.signed.cosigned))
 
 
 @dataclass(frozen=True, slots=True)

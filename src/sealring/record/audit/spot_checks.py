@@ -10,11 +10,9 @@ from pathlib import Path
 
 from sealring.errors import SealringError
 from sealring.record.audit.findings import Fault, Finding
-from sealring.record.audit.records import Records
-from sealring.record.audit.result import Answer, LogSeen, Repetitions, Said
-from sealring.record.audit.trust import AuditTrust
-from sealring.record.provenance.intervals import CheckpointRef, Interval
-from sealring.record.provenance.replay import (
+from sealring.record.audit.records import AuditTrust, LogSeen, Records
+from sealring.record.audit.result import Answer, Repetitions, Said
+from sealring.record.replay import (
     Compare,
     Outcome,
     Recorded,
@@ -25,7 +23,8 @@ from sealring.record.provenance.replay import (
     stretches,
     unrepeatable,
 )
-from sealring.record.provenance.runs import RunFolder
+from sealring.record.statements.forms import CheckpointRef, Interval
+from sealring.record.statements.run_folder import RunFolder
 
 NAME = "replay"
 

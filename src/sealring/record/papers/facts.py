@@ -13,12 +13,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from sealring.core.identity.verification import is_issued_by
 from sealring.errors import MalformedRun
-from sealring.record.audit.hostile import check_folder
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import Attestation, CheckpointRef, Code, Interval, Privacy
-from sealring.record.provenance.runs import RunFolder
-from sealring.record.provenance.statements import of_another_run, verify_statement
-from sealring.record.provenance.transformations import Transformation
+from sealring.record.statements.forms import (
+    Attestation,
+    CheckpointRef,
+    Code,
+    Interval,
+    Named,
+    Privacy,
+    Transformation,
+)
+from sealring.record.statements.run_folder import RunFolder, check_folder
+from sealring.record.statements.signing import of_another_run, verify_statement
 
 
 def rfc3339(seconds: int) -> str:

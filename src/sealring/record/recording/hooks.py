@@ -1,4 +1,5 @@
-"""The recording of this process, for datasets and checkpoints, which report by themselves.
+"""What reports to the recording of this process: datasets, checkpoints, frameworks' steps, and
+tools that record an ingest, a stage, an export or an evaluation.
 
 Where nothing is recorded, a note is dropped.
 """
@@ -6,16 +7,21 @@ Where nothing is recorded, a note is dropped.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.core.hooks import Share
-from sealring.core.identity.credentials import read_authorities
-from sealring.record.provenance.intervals import CheckpointRef, DataRange
-from sealring.record.provenance.replay import requested
+from sealring.core.identity.credentials import Credentials, read_authorities
+from sealring.record.recording.chain import RunLog
 from sealring.record.recording.noted import opened
 from sealring.record.recording.run import current
+from sealring.record.replay import requested
+from sealring.record.statements.forms import CheckpointRef, DataRange, Transformation
+from sealring.record.statements.run_folder import open_run, write_statement
+from sealring.record.statements.signing import sign_statement, statement_digest
 
 
 def count_step(done: int | None = None) -> None:
@@ -66,3 +72,26 @@ def note_checkpoint_out(name: str, manifest: str, content: str | None = None) ->
     if (recording := current()) is not None:
         step = recording.steps_in_checkpoint
         recording.notes.checkpoint_out(CheckpointRef(name, step, manifest, content))
+
+
+# ---- a transformation, in the folder of a run
+
+
+def record_transformation(
+    run: Path,
+    transformation: Transformation,
+    signer: Credentials | Ed25519PrivateKey,
+    authorities: Sequence[x509.Certificate] = (),
+) -> Path:
+    """Signs it and writes it into the run's folder; into its log as well where its key is here.
+
+    Before training there is no log yet: rank 0 then logs what it finds. `authorities` are those of
+    the run's workers, whose statements may still have to be logged.
+    """
+    run = run.absolute()
+    envelope = sign_statement(transformation, signer)
+    name = f"{transformation.kind}-{statement_digest(envelope)[:16]}"
+    path = write_statement(run, name, envelope)
+    if (run / "run.json").exists() and (folder := open_run(run)).key.exists():
+        RunLog(folder, authorities).append_new()
+    return path

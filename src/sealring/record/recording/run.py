@@ -11,14 +11,17 @@ signed, written and logged on another one.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import os
+import platform
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,14 +29,59 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.core.hooks import GroupMade, Made, credentials_of
 from sealring.errors import ConfigurationError
-from sealring.record.provenance.intervals import Code, Interval, Privacy
-from sealring.record.provenance.replay import Request, requested
-from sealring.record.provenance.runs import create_run
-from sealring.record.recording.chain import Chain
-from sealring.record.recording.code import running_code
-from sealring.record.recording.noted import Notes, opened_so_far
-from sealring.record.recording.run_log import RunLog
-from sealring.record.recording.traffic import note_group, traffic_so_far
+from sealring.record.recording.chain import Chain, RunLog
+from sealring.record.recording.noted import Notes, note_group, opened_so_far, traffic_so_far
+from sealring.record.replay import Request, requested
+from sealring.record.statements.forms import Code, Interval, Named, Privacy
+from sealring.record.statements.run_folder import RunFolder, create_run
+from sealring.version import __version__
+
+# ---- the code that runs, as far as the process itself can tell
+
+
+def running_code(run: RunFolder, container: str | None) -> Code:
+    """Keeps the script and the list of packages beside the run's statements."""
+    path = _script()
+    content = b"" if path is None else path.read_bytes()
+    run.write_evidence(content)
+    name = "(interactive)" if path is None else path.name
+    return Code(
+        script=Named(name, hashlib.sha256(content).hexdigest()),
+        packages=run.write_evidence(package_list()),
+        sealring=__version__,
+        python=platform.python_version(),
+        torch=_version("torch"),
+        container=container or os.environ.get("SEALRING_CONTAINER") or None,
+    )
+
+
+def package_list() -> bytes:
+    """NAME==VERSION of every installed package, in order, a line each."""
+    found = {
+        f"{one.metadata['Name'].lower()}=={one.version}"
+        for one in metadata.distributions()
+        if one.metadata["Name"]
+    }
+    return "".join(f"{line}\n" for line in sorted(found)).encode()
+
+
+def _script() -> Path | None:
+    """The file that was started; None in an interactive interpreter."""
+    main = sys.modules.get("__main__")
+    name = getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else None)
+    path = None if not name else Path(name)
+    return path if path is not None and path.is_file() else None
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+# ---- the recording
+
 
 EVERY: Final = 10
 """Steps of an interval, unless the script says otherwise."""

@@ -1,17 +1,69 @@
-"""What one worker vouches for over one interval of steps: docs/interval-v1.schema.json.
+"""What statements say: what a worker did over an interval of steps, and what a step outside
+training made. Schemas: docs/interval-v1.schema.json and docs/transformation-v1.schema.json.
 
-Counts and commitments are cumulative: they run from the moment when a group was formed. So a
-statement that is missing hides nothing from the next one.
+Counts and commitments of an interval are cumulative: they run from the moment when a group was
+formed. So a statement that is missing hides nothing from the next one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+import hashlib
+import json
+import re
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal
 
 from sealring.core.hooks import Share as Share
 from sealring.errors import ConfigurationError
-from sealring.record.provenance.digests import Checked, Named
+
+# ---- names with digests
+
+
+DIGESTS: Final = frozenset(
+    {
+        "certificate",
+        "configuration",
+        "content",
+        "evidence",
+        "packages",
+        "policy",
+        "previous",
+        "sha256",
+    }
+)
+"""Fields of statements that are SHA-256 digests in lower-case hexadecimal."""
+_is_sha256: Final = re.compile(r"[0-9a-f]{64}").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Its digests are SHA-256 in lower-case hexadecimal."""
+
+    def __post_init__(self) -> None:
+        kind = type(self)
+        for name in _KNOWN.get(kind) or _digests_of(kind):
+            value = getattr(self, name)
+            if isinstance(value, str) and not _is_sha256(value):
+                raise ConfigurationError(f"{name} is not a SHA-256 digest of 64 digits")
+
+
+_KNOWN: Final[dict[type, tuple[str, ...]]] = {}
+"""Of each class its fields that are digests: an audit makes many thousands of these values."""
+
+
+def _digests_of(kind: type[Checked]) -> tuple[str, ...]:
+    _KNOWN[kind] = tuple(one.name for one in fields(kind) if one.name in DIGESTS)
+    return _KNOWN[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Checked):
+    name: str
+    sha256: str
+
+
+# ---- intervals
+
 
 INTERVAL_TYPE: Final = "https://sealring.github.io/sealring/interval/v1"
 LAST_TIME: Final = 253402300799
@@ -206,3 +258,64 @@ class Interval(Checked):
 class IntervalPredicate:
     worker: Worker
     interval: Interval
+
+
+# ---- transformations
+
+
+TRANSFORMATION_TYPE: Final = "https://sealring.github.io/sealring/transformation/v1"
+
+TransformationKind = Literal["ingest", "stage", "export", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters(Checked):
+    """JSON text, and its SHA-256: two stages with the same digest had the same parameters."""
+
+    text: str
+    sha256: str
+
+    def __post_init__(self) -> None:
+        Checked.__post_init__(self)
+        if hashlib.sha256(self.text.encode()).hexdigest() != self.sha256:
+            raise ConfigurationError("the digest of the parameters is not that of their text")
+
+
+def parameters_of(value: Any) -> Parameters:
+    """In one form for equal values: sorted keys, no spaces."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return Parameters(text, hashlib.sha256(text.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Transformation:
+    kind: TransformationKind
+    name: str
+    """Of the stage; unique within a run's folder together with its outputs."""
+    inputs: list[Named]
+    outputs: list[Named]
+    """A digest here is the same one under which the next consumer names its input: a dataset's
+    digest, a checkpoint's manifest digest, a file's SHA-256."""
+    code: list[Named]
+    """Source files or functions that ran, and their digests."""
+    parameters: Parameters
+    started: int
+    """Seconds since 1970."""
+    finished: int
+
+    def __post_init__(self) -> None:
+        if not self.started <= self.finished <= LAST_TIME:
+            raise ConfigurationError("the transformation ends before it starts, or never")
+        if not self.outputs:
+            raise ConfigurationError("a transformation has at least one output")
+
+    @property
+    def subjects(self) -> tuple[Named, ...]:
+        return tuple(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class TransformationPredicate:
+    worker: Worker | None
+    """The signer, where it is a worker; None where an owner's key signed."""
+    transformation: Transformation

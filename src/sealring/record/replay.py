@@ -2,7 +2,8 @@
 
 A part begins at a checkpoint, or at the first step, and ends at the next checkpoint. The recorded
 script is started with $SEALRING_REPLAY, which says what to repeat; it does what it always does,
-with `records.steps` and `records.replay.checkpoint` (docs/provenance.md).
+with `records.steps` and `records.replay.checkpoint` (docs/provenance.md). The script is not
+trusted: it ends in time, and what it prints takes no memory.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import json
 import math
 import os
 import secrets
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -27,11 +30,70 @@ from sealring.core.identity.credentials import load_credentials
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.formats.strict import read_json, strictly
-from sealring.record.provenance.commands import execute
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import CheckpointRef, DataRange, Interval
-from sealring.record.provenance.runs import RunFolder, open_run
-from sealring.record.provenance.statements import verify_statement
+from sealring.record.statements.forms import CheckpointRef, DataRange, Interval, Named
+from sealring.record.statements.run_folder import RunFolder, open_run
+from sealring.record.statements.signing import verify_statement
+
+# ---- executing a script
+
+
+_KEPT: Final = 2000
+_BLOCK: Final = 1 << 16
+_GRACE_SECONDS: Final = 60.0
+"""For a launcher to end its workers, which it kills after half of this."""
+
+
+def execute(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> tuple[bool, str]:
+    """Whether it failed, and the end of what it printed."""
+    # Not as a context: it would wait for the end of the stream, which a child may hold for ever.
+    process = subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, bufsize=0,
+    )  # fmt: skip
+    assert process.stdout is not None
+    tail = _Tail(process.stdout)
+    try:
+        failed = process.wait(timeout) != 0
+    except subprocess.TimeoutExpired:
+        return True, f"it took longer than {timeout:g} s"
+    finally:
+        _end(process)
+    return failed, tail.text()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """By a signal that it can pass on to its children, and then by one that it cannot ignore."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class _Tail:
+    """Reads all of a stream, and keeps its end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while block := self._stream.read(_BLOCK):
+                self._kept = (self._kept + block)[-_KEPT:]
+
+    def text(self) -> str:
+        """After the process has ended. A child that goes on may still hold the stream."""
+        self._thread.join(1.0)
+        return self._kept.decode("utf-8", "replace")
+
+
+# ---- parts of a run, and their repetition
+
 
 VARIABLE: Final = "SEALRING_REPLAY"
 _PURPOSE: Final = b"sealring-1 replay\0"

@@ -1,7 +1,7 @@
 """Signed statements: in-toto statements v1 in DSSE envelopes.
 
-    interval/v1         what a worker did over an interval of steps (intervals)
-    transformation/v1   what an ingest, a stage, an export or an evaluation made (transformations)
+    interval/v1         what a worker did over an interval of steps (forms)
+    transformation/v1   what an ingest, a stage, an export or an evaluation made (forms)
 
 A worker signs with the key of its certificate; `worker` in the predicate repeats what that
 certificate says, and a reader checks that both agree. An owner signs a transformation with a key
@@ -12,39 +12,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from sealring.core.hooks import evidence_judge
 from sealring.core.identity import verify
 from sealring.core.identity.certificates import ATTESTATION_OID, claims_of
 from sealring.core.identity.credentials import Credentials
-from sealring.core.identity.loading import certificate_from_pem
+from sealring.core.identity.loading import certificate_from_pem, public_key_from_pem
+from sealring.core.identity.private_files import read_private, read_secret_file
 from sealring.core.identity.verification import VerifiedPeer, is_issued_by
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
+from sealring.formats.files import read_public, write_private, write_public
+from sealring.formats.log.notes import Signer
 from sealring.formats.signed import key_id, parse_envelope, read_statement, seal_envelope
 from sealring.formats.strict import strictly
 from sealring.limits import MAX_WORLD
-from sealring.record.provenance.digests import Named
-from sealring.record.provenance.intervals import (
+from sealring.record.statements.forms import (
     INTERVAL_TYPE,
+    TRANSFORMATION_TYPE,
     Attestation,
     Interval,
     IntervalPredicate,
-    Worker,
-)
-from sealring.record.provenance.transformations import (
-    TRANSFORMATION_TYPE,
+    Named,
     Transformation,
     TransformationPredicate,
+    Worker,
 )
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -285,3 +295,61 @@ def _typed(wanted: type[T], value: Any, where: str) -> T:
         return found
     except ConfigurationError as problem:
         raise MalformedStatement(str(problem)) from None
+
+
+# ---- key files: PEM for owners, the keys of signed notes for logs and witnesses; all Ed25519
+
+
+def create_owner(path: Path) -> Path:
+    """Writes a new key (mode 0600), and its public half to `path`.pub, which it returns."""
+    key = Ed25519PrivateKey.generate()
+    write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = path.with_name(f"{path.name}.pub")
+    spki = PublicFormat.SubjectPublicKeyInfo
+    write_public(public, key.public_key().public_bytes(Encoding.PEM, spki))
+    return public
+
+
+def read_owner_key(path: Path) -> Ed25519PrivateKey:
+    content = read_secret_file(path, "the owner's key", ConfigurationError)
+    try:
+        key = load_pem_private_key(memoryview(content), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigurationError(f"{path} is not an unencrypted PEM file of an Ed25519 key")
+    return key
+
+
+def read_owner(path: Path) -> Ed25519PublicKey:
+    content = read_public(path, "the owner's public key", ConfigurationError)
+    refusal = ConfigurationError(f"{path} is not a PEM file of an Ed25519 public key")
+    key = public_key_from_pem(content, refusal)
+    if not isinstance(key, Ed25519PublicKey):
+        raise refusal
+    return key
+
+
+def read_signer(path: Path) -> Signer:
+    """A signer key from a file that no other user can read."""
+    content = read_private(path, "the signer key", ConfigurationError)
+    return Signer.parse(content.decode("utf-8", "replace").strip())
+
+
+def write_signer(path: Path, signer: Signer) -> None:
+    write_private(path, (signer.encode() + "\n").encode())
+
+
+def write_key_pair(path: Path, signer: Signer) -> Path:
+    """A new signer key and its verifier key beside it, whose path is returned: NAME.vkey.
+
+    Nothing is overwritten: only who could make the signer key writes the other one.
+    """
+    beside = path.with_name(f"{path.name.removesuffix('.key')}.vkey")
+    if os.path.lexists(beside):
+        raise ConfigurationError(
+            f"{beside} is there already and will not be overwritten: move it away first"
+        )
+    write_signer(path, signer)
+    write_public(beside, f"{signer.verifier.encode()}\n".encode())
+    return beside

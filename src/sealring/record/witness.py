@@ -1,4 +1,4 @@
-"""What a witness has cosigned of each log, and whether it cosigns more.
+"""A witness of transparency logs: what it has cosigned, and the protocol (c2sp.org/tlog-witness).
 
 STATE/<SHA-256 of the origin>       the last checkpoint, with the log's signature and our own
 STATE/<...>.refused                 a checkpoint that the log signed with another root for the
@@ -8,31 +8,55 @@ A witness makes one promise: of one log, it never cosigns two checkpoints that c
 other. So the check and the write are one step under a lock, and the write is durable before the
 cosignature leaves. A state that was read once does not go back while the process runs. Times do
 not go back either, whatever the clock does: a cosignature says that nothing larger was seen so far.
+
+There is no TLS here: a submission is public and signed by its log, the answer by the witness. Put
+a proxy in front where clients expect https. The HTTP server needs the extra `broker`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from sealring.errors import (
     ConfigurationError,
     ForgedNote,
+    ForkedLog,
     LogError,
     MalformedNote,
+    MalformedRequest,
+    RequestTooLarge,
+    RequestTooSlow,
+    SealringError,
     TamperedLog,
+    TooManyRequests,
+    WrongLog,
 )
 from sealring.formats.files import Batch, locked, read_limited, writing
+from sealring.formats.http import Limits, Listener, PlainStream, Request, Response
 from sealring.formats.log import tree
-from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint, parse_submission
+from sealring.formats.log.checkpoints import (
+    MAX_SUBMISSION_BYTES,
+    PATH,
+    SIZE_TYPE,
+    SignedCheckpoint,
+    open_checkpoint,
+    parse_submission,
+)
 from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
 from sealring.formats.log.policy import LogPolicy
+
+# ---- what was cosigned
+
 
 _LOG = logging.getLogger("sealring.record.witness")
 
@@ -165,3 +189,61 @@ class WitnessState:
 
 def _digest(origin: str) -> str:
     return hashlib.sha256(origin.encode()).hexdigest()
+
+
+# ---- HTTP
+
+
+LIMITS: Final = Limits(
+    connections=1024, connections_per_address=128, body_bytes=MAX_SUBMISSION_BYTES,
+    all_body_bytes=16 << 20, requests_per_second=50.0, burst=500,
+)  # fmt: skip
+_TEXT: Final = "text/plain; charset=utf-8"
+_SEEN: Final = re.compile(r"/([0-9a-f]{64})/checkpoint")
+_STATUS: Final[dict[type[SealringError], int]] = {
+    MalformedNote: 400,
+    MalformedRequest: 400,
+    ForgedNote: 403,
+    WrongLog: 404,
+    RequestTooSlow: 408,
+    OtherSize: 409,
+    RequestTooLarge: 413,
+    ForkedLog: 422,
+    TooManyRequests: 429,
+}
+
+
+@asynccontextmanager
+async def serving(
+    state: WitnessState, host: str, port: int, limits: Limits = LIMITS
+) -> AsyncIterator[int]:
+    """A witness that answers; yields its port."""
+    listener = Listener(limits, lambda error, address, path: _refusal(error))
+
+    async def routes(request: Request) -> Response:
+        return await _answer(state, request)
+
+    async with listener.listening(host, port, routes, PlainStream) as found:
+        yield found
+
+
+async def _answer(state: WitnessState, request: Request) -> Response:
+    if request.path == PATH:
+        if request.method != "POST":
+            return Response(405, b"POST a checkpoint here\n", _TEXT, {"allow": "POST"})
+        # In a thread: the state is written to the disk before the answer.
+        return Response(200, await asyncio.to_thread(state.add_checkpoint, request.body), _TEXT)
+    if (match := _SEEN.fullmatch(request.path)) and request.method == "GET":
+        if (seen := state.seen(match[1])) is not None:
+            return Response(200, seen, _TEXT)
+        return Response(404, b"this witness has cosigned no checkpoint of that log\n", _TEXT)
+    return Response(404, b"there is nothing here\n", _TEXT)
+
+
+def _refusal(error: SealringError) -> Response:
+    if isinstance(error, OtherSize):
+        return Response(409, f"{error.size}\n".encode(), SIZE_TYPE)
+    status = _STATUS.get(type(error))
+    if status is None:  # the witness's own trouble, which is in its log
+        return Response(500, b"the witness cannot answer now\n", _TEXT)
+    return Response(status, f"{error}\n".encode("utf-8", "replace"), _TEXT)

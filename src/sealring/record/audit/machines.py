@@ -1,4 +1,5 @@
-"""The logs that brokers publish, against the certificates that signed a run's statements.
+"""The machines that workers ran on: certificates and evidence, judged as of their own dates, and
+the logs that brokers publish, against the certificates that signed a run's statements.
 
 An authority's key can sign any certificate. A broker that follows the protocol logs each one before
 it is given, so that one which is in no log was made in another way, or the log was cut.
@@ -7,20 +8,100 @@ it is given, so that one which is in no log was made in another way, or the log 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 
-from sealring.core.hooks import evidence_judge
+from sealring.core.hooks import MachinePolicy, evidence_judge
 from sealring.core.identity.certificates import CLOCK_SKEW, claims_of
 from sealring.core.identity.verification import is_issued_by
-from sealring.errors import LogError, WrongLog
+from sealring.errors import (
+    AttestationError,
+    LogError,
+    MalformedRun,
+    NotAttested,
+    PolicyRefusal,
+    WrongLog,
+)
 from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
 from sealring.record.audit.findings import Fault, Finding
-from sealring.record.audit.log_check import check_seen, read_log, refused
-from sealring.record.audit.records import Records, Turn
-from sealring.record.audit.trust import AuditTrust
+from sealring.record.audit.records import AuditTrust, Records, Turn, check_seen, read_log, refused
+from sealring.record.statements.run_folder import RunFolder
+
+# ---- evidence
+
+
+@dataclass(slots=True)
+class Machines:
+    """What the certificates of a run show."""
+
+    findings: list[Finding] = field(default_factory=list)
+    unattested: list[str] = field(default_factory=list)
+    """Parties whose certificates say nothing of an attestation."""
+    without_evidence: list[str] = field(default_factory=list)
+    """Parties whose evidence is not in the folder, so that the authority's word is all there is."""
+    judged: int = 0
+    """Certificates whose evidence was verified again."""
+
+
+def check_machines(
+    records: Records, run: RunFolder, policy: MachinePolicy | None, trust: AuditTrust
+) -> Machines:
+    """Without a policy, only that the evidence in the folder is what certificates name."""
+    found = Machines()
+    signed: dict[str, list[str]] = {}
+    for turn in records.turns:
+        signed.setdefault(turn.worker.certificate, []).append(turn.digest)
+    for fingerprint, certificate in records.certificates.items():
+        _check_evidence(found, certificate, tuple(signed.get(fingerprint, ())), run, policy, trust)
+    return found
+
+
+def _check_evidence(
+    found: Machines, certificate: x509.Certificate, signed: tuple[str, ...], run: RunFolder,
+    policy: MachinePolicy | None, trust: AuditTrust,
+) -> None:  # fmt: skip
+    name = claims_of(certificate).name
+    party = f"rank {name.rank}"
+    judge = evidence_judge.one()
+    claimed = judge.claims_in(certificate)
+    if claimed is None:
+        found.unattested.append(party)
+        return
+
+    def fault(kind: Fault, problem: Exception) -> None:
+        text = f"{type(problem).__name__}: {problem}"
+        found.findings.append(Finding(kind, (party,), text, signed))
+
+    # Evidence is judged as of its date. At another time it may pass what it did not pass then.
+    starts = certificate.not_valid_before_utc
+    if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
+        text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
+        when = f"{claimed.verified_at:%Y-%m-%d %H:%M} UTC"
+        fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
+        return
+    try:
+        evidence = run.evidence(claimed.evidence_digest)
+    except MalformedRun as problem:
+        fault(Fault.EVIDENCE, problem)
+        return
+    if evidence is None:
+        found.without_evidence.append(party)
+    if policy is None:
+        return
+    try:
+        judge.judge_recorded(policy, certificate, evidence, trust.vendors)
+        found.judged += evidence is not None
+    except PolicyRefusal as problem:
+        fault(Fault.NOT_ADMITTED, problem)
+    except AttestationError as problem:
+        fault(Fault.EVIDENCE, problem)
+
+
+# ---- brokers' logs
+
 
 OPERATOR = "the broker's operator"
 _PARTIES = (OPERATOR, "the disk")
@@ -49,7 +130,7 @@ def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) 
     for fingerprint, certificate in records.certificates.items():
         issuer = next(one for one in trust.authorities if is_issued_by(certificate, (one,)))
         history = histories.get(log_of_broker(issuer), BrokerHistory())
-        findings += _check(
+        findings += _check_given(
             certificate, records.keys[fingerprint], signed.get(fingerprint, []), history
         )
     return findings
@@ -83,7 +164,7 @@ def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
     ]
 
 
-def _check(
+def _check_given(
     certificate: x509.Certificate, key: str, turns: Sequence[Turn], history: BrokerHistory
 ) -> list[Finding]:
     name = claims_of(certificate).name
