@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
 SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
-  munge kubernetes-client golang-go golang-github-masterminds-sprig-dev
+  munge $(if $(shell command -v kubectl),,kubernetes-client) golang-go golang-github-masterminds-sprig-dev
 LIBCRYPTO := build/libcrypto
 # Where the checkout's own module is built.
 MODULE := build/module

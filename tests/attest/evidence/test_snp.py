@@ -168,7 +168,7 @@ def test_only_verifiers_hold_the_seal() -> None:
     holders = {
         path.name
         for path in (ROOT / "src").rglob("*.py")
-        if re.search(r"attestation\.worker import [^)]*?\bSEAL\b", path.read_text())
+        if re.search(r"evidence\.worker import [^)]*?\bSEAL\b", path.read_text())
     }
     assert holders == {"verify.py"}
 

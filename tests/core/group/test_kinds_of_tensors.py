@@ -256,7 +256,7 @@ def test_the_list_of_mappings_says_what_may_be_written() -> None:
 
 
 def lines_with(word: str) -> Iterator[str]:
-    for path in (Path(__file__).parents[3] / "src/sealring/group").rglob("*.py"):
+    for path in (Path(__file__).parents[3] / "src/sealring/core/group").rglob("*.py"):
         for line in path.read_text().splitlines():
             if word in line:
                 yield f"{path.name}: {line.strip()}"
