@@ -187,8 +187,8 @@ integrations: $(VENV)/.installed ## frameworks on Gloo and sealed: what they com
 	  --requirement tests/train/integrations/requirements.txt
 	@$(INTEGRATIONS)/bin/python -m tests.train.integrations $(ONLY)
 
-torch-versions: $(VENV)/.installed ## the checks of tests/torch_versions with every torch that is allowed, and newer ones; VERSIONS="2.14 2.15", KEEP=1
-	@$(BIN)/python tools/torch_versions.py $(addprefix --version ,$(VERSIONS)) $(if $(KEEP),--keep)
+torch-versions: $(VENV)/.installed ## the checks of tests/torch_versions with every torch that is allowed, and newer ones; VERSIONS="2.14 2.15", WHEEL=..., KEEP=1
+	@$(BIN)/python tools/torch_versions.py $(addprefix --version ,$(VERSIONS)) $(addprefix --wheel ,$(WHEEL)) $(if $(KEEP),--keep)
 
 clean:
 	rm -rf build $(VENV)

@@ -1,8 +1,8 @@
 """Runs tests/torch_versions/checks.py with every torch that the package allows, and newer ones.
 
-    python tools/torch_versions.py [--version 2.15 ...] [--keep] [--json]
+    python tools/torch_versions.py [--version 2.15 ...] [--wheel WHEEL] [--keep] [--json]
 
-sealring is compiled once. Each torch gets a virtual environment in build/torch-versions/VERSION,
+sealring is compiled once, or taken from WHEEL. Each torch gets a virtual environment in build/torch-versions/VERSION,
 which is removed after its checks unless --keep is given: torch's CUDA builds take gigabytes each,
 and run without a GPU too. Prints a table; the exit status is 1 if a check failed with a torch that
 the package's bound allows. pip's own settings (PIP_INDEX_URL, PIP_CONSTRAINT) choose the builds.
@@ -32,7 +32,7 @@ from packaging.version import Version
 ROOT: Final = Path(__file__).resolve().parent.parent
 WORK: Final = ROOT / "build" / "torch-versions"
 CHECKS: Final = ROOT / "tests" / "torch_versions" / "checks.py"
-REPLICAS: Final = ROOT / "tests" / "integrations" / "scripts" / "replicas.py"
+REPLICAS: Final = ROOT / "tests" / "train" / "integrations" / "scripts" / "replicas.py"
 TORCHFT: Final = ("torchft", "torchft-nightly")
 LIMIT_S: Final = 1200
 """For one run of all checks. Far more than they take on two cores that others use too."""
@@ -237,6 +237,7 @@ def main() -> int:
     parser.add_argument(
         "--version", action="append", default=[], metavar="X.Y[.Z]", help="only these"
     )
+    parser.add_argument("--wheel", type=Path, help="tests this one, and compiles nothing")
     parser.add_argument("--keep", action="store_true", help="do not remove the environments")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     given = parser.parse_args()
@@ -245,7 +246,7 @@ def main() -> int:
         next((each for each in found if each == wanted or each.startswith(f"{wanted}.")), wanted)
         for wanted in given.version
     ] or found
-    wheel = built_wheel()
+    wheel = given.wheel.resolve() if given.wheel else built_wheel()
     results = []
     for version in versions:
         print(f"torch {version} ...", file=sys.stderr, flush=True)

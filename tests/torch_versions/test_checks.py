@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -44,3 +45,13 @@ def test_a_check_that_fails_is_named_with_the_last_line_of_its_error(
     result = torch_versions.Tested("2.99.0", allowed=True, checks=outcomes)
     assert not result.passed
     assert "| fails | failed: ValueError: no |" in torch_versions.table([result])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is not None, reason="torchft is here")
+def test_the_script_that_trains_with_torchft_is_found(tmp_path: Path) -> None:
+    # This interpreter's pip installs nothing, so the script gets as far as its first import.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    outcome = torch_versions.run_torchft(python, "torchft")
+    assert str(outcome) == "failed: ModuleNotFoundError: No module named 'torchft'"
