@@ -42,6 +42,19 @@ def test_the_environment_is_what_the_lock_says() -> None:
     assert wanted.pop("torch").split("+")[0] == "2.13.0"
 
 
+@pytest.mark.parametrize(
+    ("machine", "digest"),
+    [
+        ("aarch64", "84453b69508ec79902f899c5ed9495acb9e2bbe9fda5f1d5d6f19e3c3842e1a7"),
+        ("x86_64", "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"),
+    ],
+)
+def test_torchs_cpu_build_is_locked_for_both_architectures(machine: str, digest: str) -> None:
+    """2.13.0+cpu for Python 3.11. Without its hash no image of a worker can be made there."""
+    (hashes,) = [found[2] for found in ENTRY.findall(LOCK) if found[0] == "torch"]
+    assert f"sha256:{digest}" in hashes, machine
+
+
 def test_a_file_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     wheel = tmp_path / "h11-0.16.0-py3-none-any.whl"
     wheel.write_bytes(b"not the file that was locked")

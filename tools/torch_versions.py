@@ -2,10 +2,11 @@
 
     python tools/torch_versions.py [--version 2.15 ...] [--wheel WHEEL] [--keep] [--json]
 
-sealring is compiled once, or taken from WHEEL. Each torch gets a virtual environment in build/torch-versions/VERSION,
-which is removed after its checks unless --keep is given: torch's CUDA builds take gigabytes each,
-and run without a GPU too. Prints a table; the exit status is 1 if a check failed with a torch that
-the package's bound allows. pip's own settings (PIP_INDEX_URL, PIP_CONSTRAINT) choose the builds.
+sealring is compiled once, or taken from WHEEL. Each torch gets a virtual environment in
+build/torch-versions/VERSION, which is removed after its checks unless --keep is given: torch's CUDA
+builds take gigabytes each, and run without a GPU too. Prints a table; the exit status is 1 if a
+check failed with a torch that the package's bound allows. pip's own settings (PIP_INDEX_URL,
+PIP_CONSTRAINT) choose the builds.
 """
 
 from __future__ import annotations
