@@ -27,9 +27,9 @@ def test_a_ledger_that_is_not_there(
         source.write_text(text)
         trees.seal_path(vault, source, "data", None, lambda _: None)
         if text == "old":
-            shutil.copytree(vault.path, tmp_path / "backup")
-    shutil.rmtree(vault.path)
-    shutil.copytree(tmp_path / "backup", vault.path)
+            shutil.copytree(vault.path.local, tmp_path / "backup")
+    shutil.rmtree(vault.path.local)
+    shutil.copytree(tmp_path / "backup", vault.path.local)
     with pytest.raises(RolledBack):
         Vault.open(vault.path, key).find("data")
     disk.rename(tmp_path / "away")

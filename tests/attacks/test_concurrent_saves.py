@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
+from sealring.vault.storage import VaultPath
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -33,7 +34,7 @@ def save(vault: Vault, value: float, keep: int | None = None) -> None:
 
 
 def versions(vault: Vault) -> list[int]:
-    (folder,) = (vault.path / "objects").iterdir()
+    (folder,) = (vault.path / "objects").local.iterdir()
     return sorted(int(one.name) for one in folder.iterdir())
 
 
@@ -46,7 +47,7 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
     started, listed = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
-    def first(self: Vault, name: str) -> list[Path]:
+    def first(self: Vault, name: str) -> list[VaultPath]:
         """The other save has begun; it goes on when the list was made, if it can."""
         found = real(self, name)
         listed.set()

@@ -215,7 +215,7 @@ def test_saves_go_on_while_the_helper_of_another_hangs(
     dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
     assert into["x"].tolist() == [4.0] * 3
     dcp.save({"x": torch.full((3,), 5.0)}, storage_writer=writer)
-    found = [int(one.name) for one in vault.folder_of("run").iterdir()]
+    found = [int(one.name) for one in vault.folder_of("run").local.iterdir()]
     assert sorted(found) == [4, 5]
 
 

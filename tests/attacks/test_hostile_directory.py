@@ -60,7 +60,7 @@ def get(vault: Vault, out: Path) -> str:
 
 
 def objects_of(vault: Vault) -> Path:
-    (found,) = (vault.path / "objects").iterdir()
+    (found,) = (vault.path / "objects").local.iterdir()
     return found
 
 
@@ -105,8 +105,8 @@ def test_something_else_than_a_file_in_the_place_of_a_part(
     put(vault, tmp_path, "x" * length)
     stored = vault.find("data")
     part = stored.copy.folder / stored.manifest.parts[0].name
-    part.unlink()
-    make(part)
+    part.local.unlink()
+    make(part.local)
     with pytest.raises(UnsafePath, match="is not a regular file"):
         trees.verify(stored, lambda _: None)
 
@@ -137,10 +137,10 @@ def test_junk_keeps_no_holder_from_being_revoked(
     vault.grant("second", second)
     put(vault, tmp_path, "one")
     junk = vault.path / "objects" / ("0" * 32) / "0000000001" / "00000000"
-    junk.mkdir(parents=True)
-    (junk / "key.json").write_text("{}")
+    junk.local.mkdir(parents=True)
+    (junk / "key.json").local.write_text("{}")
     if complete:
-        (junk / "manifest").write_text("junk")
+        (junk / "manifest").local.write_text("junk")
 
     def act() -> None:
         if change == "revoke":
@@ -206,28 +206,28 @@ def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
     Vault.open(vault.path, keys.key_file(key))
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
-    vault.path.rename(tmp_path / "moved")
-    other.path.rename(vault.path)
+    vault.path.local.rename(tmp_path / "moved")
+    other.path.local.rename(vault.path.local)
     with pytest.raises(ForeignVault, match=f"and held {vault.header.id}"):
         Vault.open(vault.path, keys.key_file(key))
     # One that is made there now is not another's.
-    vault.path.rename(tmp_path / "away")
+    vault.path.local.rename(tmp_path / "away")
     made = Vault.create(vault.path, keys.key_file(key), "owner")
     assert Vault.open(vault.path, keys.key_file(key)).header.id == made.header.id
 
 
 def test_control_characters_in_a_header(vault: Vault, key: Path) -> None:
     path = vault.path / "vault.json"
-    document = json.loads(path.read_text())
+    document = json.loads(path.local.read_text())
     document["grants"][0] |= {"name": "\x1b]0;title\x07", "kind": "person"}
-    path.write_text(json.dumps(document))
+    path.local.write_text(json.dumps(document))
     with pytest.raises(NotAVault, match="cannot be printed") as raised:
         Vault.open(vault.path, keys.key_file(key))
     assert "\x1b" not in str(raised.value)
 
 
 def test_a_header_that_is_large(vault: Vault, key: Path) -> None:
-    with (vault.path / "vault.json").open("r+b") as file:
+    with (vault.path / "vault.json").local.open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(NotAVault, match="is larger than"):
         Vault.open(vault.path, keys.key_file(key))
@@ -329,7 +329,7 @@ def test_versions_that_only_look_complete(
     genuine = {1: [4], 2: [2, 4], None: [1, 2, 4]}[keep]
     assert left == sorted([*genuine, 3, 9999999998, 9999999999])
     # Also for a reader whose ledger knows nothing yet.
-    (vault.path / "ledger.json").unlink()
+    (vault.path / "ledger.json").local.unlink()
     fresh = Vault.open(vault.path, keys.key_file(key))
     into = {"w": torch.zeros(4)}
     with caplog.at_level(logging.WARNING, logger="sealring"):

@@ -51,7 +51,7 @@ def test_an_object_that_is_removed_whole(vault: Vault) -> None:
     """Its directory is gone: a list of what is there would not miss it."""
     for name in ("one", "two"):
         seal(vault, name)
-    shutil.rmtree(vault.find("one").copy.folder.parents[1])
+    shutil.rmtree(vault.find("one").copy.folder.local.parents[1])
     with pytest.raises(RolledBack, match="has none"):
         list(vault.newest())
     problems: list[Any] = []
@@ -62,7 +62,7 @@ def test_an_object_that_is_removed_whole(vault: Vault) -> None:
 @pytest.mark.parametrize("file", ["vault.json", "key.json", "ledger.json"])
 def test_json_nested_too_deeply(file: str, vault: Vault, key: Path) -> None:
     seal(vault, "object")
-    (path,) = vault.path.rglob(file)
+    (path,) = vault.path.local.rglob(file)
     path.write_bytes(b"[" * 200_000)
     with pytest.raises(NotAVault):
         Vault.open(vault.path, keys.key_file(key)).find("object")
@@ -111,7 +111,7 @@ def test_a_revocation_that_is_killed_never_shares_the_next_key(
     place = tmp_path / "copy"
     steps = 0
     while True:
-        shutil.copytree(vault.path, place)
+        shutil.copytree(vault.path.local, place)
         killed = killed_at(steps, lambda: Vault.open(place, keys.key_file(key)).revoke("second"))
         left = Vault.open(place, keys.key_file(key))
         gone = all(grant.name != "second" for grant in left.header.grants)
@@ -282,8 +282,8 @@ def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> 
     path = stored.copy.folder / name
     key, context = bytes(place.part_key(name)), place.context(name)
     changed = torch.full((8,), 666.0).numpy().tobytes()
-    salt = path.read_bytes()[:24]
-    path.write_bytes(slow.seal(key, place.suite, salt, context, changed))
+    salt = path.local.read_bytes()[:24]
+    path.local.write_bytes(slow.seal(key, place.suite, salt, context, changed))
     into = {"w": torch.zeros(8)}
     with pytest.raises(CheckpointException) as raised:
         dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
@@ -300,8 +300,8 @@ def test_a_list_of_digests_that_a_holder_of_the_key_changes(vault: Vault) -> Non
     name = "rank-00000.digests"
     path = copy.folder / name
     key, context = bytes(copy.place.part_key(name)), copy.place.context(name)
-    salt = path.read_bytes()[:24]
-    path.write_bytes(slow.seal(key, copy.place.suite, salt, context, bytes(32)))
+    salt = path.local.read_bytes()[:24]
+    path.local.write_bytes(slow.seal(key, copy.place.suite, salt, context, bytes(32)))
     with pytest.raises(CheckpointException) as raised:
         dcp.load({"w": torch.zeros(8)}, storage_reader=CheckpointReader(vault, "run"))
     ((problem, _),) = raised.value.failures.values()
@@ -311,7 +311,7 @@ def test_a_list_of_digests_that_a_holder_of_the_key_changes(vault: Vault) -> Non
 
 def test_metadata_that_were_refused_are_no_empty_checkpoint(vault: Vault) -> None:
     dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
-    (vault.find("run").copy.folder / "manifest").write_bytes(b"x" * 100)
+    (vault.find("run").copy.folder / "manifest").local.write_bytes(b"x" * 100)
     metadata = CheckpointReader(vault, "run").read_metadata()
     with pytest.raises(ForeignPart):
         print(metadata.state_dict_metadata)

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 
 from sealring.errors import NotAVault, UnsafePath, WrongKey
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
+from sealring.vault.storage import VaultPath
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized"
@@ -59,7 +60,7 @@ def pipe(path: Path) -> Iterator[None]:
 def test_a_pipe_in_place_of_a_file_keeps_no_holder_from_being_revoked(
     verb: str, name: str, vault: Vault, tmp_path: Path
 ) -> None:
-    junk = vault.path / "objects" / Path("0" * 32, "0000000001", "00000000")
+    junk = vault.path.local / "objects" / Path("0" * 32, "0000000001", "00000000")
     junk.mkdir(parents=True)
     (junk / ("manifest" if name == "key.json" else "key.json")).write_bytes(b"{}")
     with pipe(junk / name), pytest.raises(NotAVault):
@@ -73,7 +74,7 @@ def test_a_pipe_in_place_of_a_file_keeps_no_holder_from_being_revoked(
 def test_an_object_behind_a_symlink_is_named_and_its_key_is_kept(
     verb: str, depth: int, vault: Vault, key: keys.SymmetricKey, tmp_path: Path
 ) -> None:
-    place = [*vault.find("one").copy.folder.parents][1 - depth]
+    place = [*vault.find("one").copy.folder.local.parents][1 - depth]
     away = tmp_path / "away"
     place.rename(away)
     place.symlink_to(away)
@@ -89,7 +90,7 @@ def test_an_object_that_is_not_there_is_reported(
     verb: str, vault: Vault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="sealring")
-    place = vault.find("one").copy.folder.parents[1]
+    place = vault.find("one").copy.folder.local.parents[1]
     place.rename(tmp_path / "away")
     VERBS[verb](vault)
     assert f"object {place.name}, which" in caplog.text
@@ -101,13 +102,13 @@ def test_an_object_that_is_not_there_is_reported(
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_ledger_that_cannot_be_written_changes_no_key(verb: str, vault: Vault) -> None:
     lock = vault.path / "ledger.json.lock"
-    lock.unlink()
-    lock.mkdir()
-    before = (vault.path / "vault.json").read_bytes()
+    lock.local.unlink()
+    lock.local.mkdir()
+    before = (vault.path / "vault.json").local.read_bytes()
     with pytest.raises(UnsafePath, match=r"ledger.json.lock is not what a lock is held on"):
         VERBS[verb](vault)
-    assert (vault.path / "vault.json").read_bytes() == before
-    lock.rmdir()
+    assert (vault.path / "vault.json").local.read_bytes() == before
+    lock.local.rmdir()
     VERBS[verb](vault)
     assert vault.find("two").copy.vault_key == vault.ring.newest == 2
 
@@ -138,7 +139,7 @@ def test_versions_that_cannot_be_removed_do_not_fail_a_save(
     first = vault.find("run").copy.folder.parent
     remove = Vault.remove_version
 
-    def refuse(self: Vault, version: Path) -> None:
+    def refuse(self: Vault, version: VaultPath) -> None:
         if version == first:
             raise PermissionError(13, "Permission denied", str(version))
         remove(self, version)
@@ -154,7 +155,7 @@ def test_a_version_that_cannot_be_read_does_not_fail_a_save(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(vault, 1.0)
-    junk = vault.find("run").copy.folder.parents[1] / "0000000009"
+    junk = vault.find("run").copy.folder.local.parents[1] / "0000000009"
     junk.mkdir()
     scandir: Any = os.scandir
 

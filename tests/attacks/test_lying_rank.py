@@ -151,7 +151,7 @@ def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None
     content = json.loads(stored.manifest.content)
     name = checking.part_of(1)
     for file in (name, checking.list_of(name)):
-        (stored.copy.folder / file).unlink()
+        (stored.copy.folder / file).local.unlink()
     part = stored.copy.write_part(name, torch.full((8,), 666.0).numpy().tobytes())
     digests = hashlib.sha256(torch.full((8,), 666.0).numpy().tobytes()).digest()
     listed = stored.copy.write_part(checking.list_of(name), digests)
@@ -164,7 +164,7 @@ def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None
         load(vault)
     ((problem, _),) = raised.value.failures.values()
     assert type(problem) is RolledBack
-    (vault.path / "ledger.json").unlink()
+    (vault.path / "ledger.json").local.unlink()
     loaded = load(Vault.open(vault.path, vault._opener))
     assert torch.equal(loaded["a"], torch.arange(8.0))  # and nothing of rank 0 has changed
     assert bool((loaded["b"] == 666).all())

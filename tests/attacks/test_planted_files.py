@@ -38,18 +38,18 @@ def test_what_is_no_file_in_the_place_of_a_lock(
     """It was a bare OSError."""
     save(vault, 1)
     path = vault.path / name
-    path.unlink(missing_ok=True)
+    path.local.unlink(missing_ok=True)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"another's")
     make: dict[str, Callable[[], object]] = {
-        "symlink": lambda: path.symlink_to(elsewhere),
-        "directory": path.mkdir,
-        "socket": lambda: a_socket(path, monkeypatch),
+        "symlink": lambda: path.local.symlink_to(elsewhere),
+        "directory": path.local.mkdir,
+        "socket": lambda: a_socket(path.local, monkeypatch),
     }
     make[kind]()
     refused(lambda: save(vault, 2), UnsafePath, f"{path} is not what a lock is held on")
     assert elsewhere.read_bytes() == b"another's"
-    path.rmdir() if kind == "directory" else path.unlink()
+    path.local.rmdir() if kind == "directory" else path.local.unlink()
     save(vault, 3)
     assert same(load(vault), state(3))
 
@@ -60,8 +60,8 @@ def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) 
     folder = vault.folder_of("run")
     path = folder if level == "object" else folder.parent
     if level == "objects":
-        path.rmdir()
-    os.mkfifo(path)
+        path.local.rmdir()
+    os.mkfifo(path.local)
     refused(lambda: save(vault, 1), UnsafePath, "something that is no directory lies there")
     with pytest.raises(NoSuchObject):
         vault.find("run")
@@ -96,10 +96,10 @@ def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault
     """`rm` ended with a bare IsADirectoryError, and the object could not be removed."""
     save(vault, 1)
     folder = vault.find("run").copy.folder
-    (folder / "manifest").unlink()
-    (folder / "manifest").mkdir()
-    (folder / "manifest" / "file").touch()
+    (folder / "manifest").local.unlink()
+    (folder / "manifest").local.mkdir()
+    (folder / "manifest" / "file").local.touch()
     removal.remove(vault, "run")
-    assert not folder.exists()
+    assert not folder.local.exists()
     with pytest.raises(NoSuchObject):
         vault.find("run")

@@ -27,6 +27,7 @@ from sealring.vault import header as headers
 from sealring.vault.datasets import building
 from sealring.vault.keys import Grant
 from sealring.vault.sealed import AES, Place
+from sealring.vault.storage import LocalPath
 from tests.vault import slow
 from tests.vault.datasets.made import json_lines, sealed
 
@@ -85,7 +86,7 @@ def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
     put(vault, tmp_path, "data", "before")
     as_alice = Vault.open(vault.path, alice)
     kept = [*as_alice.ring.keys.values(), as_alice.ring.names]
-    kept += unwrapped_from((vault.path / "vault.json").read_text(), as_alice.ring)
+    kept += unwrapped_from((vault.path / "vault.json").local.read_text(), as_alice.ring)
     assert len(kept) > 2  # it finds what is there: the key of the names, a second time
     vault.revoke("alice")
     if change == "rotate":
@@ -104,7 +105,7 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
     keys.make_key_file(tmp_path / "bob")
     vault.grant("bob", keys.key_file(tmp_path / "bob"))
     put(vault, tmp_path, "other", "text")
-    (other,) = (vault.path / "objects").glob("*/*/*")
+    (other,) = (vault.path / "objects").local.glob("*/*/*")
     source = json_lines(tmp_path / "lines")
     real = building._keep
     with pytest.MonkeyPatch.context() as patch:
@@ -112,9 +113,9 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
         patch.setattr(building, "_keep", lambda *given: next(answers) and real(*given))
         with pytest.raises(StopIteration):  # as killed: with two shards and their receipts
             sealed(vault, source)
-    (unfinished,) = {one.parent for one in (vault.path / "objects").glob("*/*/*/*.receipt")}
+    (unfinished,) = {one.parent for one in (vault.path / "objects").local.glob("*/*/*/*.receipt")}
     bob = Vault.open(vault.path, keys.key_file(tmp_path / "bob"))
-    kept = objects.open_copy(unfinished, bob.ring, bob.header.vault)
+    kept = objects.open_copy(LocalPath(unfinished), bob.ring, bob.header.vault)
     if change == "a damaged object":
         (other / "key.json").write_text("{}")
         with pytest.raises(NotAVault):  # the older keys are kept
@@ -199,16 +200,16 @@ def test_a_header_by_a_revoked_holder_with_a_later_number(
     keys.make_key_file(tmp_path / "second")
     second = keys.key_file(tmp_path / "second")
     vault.grant("second", second)
-    before = headers.read_header((vault.path / "vault.json").read_bytes(), "it")
+    before = headers.read_header((vault.path / "vault.json").local.read_bytes(), "it")
     ring = Vault.open(vault.path, second).ring
     vault.revoke("second")
     forged = headers.changed(dataclasses.replace(before, generation=99), ring)
-    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
     with pytest.raises(RolledBack, match=r"with key 1.*has recorded number 5 with key 2"):
         Vault.open(vault.path, keys.key_file(key))
     # With the number of a later key the owner's grant does not open: the number is part of it.
     forged = headers.changed(dataclasses.replace(before, key=7), ring)
-    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
     with pytest.raises(NotGranted):
         Vault.open(vault.path, keys.key_file(key))
 
@@ -219,11 +220,11 @@ def test_an_older_header_under_a_vault_that_is_open(
     """A job that runs would seal for the revoked holder again."""
     keys.make_key_file(tmp_path / "second")
     vault.grant("second", keys.key_file(tmp_path / "second"))
-    old = (vault.path / "vault.json").read_bytes()
+    old = (vault.path / "vault.json").local.read_bytes()
     vault.revoke("second")
     job = Vault.open(vault.path, keys.key_file(key))
-    (vault.path / "ledger.json").unlink()
-    (vault.path / "vault.json").write_bytes(old)
+    (vault.path / "ledger.json").local.unlink()
+    (vault.path / "vault.json").local.write_bytes(old)
     with pytest.raises(RolledBack, match="this process has seen"):
         put(job, tmp_path, "data", "secret")
     with pytest.raises(RolledBack):
@@ -236,8 +237,8 @@ def test_another_vault_under_a_path_that_is_open_or_expected(
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
     with pytest.raises(ForeignVault, match=f"holds the vault {other.header.id}"):
         Vault.open(other.path, keys.key_file(key), expect=vault.header.id)
-    vault.path.rename(tmp_path / "moved")
-    other.path.rename(vault.path)
+    vault.path.local.rename(tmp_path / "moved")
+    other.path.local.rename(vault.path.local)
     with pytest.raises(ForeignVault):
         put(vault, tmp_path, "data", "secret")
 
@@ -247,11 +248,11 @@ def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path
     put(vault, tmp_path, "mine", "x")
     put(vault, tmp_path, "model", "the genuine model")
     mine, model = vault.find("mine").copy, vault.find("model").copy
-    folder = model.folder.parents[1] / "0000000002" / "deadbeef"
+    folder = model.folder.local.parents[1] / "0000000002" / "deadbeef"
     folder.mkdir(parents=True)
-    (folder / "key.json").write_bytes((mine.folder / "key.json").read_bytes())
+    (folder / "key.json").write_bytes((mine.folder / "key.json").local.read_bytes())
     place = Place(vault.header.vault, model.place.object, 2, AES, mine.place.key)
-    forged = objects.Copy(folder, place, 1)
+    forged = objects.Copy(LocalPath(folder), place, 1)
     part = forged.write_part("00000000", b"another model")
     files = [{"path": "", "part": "00000000", "executable": False}]
     content = json.dumps({"tree": False, "files": files, "folders": []})
@@ -271,9 +272,9 @@ def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -
     copy = vault.find("data").copy
     with_taken = dataclasses.replace(place, key=taken)
     with pytest.raises(WrongKey):
-        with_taken.open("manifest", (copy.folder / "manifest").read_bytes(), "it")
+        with_taken.open("manifest", (copy.folder / "manifest").local.read_bytes(), "it")
     context = place.context("manifest")
-    sealed = (copy.folder / "manifest").read_bytes()
+    sealed = (copy.folder / "manifest").local.read_bytes()
     with pytest.raises(WrongKey):
         _native.SealedFileReader(
             lambda at, size: sealed[at : at + size], taken, AES, context, "it", 1, len(sealed)
@@ -322,7 +323,7 @@ def test_a_revoked_holder_changes_what_was_sealed_before(
     put(vault, tmp_path, "data", "good code")
     copy = kept_by_a_revoked_holder(vault, tmp_path)
     manifest = copy.manifest()
-    (copy.folder / manifest.parts[0].name).unlink()
+    (copy.folder / manifest.parts[0].name).local.unlink()
     part = copy.write_part(manifest.parts[0].name, b"evil code")
     copy.commit("files", "data", [part], manifest.content)
     owner = Vault.open(vault.path, keys.key_file(key))
@@ -344,11 +345,11 @@ def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
     copy = kept_by_a_revoked_holder(vault, tmp_path)
     name = "00000000"
     path, place = copy.folder / name, copy.place
-    salt = path.read_bytes()[:24]
+    salt = path.local.read_bytes()[:24]
     sealed = slow.seal(
         bytes(place.part_key(name)), place.suite, salt, place.context(name), b"evil code"
     )
-    path.write_bytes(sealed)
+    path.local.write_bytes(sealed)
     actions: dict[str, Callable[[], Any]] = {
         "open": lambda: opened_text(vault, tmp_path),
         "verify": lambda: trees.verify(vault.find("data"), nothing),
@@ -364,10 +365,10 @@ def test_another_copys_version_under_a_number_that_the_ledger_knows(
 ) -> None:
     """A restored backup went on by itself. Its version 2 is genuine, and another one."""
     put(vault, tmp_path, "data", "one")
-    shutil.copytree(vault.path, tmp_path / "backup")
+    shutil.copytree(vault.path.local, tmp_path / "backup")
     put(vault, tmp_path, "data", "two")
     put(Vault.open(tmp_path / "backup", keys.key_file(key)), tmp_path, "data", "two of the other")
-    for folder in (vault.path / "objects").iterdir():
+    for folder in (vault.path / "objects").local.iterdir():
         shutil.rmtree(folder)
         shutil.copytree(tmp_path / "backup" / "objects" / folder.name, folder)
     for version in (None, 2):
@@ -382,17 +383,17 @@ def test_another_copys_version_beside_the_one_that_the_ledger_knows(
 ) -> None:
     """It hides the right one under no name, and is not taken for it."""
     put(vault, tmp_path, "data", "one")
-    shutil.copytree(vault.path, tmp_path / "backup")
+    shutil.copytree(vault.path.local, tmp_path / "backup")
     put(vault, tmp_path, "data", "two")
     backup = Vault.open(tmp_path / "backup", keys.key_file(key))
     put(backup, tmp_path, "data", "two of the other")
     right = vault.find("data").copy.folder
-    shutil.copytree(backup.find("data").copy.folder, right.with_name(name))
+    shutil.copytree(backup.find("data").copy.folder.local, right.local.with_name(name))
     for version in (None, 2):
         assert opened_text(vault, tmp_path, version) == "two"
     trees.rotate(vault, nothing)
     assert opened_text(vault, tmp_path) == "two"
-    shutil.rmtree(vault.find("data").copy.folder)
+    shutil.rmtree(vault.find("data").copy.folder.local)
     with pytest.raises(RolledBack):
         opened_text(vault, tmp_path)
 
@@ -416,7 +417,7 @@ def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
     put(vault, tmp_path, "data", "one")
     keys.make_key_file(tmp_path / "second")
     vault.grant("second", keys.key_file(tmp_path / "second"))
-    before = (vault.path / "vault.json").read_bytes()
+    before = (vault.path / "vault.json").local.read_bytes()
     (tmp_path / "ledgers").mkdir()
 
     def as_reader() -> Vault:
@@ -427,7 +428,7 @@ def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
     assert opened_text(as_reader(), tmp_path) == "one"
     vault.revoke("second")
     assert as_reader().ledger.state() == (vault.header.key, vault.header.generation)
-    (vault.path / "vault.json").write_bytes(before)
+    (vault.path / "vault.json").local.write_bytes(before)
     with pytest.raises(RolledBack, match="with key 1"):
         as_reader()
 
@@ -438,14 +439,14 @@ def test_a_forged_generation_does_not_keep_the_next_key_out(
     """A revoked holder shows a header under the older key with a large number first."""
     late = Vault.open(vault.path, keys.key_file(key))
     forged = headers.changed(dataclasses.replace(late.header, generation=10**9), late.ring)
-    genuine = (vault.path / "vault.json").read_bytes()
-    (vault.path / "vault.json").write_bytes(headers.write_header(forged))
+    genuine = (vault.path / "vault.json").local.read_bytes()
+    (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
     late.refresh()
     assert late.ledger.state() == (1, 10**9 + 1)
-    (vault.path / "vault.json").write_bytes(genuine)
-    (vault.path / "ledger.json").rename(tmp_path / "ledger")
+    (vault.path / "vault.json").local.write_bytes(genuine)
+    (vault.path / "ledger.json").local.rename(tmp_path / "ledger")
     Vault.open(vault.path, keys.key_file(key)).rekey()
-    (tmp_path / "ledger").rename(vault.path / "ledger.json")
+    (tmp_path / "ledger").rename((vault.path / "ledger.json").local)
     late.refresh()
     assert late.header.key == 2
     assert late.ledger.state() == (2, late.header.generation)
@@ -470,7 +471,7 @@ def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
     header = dataclasses.replace(
         forged.header, id=owner.header.id, key=number, generation=number, grants=[grant]
     )
-    (forged.path / "vault.json").write_bytes(
+    (forged.path / "vault.json").local.write_bytes(
         headers.write_header(headers.changed(header, forged.ring))
     )
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
@@ -498,7 +499,7 @@ def test_a_key_of_the_holders_own_among_the_older_ones(
     planted = _native.wrap_key(vault.ring.key, _native.Secret.random(32)).hex()
     older = [headers.OlderKey(vault.header.key + ahead, planted)]
     made = headers.changed(vault.header, vault.ring, older=older)
-    (vault.path / "vault.json").write_bytes(headers.write_header(made))
+    (vault.path / "vault.json").local.write_bytes(headers.write_header(made))
     with pytest.raises(NotAVault, match="its older keys are not older than its key"):
         Vault.open(vault.path, keys.key_file(key))
 
@@ -507,6 +508,6 @@ def test_an_older_key_that_is_listed_twice(vault: Vault, key: Path) -> None:
     vault.rekey()
     planted = _native.wrap_key(vault.ring.key, _native.Secret.random(32)).hex()
     made = headers.changed(vault.header, vault.ring, older=[headers.OlderKey(1, planted)] * 2)
-    (vault.path / "vault.json").write_bytes(headers.write_header(made))
+    (vault.path / "vault.json").local.write_bytes(headers.write_header(made))
     with pytest.raises(NotAVault, match="its older keys are not older than its key"):
         Vault.open(vault.path, keys.key_file(key))

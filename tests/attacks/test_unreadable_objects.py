@@ -81,10 +81,10 @@ def test_a_directory_that_cannot_be_read_keeps_no_holder_from_being_revoked(
     second = keys.key_file(tmp_path / "second")
     vault.grant("second", second)
     # The first of all, so that the others come after it.
-    junk = vault.path / "objects" / Path("0" * 32, "0000000001", "00000000")
+    junk = vault.path.local / "objects" / Path("0" * 32, "0000000001", "00000000")
     junk.mkdir(parents=True)
     with monkeypatch.context() as patch:
-        refuse(patch, vault.path / "objects" / Path(*junk.parts[-3:][:depth]))
+        refuse(patch, vault.path.local / "objects" / Path(*junk.parts[-3:][:depth]))
         with pytest.raises(NotAVault, match=r"cannot be read: Permission denied \(1 in all"):
             VERBS[verb](vault)
         problems: list[VaultError] = []
@@ -102,7 +102,7 @@ def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
     stored = vault.find("one")
     version = stored.copy.folder.parent
     objects.new_copy(version, vault.ring, vault.header.vault, stored.copy.place.suite)
-    assert len(list(version.iterdir())) == 2  # as a rotation that was killed leaves it
+    assert len(list(version.local.iterdir())) == 2  # as a rotation that was killed leaves it
 
     @contextmanager
     def full(self: object, name: str) -> Iterator[int]:
@@ -114,7 +114,7 @@ def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
         for _ in range(2):
             with pytest.raises(DiskFull, match=r"cannot be written.*2 in all"):
                 trees.rotate(vault, nothing)
-            assert list(version.iterdir()) == [stored.copy.folder]
+            assert list(version.local.iterdir()) == [stored.copy.folder.local]
     assert trees.rotate(Vault.open(vault.path, key), nothing).versions == 2
     left = Vault.open(vault.path, key)
     assert not left.header.older
@@ -141,8 +141,8 @@ def test_a_file_that_cannot_be_read_is_named(
 def test_a_symlink_in_the_place_of_all_objects(
     vault: Vault, key: keys.SymmetricKey, tmp_path: Path
 ) -> None:
-    (vault.path / "objects").rename(tmp_path / "elsewhere")
-    (vault.path / "objects").symlink_to(tmp_path / "elsewhere")
+    (vault.path / "objects").local.rename(tmp_path / "elsewhere")
+    (vault.path / "objects").local.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafePath, match="objects is a symlink"):
         Vault.open(vault.path, key)
 
@@ -179,7 +179,7 @@ def test_a_manifest_with_anothers_name_or_version(
     place = stored.copy.place
     other = dataclasses.replace(manifest, object_version=7)
     text = json.dumps(dataclasses.asdict(other)).encode()
-    (stored.copy.folder / "manifest").write_bytes(place.seal("manifest", text))
+    (stored.copy.folder / "manifest").local.write_bytes(place.seal("manifest", text))
     with pytest.raises(ForeignPart, match="is that of version 7"):
         vault.find("one")
 
@@ -202,7 +202,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
         error = DiskFull if verb == "rotate" else OSError
         with pytest.raises(error, match="No space left on device"):
             verbs[verb]()
-    assert len(list(vault.path.rglob("key.json"))) == 2
+    assert len(list(vault.path.local.rglob("key.json"))) == 2
     vault.rekey()
     assert not caplog.records
     verbs[verb]()
@@ -215,7 +215,7 @@ def test_a_process_that_lacks_something_is_not_given_an_older_version(
     lacking: int, vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever call fails: nothing was learned of what is there. Nor if the disk fails."""
-    recorded = (vault.path / "ledger.json").read_bytes()
+    recorded = (vault.path / "ledger.json").local.read_bytes()
     trees.seal_path(vault, Path(__file__), "one", None, nothing)
     real = {name: getattr(os, name) for name in ("open", "scandir", "lstat")}
     left = 0
@@ -234,7 +234,7 @@ def test_a_process_that_lacks_something_is_not_given_an_older_version(
         monkeypatch.setattr(os, name, calling(name))
     for step in range(100):
         left = 1000
-        (vault.path / "ledger.json").write_bytes(recorded)  # as that of another machine
+        (vault.path / "ledger.json").local.write_bytes(recorded)  # as that of another machine
         opened = Vault.open(vault.path, key)
         left = step
         try:

@@ -65,7 +65,7 @@ def test_a_batch_is_whole_on_each_stream_that_takes_it(tokens: Vault) -> None:
 def test_a_changed_chunk_is_named(tokens: Vault) -> None:
     with cases.packed(tokens) as dataset:
         part = dataset.shards[2].part
-        (path,) = tokens.path.rglob(part)
+        (path,) = tokens.path.local.rglob(part)
         with path.open("r+b") as file:
             file.seek(1000)
             file.write(b"changed")

@@ -67,7 +67,7 @@ def clear_memory_store() -> None:
 
 def copy_to_store(vault: Vault, url: str) -> None:
     """What any program that copies files does: the manifests last, then the header."""
-    folder = Path(vault.path)
+    folder = Path(vault.path.local)
     files = [one for one in folder.rglob("*") if one.is_file() and one.parent != folder]
     for file in sorted(files, key=lambda one: one.name == "manifest"):
         with fsspec.open(f"{url}/{file.relative_to(folder)}", "wb") as target:

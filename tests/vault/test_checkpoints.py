@@ -137,7 +137,7 @@ def test_what_was_saved_is_loaded(vault: Vault, helper: bool) -> None:
 def test_a_checkpoint_shows_nothing_on_the_disk(vault: Vault) -> None:
     before = state(3)
     save(vault, 3)
-    on_disk = b"".join(path.read_bytes() for path in vault.path.rglob("*") if path.is_file())
+    on_disk = b"".join(path.read_bytes() for path in vault.path.local.rglob("*") if path.is_file())
     weights = before["model"]["weight"].numpy().tobytes()
     assert all(weights[at : at + 16] not in on_disk for at in range(0, len(weights) - 16, 512))
     for word in (b"cosine", b"weight", b"schedule", b"float32", b"run"):
@@ -309,28 +309,28 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
         save(vault, seed)
     part = vault.find("run").copy.folder / "rank-00000"
     older = vault.find("run", 1).copy.folder / "rank-00000"
-    good = part.read_bytes()
+    good = part.local.read_bytes()
     whose = "part rank-00000 of 'run' version 2"
     for content, error in [
         (None, MissingPart),
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
-        (older.read_bytes(), ForeignPart),
+        (older.local.read_bytes(), ForeignPart),
         (bytes([good[0] ^ 1]) + good[1:], TamperedChunk),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:
-        part.unlink()
+        part.local.unlink()
         if content is not None:
-            part.write_bytes(content)
+            part.local.write_bytes(content)
         refused(lambda: load(vault), error, whose)
-        part.write_bytes(good)
+        part.local.write_bytes(good)
     assert same(load(vault), state(2))
 
 
 def test_an_older_checkpoint_put_back_is_seen(vault: Vault) -> None:
     for seed in (1, 2):
         save(vault, seed)
-    shutil.rmtree(vault.find("run").copy.folder.parent)
+    shutil.rmtree(vault.find("run").copy.folder.parent.local)
     refused(lambda: load(vault), RolledBack, "last written as version 2")
     assert same(load(vault, version=1), state(1))  # by its number
 
@@ -485,7 +485,7 @@ def test_killed_at_every_step_of_a_save_the_one_before_is_whole(
 
     outcomes = set()
     for step in range(1000):
-        shutil.copytree(vault.path, place)
+        shutil.copytree(vault.path.local, place)
         killed = killed_at(step, lambda: save(opened(), 2))
         loaded = load(opened())
         newest = int(loaded["step"])

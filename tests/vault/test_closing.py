@@ -88,8 +88,8 @@ def test_a_closed_dataset_raises_at_every_use_and_says_what_it_was(filled: Vault
     with Dataset(filled, "data") as dataset:
         shard, later = dataset.shard(0), uses(dataset)
         assert dataset[0]["n"] == 0
-        assert open_files(filled.path)
-    assert not open_files(filled.path)
+        assert open_files(filled.path.local)
+    assert not open_files(filled.path.local)
     for use in later:
         with pytest.raises(AlreadyClosed, match="the dataset 'data' was closed: open it again"):
             use()
@@ -109,7 +109,7 @@ def test_no_key_of_a_closed_dataset_is_in_memory(filled: Vault) -> None:
     stored = filled.find("data")
     part = stored.manifest.parts[0]
     key = stored.copy.place.part_key(part.name)
-    header = (stored.copy.folder / part.name).read_bytes()[:24]
+    header = (stored.copy.folder / part.name).local.read_bytes()[:24]
     wanted = {
         "the part's": masked(key),
         "the file's": file_key(key, header, stored.copy.place.context(part.name)),
@@ -260,7 +260,7 @@ def test_a_closed_vault_raises_at_every_use_and_its_keys_are_wiped(
     ):
         with pytest.raises(AlreadyClosed, match=f"the vault {vault.path} was closed"):
             use()
-    assert version.is_dir()
+    assert version.local.is_dir()
     assert Vault.open(filled.path, opener).find("data"), "the opener is the caller's"
 
 

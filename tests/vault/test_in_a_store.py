@@ -31,8 +31,7 @@ from sealring.errors import (
     Unsupported,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, trees
-from sealring.vault.in_store import InStore
-from sealring.vault.stores import Store
+from sealring.vault.stores import Store, StorePath
 from tests.vault.conftest import copy_to_store
 from tests.vault.datasets import made
 from tests.vault.test_checkpoints import load, refused, same, save, state
@@ -76,7 +75,7 @@ def test_checkpoints_are_saved_and_loaded(stored: Vault, key: Path) -> None:
 
 def test_two_writers_take_two_numbers(stored: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if each has looked before the other has written."""
-    monkeypatch.setattr(InStore, "has_folder", lambda self, path: False)
+    monkeypatch.setattr(StorePath, "has_folder", lambda self: False)
     assert [stored.new_version("run").place.version for _ in range(2)] == [1, 2]
 
 
@@ -97,7 +96,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(
         save(vault, seed)
     store = Store(url)
     name, older = (
-        (vault.find("run", version).copy.folder / "rank-00000").relative_to(vault.path).as_posix()
+        str(vault.find("run", version).copy.folder / "rank-00000").removeprefix(f"{vault.path}/")
         for version in (2, 1)
     )
     good = store.read(name, 1 << 20)
@@ -227,7 +226,7 @@ def test_a_store_that_fails_hides_no_newer_checkpoint(
 ) -> None:
     """What does not open is left out, because an attacker may have put it there; but not this."""
     save(in_memory, 1)
-    older = str(in_memory.find("run").copy.folder.parent.relative_to(in_memory.path))
+    older = str(in_memory.find("run").copy.folder.parent).removeprefix(f"{in_memory.path}/")
     save(in_memory, 2)
     (tmp_path / "fresh").mkdir()  # a ledger that knows neither
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "fresh"))

@@ -48,7 +48,7 @@ def test_a_power_cut_after_each_sync(
 ) -> None:
     save(vault, 1)
     place = tmp_path / "after"
-    disk = Disk(vault.path)
+    disk = Disk(vault.path.local)
     seen: list[int] = []
 
     def cut() -> None:

@@ -18,24 +18,24 @@ from sealring.vault import Vault, keys, removal, trees
 
 def seal(vault: Vault, content: str, name: str = "data") -> int:
     source = vault.path.parent / "source"
-    source.write_text(content)
-    return trees.seal_path(vault, source, name, None, lambda _: None)
+    source.local.write_text(content)
+    return trees.seal_path(vault, source.local, name, None, lambda _: None)
 
 
 def test_an_object_is_gone_and_can_be_sealed_anew(vault: Vault, key: Path) -> None:
     for content in ("one", "two"):
         seal(vault, content)
     seal(vault, "other", "other")
-    before = vault.path.with_name("before")
-    shutil.copytree(vault.path / "objects", before)
+    before = vault.path.local.with_name("before")
+    shutil.copytree((vault.path / "objects").local, before)
     assert removal.remove(vault, "data") == 2
     with pytest.raises(NoSuchObject, match="'data' was removed"):
         vault.find("data")
     assert [one.manifest.name for one in vault.newest()] == ["other"]
     assert trees.rotate(vault, lambda _: None).versions == 2
     # Who puts the versions back is not believed.
-    shutil.rmtree(vault.path / "objects")
-    shutil.copytree(before, vault.path / "objects")
+    shutil.rmtree((vault.path / "objects").local)
+    shutil.copytree(before, vault.path.local / "objects")
     with pytest.raises(RolledBack):
         Vault.open(vault.path, keys.key_file(key)).find("data")
 
@@ -65,7 +65,7 @@ def test_one_version_that_is_not_the_newest(vault: Vault) -> None:
 def test_an_object_that_does_not_open_is_removed(vault: Vault) -> None:
     seal(vault, "one")
     manifest = vault.find("data").copy.folder / "manifest"
-    manifest.write_bytes(b"junk")
+    manifest.local.write_bytes(b"junk")
     assert removal.remove(vault, "data") == 1
     assert list(vault.newest()) == []
 
@@ -96,7 +96,7 @@ def test_what_is_asked_is_not_among_the_json(vault: Vault, key: Path) -> None:
 def test_ls_lists_the_rest_when_one_object_does_not_open(vault: Vault, key: Path) -> None:
     for name in ("bad", "good"):
         seal(vault, name, name)
-    (vault.find("bad").copy.folder / "manifest").write_bytes(b"junk")
+    (vault.find("bad").copy.folder / "manifest").local.write_bytes(b"junk")
     listed = CliRunner().invoke(app, ["vault", "ls", str(vault.path), "--key", str(key), "--json"])
     found = json.loads(listed.stdout)
     assert listed.exit_code == 2
@@ -123,6 +123,6 @@ def test_a_version_without_its_parts_does_not_count_as_one_that_is_kept(vault: V
     for content in ("one", "two", "three"):
         seal(vault, content)
     two = vault.find("data", 2)
-    (two.copy.folder / two.manifest.parts[0].name).unlink()
+    (two.copy.folder / two.manifest.parts[0].name).local.unlink()
     assert [int(one.name) for one in vault.surplus("data", 3, 0)] == [1]
     assert vault.surplus("data", 3, 1) == []

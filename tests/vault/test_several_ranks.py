@@ -178,9 +178,9 @@ def test_a_changed_part_names_the_rank_that_wrote_it(
 ) -> None:
     workers.run(save, str(tmp_path), 64, ROWS, world=2)
     part = vault.find("run").copy.folder / "rank-00001"
-    content = bytearray(part.read_bytes())
+    content = bytearray(part.local.read_bytes())
     content[100] ^= 1
-    part.write_bytes(content)
+    part.local.write_bytes(content)
     for failures in workers.run(load_tampered, str(tmp_path), world=2):
         assert {(name, rank) for rank, name, _ in failures} == {(TamperedChunk.__name__, 1)}
         assert "part rank-00001 of 'run' version 1" in failures[0][2]

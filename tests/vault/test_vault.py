@@ -55,12 +55,12 @@ def a_file(folder: Path, content: bytes = b"some plaintext that is searched for"
 
 
 def files_of(vault: Vault) -> list[Path]:
-    return [path for path in vault.path.rglob("*") if path.is_file()]
+    return [path for path in vault.path.local.rglob("*") if path.is_file()]
 
 
 def part_of(vault: Vault, name: str = "object", version: int | None = None) -> Path:
     stored = vault.find(name, version)
-    return stored.copy.folder / stored.manifest.parts[0].name
+    return (stored.copy.folder / stored.manifest.parts[0].name).local
 
 
 def reopened(vault: Vault, key: Path) -> Vault:
@@ -137,7 +137,7 @@ def test_each_kind_of_holder_opens_it_and_a_revoked_one_does_not(
     vault.grant("second", second)
     for holder in (person, worker, second):
         assert Vault.open(vault.path, holder).find("object").manifest.name == "object"
-    before = (vault.path / "vault.json").read_bytes()
+    before = (vault.path / "vault.json").local.read_bytes()
     public = keys.PublicKey(person.public)
     assert vault.rekey([worker, second, public]).dropped == []
     for holder in (person, worker, second):
@@ -240,7 +240,7 @@ def test_another_key_and_another_vault(vault: Vault, key: Path, tmp_path: Path) 
 
 def change_header(vault: Vault, change: dict[str, Any]) -> None:
     path = vault.path / "vault.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    path.local.write_text(json.dumps(json.loads(path.local.read_text()) | change))
 
 
 def test_a_grant_that_an_attacker_adds(vault: Vault, key: Path, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_grant_that_an_attacker_adds(vault: Vault, key: Path, tmp_path: Path) 
     forged = keys.PublicKey(attacker.public).grant(
         "owner2", vault.header.vault, 1, _native.Secret.random(32)
     )
-    grants = json.loads((vault.path / "vault.json").read_text())["grants"]
+    grants = json.loads((vault.path / "vault.json").local.read_text())["grants"]
     from dataclasses import asdict
 
     change_header(vault, {"grants": [*grants, asdict(forged)]})
@@ -282,7 +282,7 @@ def test_a_changed_header(
 
 
 def test_a_header_that_is_no_json(vault: Vault, key: Path) -> None:
-    (vault.path / "vault.json").write_bytes(b"\xff{")
+    (vault.path / "vault.json").local.write_bytes(b"\xff{")
     with pytest.raises(NotAVault, match="is not a vault's header"):
         reopened(vault, key)
 
@@ -330,12 +330,12 @@ def test_manifests_and_keys_that_are_anothers(vault: Vault, tmp_path: Path) -> N
     seal(vault, a_file(tmp_path), "two")
     one, two = (vault.find(name).copy.folder for name in ("one", "two"))
     for name, errors in (("manifest", ForeignPart), ("key.json", ForeignPart)):
-        kept = (one / name).read_bytes()
-        shutil.copy(two / name, one / name)
+        kept = (one / name).local.read_bytes()
+        shutil.copy((two / name).local, (one / name).local)
         with pytest.raises(errors):
             vault.find("one")
-        (one / name).write_bytes(kept)
-    (one / "key.json").write_bytes(b"{}")
+        (one / name).local.write_bytes(kept)
+    (one / "key.json").local.write_bytes(b"{}")
     with pytest.raises(NotAVault, match=r"key\.json is not an object's key"):
         vault.find("one")
 
@@ -344,31 +344,31 @@ def test_a_later_manifest_is_refused_by_name(vault: Vault, tmp_path: Path) -> No
     seal(vault, a_file(tmp_path))
     copy = vault.find("object").copy
     later = json.dumps({"format": "sealring object", "version": 2}).encode()
-    (copy.folder / "manifest").write_bytes(copy.place.seal("manifest", later))
+    (copy.folder / "manifest").local.write_bytes(copy.place.seal("manifest", later))
     with pytest.raises(LaterVersion, match="version 2 of its format"):
         vault.find("object")
 
 
 def test_an_older_vault_put_back_is_seen(vault: Vault, key: Path, tmp_path: Path) -> None:
     seal(vault, a_file(tmp_path))
-    shutil.copytree(vault.path / "objects", tmp_path / "old")
+    shutil.copytree((vault.path / "objects").local, tmp_path / "old")
     seal(vault, a_file(tmp_path))
-    shutil.rmtree(vault.path / "objects")
-    shutil.copytree(tmp_path / "old", vault.path / "objects")
+    shutil.rmtree((vault.path / "objects").local)
+    shutil.copytree(tmp_path / "old", vault.path.local / "objects")
     with pytest.raises(RolledBack, match=r"last written as version 2.*has version 1"):
         reopened(vault, key).find("object")
     assert vault.find("object", 1).manifest.object_version == 1  # asked for by its number
     assert seal(vault, a_file(tmp_path)) == 3
-    shutil.rmtree(vault.path / "objects")
-    (vault.path / "objects").mkdir()
+    shutil.rmtree((vault.path / "objects").local)
+    (vault.path / "objects").local.mkdir()
     with pytest.raises(RolledBack, match="has none"):
         vault.find("object")
 
 
 def test_an_older_header_put_back_is_seen(vault: Vault, key: Path) -> None:
-    before = (vault.path / "vault.json").read_bytes()
+    before = (vault.path / "vault.json").local.read_bytes()
     vault.rekey()
-    (vault.path / "vault.json").write_bytes(before)
+    (vault.path / "vault.json").local.write_bytes(before)
     with pytest.raises(
         RolledBack, match=r"header is number 1 with key 1.*recorded number 3 with key 2"
     ):
@@ -379,10 +379,10 @@ def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     (tmp_path / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
-    shutil.copytree(vault.path, tmp_path / "whole")
+    shutil.copytree(vault.path.local, tmp_path / "whole")
     seal(reopened(vault, key), a_file(tmp_path))
-    shutil.rmtree(vault.path)
-    shutil.copytree(tmp_path / "whole", vault.path)  # with the ledger that lay in it
+    shutil.rmtree(vault.path.local)
+    shutil.copytree(tmp_path / "whole", vault.path.local)  # with the ledger that lay in it
     with pytest.raises(RolledBack):
         reopened(vault, key).find("object")
 
@@ -505,9 +505,9 @@ def test_names_as_long_as_the_file_system_takes(bytes_each: int, tmp_path: Path)
     keys.make_key_file(key)
     vault = Vault.create(tmp_path / f"v{name[1:]}", keys.key_file(key), "owner")
     seal(vault, a_file(tmp_path, b"x"))
-    killed_at(8, lambda: open_with(key, vault.path, tmp_path / name))
+    killed_at(8, lambda: open_with(key, vault.path.local, tmp_path / name))
     assert any("sealring-unfinished" in one.name for one in tmp_path.iterdir())
-    open_with(key, vault.path, tmp_path / name)
+    open_with(key, vault.path.local, tmp_path / name)
     assert (tmp_path / name).read_bytes() == b"x"
     assert not any("sealring-unfinished" in one.name for one in tmp_path.iterdir())
 
@@ -527,14 +527,14 @@ def test_nothing_is_written_that_is_too_large_to_be_read_again(
     monkeypatch.setattr(objects, "LARGEST_MANIFEST", 4000)
     with pytest.raises(Unsupported, match="divide it into several objects"):
         seal(vault, tmp_path / "many", "many")
-    size = (vault.path / "ledger.json").stat().st_size
+    size = (vault.path / "ledger.json").local.stat().st_size
     monkeypatch.setattr(ledger, "LARGEST_LEDGER", size)
     seal(vault, tmp_path / "source")
     with pytest.raises(Unsupported, match="make a second vault"):
         seal(vault, tmp_path / "source", "more")
     monkeypatch.undo()
     person = keys.make_identity(tmp_path / "person").public
-    size = (vault.path / "vault.json").stat().st_size + len(person)
+    size = (vault.path / "vault.json").local.stat().st_size + len(person)
     monkeypatch.setattr(opened, "LARGEST_DOCUMENT", size)
     with pytest.raises(Unsupported, match="the vault's header would have"):
         vault.grant("person", keys.PublicKey(person))
@@ -582,7 +582,7 @@ def test_killed_at_every_step_the_vault_opens(
             seal(mine, source, "more")
 
     for step in range(1000):
-        shutil.copytree(vault.path, place)
+        shutil.copytree(vault.path.local, place)
         killed = killed_at(step, action)
         left = Vault.open(place, keys.key_file(key))
         assert left.find("object").manifest.object_version == 1

@@ -3,7 +3,7 @@
 closing            what close() means: keys wiped, and an error for every later use
 files, sealed      what survives a crash; sealed files by the native core
 freeing            the space of removed files, given back beside
-storage, disk, stores  where a vault lies: a directory, or a store that fsspec reaches
+storage, stores    where a vault lies: a directory, or a store that fsspec reaches
 keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
 objects, vault     versions of a name, and the directory of them
@@ -44,15 +44,22 @@ if TYPE_CHECKING:
     from sealring.vault.datasets.dataset import Dataset, Stream
     from sealring.vault.datasets.gpu_loader import GpuLoader
     from sealring.vault.datasets.loader import Loader
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_opening import CudaOpener
+    from sealring.vault.gpu_plan import Sample, SealedPart
     from sealring.vault.resharding import Moved, reshard
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
+    "CudaOpener",
     "Dataset",
+    "GpuBatches",
     "GpuLoader",
     "Loader",
     "Moved",
+    "Sample",
+    "SealedPart",
     "Stage",
     "Stream",
     "Vault",
@@ -68,10 +75,14 @@ __all__ = [
 _WITH_TORCH: Final = {
     "CheckpointReader": "checkpoint_reader",
     "CheckpointWriter": "checkpoint_writer",
+    "CudaOpener": "gpu_opening",
     "Dataset": "datasets.dataset",
+    "GpuBatches": "gpu_batches",
     "GpuLoader": "datasets.gpu_loader",
     "Loader": "datasets.loader",
     "Moved": "resharding",
+    "Sample": "gpu_plan",
+    "SealedPart": "gpu_plan",
     "Stream": "datasets.dataset",
     "export_safetensors": "checkpoint_export",
     "export_torch": "checkpoint_export",

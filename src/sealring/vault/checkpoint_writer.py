@@ -37,7 +37,7 @@ from sealring.errors import (
     VaultBusy,
     VaultError,
 )
-from sealring.formats.strict import strictly
+from sealring.formats.strict import read_json, strictly
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import freeing, objects, signing
 from sealring.vault.checkpoint_form import (
@@ -48,15 +48,13 @@ from sealring.vault.checkpoint_form import (
     paths_of_all,
 )
 from sealring.vault.closing import Closable
+from sealring.vault.layout import COPY, OBJECT
 from sealring.vault.objects import Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
-from sealring.vault.storage import VaultPath, storage_of
-from sealring.vault.vault import Vault
+from sealring.vault.storage import VaultPath
+from sealring.vault.vault import LAST_VERSION, Vault
 
 _LOG = logging.getLogger("sealring")
-_DRAFT: Final = re.compile(
-    r"([0-9a-f]{32}/[0-9]{10}/[0-9a-f]{8})@([0-9]{1,18})@([0-9a-f]{32})@([0-9a-f]{64})"
-)
 
 
 class CheckpointWriter(Closable, StorageWriter):
@@ -168,10 +166,14 @@ class CheckpointWriter(Closable, StorageWriter):
             self._vault.refresh()
             draft = save.draft = self._vault.new_version(save.name)
             version = draft.folder.parent
-            save.claim.enter_context(storage_of(version).claim(version))
-        folder = draft.folder.relative_to(self._vault.path / "objects").as_posix()
-        where = f"{folder}@{draft.vault_key}@{secrets.token_hex(16)}@{plan_digest}"
-        return [replace(plan, storage_data=where) for plan in plans]
+            save.claim.enter_context(version.claim())
+        place = draft.place
+        attempt = _Draft(
+            place.object.hex(), place.version, draft.folder.name, draft.vault_key,
+            secrets.token_hex(16), plan_digest,
+        )  # fmt: skip
+        told = json.dumps(asdict(attempt))
+        return [replace(plan, storage_data=told) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         done: Future[list[WriteResult]] = Future()
@@ -234,7 +236,7 @@ class CheckpointWriter(Closable, StorageWriter):
             self._vault.refresh()
             self._vault.require_key(draft.vault_key, self._save.name)
             copy = objects.open_copy(
-                self._vault.path / "objects" / draft.folder,
+                draft.folder_in(self._vault),
                 self._vault.ring,
                 self._vault.header.vault,
             )
@@ -253,16 +255,16 @@ class CheckpointWriter(Closable, StorageWriter):
 
     def _draft_of(self, plan: SavePlan) -> _Draft:
         """What the coordinator has begun."""
-        where = plan.storage_data
-        found = _DRAFT.fullmatch(where) if isinstance(where, str) else None
-        if found is None:
+        told = plan.storage_data
+        draft = _draft(told) if isinstance(told, str) else None
+        if draft is None:
             raise Unsupported("the planner dropped the plan's storage_data: use DefaultSavePlanner")
-        if where == self._used:
+        if told == self._used:
             raise Unsupported(
                 "the planner gave the plan of the checkpoint before: leave out enable_plan_caching"
             )
-        self._used = where
-        return _Draft(found[1], int(found[2]), found[3], found[4])
+        self._used = told
+        return draft
 
     def _remove(self, versions: Callable[[], list[VaultPath]]) -> None:
         """Removes versions while no other process uses the vault; else a later save does it.
@@ -300,13 +302,40 @@ class _Save:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What the coordinator tells each rank."""
+    """What the coordinator tells each rank: the copy to write to, and the attempt to save."""
 
-    folder: str
+    object: str
+    version: int
+    copy: str
     vault_key: int
     """Its number when the save began."""
     save: str
+    """Random, one for each attempt to save."""
     plan: str
+    """The digest of the plan of all ranks."""
+
+    def folder_in(self, vault: Vault) -> VaultPath:
+        return vault.path / "objects" / self.object / f"{self.version:010}" / self.copy
+
+
+_FORMS: Final = {
+    "object": OBJECT,
+    "copy": COPY,
+    "save": re.compile(r"[0-9a-f]{32}"),
+    "plan": re.compile(r"[0-9a-f]{64}"),
+}
+
+
+def _draft(told: str) -> _Draft | None:
+    """None where it is not of the form that a coordinator sends."""
+    try:
+        draft: _Draft = strictly(_Draft, read_json(told.encode()), "the plan", "draft")
+    except (ValueError, ConfigurationError):
+        return None
+    named = asdict(draft)
+    numbers = 0 < draft.version <= LAST_VERSION and 0 < draft.vault_key < 1 << 63
+    whole = numbers and all(form.fullmatch(named[name]) for name, form in _FORMS.items())
+    return draft if whole else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from sealring.errors import VaultError
 from sealring.vault.objects import MANIFEST
-from sealring.vault.storage import VaultPath, storage_of
+from sealring.vault.storage import VaultPath
 
 OBJECT: Final = re.compile(r"[0-9a-f]{32}")
 VERSION: Final = re.compile(r"[0-9]{10}")
@@ -16,17 +16,12 @@ COPY: Final = re.compile(r"[0-9a-f]{8}")
 _ONE_BY_ONE: Final = 4
 
 
-def entries(folder: VaultPath, form: re.Pattern[str]) -> list[VaultPath]:
-    """Folders whose name is of this form; other names are not the vault's."""
-    return storage_of(folder).entries(folder, form)
-
-
 def is_complete(copy: VaultPath) -> bool:
-    return storage_of(copy).exists(copy / MANIFEST)
+    return (copy / MANIFEST).has_file()
 
 
 def complete_copies(version: VaultPath) -> list[VaultPath]:
-    return [one for one in entries(version, COPY) if is_complete(one)]
+    return [one for one in version.entries(COPY) if is_complete(one)]
 
 
 def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
@@ -46,7 +41,7 @@ def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
 
 def _with_manifest(folder: VaultPath) -> set[str] | None:
     """The names of versions that have a complete copy; None where each is to be looked at."""
-    files = storage_of(folder).below(folder)
+    files = folder.below()
     if files is None:
         return None
     ways = (one.split("/") for one in files)
@@ -68,8 +63,8 @@ def collected(
 ) -> list[VaultPath]:
     """Entries; what is wrong with the folder, and links in it, are put into `problems`."""
     try:
-        found = entries(folder, form)
-        problems += storage_of(folder).links(folder, form)
+        found = folder.entries(form)
+        problems += folder.links(form)
     except VaultError as problem:
         problems.append(problem)
         return []

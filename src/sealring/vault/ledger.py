@@ -21,7 +21,6 @@ from sealring.formats.strict import read_json, strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
 from sealring.vault.storage import VaultPath
-from sealring.vault.stores import StorePath
 
 _LOG = logging.getLogger("sealring")
 SETTING: Final = "SEALRING_VAULT_LEDGER"
@@ -85,19 +84,19 @@ class LocalLedger:
     def of(cls, vault: str, directory: VaultPath) -> LocalLedger:
         folder = os.environ.get(SETTING)
         if not folder:
-            if isinstance(directory, StorePath):
+            if not directory.locks:
                 raise ConfigurationError(
                     f"{directory} lies in a store, where no ledger is kept by which a rollback is "
                     f"seen: set {SETTING} to a folder, or to {AT_THE_BROKER}"
                 )
-            return cls(vault, directory / "ledger.json")
+            return cls(vault, directory.local / "ledger.json")
         if not Path(folder).is_dir():
             # It is not made here: it may lie on a disk that is not there at the moment.
             raise ConfigurationError(
                 f"{SETTING}={folder} is no directory: attach the disk that it lies on, "
                 f"or, if there was none before, run `mkdir -m 700 {folder}`"
             )
-        elsewhere = isinstance(directory, StorePath) or not Path(folder).is_relative_to(directory)
+        elsewhere = not directory.locks or not Path(folder).is_relative_to(directory.local)
         return cls(vault, Path(folder) / f"{vault}.json", beside_the_vault=not elsewhere)
 
     def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
@@ -106,7 +105,7 @@ class LocalLedger:
         Another one there is refused, unless this process has made it. A vault that it does not
         know yet is accepted, and reported.
         """
-        if self.path.parent == directory:
+        if directory.locks and self.path.parent == directory.local:
             return
         if not made_now and not self.path.exists():
             _LOG.warning(

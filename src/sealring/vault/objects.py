@@ -46,7 +46,7 @@ from sealring.vault.sealed import (
     check_small,
     wrapping_key,
 )
-from sealring.vault.storage import OpenFile, VaultPath, storage_of
+from sealring.vault.storage import OpenFile, VaultPath
 
 FORMAT: Final = "sealring object"
 VERSION: Final = 1
@@ -117,12 +117,12 @@ class Copy:
 
     @property
     def complete(self) -> bool:
-        return storage_of(self.folder).exists(self.folder / MANIFEST)
+        return (self.folder / MANIFEST).has_file()
 
     def new_part(self, name: str) -> AbstractContextManager[int]:
         """A new file's descriptor. If the context ends well, the part is there for good."""
         check_part(name)
-        return storage_of(self.folder).new_file(self.folder / name)
+        return (self.folder / name).new_file()
 
     def write_part(self, name: str, content: bytes) -> Part:
         return self.seal_part(name, [[content]])[0]
@@ -149,15 +149,14 @@ class Copy:
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         advice = "divide it into several objects"
         check_small(sealed, f"the manifest of {self.folder}", advice, LARGEST_MANIFEST)
-        storage = storage_of(self.folder)
-        storage.settle(self.folder, KEY_FILE)
-        storage.write(self.folder / MANIFEST, sealed)
+        self.folder.settle(KEY_FILE)
+        (self.folder / MANIFEST).write(sealed)
         return manifest.digest
 
     def manifest(self) -> Manifest:
         """Opened, and so authentic."""
         path = self.folder / MANIFEST
-        sealed = storage_of(path).read_small(path, "the manifest", LARGEST_MANIFEST)
+        sealed = path.read_small("the manifest", LARGEST_MANIFEST)
         try:
             document = read_json(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
         except WrongKey:
@@ -218,7 +217,7 @@ def changed_salt(name: str) -> TamperedChunk:
 
 def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
     """A sealed file, if it is the one that a manifest lists."""
-    file = storage_of(path).open_file(path, name)
+    file = path.open_file(name)
     try:
         wanted = _native.sealed_length(length)
         if file.size != wanted:
@@ -253,11 +252,10 @@ def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Cop
     object_bytes, number = bytes.fromhex(version.parent.name), int(version.name)
     key = _native.Secret.random(KEY_BYTES)
     folder = version / secrets.token_hex(4)
-    storage = storage_of(folder)
-    storage.make_folder(folder)
+    folder.make_folder()
     place = Place(vault, object_bytes, number, suite, key)
     try:
-        storage.write_new(folder / KEY_FILE, _wrapped(ring, place))  # `commit` settles it
+        (folder / KEY_FILE).write_new(_wrapped(ring, place))  # `commit` settles it
     except BaseException:
         remove(folder)
         raise
@@ -266,7 +264,7 @@ def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Cop
 
 def write_key(folder: VaultPath, ring: KeyRing, place: Place) -> None:
     """Replaces the file whole: the key under the vault's newest."""
-    storage_of(folder).write(folder / KEY_FILE, _wrapped(ring, place))
+    (folder / KEY_FILE).write(_wrapped(ring, place))
 
 
 def _wrapped(ring: KeyRing, place: Place) -> bytes:
@@ -279,9 +277,7 @@ def _wrapped(ring: KeyRing, place: Place) -> bytes:
 def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
     path = folder / KEY_FILE
     try:
-        document = read_json(
-            storage_of(path).read_small(path, "the object's key", LARGEST_DOCUMENT)
-        )
+        document = read_json(path.read_small("the object's key", LARGEST_DOCUMENT))
         known: WrappedKey = strictly(WrappedKey, document, str(path), "wrapped key")
         wrapped = bytes.fromhex(known.wrapped)
     except (ValueError, ConfigurationError):
@@ -306,4 +302,4 @@ def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
 
 def remove(folder: VaultPath) -> None:
     """Removes a copy: the manifest first, so that no half of it looks complete."""
-    storage_of(folder).remove(folder.parents[3], folder, first=MANIFEST)
+    folder.remove(4, first=MANIFEST)

@@ -18,7 +18,6 @@ from sealring.errors import (
     NotGranted,
     RolledBack,
     SealringError,
-    Unsupported,
 )
 from sealring.formats.files import writing
 from sealring.vault import header as headers
@@ -27,7 +26,7 @@ from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
 from sealring.vault.ledger import Ledger
 from sealring.vault.ledgers import ledger_of
 from sealring.vault.sealed import LARGEST_DOCUMENT, check_small
-from sealring.vault.storage import VaultPath, storage_of
+from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
 HEADER: Final = "vault.json"
@@ -102,11 +101,11 @@ class OpenedHeader(Closable):
         It is never an older one than this process or the ledger has seen.
         """
         self.require_open()
-        storage, path = storage_of(self.path), self.path / HEADER
-        if not storage.exists(path):
+        path = self.path / HEADER
+        if not path.has_file():
             raise NotAVault(f"there is no vault in {self.path}: `sealring vault init` makes one")
-        storage.refuse_link(self.path / "objects")
-        content = storage.read_small(path, "the vault's header", LARGEST_DOCUMENT)
+        (self.path / "objects").refuse_link()
+        content = path.read_small("the vault's header", LARGEST_DOCUMENT)
         header = headers.read_header(content, str(self.path / HEADER))
         ring = headers.open_header(header, self._opener, f"the vault {self.path}")
         if self._id not in (None, header.id):
@@ -170,15 +169,9 @@ class OpenedHeader(Closable):
                 f"{number}: save it again"
             )
 
-    def require_directory(self) -> None:
-        if not storage_of(self.path).locks:
-            raise Unsupported(
-                f"{self.path} lies in a store: do this in a directory, and copy the directory there"
-            )
-
     def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:
         self.require_open()
-        return storage_of(self.path).held(self.path, alone=alone, wait=wait)
+        return self.path.held(alone=alone, wait=wait)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -243,7 +236,7 @@ class OpenedHeader(Closable):
         # A ledger that cannot be written must not stop a change of keys half way.
         with writing(f"nothing was changed: the ledger {self.ledger.where}"):
             self.ledger.record(*self._seen)
-        storage_of(self.path).write(self.path / HEADER, content)
+        (self.path / HEADER).write(content)
         self.header = header
         self._seen = header.key, header.generation
         self.ledger.record(header.key, header.generation)

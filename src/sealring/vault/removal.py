@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sealring.errors import ConfigurationError, NoSuchObject
 from sealring.vault import objects
-from sealring.vault.layout import VERSION, entries
+from sealring.vault.layout import VERSION
 from sealring.vault.vault import Vault
 from sealring.vault.versions import REMOVED
 
@@ -20,7 +20,7 @@ def remove(vault: Vault, name: str) -> int:
     with vault.held(alone=True):
         vault.refresh()
         folder = vault.folder_of(name)
-        found = entries(folder, VERSION)
+        found = folder.entries(VERSION)
         if not found and vault.ledger.newest(folder.name) is None:
             raise NoSuchObject(
                 f"{name!r} is not in {vault.path}: `sealring vault ls` shows what is"
@@ -49,6 +49,6 @@ def remove_version(vault: Vault, name: str, version: int) -> None:
                 f"version {version} is the newest of {name!r}: without it the vault would look "
                 "older than it is. Remove the object, or seal a new version first"
             )
-        if wanted not in entries(wanted.parent, VERSION):
+        if wanted not in wanted.parent.entries(VERSION):
             raise NoSuchObject(f"{name!r} has no version {version} in {vault.path}")
         vault.remove_version(wanted)

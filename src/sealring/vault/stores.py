@@ -10,69 +10,36 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from sealring.errors import (
     ConfigurationError,
     MissingExtra,
+    MissingPart,
+    NotAVault,
+    OutputExists,
     SealringError,
     StoreFailed,
+    UnsafePath,
+    Unsupported,
 )
 from sealring.vault import answers, requests
 from sealring.vault.sealed import shown
+from sealring.vault.storage import LocalPath, VaultPath
 
 _BLOCK: Final = 8 << 20
 _LONGEST_REASON: Final = 300
 _ATTEMPTS: Final = 3
 """To read a small file that is replaced at the same time."""
+_TAKEN: Final = "taken"
 _ROOT: Final = PurePosixPath()
 _LINK: Final = re.compile(rb"""href\s*=\s*["']([^"'<>\s]{1,1024})""", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class StorePath:
-    """A file or a folder of a vault in a store."""
-
-    store: Store = field(repr=False)
-    inside: PurePosixPath = _ROOT
-
-    def __truediv__(self, name: str) -> StorePath:
-        return StorePath(self.store, self.inside / name)
-
-    def __str__(self) -> str:
-        return f"{self.store.url}/{self.key}".rstrip("/")
-
-    def __fspath__(self) -> str:
-        raise TypeError(f"{self} is no path of this machine")
-
-    @property
-    def key(self) -> str:
-        return "" if self.inside == _ROOT else str(self.inside)
-
-    @property
-    def name(self) -> str:
-        return self.inside.name
-
-    @property
-    def parent(self) -> StorePath:
-        return StorePath(self.store, self.inside.parent)
-
-    @property
-    def parents(self) -> Sequence[StorePath]:
-        return [StorePath(self.store, one) for one in self.inside.parents]
-
-    def relative_to(self, other: StorePath) -> PurePosixPath:
-        return self.inside.relative_to(other.inside)
-
-    def absolute(self) -> StorePath:
-        return self
-
-    def resolve(self) -> StorePath:
-        return self
 
 
 def _lists_at_once(files: Any) -> bool:
@@ -319,3 +286,161 @@ class Store:
                     f"{self.url}/{path} is still there after it was removed: the store refuses to "
                     "remove it, or something was put there meanwhile. See what this user may do"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class StorePath:
+    """A VaultPath in a store."""
+
+    store: Store = field(repr=False)
+    inside: PurePosixPath = _ROOT
+
+    def __truediv__(self, name: str) -> StorePath:
+        return StorePath(self.store, self.inside / name)
+
+    def __str__(self) -> str:
+        return f"{self.store.url}/{self.key}".rstrip("/")
+
+    def __fspath__(self) -> str:
+        raise TypeError(f"{self} is no path of this machine")
+
+    @property
+    def key(self) -> str:
+        return "" if self.inside == _ROOT else str(self.inside)
+
+    @property
+    def name(self) -> str:
+        return self.inside.name
+
+    @property
+    def parent(self) -> StorePath:
+        return StorePath(self.store, self.inside.parent)
+
+    @property
+    def locks(self) -> bool:
+        return False
+
+    @property
+    def local(self) -> Path:
+        raise Unsupported(
+            f"{self} lies in a store: do this in a directory, and copy the directory there"
+        )
+
+    def absolute(self) -> StorePath:
+        return self
+
+    def resolve(self) -> StorePath:
+        return self
+
+    def entries(self, form: re.Pattern[str]) -> list[VaultPath]:
+        return [self / name for name in self.store.names(self.key, form)]
+
+    def below(self) -> list[str] | None:
+        return self.store.below(self.key)
+
+    def links(self, form: re.Pattern[str]) -> list[UnsafePath]:
+        return []
+
+    def refuse_link(self) -> None:
+        """A store has none."""
+
+    def has_file(self) -> bool:
+        return self.store.size(self.key) is not None
+
+    def has_folder(self) -> bool:
+        return bool(self.store.names(self.key, re.compile(".+")))
+
+    def read_small(self, what: str, largest: int) -> bytes:
+        try:
+            content = self.store.read_unless_larger(self.key, largest)
+        except FileNotFoundError:
+            raise NotAVault(f"{what} {self} cannot be read: No such file") from None
+        if content is None:
+            raise NotAVault(f"{what} {self} is larger than {largest} bytes")
+        return content
+
+    def write(self, content: bytes) -> None:
+        self.store.put(self.key, content, new=False)
+
+    def write_new(self, content: bytes) -> None:
+        self.store.put(self.key, content, new=True)
+
+    def make_vault(self, name: str, header: bytes) -> None:
+        try:
+            (self / name).write_new(header)
+        except FileExistsError:  # another process has just made it
+            raise OutputExists(f"{self} is there already and will not be overwritten") from None
+
+    def make_folder(self) -> None:
+        """A folder is there when something is in it."""
+
+    def take_folder(self) -> None:
+        if self.has_folder():
+            raise FileExistsError(str(self))
+        # Random, so that a repeated put knows its own: see Store.put.
+        (self / _TAKEN).write_new(secrets.token_hex(16).encode())
+
+    @contextlib.contextmanager
+    def new_file(self) -> Iterator[int]:
+        """What is sealed goes to a file without a name, and then to the store."""
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
+            if self.has_file():
+                raise FileExistsError(str(self))
+            self.store.upload(file.fileno(), self.key)
+
+    def open_file(self, name: str) -> StoreFile:
+        size = self.store.size(self.key)
+        if size is None:
+            raise _missing(self, name)
+        return StoreFile(self, name, size)
+
+    def settle(self, unsynced: str) -> None:
+        """What was put is there."""
+
+    def remove(self, levels: int, first: str | None = None) -> None:
+        if first is not None:
+            self.store.remove((self / first).key)
+        self.store.remove(self.key)
+
+    def held(self, *, alone: bool, wait: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def claim(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def claimed(self, *, superseded: bool) -> bool:
+        """A store does not know who writes: what no later version follows may be in use."""
+        return not superseded
+
+
+class StoreFile:
+    """A file of a store, of which ranges are read."""
+
+    def __init__(self, path: StorePath, name: str, size: int) -> None:
+        self._path, self._name, self.size = path, name, size
+        self.source = self.read
+
+    def read(self, offset: int, size: int) -> bytes:
+        try:
+            return self._path.store.read_range(self._path.key, offset, offset + size)
+        except FileNotFoundError:  # it was removed since it was opened
+            raise _missing(self._path, self._name) from None
+
+    def close(self) -> None:
+        """A range is a request of its own: nothing is open between two of them."""
+
+
+def _missing(path: StorePath, name: str) -> MissingPart:
+    return MissingPart(f"{name} is missing: restore {path} from a copy")
+
+
+Where = VaultPath | str | os.PathLike[str]
+"""A directory, or the URL of a folder in a store."""
+
+
+def vault_path(given: Where) -> VaultPath:
+    if isinstance(given, StorePath):
+        return given
+    named = str(given)
+    return StorePath(Store(named)) if "://" in named else LocalPath(named)

@@ -32,7 +32,6 @@ from sealring.vault.layout import complete_copies
 from sealring.vault.objects import Copy, Part
 from sealring.vault.opened import KeyChange, Tell, tell_later
 from sealring.vault.outputs import unfinished
-from sealring.vault.storage import storage_of
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
 from sealring.vault.watched import Watched
@@ -207,7 +206,7 @@ def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
     for part in stored.manifest.parts:
         pieces = ([block] for block in _blocks(stored, part, progress))
         parts.append(copy.seal_part(part.name, pieces)[0])
-    in_store = not storage_of(copy.folder).locks
+    in_store = not copy.folder.locks
     for part in parts if in_store else []:  # the copy before is removed in favour of these
         with copy.opened(part, stored.whose):
             pass

@@ -27,7 +27,6 @@ from sealring.vault.layout import (
     VERSION,
     collected,
     complete_copies,
-    entries,
     is_complete,
     may_be_complete,
 )
@@ -35,11 +34,12 @@ from sealring.vault.ledgers import ledger_of
 from sealring.vault.objects import Copy
 from sealring.vault.opened import HEADER, KeyChange, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
-from sealring.vault.storage import VaultPath, storage_of, vault_path
+from sealring.vault.storage import VaultPath
+from sealring.vault.stores import Where, vault_path
 from sealring.vault.versions import Stored, Versions, entry_of, numbered
 
 _LOG = logging.getLogger("sealring")
-_LAST_VERSION: Final = 9_999_999_999
+LAST_VERSION: Final = 9_999_999_999
 _MOST_TAKEN: Final = 100
 """Numbers that other writers take after they were listed."""
 
@@ -52,25 +52,28 @@ class Vault(Versions):
 
     @classmethod
     def create(
-        cls, path: VaultPath | str, key: SymmetricKey, grant: str, suite: str = AES
+        cls,
+        path: Where,
+        key: SymmetricKey,
+        grant: str,
+        suite: str = AES,
     ) -> Vault:
         """A new vault that this key opens. It appears whole, or not at all."""
         path = vault_path(path)
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
-        storage = storage_of(path)
-        if storage.exists(path) or storage.has_folder(path):
+        if path.has_file() or path.has_folder():
             raise OutputExists(f"{path} is there already: choose another place for the vault")
         header, ring = headers.new_header(suite)
         ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
         with writing(path, "made"):
-            storage.make_vault(path, HEADER, headers.write_header(made))
+            path.make_vault(HEADER, headers.write_header(made))
         return cls(path, key, made_now=True)
 
     @classmethod
-    def open(cls, path: VaultPath | str, opener: Opener, expect: str | None = None) -> Vault:
+    def open(cls, path: Where, opener: Opener, expect: str | None = None) -> Vault:
         """`path`: its directory, or the URL of its folder in a store.
 
         `expect`: the id that the vault must have.
@@ -105,7 +108,7 @@ class Vault(Versions):
         unwritten: list[SealringError] = []
         for copy in self.copies(problems):
             try:
-                if copy.complete or not storage_of(copy.folder).locks:
+                if copy.complete or not copy.folder.locks:
                     objects.write_key(copy.folder, self.ring, copy.place)
                     count += 1
                 else:
@@ -123,19 +126,18 @@ class Vault(Versions):
         """An empty copy of the next version. Its number is taken, so no two writers have one."""
         self.require_writer()
         folder = self.folder_of(name)
-        storage = storage_of(folder)
-        storage.refuse_link(folder.parent)
-        storage.make_folder(folder)
+        folder.parent.refuse_link()
+        folder.make_folder()
         versions = numbered(folder)
         number = 1 + self._newest_number(folder, versions)
         for _ in range(_MOST_TAKEN):
             while number in versions:  # what killed saves have left
                 number += 1
-            if number > _LAST_VERSION:
-                raise VaultError(f"{name!r} has {_LAST_VERSION} versions: seal it by another name")
+            if number > LAST_VERSION:
+                raise VaultError(f"{name!r} has {LAST_VERSION} versions: seal it by another name")
             version = folder / f"{number:010}"
             try:
-                storage.take_folder(version)
+                version.take_folder()
                 break
             except FileExistsError:
                 number += 1
@@ -158,7 +160,7 @@ class Vault(Versions):
         """Makes the copy complete and records it. The manifest's digest."""
         self.require_open()
         manifest = copy.commit(kind, name, parts, content)
-        if not storage_of(copy.folder).locks:
+        if not copy.folder.locks:
             if not copy.complete:  # before older versions are removed in its favour
                 raise StoreFailed(
                     f"{copy.folder} has no manifest, and the store said that it was put: save again"
@@ -219,7 +221,7 @@ class Vault(Versions):
 
     def _versions(self, problems: list[VaultError]) -> Iterator[VaultPath]:
         found = collected(self.path / "objects", OBJECT, problems)
-        if not storage_of(self.path).locks:
+        if not self.path.locks:
             problems += self._left_out({one.name for one in found})
         for name in sorted(self.ledger.objects() - {one.name for one in found}):
             _LOG.warning(
@@ -239,7 +241,7 @@ class Vault(Versions):
             folder, known = self.path / "objects" / name, self.ledger.newest(name)
             assert known is not None
             version = folder / f"{known.version:010}"
-            if name in listed and version in entries(folder, VERSION) and may_be_complete(version):
+            if name in listed and version in folder.entries(VERSION) and may_be_complete(version):
                 continue
             try:
                 newer = self._find(folder, f"object {name}")
@@ -251,9 +253,9 @@ class Vault(Versions):
 
     def remove_version(self, version: VaultPath) -> None:
         self.require_open()
-        for copy in entries(version, COPY):
+        for copy in version.entries(COPY):
             objects.remove(copy)
-        storage_of(version).remove(self.path, version)
+        version.remove(3)
 
 
 def _remove_unfinished(copy: Copy) -> None:
@@ -261,6 +263,5 @@ def _remove_unfinished(copy: Copy) -> None:
 
     One that a save still works in stays under the older key, with which that save fails.
     """
-    storage = storage_of(copy.folder)
-    if not any(storage.claimed(one, superseded=False) for one in (copy.folder, copy.folder.parent)):
+    if not any(one.claimed(superseded=False) for one in (copy.folder, copy.folder.parent)):
         objects.remove(copy.folder)

@@ -20,13 +20,12 @@ from sealring.vault.layout import (
     VERSION,
     complete,
     complete_copies,
-    entries,
     may_be_complete,
 )
 from sealring.vault.objects import Copy, Manifest
 from sealring.vault.opened import OpenedHeader
 from sealring.vault.sealed import disk_failed
-from sealring.vault.storage import VaultPath, storage_of
+from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
 REMOVED: Final = "removed"
@@ -70,7 +69,7 @@ class Versions(OpenedHeader):
 
         What is wrong with an object is raised, or put into `problems`.
         """
-        found = {one.name for one in entries(self.path / "objects", OBJECT)}
+        found = {one.name for one in (self.path / "objects").entries(OBJECT)}
         recorded = self.ledger.objects()
         stored = []
         for name in sorted(found | recorded):
@@ -88,13 +87,13 @@ class Versions(OpenedHeader):
 
     def incomplete(self, name: str) -> list[VaultPath]:
         """Versions of this name that were never finished."""
-        found = entries(self.folder_of(name), VERSION)
+        found = self.folder_of(name).entries(VERSION)
         whole = set(self._complete(found))  # and what cannot be read
         return [one for one in found if one not in whole and not may_be_complete(one)]
 
     def left_behind(self, name: str) -> list[VaultPath]:
         """Those of them that no process can be writing."""
-        found = entries(self.folder_of(name), VERSION)
+        found = self.folder_of(name).entries(VERSION)
         whole = set(self._complete(found))
         newest = max((one.name for one in whole), default="")
         return [
@@ -103,7 +102,7 @@ class Versions(OpenedHeader):
             if one not in whole
             # A listing may have left it out, and what is left behind is removed.
             and not may_be_complete(one)
-            and not storage_of(one).claimed(one, superseded=one.name < newest)
+            and not one.claimed(superseded=one.name < newest)
         ]
 
     def _complete(self, versions: Sequence[VaultPath]) -> list[VaultPath]:
@@ -114,13 +113,13 @@ class Versions(OpenedHeader):
         unknown = [one for one in reversed(versions) if one not in self._known_complete]
         found = set(complete(unknown))
         whole = [one for one in versions if one in found or one in self._known_complete]
-        if versions and not storage_of(versions[0]).locks:
+        if versions and not versions[0].locks:
             self._known_complete |= found
         return whole
 
     def surplus(self, name: str, version: int, keep: int) -> list[VaultPath]:
         """The versions of this name below a number that are whole, but for the newest `keep`."""
-        lower = [one for one in entries(self.folder_of(name), VERSION) if int(one.name) < version]
+        lower = [one for one in self.folder_of(name).entries(VERSION) if int(one.name) < version]
         if len(lower) <= keep:
             return []
         found = []
@@ -167,7 +166,7 @@ class Versions(OpenedHeader):
 
     def _newest_complete(self, object_name: str) -> VaultPath | None:
         """Whether it opens or not."""
-        versions = entries(self.path / "objects" / object_name, VERSION)
+        versions = (self.path / "objects" / object_name).entries(VERSION)
         return next(complete(reversed(versions)), None)
 
     def _newest_above(self, recorded: int, versions: Mapping[int, VaultPath]) -> Stored | None:
@@ -224,7 +223,7 @@ class Versions(OpenedHeader):
 
 def numbered(folder: VaultPath) -> dict[int, VaultPath]:
     """The versions of an object, complete or not."""
-    return {int(one.name): one for one in entries(folder, VERSION)}
+    return {int(one.name): one for one in folder.entries(VERSION)}
 
 
 def entry_of(copy: Copy, manifest: str) -> VaultEntry:

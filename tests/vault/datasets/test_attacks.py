@@ -100,7 +100,7 @@ def test_an_older_index_put_back(vault: Vault, source: Path, tmp_path: Path) -> 
     (source / "2.jsonl").write_text('{"n": 8}\n')
     sealed(vault, source)
     newest = vault.find("data").copy.folder.parent
-    shutil.rmtree(newest)
+    shutil.rmtree(newest.local)
     with pytest.raises(RolledBack, match="'data' was last written as version 2"):
         read_all(vault)
     assert read_all(vault, version=1) == list(range(8))  # by its number it opens
@@ -111,7 +111,7 @@ def test_an_older_manifest_in_the_newest_version(vault: Vault, source: Path) -> 
     (source / "2.jsonl").write_text('{"n": 8}\n')
     sealed(vault, source)
     old, new = (vault.find("data", number).copy.folder for number in (1, 2))
-    shutil.copy(old / "manifest", new / "manifest")
+    shutil.copy((old / "manifest").local, (new / "manifest").local)
     with pytest.raises(ForeignPart, match="the manifest"):
         read_all(vault)
 
@@ -121,8 +121,8 @@ def test_a_dataset_of_another_vault(vault: Vault, key: Path, source: Path, tmp_p
     sealed(other, source)
     sealed(vault, source)
     here, there = (one.find("data").copy.folder for one in (vault, other))
-    shutil.rmtree(here)
-    shutil.copytree(there, here)
+    shutil.rmtree(here.local)
+    shutil.copytree(there.local, here.local)
     with pytest.raises(ForeignPart, match="no key that this vault wrapped"):
         read_all(vault)
 

@@ -137,7 +137,7 @@ def test_a_changed_chunk_is_named_and_the_state_is_that_of_the_batches_before(
     with cases.packed(tokens) as dataset:
         loader = HostLoader(cases.stream(dataset, shuffle=False), "cpu")
         part = dataset.shards[2].part
-        (path,) = tokens.path.rglob(part)
+        (path,) = tokens.path.local.rglob(part)
         with path.open("r+b") as file:
             file.seek(1000)
             file.write(b"changed")

@@ -25,8 +25,8 @@ def refused(vault: Vault, source: Path, error: type[SealringError], about: str, 
     with pytest.raises(error, match=about) as found:
         sealed(vault, source, **how)
     assert type(found.value) is error
-    assert not list(vault.path.rglob("manifest"))
-    assert not [path for path in vault.path.rglob("*") if path.name.startswith(".shard")]
+    assert not list(vault.path.local.rglob("manifest"))
+    assert not [path for path in vault.path.local.rglob("*") if path.name.startswith(".shard")]
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../b", "a//b", "a/./b", ""])

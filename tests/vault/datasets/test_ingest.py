@@ -19,8 +19,9 @@ from sealring.vault.datasets import formats, work
 from sealring.vault.datasets.ingest import ingest
 from sealring.vault.datasets.running import InProcesses, in_this_process
 from sealring.vault.datasets.sources import Limits
-from sealring.vault.layout import VERSION, complete, entries
+from sealring.vault.layout import VERSION, complete
 from sealring.vault.sealed import AES, CHACHA
+from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
 from tests.crashes import killed_at
 from tests.vault.datasets.made import images, json_lines, sealed, tar, tokens
@@ -115,13 +116,13 @@ def test_parquet_rows(vault: Vault, tmp_path: Path) -> None:
 def test_a_second_run_changes_nothing_by_content(vault: Vault, tmp_path: Path) -> None:
     source = json_lines(tmp_path / "source")
     first = sealed(vault, source)
-    before = {path: path.stat().st_mtime_ns for path in vault.path.rglob("shard-*")}
+    before = {path: path.stat().st_mtime_ns for path in vault.path.local.rglob("shard-*")}
     for path in source.iterdir():
         os.utime(path, ns=(1, 1))
     shutil.copytree(source, tmp_path / "elsewhere")
     again = sealed(vault, tmp_path / "elsewhere")
     assert (again.changed, again.made, again.version) == (False, 0, first.version)
-    assert {path: path.stat().st_mtime_ns for path in vault.path.rglob("shard-*")} == before
+    assert {path: path.stat().st_mtime_ns for path in vault.path.local.rglob("shard-*")} == before
 
 
 def test_a_change_makes_only_the_shards_that_depend_on_it(vault: Vault, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_killed_at_every_step_it_goes_on_and_ends_the_same(tmp_path: Path, key: 
         assert [sample["n"] for sample in content(vault)] == list(range(12))
         made.append(built.made)
         (folder,) = (path / "objects").iterdir()
-        assert len(list(complete(entries(folder, VERSION)))) == 1
+        assert len(list(complete(LocalPath(folder).entries(VERSION)))) == 1
         left = {one.name for one in folder.glob("*/*/*")}
         assert {"manifest", "key.json"} <= left
         if not there:
@@ -199,14 +200,14 @@ def test_killed_at_every_step_it_goes_on_and_ends_the_same(tmp_path: Path, key: 
 def test_junk_in_what_a_killed_ingest_has_left(vault: Vault, key: Path, tmp_path: Path) -> None:
     source = json_lines(tmp_path / "source", count=12, files=1)
     killed_at(30, lambda: sealed(reopened(vault, key), source, shard=140))
-    (left,) = (vault.path / "objects").glob("*/*/*")
+    (left,) = (vault.path / "objects").local.glob("*/*/*")
     assert not (left / "manifest").exists()
     for name in ("junk", "shard-00000003", "shard-00000000.receipt"):
         (left / name).unlink(missing_ok=True)
         (left / name / "below").mkdir(parents=True)
     (left / "link").symlink_to(tmp_path)
     sealed(vault, source, shard=140)
-    assert vault.find("data").copy.folder == left
+    assert vault.find("data").copy.folder.local == left
     assert [sample["n"] for sample in content(vault)] == list(range(12))
     assert not (left / "junk").exists()
     assert source.exists()
@@ -245,7 +246,7 @@ def test_what_a_kill_left_of_another_source_is_not_taken(
 ) -> None:
     source = json_lines(tmp_path / "source")
     assert killed_at(60, lambda: sealed(reopened(vault, key), source))
-    assert list(vault.path.rglob("*.receipt"))
+    assert list(vault.path.local.rglob("*.receipt"))
     other = json_lines(tmp_path / "other", count=40)
     built = sealed(vault, other)
     assert [sample["n"] for sample in content(vault)] == list(range(40))
@@ -269,7 +270,7 @@ def test_a_source_that_changes_while_it_is_sealed(
     monkeypatch.setattr(formats.JsonLines, "samples", changing)
     with pytest.raises(SourceChanged, match=r"0\.jsonl was changed"):
         sealed(vault, source, shard=100_000)
-    assert not list(vault.path.rglob("manifest"))
+    assert not list(vault.path.local.rglob("manifest"))
 
 
 def test_names_of_other_objects_are_refused(vault: Vault, tmp_path: Path) -> None:
@@ -288,7 +289,7 @@ def test_nothing_of_the_data_is_on_the_disk(vault: Vault, key: Path, tmp_path: P
     source = json_lines(tmp_path / "source")
     assert killed_at(60, lambda: sealed(reopened(vault, key), source, "secret-name"))
     for _ in range(2):
-        for path in vault.path.rglob("*"):
+        for path in vault.path.local.rglob("*"):
             if path.is_file():
                 assert b"row " not in path.read_bytes(), path
                 assert b"secret-name" not in path.read_bytes(), path

@@ -26,8 +26,8 @@ from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run, Task
 from sealring.vault.datasets.shards import SealedPlace, Written
-from sealring.vault.files import claim, claimed, remove_directory, write_file
-from sealring.vault.layout import COPY, entries
+from sealring.vault.files import remove_directory, write_file
+from sealring.vault.layout import COPY
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import read_small
 from sealring.vault.vault import Vault
@@ -77,7 +77,7 @@ class Receipt:
 
 def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progress) -> Built:
     """Makes the next version, unless the newest has the same recipe and sources."""
-    vault.require_directory()
+    _ = vault.path.local  # Unsupported in a store
     vault.require_writer()
     with contextlib.ExitStack() as stack:
         left = _left_behind(vault, plan, stack)
@@ -91,7 +91,7 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
         if before and same and _is_newest(plan, before, sources, suite):
             return _built(plan.name, before[0].manifest.object_version, before[1], 0, False)
         copy = left if left and left.place.suite == suite else vault.new_version(plan.name, suite)
-        stack.enter_context(claim(copy.folder))
+        stack.enter_context(copy.folder.claim())
         done = _receipts(copy, plan, sources)
         known = _known(before[1], sources) if before and same else {}
         tasks = [
@@ -110,7 +110,7 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
         vault.commit(copy, KIND, plan.name, parts, index.text())
         for shard in index.shards:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(copy.folder / (shard.part + _RECEIPT))
+                os.unlink(copy.folder.local / (shard.part + _RECEIPT))
         made = sum(task.order["do"] != "copy" for task in tasks)
         return _built(plan.name, copy.place.version, index, made, True)
 
@@ -165,14 +165,18 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
         newest = _before(vault, plan.name)
         last = newest[0].manifest.object_version if newest else 0
         for version in vault.incomplete(plan.name):
-            for folder in entries(version, COPY):
+            for folder in version.entries(COPY):
                 with contextlib.suppress(VaultError):
                     copy = objects.open_copy(folder, vault.ring, vault.header.vault)
                     # Under an older key of the vault, a holder that was revoked may know its key.
                     vault.require_key(copy.vault_key, plan.name)
-                    if found is None and int(version.name) > last and not claimed(folder):
+                    if (
+                        found is None
+                        and int(version.name) > last
+                        and not folder.claimed(superseded=False)
+                    ):
                         found = copy
-                        stack.enter_context(claim(folder))
+                        stack.enter_context(folder.claim())
             if found is None or found.folder.parent != version:
                 vault.remove_version(version)
     return found
@@ -215,7 +219,7 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
     for number, source in enumerate(sources or []):
         part = part_name(number)
         with contextlib.suppress(VaultError, ConfigurationError, ValueError):
-            sealed = read_small(copy.folder / (part + _RECEIPT), "the receipt")
+            sealed = read_small(copy.folder.local / (part + _RECEIPT), "the receipt")
             document = read_json(copy.place.open(part + _RECEIPT, sealed, f"the receipt of {part}"))
             receipt: Receipt = strictly(Receipt, document, part, "receipt")
             if receipt.recipe == wanted and receipt.shard.source == source:
@@ -225,12 +229,12 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
                     found[number] = receipt
     keep = {part_name(number) for number in found}
     keep |= {part + _RECEIPT for part in keep} | {objects.KEY_FILE}
-    for name in os.listdir(copy.folder):
+    for name in os.listdir(copy.folder.local):
         if name not in keep:
             try:
-                os.unlink(copy.folder / name)
+                os.unlink(copy.folder.local / name)
             except IsADirectoryError:  # a build makes none
-                remove_directory(copy.folder, copy.folder / name)
+                remove_directory(copy.folder.local, copy.folder.local / name)
     return found
 
 
@@ -258,10 +262,11 @@ def _keep(copy: Copy, plan: Plan, number: int, answer: Any) -> Receipt:
     """Gives a finished shard its name, and writes down that it is whole."""
     written: Written = strictly(Written, answer, part_name(number), "shard")
     part = part_name(number)
-    os.replace(copy.folder / os.path.basename(written.file), copy.folder / part)
-    sync_directory(copy.folder)
+    folder = copy.folder.local
+    os.replace(folder / os.path.basename(written.file), folder / part)
+    sync_directory(folder)
     recipe = hashlib.sha256(plan.recipe.encode()).hexdigest()
     receipt = Receipt(recipe, written.commitment, written.shard)
     text = json.dumps(dataclasses.asdict(receipt)).encode()
-    write_file(copy.folder / (part + _RECEIPT), copy.place.seal(part + _RECEIPT, text))
+    write_file(folder / (part + _RECEIPT), copy.place.seal(part + _RECEIPT, text))
     return receipt

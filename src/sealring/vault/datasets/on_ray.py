@@ -22,6 +22,7 @@ from sealring.formats.strict import read_json
 from sealring.vault import keys, objects
 from sealring.vault.datasets.running import Task
 from sealring.vault.datasets.work import carry_out
+from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
 
 
@@ -114,7 +115,7 @@ def _keys(reference: VaultReference, order: dict[str, Any]) -> list[_native.Secr
     vault.refresh()
     found = []
     for folder, part in zip(folders, parts, strict=True):
-        copy = objects.open_copy(Path(folder), vault.ring, vault.header.vault)
+        copy = objects.open_copy(LocalPath(folder), vault.ring, vault.header.vault)
         found.append(copy.place.part_key(part))
     return found
 

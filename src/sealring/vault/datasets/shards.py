@@ -27,7 +27,7 @@ from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.objects import changed_salt, digest_of, open_part
-from sealring.vault.storage import OpenFile, VaultPath, storage_of
+from sealring.vault.storage import OpenFile, VaultPath
 
 _BUFFER: Final = 4 << 20
 _LARGEST_KEPT: Final = 64 << 20
@@ -186,7 +186,7 @@ def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFil
     try:
         return open_part(path, name, length, commitment)
     except MissingPart:
-        if storage_of(path).has_folder(path.parent):
+        if path.parent.has_folder():
             raise
         raise KeysChanged(
             f"{name} was sealed anew while it was read (`sealring vault rotate`): open the "

@@ -21,6 +21,7 @@ from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.shards import SealedPlace, ShardReader, Written, write_shard
 from sealring.vault.datasets.sources import Limits, Watched
 from sealring.vault.datasets.stages import stage_samples
+from sealring.vault.storage import LocalPath
 
 Progress = Callable[[int], None]
 
@@ -84,7 +85,7 @@ def _encoded(
 
 def _reader(given: dict[str, Any], key: _native.Secret) -> ShardReader:
     place, shard = SealedPlace(**given["place"]), Shard(**given["shard"])
-    path = Path(given["path"])
+    path = LocalPath(given["path"])
     return ShardReader(path, place, key, given["commitment"], shard, given["whose"])
 
 
