@@ -26,8 +26,14 @@ from sealring.errors import ConfigurationError, ForgedStatement, MalformedRun
 from sealring.record import record_transformation
 from sealring.record.papers.documents import model_card
 from sealring.record.papers.facts import facts_of
-from sealring.record.papers.write import digest_of, files_of, write_papers
-from sealring.record.statements.forms import Named, Privacy, Transformation, parameters_of
+from sealring.record.papers.write import files_of, write_papers
+from sealring.record.statements.forms import (
+    Named,
+    Privacy,
+    Transformation,
+    digest_of_file,
+    parameters_of,
+)
 from sealring.record.statements.run_folder import RunFolder, create_run
 from sealring.record.statements.signing import sign_statement, statement_digest, verify_statement
 from tests.record.provenance.test_independent_verifier import key_of
@@ -101,7 +107,7 @@ def test_each_paper_is_accepted_by_the_tool_that_reads_it(
     found = verify_statement(
         (out / "export.dsse.json").read_bytes(), [], owners=[OWNER.public_key()]
     )
-    assert found.subjects == (Named("model.safetensors", digest_of(model)),)
+    assert found.subjects == (Named("model.safetensors", digest_of_file(model)),)
     slsa = (out / "slsa.dsse.json").read_text()
     Envelope.from_dict(json.loads(slsa)).verify([key_of(OWNER.public_key())], 1)
     statement = payload(out / "slsa.dsse.json")
@@ -110,7 +116,7 @@ def test_each_paper_is_accepted_by_the_tool_that_reads_it(
         base64.b64decode(json.loads((out / "model.sig").read_text())["dsseEnvelope"]["payload"])
     )["subject"]
     assert bundle["digest"] in [one["digest"] for one in statement["subject"]]
-    assert {"sha256": digest_of(model)} in [one["digest"] for one in statement["subject"]]
+    assert {"sha256": digest_of_file(model)} in [one["digest"] for one in statement["subject"]]
     needs = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
     assert [one["name"] for one in needs] == ["corpus", "train.py", "weights"]
     model.write_bytes(b"other weights")
@@ -126,13 +132,13 @@ def test_the_bill_of_materials_lists_data_code_and_packages(
     assert (bom["bomFormat"], bom["specVersion"]) == ("CycloneDX", "1.6")
     described = bom["metadata"]["component"]
     assert described["type"] == "machine-learning-model"
-    assert described["hashes"] == [{"alg": "SHA-256", "content": digest_of(model)}]
+    assert described["hashes"] == [{"alg": "SHA-256", "content": digest_of_file(model)}]
     (dataset,) = described["modelCard"]["modelParameters"]["datasets"]
     parts = {one["bom-ref"]: one for one in bom["components"]}
     assert parts[dataset["ref"]]["name"] == "corpus"
     assert parts["pkg:pypi/torch@2.13.0"]["version"] == "2.13.0"
     card = (tmp_path / "papers" / "README.md").read_text()
-    assert digest_of(model) in card
+    assert digest_of_file(model) in card
     assert "corpus" in card
     assert "no evidence" in card
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-from sealring.errors import ConfigurationError
 from sealring.record.audit.claims import Claims
-from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.findings import Fault, Finding, listed
 from sealring.record.audit.graph import (
     Graph,
     NodeKind,
@@ -24,6 +22,7 @@ from sealring.record.audit.machines import Machines
 from sealring.record.audit.records import NOT_COUNTED, Made, Records, Turn
 from sealring.record.audit.result import Answer, Said
 from sealring.record.audit.traffic import LinksChecked, uncompared
+from sealring.record.statements.forms import digest_of_file
 
 _GAPS = {
     Fault.GAP, Fault.BROKEN_CHAIN, Fault.TWO_STATEMENTS, Fault.NOT_LOGGED, Fault.LOG_REFUSED,
@@ -193,10 +192,10 @@ def _machines(claims: Claims, shown: Shown) -> Answer:
     if refused:
         return _contradicted("machines", refused)
     if found.unattested:
-        text = f"the certificates of {_some(found.unattested)} say nothing of an attestation"
+        text = f"the certificates of {listed(found.unattested)} say nothing of an attestation"
         return Answer("machines", Said.NOT_SHOWN, text)
     if found.without_evidence and claims.machines.peer_evidence:
-        text = f"the evidence of {_some(found.without_evidence)} is not in the folder"
+        text = f"the evidence of {listed(found.without_evidence)} is not in the folder"
         return Answer("machines", Said.NOT_SHOWN, text)
     told = f"{found.judged} certificates with their evidence pass the policy"
     if found.without_evidence:
@@ -215,7 +214,7 @@ def _ranks(claims: Claims, shown: Shown) -> Answer:
     present = {turn.rank for turn in shown.records.turns}
     absent = sorted(set(range(claims.ranks or 0)) - present)
     if absent:
-        text = f"there is no statement of {_some([f'rank {rank}' for rank in absent])}"
+        text = f"there is no statement of {listed([f'rank {rank}' for rank in absent])}"
         return Answer("ranks", Said.NO, text)
     return Answer("ranks", Said.YES, f"{len(present)} ranks, each with its own certificate")
 
@@ -348,20 +347,7 @@ def _contradicted(name: str, findings: list[Finding]) -> Answer:
     return Answer(name, Said.NO, f"{' or '.join(first.parties)}: {first.text}{more}", records)
 
 
-def _some(parties: list[str]) -> str:
-    shown = ", ".join(parties[:4])
-    return f"{shown} and {len(parties) - 4} more" if len(parties) > 4 else shown
-
-
 # ---- a file in hand
-
-
-def digest_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from None
 
 
 def _wrote(made: Made, digest: str) -> bool:
@@ -389,7 +375,7 @@ def check_model(
     path: Path, records: Records, graph: Graph, findings: Sequence[Finding]
 ) -> tuple[Answer, list[Finding]]:
     """It is the output of an export, whose input is a checkpoint that this run's ranks wrote."""
-    digest = digest_of(path)
+    digest = digest_of_file(path)
     exports = [one for one in records.made if one.content.kind == "export"]
     found = [one for one in exports if _wrote(one, digest)]
     if not found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 
-from sealring.record.audit.findings import MAX_AGAINST, Fault, Finding, absent_ranks, split
+from sealring.record.audit.findings import MAX_AGAINST, Fault, Finding, absent_ranks, listed, split
 from sealring.record.audit.records import Records, Turn
 
 
@@ -110,7 +110,7 @@ def _alike(
     if sides is not None:
         yield sides.finding(
             Fault.DISAGREEMENT,
-            f"{firsts[sides.blamed[0]].where} names another {what} than {_listed(sides.against)}",
+            f"{firsts[sides.blamed[0]].where} names another {what} than {listed(sides.against)}",
             {party: turn.digest for party, turn in firsts.items()},
         )
 
@@ -207,12 +207,7 @@ def _shared_keys(records: Records) -> Iterator[Finding]:
             parties = tuple(turn.party for _, turn in sorted(turns.items()))
             yield Finding(
                 Fault.SHARED_KEY, (*parties, "their authority"),
-                f"{_listed(parties)} sign with one key, {key[:12]}: one worker speaks for all of "
+                f"{listed(parties)} sign with one key, {key[:12]}: one worker speaks for all of "
                 "them",
                 tuple(turn.digest for _, turn in sorted(turns.items())),
             )  # fmt: skip
-
-
-def _listed(parties: Sequence[str]) -> str:
-    shown = ", ".join(parties[:4])
-    return f"{shown} and {len(parties) - 4} more" if len(parties) > 4 else shown

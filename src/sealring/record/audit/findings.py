@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -103,6 +103,12 @@ class Finding:
             "records": list(self.records),
             "contradicted_by": list(self.against),
         }
+
+
+def listed(parties: Sequence[str]) -> str:
+    """The first few of them, in words."""
+    shown = ", ".join(parties[:4])
+    return f"{shown} and {len(parties) - 4} more" if len(parties) > 4 else shown
 
 
 def absent_ranks(present: Iterable[int], world: int) -> tuple[str, ...]:

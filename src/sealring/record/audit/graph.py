@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 
-from sealring.record.audit.findings import Finding
+from sealring.record.audit.findings import Finding, listed
 from sealring.record.audit.records import NOT_COUNTED, Made, Records, Turn
 from sealring.record.statements.forms import CheckpointRef
 
@@ -257,9 +257,7 @@ def unknown_origin(records: Records, name: str) -> str:
 def signed_by(made: Iterable[Made]) -> str:
     """The end of an answer that rests on these records."""
     signers = sorted({one.signer for one in made})
-    more = f" and {len(signers) - 4} more" if len(signers) > 4 else ""
-    listed = ", ".join(signers[:4])
-    return f"; how data was made is signed by {listed}{more}" if signers else ""
+    return f"; how data was made is signed by {listed(signers)}" if signers else ""
 
 
 class Ways:

@@ -10,7 +10,6 @@ model.cdx.json      the bill of materials
 from __future__ import annotations
 
 import base64
-import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from sealring.record.papers.documents import (
     slsa_statement,
 )
 from sealring.record.papers.facts import facts_of
-from sealring.record.statements.forms import Named
+from sealring.record.statements.forms import Named, digest_of_file
 from sealring.record.statements.run_folder import RunFolder
 
 # ---- OpenSSF model signing: a bundle over all files, which its own tool verifies
@@ -143,12 +142,4 @@ def files_of(model: Path) -> list[Named]:
     if not paths:
         raise ConfigurationError(f"{model} has no files")
     base = model if model.is_dir() else model.parent
-    return [Named(path.relative_to(base).as_posix(), digest_of(path)) for path in paths]
-
-
-def digest_of(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from None
+    return [Named(path.relative_to(base).as_posix(), digest_of_file(path)) for path in paths]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from sealring.core.hooks import Share as Share
@@ -60,6 +61,14 @@ def _digests_of(kind: type[Checked]) -> tuple[str, ...]:
 class Named(Checked):
     name: str
     sha256: str
+
+
+def digest_of_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from None
 
 
 # ---- intervals
