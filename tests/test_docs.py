@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tools import errors_page
 
 from sealring import errors
 
@@ -113,15 +114,19 @@ def test_the_readme_is_read_to_the_end() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
-def test_the_page_of_errors_draws_the_whole_tree() -> None:
-    tree = between((ROOT / "docs" / "errors.md").read_text(), "SealringError   ", "Errors arrive")
-    drawn = set(re.findall(r"(?:── |, |│   ├── )([A-Z]\w+)", tree))
-    classes = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, errors.SealringError)
-    }
-    assert drawn | {"SealringError"} == classes
+def test_the_page_of_errors_is_written_from_the_module() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.page(), "tools/errors_page.py writes it"
+
+
+def test_every_code_is_of_one_error_and_every_raised_one_is_known() -> None:
+    known = [each.code for each in errors.every_class()]
+    for each in errors.every_class():
+        known += vars(each).get("codes", {})
+    assert len(known) == len(set(known))
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    raised = set(re.findall(r'\bcode="([a-z]+\.[a-z_.]+)"', sources))
+    assert raised <= set(known)
+    assert len(raised) > 5
 
 
 def test_the_table_of_algorithms_is_the_shipped_one() -> None:

@@ -1,143 +1,15 @@
-"""Every error sealring raises, in one tree.
+"""Every error that sealring raises, in one tree. tools/errors_page.py makes docs/errors.md of it.
 
-    SealringError
-    ├── ConfigurationError            yours: nothing was started, fix and run again
-    │   ├── NoIdentity
-    │   ├── BadSecret
-    │   ├── BadCertificate
-    │   ├── BadPolicy
-    │   ├── BadClaims                 the file of claims that an audit is to answer
-    │   ├── MissingExtra
-    │   ├── Unsupported
-    │   ├── PlaintextGroup            the job is sealed-only, and something asked for plaintext
-    │   ├── BadKeyFile                a vault's key file cannot be read, or others can read it
-    │   ├── DiskFull                  a file system or a quota is full: free some space
-    │   └── ScheduleError             ours: the ranks' programs do not fit together; report it
-    ├── AttestationUnavailable        this machine has no hardware, or no certificates, for it
-    │   └── TpmFailed                 its TPM cannot be reached, or refuses a command
-    ├── ForkedProcess                 the script's: a forked child used what is its parent's
-    ├── WorkerFailed                  a process that bench or demo started ended with an error
-    ├── HandshakeError                a peer was refused, or refused us; no group was made
-    │   ├── WrongJob
-    │   ├── WrongRank
-    │   ├── WrongWorldSize
-    │   ├── WrongGroup
-    │   ├── DuplicateRank
-    │   ├── CertificateExpired
-    │   ├── CertificateNotYetValid
-    │   ├── CertificateRevoked
-    │   ├── UnknownAuthority
-    │   ├── NotAttested
-    │   ├── PeerNotAdmitted
-    │   ├── ProtocolMismatch
-    │   ├── SuiteMismatch
-    │   ├── SettingsMismatch
-    │   ├── MalformedSetup
-    │   └── PeerUnreachable
-    ├── StoreError                    the sealed store cannot be believed; the group goes on
-    │   ├── TamperedValue             an attacker's: no worker of this job wrote it
-    │   └── ReplayedValue             an attacker's: an older value was put back
-    ├── AttestationError              a worker's evidence was refused; it gets no key
-    │   ├── MalformedEvidence         the worker's: cut, extended, or no evidence at all
-    │   ├── UnknownEvidence           a kind or version that this sealring cannot judge
-    │   ├── ForgedEvidence            an attacker's: the signature is not over these bytes
-    │   ├── UntrustedChain            an attacker's: the chain does not lead to a pinned root
-    │   ├── ChainExpired              the worker's: a certificate is outside its dates
-    │   ├── ChainRevoked              a certificate is on its issuer's revocation list
-    │   ├── StaleRevocationList       yours: fetch the list again
-    │   ├── BadCollateral             yours: the verifier's own copy of Intel's word is not Intel's
-    │   ├── NotBound                  an attacker's: made for another nonce or another key
-    │   └── PolicyRefusal             true evidence of something that the policy does not admit
-    │       ├── KindNotAllowed
-    │       ├── DeviceNotAllowed
-    │       ├── DebugGuest
-    │       ├── TcbTooOld
-    │       ├── MeasurementNotAllowed
-    │       ├── GuestNotAllowed
-    │       ├── RankNotAllowed
-    │       └── JobNotAllowed
-    ├── BrokerError                   the broker refused this worker, or could not be asked
-    │   ├── BrokerUnreachable         the network's, or the broker's: it does not answer
-    │   ├── UntrustedBroker           an attacker's: what answers there is not this job's broker
-    │   ├── MalformedAnswer           what answered does not speak the broker's protocol
-    │   ├── MalformedRequest          the worker's: its request is not one
-    │   ├── RequestTooLarge
-    │   ├── RequestTooSlow
-    │   ├── TooManyRequests
-    │   ├── UnknownNonce              an attacker's: not given out here, or in another session
-    │   ├── ExpiredNonce
-    │   ├── ReusedNonce               an attacker's, or a broker's that was lost midway
-    │   ├── UnknownToken              an attacker's: not signed by this broker
-    │   ├── ExpiredToken
-    │   ├── ReusedToken               an attacker's: a token is good once for each thing
-    │   ├── RankTaken                 another worker holds the rank
-    │   ├── WorkerRevoked             yours: `sealring broker revoke` named it
-    │   ├── BrokerMisconfigured       its operator's: it cannot use one of its own files
-    │   ├── ResourceNotGranted
-    │   ├── NoSuchResource
-    │   ├── RecordedOtherwise         two copies of a vault have gone different ways
-    │   ├── TooManyRecords            of one vault: the broker keeps no more
-    │   ├── StoreUnavailable          the broker's own store does not answer, or its clock jumped
-    │   ├── TamperedStore             an attacker's: something else than a broker wrote there
-    │   └── BrokenAuditLog            an attacker's: the log was changed
-    ├── StoreFailed                   a vault's store refused, or could not be reached
-    ├── VaultError                    a vault refused; nothing that failed was given out
-    │   ├── NotAVault                 yours: there is no vault, or one that cannot be read
-    │   ├── LaterVersion              yours: a later sealring wrote it
-    │   ├── NotGranted                yours: the vault is not open to this key
-    │   ├── ForeignVault              an attacker's, or yours: another vault is in its place
-    │   ├── VaultBusy                 another process changes the vault: wait, and try again
-    │   ├── KeysChanged               the vault's keys changed during a save: save again
-    │   ├── NoSuchObject              yours: the vault holds nothing under that name
-    │   ├── OutputExists              yours: something is where the output should go
-    │   ├── UnsafePath                a path that leaves its directory, or a symlink
-    │   ├── TamperedHeader            an attacker's: the list of grants was changed
-    │   ├── UnsafeEntry               yours: loading it would run code that it brings
-    │   ├── BadSource                 the source's: data to ingest are malformed, or far too large
-    │   ├── SourceChanged             yours: a source was changed while it was sealed
-    │   ├── StageFailed               yours: a function of a pipeline raised an error
-    │   ├── WrongPosition             yours: a loader's state belongs to other data
-    │   ├── AlreadyClosed             the script's: a vault or a dataset was used after close()
-    │   ├── UnadmittedSigner          an attacker's: signed by no worker of this job
-    │   ├── MissingPart               a file that the manifest lists is not there
-    │   ├── ForeignPart               an attacker's: another file lies in a part's place
-    │   ├── RolledBack                an attacker's, or an old backup's: something newer was there
-    │   ├── TruncatedFile             an attacker's, or the disk's: a file was cut or extended
-    │   ├── TamperedChunk             an attacker's, or the disk's: a chunk is not authentic
-    │   └── WrongKey                  sealed under another key, or as another object or part
-    ├── LogError                      a log, a proof or a witness cannot be believed
-    │   ├── NotALog                   yours: the folder holds no log, or cannot be read
-    │   ├── LogInUse                  yours: another process writes to it
-    │   ├── MalformedNote             a note, checkpoint, proof or key that is not in its format
-    │   ├── ForgedNote                an attacker's: not signed by the key that it names
-    │   ├── WrongLog                  signed by a log that is not one of those to believe
-    │   ├── TamperedLog               an attacker's, or the disk's: an entry or a hash was changed
-    │   ├── TruncatedLog              an attacker's: the end of the log was cut off
-    │   ├── ForkedLog                 the log's owner: two views of one log contradict each other
-    │   ├── NotIncluded               the proof does not show the entry
-    │   ├── NoQuorum                  too few witnesses cosigned
-    │   ├── StaleCheckpoint           cosigned too long ago: an old checkpoint shown again
-    │   ├── WitnessFault              one witness does not answer, or answers wrongly
-    │   ├── MalformedStatement        a statement that is not in its format
-    │   ├── ForgedStatement           an attacker's: not signed by the worker that it is about
-    │   └── MalformedRun              a run's folder with files that are not its own
-    └── GroupError                    the group is closed and its keys are wiped
-        ├── TamperedRecord            an attacker's, or broken hardware's
-        ├── MissingRecord             an attacker's: records were dropped or reordered
-        ├── ReplayedRecord            an attacker's: a record came a second time
-        ├── OutOfStep                 the script's: ranks disagree on the collective
-        ├── PeerLost                  the peer's: its process or its link ended
-        ├── PeerSilent                the network's or the peer's: nothing came in time
-        ├── NoLongerAdmitted          yours: a member was revoked, or could not be renewed
-        └── GroupClosed               ours: the group was used after it ended
-
-Each class says in its docstring whose fault it is, and each message what to do. All of them are
-RuntimeErrors, because that is what torch.distributed's own failures are and scripts catch.
+A class is what a script may want to catch. Its `code` is stable, for logs and alerts; where a class
+stands for several causes, `codes` has those that the raiser tells apart. `fault` says
+whose it is, and each message what to do. All of them are RuntimeErrors, because
+torch.distributed's own failures are and scripts catch these.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from sealring._native import Failure
@@ -146,72 +18,98 @@ if TYPE_CHECKING:
 class SealringError(RuntimeError):
     """The root of the tree."""
 
+    code: str = "sealring"
+    """What happened, in a stable spelling. One of the class's `codes` if the raiser gave it."""
+    fault: ClassVar[str] = ""
+    """Whose it is; empty where the message says so. "yours" is who set the worker up."""
+    codes: ClassVar[Mapping[str, str]] = {}
+    """Further codes of this class, and what each means."""
     audited = False
     """A broker has written it into its audit log."""
 
+    def __init_subclass__(cls, code: str = "", fault: str = "", **more: object) -> None:
+        super().__init_subclass__(**more)
+        cls.code, cls.fault = code or cls.code, fault or cls.fault
 
-class ConfigurationError(SealringError):
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class ConfigurationError(SealringError, code="configuration", fault="yours"):
     """This worker was set up in a way that cannot run. Nothing was started."""
 
-
-class NoIdentity(ConfigurationError):
-    """No job secret and no certificate was configured, so this worker cannot prove who it is."""
-
-
-class BadSecret(ConfigurationError):
-    """The job secret cannot be read, is not 256 random bits, or others can read it."""
-
-
-class BadCertificate(ConfigurationError):
-    """This worker's own certificate or key cannot be used."""
+    codes: ClassVar = {
+        "configuration.missing_extra": (
+            "An optional package is not installed; the message says which extra brings it."
+        ),
+        "configuration.no_identity": (
+            "No job secret and no certificate was configured, so this worker cannot prove who it "
+            "is."
+        ),
+    }
 
 
-class BadPolicy(ConfigurationError):
-    """The policy file cannot be read; the message names line and field."""
+class BadSecret(ConfigurationError, code="configuration.bad_secret"):
+    """The job secret cannot be read, is not 256 random bits, or others can read it.
+
+    Make a random one, mode 0600.
+    """
 
 
-class BadClaims(ConfigurationError):
+class BadCertificate(ConfigurationError, code="configuration.bad_certificate"):
+    """This worker's own certificate or key cannot be used. Issue this rank's certificate again."""
+
+
+class BadPolicy(ConfigurationError, code="configuration.bad_policy"):
+    """The policy file cannot be read; the message names line and field.
+
+    Fix the line that the message names.
+    """
+
+
+class BadClaims(ConfigurationError, code="configuration.bad_claims"):
     """The file of claims cannot be read; the message names the claim."""
 
 
-class BadKeyFile(ConfigurationError):
+class BadKeyFile(ConfigurationError, code="configuration.bad_key_file"):
     """A vault's key file cannot be read, is not one, or others can read it."""
 
 
-class DiskFull(ConfigurationError):
-    """A file system or this user's quota has no space left. The message names what is unwritten."""
+class DiskFull(ConfigurationError, code="configuration.disk_full"):
+    """A file system or this user's quota has no space left. The message names what is unwritten.
+
+    Free some space, and run the command again.
+    """
 
 
-class Unsupported(ConfigurationError):
+class Unsupported(ConfigurationError, code="configuration.unsupported"):
     """The tensor, operation or option is one that sealring does not serve."""
 
 
-class PlaintextGroup(ConfigurationError):
+class PlaintextGroup(ConfigurationError, code="configuration.plaintext_group"):
     """The job is sealed-only, and the line that the message names asked for an unsealed way."""
 
 
-class MissingExtra(ConfigurationError):
-    """An optional package is not installed; the message says which extra brings it."""
-
-
-class ScheduleError(ConfigurationError):
+class ScheduleError(ConfigurationError, code="configuration.schedule_error", fault="ours"):
     """A collective's programs do not fit together: a mistake in sealring, not in your script."""
 
 
-class AttestationUnavailable(SealringError):
+class AttestationUnavailable(SealringError, code="attestation"):
     """This machine cannot make the evidence that was asked for; the message says what it lacks."""
 
 
-class TpmFailed(AttestationUnavailable):
+class TpmFailed(AttestationUnavailable, code="attestation.tpm_failed"):
     """This machine's TPM cannot be reached, or does not do what was asked of it."""
 
-    def __init__(self, message: str, *, code: int = 0) -> None:
+    def __init__(self, message: str, *, response: int = 0) -> None:
         super().__init__(message)
-        self.code = code
-        """The TPM's own error code; 0 where it gave none."""
+        self.response = response
+        """The TPM's own response code; 0 where it gave none."""
 
 
-class ForkedProcess(SealringError):
+class ForkedProcess(SealringError, code="forked_process", fault="the script's"):
     """A forked child used a group, a sealed store or a key of its parent's, which goes on there.
 
     A child has none of its parent's keys. It may make a group of its own, after
@@ -219,11 +117,11 @@ class ForkedProcess(SealringError):
     """
 
 
-class WorkerFailed(SealringError):
+class WorkerFailed(SealringError, code="worker_failed"):
     """A worker process of a benchmark or the demo failed; the message is its traceback."""
 
 
-class HandshakeError(SealringError):
+class HandshakeError(SealringError, code="handshake"):
     """A peer could not be admitted, or refused to admit us."""
 
     def __init__(
@@ -261,71 +159,92 @@ class HandshakeError(SealringError):
         return self.proven or self.reported_by is not None
 
 
-class WrongJob(HandshakeError):
+class WrongJob(HandshakeError, code="handshake.wrong_job"):
     """The peer's certificate is for another job."""
 
 
-class WrongRank(HandshakeError):
+class WrongRank(HandshakeError, code="handshake.wrong_rank"):
     """The peer proved another rank's name than the one it was met as."""
 
 
-class WrongWorldSize(HandshakeError):
+class WrongWorldSize(HandshakeError, code="handshake.wrong_world_size"):
     """The peer counts another number of workers."""
 
 
-class WrongGroup(HandshakeError):
+class WrongGroup(HandshakeError, code="handshake.wrong_group"):
     """The peer is in another process group, or in another epoch of this one."""
 
 
-class DuplicateRank(HandshakeError):
+class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
     """Two processes hold valid certificates for one rank."""
 
 
-class CertificateExpired(HandshakeError):
-    """A certificate is past its last day (or this machine's clock is wrong)."""
+class CertificateExpired(HandshakeError, code="handshake.certificate_expired"):
+    """A certificate is past its last day (or this machine's clock is wrong).
+
+    Issue a new one, or set the clocks.
+    """
 
 
-class CertificateNotYetValid(HandshakeError):
-    """A certificate's first day has not come (or this machine's clock is wrong)."""
+class CertificateNotYetValid(HandshakeError, code="handshake.certificate_not_yet_valid"):
+    """A certificate's first day has not come (or this machine's clock is wrong).
+
+    Issue a new one, or set the clocks.
+    """
 
 
-class CertificateRevoked(HandshakeError):
+class CertificateRevoked(HandshakeError, code="handshake.certificate_revoked"):
     """The broker has taken the peer's key out of the job."""
 
 
-class NotAttested(HandshakeError):
+class NotAttested(HandshakeError, code="handshake.not_attested"):
     """The peer cannot show the attestation that this worker's policy demands of it."""
 
 
-class PeerNotAdmitted(HandshakeError):
+class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
     """What the peer's attestation shows is not what this worker's own policy admits."""
 
 
-class UnknownAuthority(HandshakeError):
-    """A certificate was not signed by this job's authority."""
+class UnknownAuthority(HandshakeError, code="handshake.unknown_authority"):
+    """A certificate was not signed by this job's authority.
+
+    Give all ranks one secret or one SEALRING_AUTHORITY.
+    """
 
 
-class ProtocolMismatch(HandshakeError):
-    """The peer speaks another version of sealring's protocol."""
+class ProtocolMismatch(HandshakeError, code="handshake.protocol_mismatch"):
+    """The peer speaks another version of sealring's protocol.
+
+    Install one version of sealring everywhere.
+    """
 
 
-class SuiteMismatch(HandshakeError):
-    """The peer offers no cipher suite, or key exchange, that we accept."""
+class SuiteMismatch(HandshakeError, code="handshake.suite_mismatch"):
+    """The peer offers no cipher suite, or key exchange, that we accept.
+
+    Install one version of sealring everywhere.
+    """
 
 
-class SettingsMismatch(HandshakeError):
-    """The peer runs with a setting that all ranks of a group must share."""
+class SettingsMismatch(HandshakeError, code="handshake.settings_mismatch"):
+    """The peer runs with a setting that all ranks of a group must share.
+
+    Set the same settings everywhere.
+    """
 
 
-class MalformedSetup(HandshakeError):
+class MalformedSetup(HandshakeError, code="handshake.malformed_setup"):
     """What came over the set-up channel is not sealring's protocol."""
 
 
-class PeerUnreachable(HandshakeError):
-    """The peer did not appear, or could not be connected to, in time."""
+class PeerUnreachable(HandshakeError, code="handshake.peer_unreachable"):
+    """The peer did not appear, or could not be connected to, in time.
+
+    Look at that rank's log, the addresses, the firewall.
+    """
 
 
-class GroupEnded(HandshakeError):
+class GroupEnded(HandshakeError, code="handshake.group_ended"):
     """The peer makes no link any more, because its group has failed."""
 
     def __init__(
@@ -341,191 +260,211 @@ class GroupEnded(HandshakeError):
         """How it failed, as the peer says."""
 
 
-class StoreError(SealringError):
+class StoreError(SealringError, code="store"):
     """What the store answered cannot be believed, and nothing of it was used."""
 
 
-class TamperedValue(StoreError):
-    """A value is not sealed, is cut, or was sealed for another key, job, run or epoch."""
+class TamperedValue(StoreError, code="store.tampered_value", fault="an attacker's"):
+    """A value is not sealed, is cut, or was sealed for another key, job, run or epoch.
+
+    An attacker wrote into the store: check who can reach it.
+    """
 
 
-class ReplayedValue(StoreError):
-    """An authentic value that its writer had replaced since, as this process has seen."""
+class ReplayedValue(StoreError, code="store.replayed_value", fault="an attacker's"):
+    """An authentic value that its writer had replaced since, as this process has seen.
+
+    An attacker put an older value back: check who can reach it.
+    """
 
 
-class AttestationError(SealringError):
+class AttestationError(SealringError, code="evidence"):
     """A worker's evidence was refused. It gets no key."""
 
 
-class MalformedEvidence(AttestationError):
+class MalformedEvidence(AttestationError, code="evidence.malformed_evidence", fault="the worker's"):
     """The bytes are not the evidence they say they are: cut, extended or scrambled."""
 
 
-class UnknownEvidence(AttestationError):
+class UnknownEvidence(AttestationError, code="evidence.unknown_evidence"):
     """A kind, version or algorithm that this sealring does not know, and so does not believe."""
 
 
-class ForgedEvidence(AttestationError):
+class ForgedEvidence(AttestationError, code="evidence.forged_evidence", fault="an attacker's"):
     """The signature is not over these bytes, or the certificate is for other hardware."""
 
 
-class UntrustedChain(AttestationError):
+class UntrustedChain(AttestationError, code="evidence.untrusted_chain", fault="an attacker's"):
     """The certificates do not lead, link by link, to a pinned root."""
 
 
-class ChainExpired(AttestationError):
+class ChainExpired(AttestationError, code="evidence.chain_expired", fault="the worker's"):
     """A certificate of the chain is outside its dates at the time of the check."""
 
 
-class ChainRevoked(AttestationError):
+class ChainRevoked(AttestationError, code="evidence.chain_revoked"):
     """A certificate of the chain is on its issuer's revocation list."""
 
 
-class StaleRevocationList(AttestationError):
+class StaleRevocationList(AttestationError, code="evidence.stale_revocation_list", fault="yours"):
     """A cached revocation list is past its date, or one that the policy needs is missing."""
 
 
-class BadCollateral(AttestationError):
-    """The verifier's own Intel collateral is damaged or not Intel's; nothing was judged by it."""
+class BadCollateral(AttestationError, code="evidence.bad_collateral", fault="yours"):
+    """The verifier's own Intel collateral is damaged or not Intel's; nothing was judged by it.
+
+    The verifier's own file is not Intel's: fetch it again.
+    """
 
 
-class NotBound(AttestationError):
+class NotBound(AttestationError, code="evidence.not_bound", fault="an attacker's"):
     """True evidence, made for another nonce or another worker's key: a replay or a relay."""
 
 
-class PolicyRefusal(AttestationError):
+class PolicyRefusal(AttestationError, code="policy"):
     """The evidence is true; what it shows is not what the policy admits."""
 
 
-class KindNotAllowed(PolicyRefusal):
+class KindNotAllowed(PolicyRefusal, code="policy.kind_not_allowed"):
     """The policy does not admit this kind of evidence; SIMULATED evidence among them."""
 
 
-class DeviceNotAllowed(PolicyRefusal):
+class DeviceNotAllowed(PolicyRefusal, code="policy.device_not_allowed"):
     """A GPU or switch is missing, or is of a model or firmware that the policy does not admit."""
 
 
-class DebugGuest(PolicyRefusal):
+class DebugGuest(PolicyRefusal, code="policy.debug_guest"):
     """The host can read a debug guest's memory, so its evidence protects nothing."""
 
 
-class TcbTooOld(PolicyRefusal):
+class TcbTooOld(PolicyRefusal, code="policy.tcb_too_old"):
     """The firmware is older than the policy's minimum."""
 
 
-class MeasurementNotAllowed(PolicyRefusal):
+class MeasurementNotAllowed(PolicyRefusal, code="policy.measurement_not_allowed"):
     """What runs there is not among what the policy lists."""
 
 
-class GuestNotAllowed(PolicyRefusal):
+class GuestNotAllowed(PolicyRefusal, code="policy.guest_not_allowed"):
     """The guest was launched with rights, or on a product, that the policy does not admit."""
 
 
-class RankNotAllowed(PolicyRefusal):
+class RankNotAllowed(PolicyRefusal, code="policy.rank_not_allowed"):
     """The policy does not let this evidence be this rank."""
 
 
-class JobNotAllowed(PolicyRefusal):
+class JobNotAllowed(PolicyRefusal, code="policy.job_not_allowed"):
     """The policy is for another job."""
 
 
-class BrokerError(SealringError):
+class BrokerError(SealringError, code="broker"):
     """The broker refused, or could not be asked."""
 
-
-class BrokerUnreachable(BrokerError):
-    """No broker answered in time."""
-
-
-class UntrustedBroker(BrokerError):
-    """What answers there has no certificate of the job's authority for that name."""
+    codes: ClassVar = {
+        "broker.malformed_answer": "What answered does not speak the broker's protocol.",
+    }
 
 
-class MalformedAnswer(BrokerError):
-    """What answered does not speak the broker's protocol."""
+class BrokerUnreachable(
+    BrokerError, code="broker.unreachable", fault="the network's, or the broker's"
+):
+    """No broker answered in time. Look at its address, at SEALRING_AUTHORITY, at what answers."""
 
 
-class MalformedRequest(BrokerError):
+class UntrustedBroker(BrokerError, code="broker.untrusted_broker", fault="an attacker's"):
+    """What answers there has no certificate of the job's authority for that name.
+
+    Look at its address, at SEALRING_AUTHORITY, at what answers.
+    """
+
+
+class MalformedRequest(BrokerError, code="broker.malformed_request", fault="the worker's"):
     """A request that is not one of the protocol's, or whose proof of its key is wrong."""
 
 
-class RequestTooLarge(BrokerError):
+class RequestTooLarge(BrokerError, code="broker.request_too_large"):
     """A request larger than any worker's."""
 
 
-class RequestTooSlow(BrokerError):
+class RequestTooSlow(BrokerError, code="broker.request_too_slow"):
     """A request that did not come whole in the time that any worker needs."""
 
 
-class TooManyRequests(BrokerError):
+class TooManyRequests(BrokerError, code="broker.too_many_requests"):
     """More requests from one address than the broker serves; come again later."""
 
 
-class UnknownNonce(BrokerError):
+class UnknownNonce(BrokerError, code="broker.unknown_nonce", fault="an attacker's"):
     """A nonce that this broker did not give out, or gave out in another session."""
 
 
-class ExpiredNonce(BrokerError):
+class ExpiredNonce(BrokerError, code="broker.expired_nonce"):
     """A nonce older than the policy's `nonce_seconds`."""
 
 
-class ReusedNonce(BrokerError):
+class ReusedNonce(BrokerError, code="broker.reused_nonce"):
     """A nonce that evidence was already brought for."""
 
 
-class UnknownToken(BrokerError):
+class UnknownToken(BrokerError, code="broker.unknown_token", fault="an attacker's"):
     """A token that this broker did not sign, or none at all."""
 
 
-class ExpiredToken(BrokerError):
+class ExpiredToken(BrokerError, code="broker.expired_token"):
     """A token past its end."""
 
 
-class ReusedToken(BrokerError):
+class ReusedToken(BrokerError, code="broker.reused_token", fault="an attacker's"):
     """A token that has fetched this very thing before."""
 
 
-class RankTaken(BrokerError):
+class RankTaken(BrokerError, code="broker.rank_taken"):
     """Another worker holds the rank, and the policy does not let it be joined again."""
 
 
-class WorkerRevoked(BrokerError):
+class WorkerRevoked(BrokerError, code="broker.worker_revoked", fault="yours"):
     """The worker's key, machine or rank is barred from the job."""
 
 
-class BrokerMisconfigured(BrokerError):
+class BrokerMisconfigured(BrokerError, code="broker.misconfigured", fault="its operator's"):
     """The broker cannot use one of its own files: its operator must mend that, not the worker."""
 
 
-class ResourceNotGranted(BrokerError):
+class ResourceNotGranted(BrokerError, code="broker.resource_not_granted"):
     """The policy does not grant this resource to this worker."""
 
 
-class NoSuchResource(BrokerError):
+class NoSuchResource(BrokerError, code="broker.no_such_resource"):
     """The broker has nothing under that name."""
 
 
-class RecordedOtherwise(BrokerError):
-    """The broker has recorded another content under this version of a vault's object."""
+class RecordedOtherwise(BrokerError, code="broker.recorded_otherwise"):
+    """The broker has recorded another content under this version of a vault's object.
+
+    Two copies of a vault have gone different ways: find out which is yours.
+    """
 
 
-class TooManyRecords(BrokerError):
+class TooManyRecords(BrokerError, code="broker.too_many_records"):
     """The broker keeps no records of more objects of this vault."""
 
 
-class StoreUnavailable(BrokerError):
+class StoreUnavailable(BrokerError, code="broker.store_unavailable"):
     """The broker cannot use its store: no answer, or its clock jumped. It decides nothing."""
 
 
-class TamperedStore(BrokerError):
+class TamperedStore(BrokerError, code="broker.tampered_store", fault="an attacker's"):
     """The broker's store was changed by something else than a broker, or is an older copy."""
 
 
-class BrokenAuditLog(BrokerError):
-    """An entry of the audit log is missing, changed, or not signed by this broker."""
+class BrokenAuditLog(BrokerError, code="broker.broken_audit_log", fault="an attacker's"):
+    """An entry of the audit log is missing, changed, or not signed by this broker.
+
+    The log was changed: keep it, find out who could.
+    """
 
 
-class StoreFailed(SealringError):
+class StoreFailed(SealringError, code="store_failed"):
     """A store (s3:// and others) refused, could not be reached, or gave something else.
 
     It is no VaultError: nothing was learned of what the store holds, so that what did not open for
@@ -533,167 +472,230 @@ class StoreFailed(SealringError):
     """
 
 
-class VaultError(SealringError):
+class VaultError(SealringError, code="vault"):
     """A vault could not be opened or written. Nothing that failed a check was given out."""
 
+    codes: ClassVar = {
+        "vault.foreign": (
+            "The vault at this path has another id than the one that is expected there. Another "
+            "vault is at this path: restore the right one."
+        ),
+        "vault.output_exists": "Something lies where the output should go; nothing is overwritten.",
+        "vault.tampered_header": (
+            "The vault's header was changed by something that does not hold the vault's key. An "
+            "attacker changed the grants: restore the header."
+        ),
+        "vault.wrong_position": (
+            "The state of a loader belongs to other data, another order or another mixture. Open "
+            "the datasets, lengths and weights that the state was saved with."
+        ),
+    }
 
-class NotAVault(VaultError):
+
+class NotAVault(VaultError, code="vault.not_a_vault", fault="yours"):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
 
-
-class LaterVersion(VaultError):
-    """A later version of sealring wrote this; it must be opened with that version."""
-
-
-class NotGranted(VaultError):
-    """The vault is not open to the key that was given."""
+    codes: ClassVar = {
+        "vault.later_version": (
+            "A later version of sealring wrote this; it must be opened with that version."
+        ),
+    }
 
 
-class ForeignVault(VaultError):
-    """The vault at this path has another id than the one that is expected there."""
+class NotGranted(VaultError, code="vault.not_granted", fault="yours"):
+    """The vault is not open to the key that was given.
+
+    Ask a holder of the vault's key for `sealring vault grant`.
+    """
 
 
-class VaultBusy(VaultError):
+class VaultBusy(VaultError, code="vault.busy"):
     """Another process held the vault for too long: wait until it has finished, and try again."""
 
+    codes: ClassVar = {
+        "vault.keys_changed": (
+            "The vault got a new key while a checkpoint was saved under the older one: save again."
+        ),
+    }
 
-class KeysChanged(VaultError):
-    """The vault got a new key while a checkpoint was saved under the older one: save again."""
 
-
-class NoSuchObject(VaultError):
+class NoSuchObject(VaultError, code="vault.no_such_object", fault="yours"):
     """The vault holds nothing under that name, or not that version of it."""
 
 
-class OutputExists(VaultError):
-    """Something lies where the output should go; nothing is overwritten."""
+class UnsafePath(VaultError, code="vault.unsafe_path"):
+    """A path leads out of its directory, or is a symlink or no regular file.
+
+    Choose another output; remove symlinks from the input.
+    """
 
 
-class UnsafePath(VaultError):
-    """A path leads out of its directory, or is a symlink or no regular file."""
+class UnsafeEntry(VaultError, code="vault.unsafe_entry", fault="yours"):
+    """An entry of a checkpoint is a pickle that could run code when it is loaded.
+
+    Save it as tensors, numbers, strings, lists and dicts.
+    """
 
 
-class TamperedHeader(VaultError):
-    """The vault's header was changed by something that does not hold the vault's key."""
-
-
-class UnsafeEntry(VaultError):
-    """An entry of a checkpoint is a pickle that could run code when it is loaded."""
-
-
-class BadSource(VaultError):
+class BadSource(VaultError, code="vault.bad_source", fault="the source's"):
     """Data to ingest are not what their format says, or exceed a limit. Nothing was committed."""
 
-
-class SourceChanged(VaultError):
-    """A file was changed while it was sealed: seal it again when it no longer changes."""
-
-
-class StageFailed(VaultError):
-    """The function of a pipeline's stage raised an error, or returned what its fields are not."""
-
-
-class WrongPosition(VaultError):
-    """The state of a loader belongs to other data, another order or another mixture."""
+    codes: ClassVar = {
+        "vault.source_changed": (
+            "A file was changed while it was sealed: seal it again when it no longer changes."
+        ),
+        "vault.stage_failed": (
+            "The function of a pipeline's stage raised an error, or returned what its fields are "
+            "not."
+        ),
+    }
 
 
-class AlreadyClosed(VaultError):
+class AlreadyClosed(VaultError, code="vault.already_closed", fault="the script's"):
     """A vault, dataset or loader was used after close(), or an iteration that a later one ended."""
 
 
-class UnadmittedSigner(VaultError):
-    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it."""
+class UnadmittedSigner(VaultError, code="vault.unadmitted_signer", fault="an attacker's"):
+    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it.
+
+    No worker of this job signed it: check SEALRING_JOB, the secret.
+    """
 
 
-class MissingPart(VaultError):
-    """A file that an object's manifest lists is not there."""
+class MissingPart(VaultError, code="vault.missing_part"):
+    """A file that an object's manifest lists is not there.
+
+    A part's file is missing or another's: restore it from a copy.
+    """
 
 
-class ForeignPart(VaultError):
-    """Another file lies in a part's place: of another part, an older version or another vault."""
+class ForeignPart(VaultError, code="vault.foreign_part", fault="an attacker's"):
+    """Another file lies in a part's place: of another part, an older version or another vault.
+
+    A part's file is missing or another's: restore it from a copy.
+    """
 
 
-class RolledBack(VaultError):
-    """The ledger has recorded something newer than what the vault holds now."""
+class RolledBack(VaultError, code="vault.rolled_back", fault="an attacker's, or an old backup's"):
+    """The ledger has recorded something newer than what the vault holds now.
+
+    Something newer was there: restore it, or ask for it by version.
+    """
 
 
-class TruncatedFile(VaultError):
-    """A sealed file was cut or extended: an attack, or a copy that was not finished."""
+class TruncatedFile(VaultError, code="vault.truncated_file", fault="an attacker's, or the disk's"):
+    """A sealed file was cut or extended: an attack, or a copy that was not finished.
+
+    An attacker or the disk changed a file: restore it from a copy.
+    """
 
 
-class TamperedChunk(VaultError):
-    """A chunk of a sealed file is not authentic: changed, exchanged, or damaged by the disk."""
+class TamperedChunk(VaultError, code="vault.tampered_chunk", fault="an attacker's, or the disk's"):
+    """A chunk of a sealed file is not authentic: changed, exchanged, or damaged by the disk.
+
+    An attacker or the disk changed a file: restore it from a copy.
+    """
 
 
-class WrongKey(VaultError):
+class WrongKey(VaultError, code="vault.wrong_key"):
     """A file was sealed under another key or as another part, or its first bytes were changed."""
 
 
-class LogError(SealringError):
+class LogError(SealringError, code="log"):
     """A log, a proof or a witness cannot be believed, and nothing of it was used."""
 
 
-class NotALog(LogError):
+class NotALog(LogError, code="log.not_a", fault="yours"):
     """The folder holds no log, or its files cannot be read."""
 
 
-class LogInUse(LogError):
-    """Another process holds the lock of the log or of the witness's state."""
+class LogInUse(LogError, code="log.in_use", fault="yours"):
+    """Another process holds the lock of the log or of the witness's state.
+
+    Look at the folder; wait for the other writer.
+    """
 
 
-class MalformedNote(LogError):
-    """A signed note, checkpoint, proof or key is not in the format that C2SP specifies."""
+class MalformedNote(LogError, code="log.malformed_note"):
+    """A signed note, checkpoint, proof or key is not in the format that C2SP specifies.
+
+    That is not in C2SP's format: fetch it again.
+    """
 
 
-class ForgedNote(LogError):
-    """A signature is not over this text, or no known key signed it."""
+class ForgedNote(LogError, code="log.forged_note", fault="an attacker's"):
+    """A signature is not over this text, or no known key signed it.
+
+    Not signed by a key that you believe: check the vkey, the policy.
+    """
 
 
-class WrongLog(LogError):
+class WrongLog(LogError, code="log.wrong"):
     """The checkpoint is of a log that the policy does not list."""
 
 
-class TamperedLog(LogError):
-    """An entry or a tile is not what the log's checkpoint commits to: it was changed later."""
+class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or the disk's"):
+    """An entry or a tile is not what the log's checkpoint commits to: it was changed later.
+
+    Somebody or the disk changed the log: restore it from a copy.
+    """
+
+    codes: ClassVar = {
+        "log.not_included": "The proof does not lead from the entry to the root of the checkpoint.",
+    }
 
 
-class TruncatedLog(LogError):
-    """The log ends before a checkpoint that was seen earlier: its end was cut off."""
+class TruncatedLog(LogError, code="log.truncated_log", fault="an attacker's"):
+    """The log ends before a checkpoint that was seen earlier: its end was cut off.
+
+    The log's end was cut, or it was rewritten: keep both views as proof.
+    """
 
 
-class ForkedLog(LogError):
-    """Two checkpoints of one log contradict each other: rewritten, or a view for each reader."""
+class ForkedLog(LogError, code="log.forked_log"):
+    """Two checkpoints of one log contradict each other: rewritten, or a view for each reader.
+
+    The log's end was cut, or it was rewritten: keep both views as proof.
+    """
 
 
-class NotIncluded(LogError):
-    """The proof does not lead from the entry to the root of the checkpoint."""
+class NoQuorum(LogError, code="log.no_quorum"):
+    """Fewer witnesses cosigned the checkpoint than the policy demands.
+
+    Ask the witnesses that it names.
+    """
+
+    codes: ClassVar = {
+        "log.stale_checkpoint": (
+            "A quorum cosigned the checkpoint, but not since the time that the reader asks for. "
+            "Ask the log for a newer one."
+        ),
+    }
 
 
-class NoQuorum(LogError):
-    """Fewer witnesses cosigned the checkpoint than the policy demands."""
-
-
-class StaleCheckpoint(LogError):
-    """A quorum cosigned the checkpoint, but not since the time that the reader asks for."""
-
-
-class WitnessFault(LogError):
+class WitnessFault(LogError, code="log.witness_fault"):
     """One witness cannot be reached, refuses, or answers with something else than it must."""
 
 
-class MalformedStatement(LogError):
+class MalformedStatement(LogError, code="log.malformed_statement"):
     """An envelope or a statement is not in its format, or is of an unknown version."""
 
 
-class ForgedStatement(LogError):
-    """A statement is not signed by the key of its certificate, or is about another worker."""
+class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker's"):
+    """A statement is not signed by the key of its certificate, or is about another worker.
+
+    The worker that it names did not sign this.
+    """
 
 
-class MalformedRun(LogError):
-    """A folder is not that of a run, lacks some of it, or has what this run did not write."""
+class MalformedRun(LogError, code="log.malformed_run"):
+    """A folder is not that of a run, lacks some of it, or has what this run did not write.
+
+    The worker that it names did not sign this.
+    """
 
 
-class GroupError(SealringError):
+class GroupError(SealringError, code="group"):
     """The group is dead: its links are closed and its keys wiped. A new group can be made."""
 
     def __init__(
@@ -722,33 +724,68 @@ class GroupError(SealringError):
         """As the native core told it (core/engine/failures.py)."""
 
 
-class TamperedRecord(GroupError):
-    """A record's tag did not match: changed on the way, or sealed under other keys."""
+class TamperedRecord(
+    GroupError, code="group.tampered_record", fault="an attacker's, or broken hardware's"
+):
+    """A record's tag did not match: changed on the way, or sealed under other keys.
+
+    An attacker changes traffic, or hardware fails: check the path.
+    """
 
 
-class MissingRecord(GroupError):
-    """An authentic record came too early: one before it was dropped or held back."""
+class MissingRecord(GroupError, code="group.missing_record", fault="an attacker's"):
+    """An authentic record came too early: one before it was dropped or held back.
+
+    An attacker drops or reorders records: check the path.
+    """
 
 
-class ReplayedRecord(GroupError):
-    """An authentic record came a second time."""
+class ReplayedRecord(GroupError, code="group.replayed_record", fault="an attacker's"):
+    """An authentic record came a second time. An attacker replays records: check the path."""
 
 
-class OutOfStep(GroupError):
+class OutOfStep(GroupError, code="group.out_of_step", fault="the script's"):
     """Ranks called different collectives, shapes or dtypes."""
 
 
-class PeerLost(GroupError):
-    """The peer's process ended, or the link to it was cut."""
+class PeerLost(GroupError, code="group.peer_lost", fault="the peer's"):
+    """The peer's process ended, or the link to it was cut.
+
+    Look at that rank's log for why it ended.
+    """
 
 
-class PeerSilent(GroupError):
-    """Nothing came from the peer within the group's timeout."""
+class PeerSilent(GroupError, code="group.peer_silent", fault="the network's or the peer's"):
+    """Nothing came from the peer within the group's timeout.
+
+    It hangs or is cut off; if only slow, raise the timeout.
+    """
 
 
-class NoLongerAdmitted(GroupError):
-    """A member was revoked, or this worker's certificate ended and was not renewed."""
+class NoLongerAdmitted(GroupError, code="group.no_longer_admitted", fault="yours"):
+    """A member was revoked, or this worker's certificate ended and was not renewed.
+
+    A member was revoked, or could not be renewed in time.
+    """
 
 
-class GroupClosed(GroupError):
+class GroupClosed(GroupError, code="group.closed", fault="ours"):
     """The group was used after it was destroyed or had failed."""
+
+
+def every_class(kind: type[SealringError] = SealringError) -> Iterator[type[SealringError]]:
+    """`kind` and the classes of this module below it, parents first."""
+    yield kind
+    for each in kind.__subclasses__():
+        if each.__module__ == __name__:
+            yield from every_class(each)
+
+
+def error_with(code: str, message: str) -> SealringError | None:
+    """The error that another process reported by its code; None if there is no such code."""
+    for kind in every_class():
+        if code == kind.code:
+            return kind(message)
+        if code in kind.codes and "codes" in vars(kind):
+            return kind(message, code=code)
+    return None

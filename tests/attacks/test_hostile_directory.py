@@ -24,15 +24,15 @@ from torch.distributed.checkpoint.planner import SavePlan
 from sealring import _native
 from sealring.errors import (
     ConfigurationError,
-    ForeignVault,
     NotAVault,
     NotGranted,
-    OutputExists,
     UnsafePath,
+    VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
 from sealring.vault.files import move_into_place, remove_directory
 from sealring.vault.outputs import unfinished
+from tests.codes import coded
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -208,7 +208,9 @@ def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
     vault.path.local.rename(tmp_path / "moved")
     other.path.local.rename(vault.path.local)
-    with pytest.raises(ForeignVault, match=f"and held {vault.header.id}"):
+    with pytest.raises(
+        VaultError, match=f"and held {vault.header.id}", check=coded("vault.foreign")
+    ):
         Vault.open(vault.path, keys.key_file(key))
     # One that is made there now is not another's.
     vault.path.local.rename(tmp_path / "away")
@@ -303,7 +305,7 @@ def test_a_file_system_without_exclusive_renames(
         if attempt == 0:
             move_into_place(made, target)
         else:
-            with pytest.raises(OutputExists):
+            with pytest.raises(VaultError, check=coded("vault.output_exists")):
                 move_into_place(made, target)
     assert (target if kind == "file" else target / "file").read_text() == "0"
 

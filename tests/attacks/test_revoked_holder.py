@@ -15,11 +15,11 @@ from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     ForeignPart,
-    ForeignVault,
     NotAVault,
     NotGranted,
     RolledBack,
     TamperedChunk,
+    VaultError,
     WrongKey,
 )
 from sealring.vault import Vault, keys, objects, trees
@@ -28,6 +28,7 @@ from sealring.vault.datasets import building
 from sealring.vault.keys import Grant
 from sealring.vault.sealed import AES, Place
 from sealring.vault.storage import LocalPath
+from tests.codes import coded
 from tests.vault import slow
 from tests.vault.datasets.made import json_lines, sealed
 
@@ -235,11 +236,13 @@ def test_another_vault_under_a_path_that_is_open_or_expected(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
-    with pytest.raises(ForeignVault, match=f"holds the vault {other.header.id}"):
+    with pytest.raises(
+        VaultError, match=f"holds the vault {other.header.id}", check=coded("vault.foreign")
+    ):
         Vault.open(other.path, keys.key_file(key), expect=vault.header.id)
     vault.path.local.rename(tmp_path / "moved")
     other.path.local.rename(vault.path.local)
-    with pytest.raises(ForeignVault):
+    with pytest.raises(VaultError, check=coded("vault.foreign")):
         put(vault, tmp_path, "data", "secret")
 
 

@@ -16,7 +16,7 @@ from sealring.cli import app
 from sealring.cli.bench import parse_size, parse_world_sizes
 from sealring.cli.doctor import openssl_speed
 from sealring.cli.sizes import parse_bytes
-from sealring.errors import BadSecret, ConfigurationError, NoIdentity
+from sealring.errors import BadSecret, ConfigurationError
 from sealring.lab.results import this_machine
 
 SCRIPT = """
@@ -83,7 +83,8 @@ def test_run_on_several_machines_without_a_secret_is_refused() -> None:
     done = CliRunner().invoke(
         app, ["run", "--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"], env=_without_identity()
     )
-    assert type(done.exception) is NoIdentity
+    assert isinstance(done.exception, ConfigurationError)
+    assert done.exception.code == "configuration.no_identity"
     assert "--secret-file" in str(done.exception)
 
 

@@ -15,13 +15,14 @@ from sealring.errors import (
     ConfigurationError,
     ForkedLog,
     MalformedNote,
-    NotIncluded,
     SealringError,
+    TamperedLog,
     TruncatedLog,
 )
 from sealring.formats.log.folder import create_log
 from sealring.formats.log.notes import Kind, Signer
 from sealring.record.statements.signing import read_signer
+from tests.codes import coded
 
 
 def run(*arguments: object) -> str:
@@ -60,7 +61,7 @@ def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> 
     shutil.rmtree(folder)  # from here on, offline
     found = as_json("verify", tmp_path / "entry", "--proof", proof, "--vkey", vkey)
     assert (found["index"], found["size"]) == (301, 302)
-    with pytest.raises(NotIncluded):
+    with pytest.raises(TamperedLog, check=coded("log.not_included")):
         run("verify", tmp_path / "lines", "--proof", proof, "--vkey", vkey)
 
 

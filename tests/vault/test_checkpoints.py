@@ -21,11 +21,9 @@ from sealring.errors import (
     BadSecret,
     ConfigurationError,
     ForeignPart,
-    KeysChanged,
     MissingPart,
     NoSuchObject,
     NotGranted,
-    OutputExists,
     RolledBack,
     SealringError,
     TamperedChunk,
@@ -34,6 +32,7 @@ from sealring.errors import (
     UnsafeEntry,
     Unsupported,
     VaultBusy,
+    VaultError,
 )
 from sealring.vault import (
     CheckpointReader,
@@ -46,6 +45,7 @@ from sealring.vault import (
     signing,
     trees,
 )
+from tests.codes import coded
 from tests.crashes import killed_at
 from tests.workers import SECRET
 
@@ -235,7 +235,7 @@ def test_a_new_key_in_the_middle_of_a_save(
 
     with monkeypatch.context() as patch:
         patch.setattr(writer, step, change_first)
-        refused(lambda: dcp.save(state(2), storage_writer=writer), KeysChanged, "save it again")
+        refused(lambda: dcp.save(state(2), storage_writer=writer), VaultBusy, "save it again")
     assert same(load(vault), state(1))
     dcp.save(state(3), storage_writer=writer)
     assert same(load(vault), state(3))
@@ -508,7 +508,7 @@ def test_export_in_torch_s_form(vault: Vault, tmp_path: Path) -> None:
     export_torch(CheckpointReader(vault, "run"), out)
     assert same(torch.load(out, weights_only=True), state(7))
     assert out.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(OutputExists):
+    with pytest.raises(VaultError, check=coded("vault.output_exists")):
         export_torch(CheckpointReader(vault, "run"), out)
 
 
@@ -540,7 +540,9 @@ def test_export_by_command(
     assert not out.exists()
     assert export(*trusted, "tests").exit_code == 0
     assert same(torch.load(out, weights_only=True), state(8))
-    assert type(export(*trusted, "tests").exception) is OutputExists
+    refusal = export(*trusted, "tests").exception
+    assert isinstance(refusal, VaultError)
+    assert refusal.code == "vault.output_exists"
 
 
 def test_one_entry_of_a_checkpoint_is_exported_and_the_rest_is_named(

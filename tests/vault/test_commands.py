@@ -16,14 +16,13 @@ from sealring.errors import (
     BadKeyFile,
     ConfigurationError,
     DiskFull,
-    ForeignVault,
-    NoSuchObject,
     NotAVault,
     NotGranted,
-    OutputExists,
-    UnsafePath,
+    SealringError,
+    VaultError,
 )
 from sealring.vault import Vault, files, keys
+from tests.codes import coded
 
 
 class Shell:
@@ -119,48 +118,46 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
 
 
 @pytest.mark.parametrize(
-    ("line", "error", "words"),
+    ("line", "code", "words"),
     [
-        ("init v", OutputExists, "is there already"),
-        ("init missing/v", ConfigurationError, "cannot be made"),
-        ("seal v nothing", ConfigurationError, "does not exist"),
-        ("seal v link", UnsafePath, "is a symlink"),
-        ("seal other f", NotAVault, "there is no vault"),
-        ("seal v f --key exposed", BadKeyFile, "chmod 600"),
-        ("seal v f --name ''", ConfigurationError, "1 to 1000"),
-        ("open v nothing --out o", NoSuchObject, "is not in v"),
-        ("open v f --out f", OutputExists, "will not be overwritten"),
-        ("open v f --out link", OutputExists, "will not be overwritten"),
-        ("open v f --out missing/o", ConfigurationError, "cannot be written"),
-        ("open v f --out o --version 7", NoSuchObject, "it has 1"),
-        ("open v f --out o --key k9", BadKeyFile, "cannot be read"),
-        ("open v f --out o --identity k", BadKeyFile, "vault identity"),
-        ("ls v --key other.key", NotGranted, "not open to this key file"),
-        ("verify v nothing", NoSuchObject, "is not in v"),
-        ("verify v --version 1", ConfigurationError, "name the object too"),
-        ("verify v f --version 7", NoSuchObject, "it has 1"),
-        ("grant v --name x", ConfigurationError, "name one of"),
-        ("grant v --name x --to-key k3 --data-key k", ConfigurationError, "name the resource too"),
-        ("grant v --name x --to-person x", ConfigurationError, "no person's public key"),
-        ("grant v --name x --to-broker a/b/c", ConfigurationError, "--data-key"),
-        ("grant v --name owner --to-key k3", ConfigurationError, "has a grant named"),
-        ("revoke v nothing", ConfigurationError, "no grant named"),
-        ("revoke v owner", ConfigurationError, "last key"),
-        ("rekey other", NotAVault, "there is no vault"),
-        ("rotate other", NotAVault, "there is no vault"),
-        ("identity exposed", BadKeyFile, "chmod 600"),
+        ("init v", "vault.output_exists", "is there already"),
+        ("init missing/v", "configuration", "cannot be made"),
+        ("seal v nothing", "configuration", "does not exist"),
+        ("seal v link", "vault.unsafe_path", "is a symlink"),
+        ("seal other f", "vault.not_a_vault", "there is no vault"),
+        ("seal v f --key exposed", "configuration.bad_key_file", "chmod 600"),
+        ("seal v f --name ''", "configuration", "1 to 1000"),
+        ("open v nothing --out o", "vault.no_such_object", "is not in v"),
+        ("open v f --out f", "vault.output_exists", "will not be overwritten"),
+        ("open v f --out link", "vault.output_exists", "will not be overwritten"),
+        ("open v f --out missing/o", "configuration", "cannot be written"),
+        ("open v f --out o --version 7", "vault.no_such_object", "it has 1"),
+        ("open v f --out o --key k9", "configuration.bad_key_file", "cannot be read"),
+        ("open v f --out o --identity k", "configuration.bad_key_file", "vault identity"),
+        ("ls v --key other.key", "vault.not_granted", "not open to this key file"),
+        ("verify v nothing", "vault.no_such_object", "is not in v"),
+        ("verify v --version 1", "configuration", "name the object too"),
+        ("verify v f --version 7", "vault.no_such_object", "it has 1"),
+        ("grant v --name x", "configuration", "name one of"),
+        ("grant v --name x --to-key k3 --data-key k", "configuration", "name the resource too"),
+        ("grant v --name x --to-person x", "configuration", "no person's public key"),
+        ("grant v --name x --to-broker a/b/c", "configuration", "--data-key"),
+        ("grant v --name owner --to-key k3", "configuration", "has a grant named"),
+        ("revoke v nothing", "configuration", "no grant named"),
+        ("revoke v owner", "configuration", "last key"),
+        ("rekey other", "vault.not_a_vault", "there is no vault"),
+        ("rotate other", "vault.not_a_vault", "there is no vault"),
+        ("identity exposed", "configuration.bad_key_file", "chmod 600"),
     ],
 )
-def test_bad_input_is_refused_by_name(
-    line: str, error: type[Exception], words: str, sh: Shell
-) -> None:
+def test_bad_input_is_refused_by_name(line: str, code: str, words: str, sh: Shell) -> None:
     sh("seal", "v", "f")
     (sh.folder / "link").symlink_to("/etc/passwd")
     (sh.folder / "exposed").write_text("sealring-key-1 " + "ab" * 32)
     (sh.folder / "exposed").chmod(0o644)
     sh("init", "v2", "--key", "other.key")
     before = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
-    with pytest.raises(error, match=words):
+    with pytest.raises(SealringError, match=words, check=coded(code)):
         sh(*("" if word == "''" else word for word in line.split()))
     after = sorted(path.name for path in sh.folder.iterdir() if path.name != "k3")
     assert before == after
@@ -208,7 +205,7 @@ def test_verify_opens_older_versions_too(sh: Shell) -> None:
 def test_the_id_that_a_vault_must_have(sh: Shell) -> None:
     known = json.loads(sh("ls", "v", "--json"))["vault"]
     sh("seal", "v", "f", "--vault-id", known)
-    with pytest.raises(ForeignVault, match=f"holds the vault {known}"):
+    with pytest.raises(VaultError, match=f"holds the vault {known}", check=coded("vault.foreign")):
         sh("seal", "v", "f", "--vault-id", "0" * 32)
 
 
@@ -264,10 +261,12 @@ def test_names_are_shown_as_they_are(name: str, sh: Shell) -> None:
 
 
 def test_a_refused_init_leaves_no_key(sh: Shell) -> None:
-    with pytest.raises(OutputExists, match="choose another place"):
+    with pytest.raises(
+        VaultError, match="choose another place", check=coded("vault.output_exists")
+    ):
         sh("init", "v", "--key", "another")
     assert not (sh.folder / "another").exists()
-    with pytest.raises(OutputExists):
+    with pytest.raises(VaultError, check=coded("vault.output_exists")):
         sh("init", "v", "--key", "k")
     assert (sh.folder / "k").exists()  # it was there before
     with pytest.raises(ConfigurationError, match="cannot be made"):

@@ -20,13 +20,14 @@ from sealring.errors import (
     AlreadyClosed,
     ConfigurationError,
     ForkedProcess,
-    KeysChanged,
     TamperedChunk,
     TruncatedFile,
     Unsupported,
+    VaultBusy,
 )
 from sealring.vault.gpu_batches import Batch, GpuBatches
 from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
+from tests.codes import coded
 from tests.vault.host_opener import HostOpener
 from tests.vault.sealed_parts import place, sealed_parts
 
@@ -86,12 +87,12 @@ def test_batches_before_one_that_cannot_be_read_are_given_out(tmp_path: Path) ->
     def wanted() -> Iterator[list[Sample]]:
         yield [Sample(0, 0, 1)]
         yield [Sample(0, 1, 1)]
-        raise KeysChanged("the dataset was sealed anew")
+        raise VaultBusy("the dataset was sealed anew", code="vault.keys_changed")
 
     with sealed_parts(tmp_path, [b"ab"]) as files:
         found = batches_of(files).opened(wanted())
         assert [contents_of(next(found)) for _ in range(2)] == [[b"a"], [b"b"]]
-        with pytest.raises(KeysChanged):
+        with pytest.raises(VaultBusy, check=coded("vault.keys_changed")):
             next(found)
 
 

@@ -19,19 +19,20 @@ from torch.utils.data import DataLoader
 from sealring.errors import (
     ConfigurationError,
     ForeignPart,
-    KeysChanged,
     MissingPart,
     NoSuchObject,
     NotAVault,
-    OutputExists,
     RolledBack,
     StoreFailed,
     TamperedChunk,
     TruncatedFile,
     Unsupported,
+    VaultBusy,
+    VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Dataset, Vault, keys, trees
 from sealring.vault.stores import Store, StorePath
+from tests.codes import coded
 from tests.vault.conftest import copy_to_store
 from tests.vault.datasets import made
 from tests.vault.test_checkpoints import load, refused, same, save, state
@@ -69,7 +70,7 @@ def test_checkpoints_are_saved_and_loaded(stored: Vault, key: Path) -> None:
     assert same(load(again(stored, key)), state(3))
     assert same(load(stored, version=2), state(2))
     refused(lambda: load(stored, version=1), NoSuchObject, "it has 2, 3")
-    with pytest.raises(OutputExists, match="is there already"):
+    with pytest.raises(VaultError, match="is there already", check=coded("vault.output_exists")):
         Vault.create(str(stored.path), keys.key_file(key), "owner")
 
 
@@ -188,7 +189,7 @@ def test_a_new_key_while_a_save_commits(
         real(self, path, content, new=new)
 
     monkeypatch.setattr(Store, "put", put)
-    refused(lambda: save(in_memory, 2), KeysChanged, "save it again")
+    refused(lambda: save(in_memory, 2), VaultBusy, "save it again")
     assert same(load(again(in_memory, key)), state(1))
     save(in_memory, 2)
     trees.rotate(in_memory, lambda _: None)

@@ -11,9 +11,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from sealring.errors import MissingPart, NotAVault, OutputExists, StoreFailed, VaultError
+from sealring.errors import MissingPart, NotAVault, StoreFailed, VaultError
 from sealring.vault import Vault, answers, keys, requests
 from sealring.vault.stores import Store
+from tests.codes import coded
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.vault.test_store_faults import Proxy, once, proxy, stored
@@ -184,7 +185,7 @@ def test_two_processes_that_make_one_vault(
     """Each has looked before the other has written."""
     before = Store(URL).read("vault.json", 1 << 20)
     monkeypatch.setattr("sealring.vault.stores.StorePath.has_folder", lambda self: False)
-    with pytest.raises(OutputExists, match="is there already"):
+    with pytest.raises(VaultError, match="is there already", check=coded("vault.output_exists")):
         Vault.create(URL, keys.key_file(key), "owner")
     assert Store(URL).read("vault.json", 1 << 20) == before
 

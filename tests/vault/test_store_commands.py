@@ -9,8 +9,9 @@ import pytest
 from sealring.errors import (
     ConfigurationError,
     NoSuchObject,
-    OutputExists,
+    VaultError,
 )
+from tests.codes import coded
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_commands import Shell, sh
 
@@ -48,7 +49,7 @@ def test_the_verbs_take_the_url_of_a_store(sh: Shell, monkeypatch: pytest.Monkey
     (sh.folder / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(sh.folder / "ledgers"))
     sh("init", STORE)
-    with pytest.raises(OutputExists, match="is there already"):
+    with pytest.raises(VaultError, match="is there already", check=coded("vault.output_exists")):
         sh("init", STORE)
     sh("seal", STORE, "f")
     sh("grant", STORE, "--name", "second", "--to-key", "k2")

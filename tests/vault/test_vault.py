@@ -17,26 +17,26 @@ from cryptography.hazmat.primitives.keywrap import (
 from sealring import _native
 from sealring.errors import (
     BadKeyFile,
+    BadSource,
     ConfigurationError,
     ForeignPart,
-    LaterVersion,
     MissingPart,
     NoSuchObject,
     NotAVault,
     NotGranted,
-    OutputExists,
     RolledBack,
-    SourceChanged,
+    SealringError,
     TamperedChunk,
-    TamperedHeader,
     TruncatedFile,
     UnsafePath,
     Unsupported,
+    VaultError,
 )
 from sealring.formats.files import write_private
 from sealring.vault import header as headers
 from sealring.vault import keys, ledger, objects, opened, trees
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.crashes import killed_at
 
 
@@ -231,7 +231,7 @@ def test_another_key_and_another_vault(vault: Vault, key: Path, tmp_path: Path) 
         Vault.open(vault.path, keys.key_file(tmp_path / "other"))
     with pytest.raises(NotAVault, match="vault init"):
         Vault.open(tmp_path, keys.key_file(key))
-    with pytest.raises(OutputExists):
+    with pytest.raises(VaultError, check=coded("vault.output_exists")):
         Vault.create(vault.path, keys.key_file(key), "owner")
 
 
@@ -253,31 +253,31 @@ def test_a_grant_that_an_attacker_adds(vault: Vault, key: Path, tmp_path: Path) 
     from dataclasses import asdict
 
     change_header(vault, {"grants": [*grants, asdict(forged)]})
-    with pytest.raises(TamperedHeader, match="without the vault's key"):
+    with pytest.raises(
+        VaultError, match="without the vault's key", check=coded("vault.tampered_header")
+    ):
         reopened(vault, key)
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    ("change", "code"),
     [
-        ({"generation": 99}, TamperedHeader),
-        ({"suite": "AEAD_CHACHA20_POLY1305"}, TamperedHeader),
-        ({"key": 2}, NotGranted),
-        ({"mac": "00" * 32}, TamperedHeader),
-        ({"id": "00" * 16}, NotGranted),
-        ({"version": 2}, LaterVersion),
-        ({"format": "other"}, NotAVault),
-        ({"mac": "xyz"}, NotAVault),
-        ({"grants": "none"}, NotAVault),
-        ({"id": "0000"}, NotAVault),
-        ({"more": 1}, NotAVault),
+        ({"generation": 99}, "vault.tampered_header"),
+        ({"suite": "AEAD_CHACHA20_POLY1305"}, "vault.tampered_header"),
+        ({"key": 2}, "vault.not_granted"),
+        ({"mac": "00" * 32}, "vault.tampered_header"),
+        ({"id": "00" * 16}, "vault.not_granted"),
+        ({"version": 2}, "vault.later_version"),
+        ({"format": "other"}, "vault.not_a_vault"),
+        ({"mac": "xyz"}, "vault.not_a_vault"),
+        ({"grants": "none"}, "vault.not_a_vault"),
+        ({"id": "0000"}, "vault.not_a_vault"),
+        ({"more": 1}, "vault.not_a_vault"),
     ],
 )
-def test_a_changed_header(
-    change: dict[str, Any], error: type[Exception], vault: Vault, key: Path
-) -> None:
+def test_a_changed_header(change: dict[str, Any], code: str, vault: Vault, key: Path) -> None:
     change_header(vault, change)
-    with pytest.raises(error):
+    with pytest.raises(VaultError, check=coded(code)):
         reopened(vault, key)
 
 
@@ -345,7 +345,9 @@ def test_a_later_manifest_is_refused_by_name(vault: Vault, tmp_path: Path) -> No
     copy = vault.find("object").copy
     later = json.dumps({"format": "sealring object", "version": 2}).encode()
     (copy.folder / "manifest").local.write_bytes(copy.place.seal("manifest", later))
-    with pytest.raises(LaterVersion, match="version 2 of its format"):
+    with pytest.raises(
+        NotAVault, match="version 2 of its format", check=coded("vault.later_version")
+    ):
         vault.find("object")
 
 
@@ -417,7 +419,9 @@ def test_a_folder_that_is_renamed_while_it_is_sealed(vault: Vault, tmp_path: Pat
         if not left:
             source.rename(tmp_path / "renamed")
 
-    with pytest.raises(SourceChanged, match="was removed while it was sealed"):
+    with pytest.raises(
+        BadSource, match="was removed while it was sealed", check=coded("vault.source_changed")
+    ):
         trees.seal_path(vault, source, "object", None, rename)
     with pytest.raises(NoSuchObject):
         vault.find("object")
@@ -475,7 +479,7 @@ def test_an_output_that_is_there(vault: Vault, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for make in (out.touch, out.mkdir, lambda: out.symlink_to("nowhere")):
         make()
-        with pytest.raises(OutputExists):
+        with pytest.raises(VaultError, check=coded("vault.output_exists")):
             trees.open_object(vault.find("object"), out, nothing)
         out.rmdir() if out.is_dir() else out.unlink()
 
@@ -626,8 +630,10 @@ def test_a_source_that_changes_while_it_is_sealed(
         else:
             (source / "b").unlink()
 
-    error = ConfigurationError if change == "another" else SourceChanged
-    with pytest.raises(error, match=r"while it was sealed|cannot be read"):
+    code = "configuration" if change == "another" else "vault.source_changed"
+    with pytest.raises(
+        SealringError, match=r"while it was sealed|cannot be read", check=coded(code)
+    ):
         trees.seal_path(vault, source, "data", None, progress)
     with pytest.raises(NoSuchObject):
         vault.find("data")

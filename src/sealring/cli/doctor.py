@@ -20,7 +20,7 @@ from sealring import limits
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.cli.variables import unknown_variables
-from sealring.errors import ConfigurationError, NoIdentity, SealringError
+from sealring.errors import ConfigurationError, SealringError
 from sealring.lab.bench.floor import aes_rate
 from sealring.observe.watch import ALARMS, WatchedProcess, watch
 from sealring.version import untested_torch
@@ -192,7 +192,9 @@ def _identity(name: str) -> Iterator[Finding]:
     try:
         rank = _number("RANK", 0)
         credentials = load_credentials(rank, _number("WORLD_SIZE", rank + 1))
-    except NoIdentity as error:
+    except ConfigurationError as error:
+        if error.code != "configuration.no_identity":
+            raise
         yield Finding(name, "warning", "none configured in this shell", str(error))
         return
     until = credentials.certificate.not_valid_after_utc

@@ -25,7 +25,7 @@ from sealring.core.identity.process import shut_out_debuggers
 from sealring.core.identity.secret import OF_THE_RUN, read_secret
 from sealring.core.last_words import LAUNCHED, told_beside
 from sealring.core.sealed_only.guard import require_sealed
-from sealring.errors import ConfigurationError, NoIdentity
+from sealring.errors import ConfigurationError
 from sealring.observe.worker import sweep
 
 if TYPE_CHECKING:
@@ -305,10 +305,11 @@ def identity_environment(machines: int, secret_file: Path | None) -> dict[str, s
     if read_secret(os.environ) is not None or "SEALRING_CERTIFICATE" in os.environ:
         return {}
     if machines > 1:
-        raise NoIdentity(
+        raise ConfigurationError(
             "workers on several machines need a common identity. Make a secret once "
             "(umask 077; openssl rand -hex 32 > job.secret), copy it to every machine and pass "
-            "--secret-file job.secret, or give each worker a certificate (sealring ca --help)."
+            "--secret-file job.secret, or give each worker a certificate (sealring ca --help).",
+            code="configuration.no_identity",
         )
     # All workers are our own children: a secret that lives as long as they do is enough.
     return {"SEALRING_SECRET": secrets.token_hex(32), OF_THE_RUN: "1"}

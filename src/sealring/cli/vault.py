@@ -33,7 +33,7 @@ from sealring.cli.vault_options import (
     presented,
     public_key,
 )
-from sealring.errors import ConfigurationError, NoSuchObject, OutputExists, VaultError
+from sealring.errors import ConfigurationError, NoSuchObject, VaultError
 from sealring.vault import keys, trees
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
@@ -67,9 +67,9 @@ def init(
         keys.make_key_file(key)
     try:
         opened = Vault.create(vault, keys.key_file(key), name, CHACHA if gpu else AES)
-    except (ConfigurationError, OutputExists) as problem:
+    except (ConfigurationError, VaultError) as problem:
         absent = "://" not in vault and not os.path.lexists(vault)
-        if made and (absent or isinstance(problem, OutputExists)):
+        if made and (absent or problem.code == "vault.output_exists"):
             key.unlink()  # it opens nothing
         raise
     say(f"The vault {opened.header.id} is in {vault}.")

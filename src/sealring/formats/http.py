@@ -20,7 +20,6 @@ from OpenSSL import SSL
 from sealring.errors import (
     ConfigurationError,
     MalformedRequest,
-    MissingExtra,
     RequestTooLarge,
     RequestTooSlow,
     SealringError,
@@ -33,9 +32,10 @@ from sealring.formats.bounded_connections import BoundedConnections, source_of
 try:
     import h11
 except ImportError:
-    raise MissingExtra(
+    raise ConfigurationError(
         "brokers, witnesses, and workers that join through a broker need the package h11: "
-        "pip install 'sealring[broker]'"
+        "pip install 'sealring[broker]'",
+        code="configuration.missing_extra",
     ) from None
 
 _LOG = logging.getLogger("sealring.http")

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from sealring.errors import MissingExtra, SealringError, StoreFailed, Unsupported
+from sealring.errors import ConfigurationError, SealringError, StoreFailed, Unsupported
 from sealring.vault.sealed import shown
 
 _OVERHEAD: Final = 16 << 20
@@ -125,9 +125,10 @@ def options_of(url: str) -> dict[str, Any]:
 
 def _require(client: Any, parameter: str) -> None:
     if parameter not in inspect.signature(client.__init__).parameters:
-        raise MissingExtra(
+        raise ConfigurationError(
             f"this {client.__module__.partition('.')[0]} is too old for stores: "
-            "pip install --upgrade 'sealring[stores]' aiohttp aiobotocore"
+            "pip install --upgrade 'sealring[stores]' aiohttp aiobotocore",
+            code="configuration.missing_extra",
         )
 
 

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from sealring import _native, errors
+from sealring import _native
 from sealring.core.identity.peer_process import peer_of
 from sealring.core.identity.process import SETTING as ALLOW_DEBUGGERS
 from sealring.core.identity.process import allows_debuggers, shut_out_debuggers
-from sealring.errors import SealringError, WorkerFailed
+from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES
 
@@ -192,10 +192,8 @@ class Child:
             ) from problem
         if "result" in answer:
             return answer["result"]
-        kind = getattr(errors, str(answer.get("error")), None)
-        if not isinstance(kind, type) or not issubclass(kind, SealringError):
-            kind = WorkerFailed
-        raise kind(str(answer.get("message")))
+        message = str(answer.get("message"))
+        raise error_with(str(answer.get("error")), message) or WorkerFailed(message)
 
     def close(self) -> None:
         """Ends the process: at once if it still works."""
@@ -225,5 +223,5 @@ def serve(
                 made = carry_out(order, keys, lambda count: send(parent, {"progress": count}))
                 answer = {"result": made}
             except (SealringError, OSError) as problem:
-                answer = {"error": type(problem).__name__, "message": str(problem)}
+                answer = {"error": getattr(problem, "code", ""), "message": str(problem)}
             send(parent, answer)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from sealring.errors import OutputExists, UnsafePath, VaultBusy
+from sealring.errors import UnsafePath, VaultBusy, VaultError
 from sealring.formats.files import (
     NEW_FILE,
     is_full,
@@ -88,7 +88,9 @@ def move_into_place(finished: Path, target: Path) -> None:
     if done != 0 and problem in (errno.EINVAL, errno.ENOSYS):
         done, problem = _move_by_parts(finished, target)
     if done != 0 and problem == errno.EEXIST:
-        raise OutputExists(f"{target} is there already and will not be overwritten")
+        raise VaultError(
+            f"{target} is there already and will not be overwritten", code="vault.output_exists"
+        )
     if done != 0:
         raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
     sync_directory(target.parent)
@@ -145,8 +147,9 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
 
 def check_output(path: Path) -> None:
     if os.path.lexists(path):
-        raise OutputExists(
-            f"{path} is there already and will not be overwritten: move it away, or choose another"
+        raise VaultError(
+            f"{path} is there already and will not be overwritten: move it away, or choose another",
+            code="vault.output_exists",
         )
 
 

@@ -16,10 +16,9 @@ from typing import Any, Final
 from sealring import _native
 from sealring.errors import (
     ConfigurationError,
-    LaterVersion,
     NotAVault,
     NotGranted,
-    TamperedHeader,
+    VaultError,
 )
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
@@ -181,9 +180,10 @@ def read_header(content: bytes, where: str) -> Header:
 def check_version(document: Any, known: int, where: str) -> None:
     version = document.get("version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > known:
-        raise LaterVersion(
+        raise NotAVault(
             f"{where} has version {version} of its format, and this sealring reads up to {known}: "
-            "install a later one"
+            "install a later one",
+            code="vault.later_version",
         )
 
 
@@ -204,9 +204,10 @@ def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
             f"{', '.join(f'{grant.name} ({grant.kind})' for grant in header.grants) or 'no key'}"
         )
     if not hmac.compare_digest(_mac(header, key), header.mac):
-        raise TamperedHeader(
+        raise VaultError(
             f"the header of {where} was changed by something without the vault's key: restore it "
-            "from a copy, and look at who can write there"
+            "from a copy, and look at who can write there",
+            code="vault.tampered_header",
         )
     keys = {header.key: key}
     for older in header.older:
@@ -217,7 +218,9 @@ def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
 def _unwrapped(key: _native.Secret, wrapped: str, where: str) -> _native.Secret:
     opened = _native.unwrap_key(key, bytes.fromhex(wrapped))
     if opened is None:
-        raise TamperedHeader(f"a key in the header of {where} does not open")
+        raise VaultError(
+            f"a key in the header of {where} does not open", code="vault.tampered_header"
+        )
     return opened
 
 

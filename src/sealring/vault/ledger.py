@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sealring.core.hooks import VaultEntry
-from sealring.errors import ConfigurationError, ForeignVault, NotAVault
+from sealring.errors import ConfigurationError, NotAVault, VaultError
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.files import locked, write_file
 from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
@@ -124,10 +124,11 @@ class LocalLedger:
             except (ValueError, ConfigurationError):
                 raise NotAVault(f"the ledger {path} cannot be read: restore or remove it") from None
             if known.vault != self._vault:
-                raise ForeignVault(
+                raise VaultError(
                     f"{where} holds the vault {self._vault}, and held {known.vault}, says {path}: "
                     "another vault was put in its place. Restore the right one, or remove that "
-                    "file if you put it there yourself"
+                    "file if you put it there yourself",
+                    code="vault.foreign",
                 )
             return
         if record:

@@ -12,12 +12,12 @@ from sealring.core.hooks import VaultEntry
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
-    ForeignVault,
-    KeysChanged,
     NotAVault,
     NotGranted,
     RolledBack,
     SealringError,
+    VaultBusy,
+    VaultError,
 )
 from sealring.formats.files import writing
 from sealring.vault import header as headers
@@ -109,9 +109,10 @@ class OpenedHeader(Closable):
         header = headers.read_header(content, str(self.path / HEADER))
         ring = headers.open_header(header, self._opener, f"the vault {self.path}")
         if self._id not in (None, header.id):
-            raise ForeignVault(
+            raise VaultError(
                 f"{self.path} holds the vault {header.id} and not {self._id}: another vault was "
-                "put in its place, or the path is wrong"
+                "put in its place, or the path is wrong",
+                code="vault.foreign",
             )
         self._id = header.id
         if self._ledger is None:
@@ -164,9 +165,10 @@ class OpenedHeader(Closable):
     def require_key(self, number: int, name: str) -> None:
         """A holder that was revoked since may know the key of a place that was made before."""
         if self.ring.newest != number:
-            raise KeysChanged(
+            raise VaultBusy(
                 f"{self.path} got key {self.ring.newest} while {name!r} was saved under key "
-                f"{number}: save it again"
+                f"{number}: save it again",
+                code="vault.keys_changed",
             )
 
     def held(self, *, alone: bool, wait: bool = True) -> AbstractContextManager[None]:

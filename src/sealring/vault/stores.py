@@ -20,14 +20,13 @@ from urllib.parse import urlsplit
 
 from sealring.errors import (
     ConfigurationError,
-    MissingExtra,
     MissingPart,
     NotAVault,
-    OutputExists,
     SealringError,
     StoreFailed,
     UnsafePath,
     Unsupported,
+    VaultError,
 )
 from sealring.vault import answers, requests
 from sealring.vault.sealed import shown
@@ -94,7 +93,10 @@ class Store:
             try:
                 import fsspec
             except ImportError:
-                raise MissingExtra("stores need fsspec: pip install 'sealring[stores]'") from None
+                raise ConfigurationError(
+                    "stores need fsspec: pip install 'sealring[stores]'",
+                    code="configuration.missing_extra",
+                ) from None
             with self._asking():
                 # What others have put meanwhile must be seen.
                 self._reached = fsspec.core.url_to_fs(
@@ -369,7 +371,9 @@ class StorePath:
         try:
             (self / name).write_new(header)
         except FileExistsError:  # another process has just made it
-            raise OutputExists(f"{self} is there already and will not be overwritten") from None
+            raise VaultError(
+                f"{self} is there already and will not be overwritten", code="vault.output_exists"
+            ) from None
 
     def make_folder(self) -> None:
         """A folder is there when something is in it."""

@@ -12,11 +12,11 @@ from typing import Any, Final, NoReturn
 
 from sealring import _native
 from sealring.errors import (
+    BadSource,
     ConfigurationError,
     DiskFull,
     NotAVault,
     SealringError,
-    SourceChanged,
     StoreFailed,
     TamperedChunk,
     UnsafePath,
@@ -85,9 +85,10 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
             content = json.dumps({"tree": tree, "files": files, "folders": folders})
             watched.check()
             if list(files_below(source)) != found:
-                raise SourceChanged(
+                raise BadSource(
                     f"files came to {source}, or went, while it was sealed: seal it again when it "
-                    "no longer changes"
+                    "no longer changes",
+                    code="vault.source_changed",
                 )
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:

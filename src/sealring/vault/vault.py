@@ -10,11 +10,10 @@ from typing import Final
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
-    KeysChanged,
-    OutputExists,
     RolledBack,
     SealringError,
     StoreFailed,
+    VaultBusy,
     VaultError,
 )
 from sealring.formats.files import not_written, writing
@@ -63,7 +62,10 @@ class Vault(Versions):
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
         if path.has_file() or path.has_folder():
-            raise OutputExists(f"{path} is there already: choose another place for the vault")
+            raise VaultError(
+                f"{path} is there already: choose another place for the vault",
+                code="vault.output_exists",
+            )
         header, ring = headers.new_header(suite)
         ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
@@ -169,7 +171,7 @@ class Vault(Versions):
             self.refresh()
             try:
                 self.require_key(copy.vault_key, name)
-            except KeysChanged:
+            except VaultBusy:
                 objects.remove(copy.folder)
                 raise
         self.record(copy, manifest)

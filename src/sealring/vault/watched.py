@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sealring.errors import SourceChanged
+from sealring.errors import BadSource
 
 
 class Watched:
@@ -16,9 +16,10 @@ class Watched:
     def see(self, path: str, state: os.stat_result) -> None:
         found = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
         if self._seen.setdefault(path, found) != found:
-            raise SourceChanged(
+            raise BadSource(
                 f"{path} was changed while it was sealed: nothing of it was committed. Do it "
-                "again when it no longer changes"
+                "again when it no longer changes",
+                code="vault.source_changed",
             )
 
     def check(self) -> None:
@@ -26,4 +27,6 @@ class Watched:
             try:
                 self.see(path, os.lstat(path))
             except FileNotFoundError:
-                raise SourceChanged(f"{path} was removed while it was sealed") from None
+                raise BadSource(
+                    f"{path} was removed while it was sealed", code="vault.source_changed"
+                ) from None

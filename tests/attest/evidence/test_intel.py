@@ -31,7 +31,6 @@ from sealring.errors import (
     ForgedEvidence,
     GuestNotAllowed,
     MalformedEvidence,
-    MissingExtra,
     NotBound,
     StaleRevocationList,
     TcbTooOld,
@@ -42,6 +41,7 @@ from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.lab.bench.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
 from tests.attest.evidence.judging import Judge
 from tests.attest.evidence.vectors import vectors
+from tests.codes import coded
 
 INTEL = Intel()
 GOOD = INTEL.evidence()
@@ -239,7 +239,9 @@ def test_a_file_that_is_no_collateral() -> None:
 
 def test_without_dcap_qvl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dcap_qvl", None)
-    with pytest.raises(MissingExtra, match=r"sealring\[tdx\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"sealring\[tdx\]", check=coded("configuration.missing_extra")
+    ):
         verify(GOOD)
 
 

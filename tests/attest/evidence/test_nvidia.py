@@ -30,9 +30,9 @@ from sealring.errors import (
     AttestationError,
     ChainExpired,
     ChainRevoked,
+    ConfigurationError,
     ForgedEvidence,
     MalformedEvidence,
-    MissingExtra,
     NotBound,
     UnknownEvidence,
     UntrustedChain,
@@ -42,6 +42,7 @@ from sealring.lab.bench.minting.amd import Amd
 from sealring.lab.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from tests.attest.evidence.judging import refusal
 from tests.attest.evidence.vectors import vectors
+from tests.codes import coded
 
 GPU, SWITCH_CHIP, AMD = Nvidia(), Nvidia("LS_10", serial="48B02DFE0092CDDB"), Amd()
 NONCE = CHALLENGE.device_nonce("snp")
@@ -277,7 +278,9 @@ def test_of_several_references_for_one_version_the_fitting_one_is_used() -> None
 def test_without_signxml_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     data = driver_file()
     monkeypatch.setitem(sys.modules, "signxml", None)
-    with pytest.raises(MissingExtra, match=r"sealring\[nvidia\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"sealring\[nvidia\]", check=coded("configuration.missing_extra")
+    ):
         GPU.reference(data)
 
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from sealring.errors import (
+    ConfigurationError,
     GroupClosed,
-    NoIdentity,
     OutOfStep,
     PeerLost,
     PeerSilent,
@@ -168,7 +168,8 @@ def test_without_an_identity_nothing_starts(workers: Workers) -> None:
     bare = {rank: {"SEALRING_SECRET": ""} for rank in range(2)}
     results = workers.run(_join_without_identity, world=2, group=False, rank_env=bare, errors=True)
     for error in results:
-        assert type(error) is NoIdentity
+        assert isinstance(error, ConfigurationError)
+        assert error.code == "configuration.no_identity"
         assert "SEALRING_SECRET_FILE" in str(error)
         assert "sealring ca" in str(error)
 

@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sealring import _native
 from sealring.core.identity import Credentials, WorkerName, load_credentials, verify
 from sealring.core.identity.secret import derive_authority
-from sealring.errors import BadCertificate, BadSecret, ConfigurationError, NoIdentity
+from sealring.errors import BadCertificate, BadSecret, ConfigurationError
+from tests.codes import coded
 from tests.core.identity.issuing import Issuer
 
 SECRET = "e64da4abc5f68a23edc3cb3dc27e6ab23c16f3a2c6abf7b2ab995a50f0057a8d"
@@ -107,7 +108,11 @@ def test_the_job_can_be_named() -> None:
 
 
 def test_no_identity_says_what_to_do() -> None:
-    with pytest.raises(NoIdentity, match=r"openssl rand.*SEALRING_SECRET_FILE.*sealring ca"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"openssl rand.*SEALRING_SECRET_FILE.*sealring ca",
+        check=coded("configuration.no_identity"),
+    ):
         load_credentials(0, 1, {})
 
 

@@ -18,7 +18,6 @@ from sealring.errors import (
     ForkedLog,
     LogInUse,
     NotALog,
-    NotIncluded,
     TamperedLog,
     TruncatedLog,
     WrongLog,
@@ -29,6 +28,7 @@ from sealring.formats.log.checkpoints import open_checkpoint, parse_checkpoint
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log
 from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy
+from tests.codes import coded
 from tests.record.provenance import slow
 from tests.record.provenance.logs import ORIGIN, LocalLog, new_log, numbered, signed_note
 
@@ -93,7 +93,7 @@ def test_entries_of_every_length_and_one_too_long(tmp_path: Path) -> None:
         assert writer.append([b"next"]) == range(3, 4)
     assert log.check() == 4
     assert log.entries()[3] == b"next"
-    with pytest.raises(NotIncluded, match="no entry 4"):
+    with pytest.raises(TamperedLog, match="no entry 4", check=coded("log.not_included")):
         log.tree().entry(4, log.opened().root)
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.errors import ForgedNote, MalformedNote, NotIncluded, WrongLog
+from sealring.errors import ForgedNote, MalformedNote, TamperedLog, WrongLog
 from sealring.formats.log.checkpoints import LogProof, check_proof, parse_proof
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
+from tests.codes import coded
 from tests.record.provenance import slow
 from tests.record.provenance.logs import ORIGIN, new_log, numbered, signed_note
 
@@ -32,10 +33,10 @@ def test_a_proof_passes_for_its_entry_and_no_other() -> None:
     assert proof.extra == b"context"
     assert check_proof(proof, b"entry 3", POLICY).size == 7
     for entry in (b"entry 4", b"", b"entry 3\n"):
-        with pytest.raises(NotIncluded, match="number 3 of 7"):
+        with pytest.raises(TamperedLog, match="number 3 of 7", check=coded("log.not_included")):
             check_proof(proof, entry, POLICY)
     moved = parse_proof(data.replace(b"index 3", b"index 4"))
-    with pytest.raises(NotIncluded):
+    with pytest.raises(TamperedLog, check=coded("log.not_included")):
         check_proof(moved, b"entry 3", POLICY)
     other = Signer.generate("example.com/other", Kind.NOTE)
     with pytest.raises(WrongLog):
@@ -56,7 +57,7 @@ def test_an_inner_node_is_not_taken_for_an_entry() -> None:
     children = b"".join(slow.mth([entry]) for entry in entries)
     proof = LogProof(0, (), signed_note(SIGNER, [children]))
     assert slow.mth([children]) != slow.mth(entries)
-    with pytest.raises(NotIncluded):
+    with pytest.raises(TamperedLog, check=coded("log.not_included")):
         check_proof(LogProof(0, (), signed_note(SIGNER, entries)), children, POLICY)
     assert check_proof(proof, children, POLICY).size == 1
 

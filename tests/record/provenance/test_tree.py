@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sealring.errors import ForkedLog, NotIncluded
+from sealring.errors import ForkedLog, TamperedLog
 from sealring.formats.log import tree
 from sealring.formats.log.tree import Edge
+from tests.codes import coded
 from tests.record.provenance import slow
 from tests.record.provenance.logs import numbered
 
@@ -78,12 +79,12 @@ def test_a_changed_proof_or_another_place_does_not_pass(size: int, data: st.Data
         wrong.append([*proof[:at], bytes(32), *proof[at + 1 :]])
         wrong.append([*proof[:at], *proof[at + 1 :]])
     for hashes in wrong:
-        with pytest.raises(NotIncluded):
+        with pytest.raises(TamperedLog, check=coded("log.not_included")):
             tree.check_inclusion(index, size, leaf, hashes, root)
     place = data.draw(st.integers(-1, size).filter(lambda other: other != index))
-    with pytest.raises(NotIncluded):
+    with pytest.raises(TamperedLog, check=coded("log.not_included")):
         tree.check_inclusion(place, size, leaf, proof, root)
-    with pytest.raises(NotIncluded):
+    with pytest.raises(TamperedLog, check=coded("log.not_included")):
         tree.check_inclusion(index, size, tree.leaf_hash(b"other"), proof, root)
 
 

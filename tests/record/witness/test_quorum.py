@@ -20,7 +20,6 @@ from sealring.errors import (
     ConfigurationError,
     ForkedLog,
     NoQuorum,
-    StaleCheckpoint,
     TruncatedLog,
     WitnessFault,
 )
@@ -30,6 +29,7 @@ from sealring.formats.log.folder import StoredTree
 from sealring.formats.log.notes import Note
 from sealring.formats.log.policy import LogPolicy
 from sealring.record.statements.signing import write_signer
+from tests.codes import coded
 from tests.record.provenance import slow
 from tests.record.provenance.logs import LocalLog, new_log, numbered, signed_note
 from tests.record.witness.local import (
@@ -305,5 +305,5 @@ def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:
     shown = Note(note.text, (note.lines[0], *(w.signer.sign(note.text, 9) for w in scene.running)))
     (scene.log.folder / "checkpoint").write_bytes(shown.encode())
     assert run("log", scene.log.folder, "--policy", policy)["size"] == 10
-    with pytest.raises(StaleCheckpoint):
+    with pytest.raises(NoQuorum, check=coded("log.stale_checkpoint")):
         run("log", scene.log.folder, "--policy", policy, "--max-age", 600)

@@ -11,18 +11,17 @@ import pytest
 
 from sealring.errors import (
     ForeignPart,
-    KeysChanged,
-    LaterVersion,
     MissingPart,
-    NotAVault,
     RolledBack,
     TamperedChunk,
     TruncatedFile,
+    VaultBusy,
     VaultError,
 )
 from sealring.vault import Dataset, keys, trees
 from sealring.vault.datasets.index import index_of
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.vault.datasets.made import json_lines, sealed
 
 
@@ -131,29 +130,31 @@ def test_a_dataset_that_is_rotated_while_it_is_read(vault: Vault, source: Path) 
     sealed(vault, source)
     dataset = Dataset(vault, "data")
     trees.rotate(vault, lambda count: None)
-    with pytest.raises(KeysChanged, match="open the dataset again"):
+    with pytest.raises(
+        VaultBusy, match="open the dataset again", check=coded("vault.keys_changed")
+    ):
         dataset[0]
     assert read_all(vault) == list(range(8))
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    ("change", "code"),
     [
-        (lambda index: index | {"version": 2}, LaterVersion),
-        (lambda index: index | {"shards": index["shards"][:-1]}, NotAVault),
-        (lambda index: index | {"fields": [{"name": "a", "kind": "pickle"}]}, NotAVault),
-        (lambda index: {"version": 1}, NotAVault),
+        (lambda index: index | {"version": 2}, "vault.later_version"),
+        (lambda index: index | {"shards": index["shards"][:-1]}, "vault.not_a_vault"),
+        (lambda index: index | {"fields": [{"name": "a", "kind": "pickle"}]}, "vault.not_a_vault"),
+        (lambda index: {"version": 1}, "vault.not_a_vault"),
     ],
 )
 def test_an_index_that_a_holder_of_the_key_wrote(
-    vault: Vault, source: Path, change: object, error: type[VaultError]
+    vault: Vault, source: Path, change: object, code: str
 ) -> None:
     sealed(vault, source)
     stored = vault.find("data")
     assert callable(change)
     text = json.dumps(change(json.loads(stored.manifest.content)))
     vault.commit(stored.copy, "dataset", "data", stored.manifest.parts, text)
-    with pytest.raises(error, match="the index of 'data' version 1"):
+    with pytest.raises(VaultError, match="the index of 'data' version 1", check=coded(code)):
         Dataset(vault, "data")
 
 

@@ -11,15 +11,16 @@ import pytest
 from sealring.errors import (
     AlreadyClosed,
     ConfigurationError,
-    KeysChanged,
     TamperedChunk,
     Unsupported,
-    WrongPosition,
+    VaultBusy,
+    VaultError,
 )
 from sealring.vault import Dataset, Loader, keys, trees
 from sealring.vault.datasets import gpu_loader
 from sealring.vault.sealed import CHACHA
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.vault.datasets import gpu_cases as cases
 from tests.vault.datasets.made import sealed
 from tests.vault.host_opener import HostLoader
@@ -152,7 +153,9 @@ def test_a_vault_that_is_rotated_meanwhile(tokens: Vault) -> None:
     with cases.packed(tokens) as dataset:
         loader = HostLoader(cases.stream(dataset), "cpu")
         trees.rotate(tokens, lambda count: None)
-        with pytest.raises(KeysChanged, match="open the dataset again"):
+        with pytest.raises(
+            VaultBusy, match="open the dataset again", check=coded("vault.keys_changed")
+        ):
             next(iter(loader))
         loader.close()
 
@@ -203,7 +206,7 @@ def test_iterations_that_a_later_one_or_a_state_has_ended(tokens: Vault) -> None
         assert loader.state_dict() == state
         other.load_state_dict(state)
         cases.assert_same_epochs(loader, other)
-        with pytest.raises(WrongPosition):
+        with pytest.raises(VaultError, check=coded("vault.wrong_position")):
             loader.load_state_dict(dict(state, data=state["data"] + 1))
         loader.close()
 

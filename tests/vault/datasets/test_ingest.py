@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sealring.errors import ConfigurationError, SourceChanged, Unsupported, WorkerFailed
+from sealring.errors import BadSource, ConfigurationError, Unsupported, WorkerFailed
 from sealring.vault import Dataset, keys, trees
 from sealring.vault.datasets import formats, work
 from sealring.vault.datasets.ingest import ingest
@@ -23,6 +23,7 @@ from sealring.vault.layout import VERSION, complete
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.crashes import killed_at
 from tests.vault.datasets.made import images, json_lines, sealed, tar, tokens
 
@@ -268,7 +269,9 @@ def test_a_source_that_changes_while_it_is_sealed(
             yield sample
 
     monkeypatch.setattr(formats.JsonLines, "samples", changing)
-    with pytest.raises(SourceChanged, match=r"0\.jsonl was changed"):
+    with pytest.raises(
+        BadSource, match=r"0\.jsonl was changed", check=coded("vault.source_changed")
+    ):
         sealed(vault, source, shard=100_000)
     assert not list(vault.path.local.rglob("manifest"))
 

@@ -15,10 +15,11 @@ import torch
 from torch.utils.data import default_collate
 
 from sealring import _native
-from sealring.errors import ConfigurationError, WrongPosition
+from sealring.errors import ConfigurationError, VaultError
 from sealring.vault import Dataset, Stream
 from sealring.vault.datasets.order import MIXED, Mixture, ShardOrder, permutation, shares
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.vault.datasets.made import COUNT, json_lines, numbers, sealed, tokens
 
 
@@ -189,12 +190,18 @@ def test_a_state_of_other_data_is_refused(dataset: Dataset, vault: Vault, tmp_pa
     state = stream(dataset, 0, 1).state_dict()
     sealed(vault, json_lines(tmp_path / "other", count=COUNT + 1), "other")
     other = Dataset(vault, "other")
-    with pytest.raises(WrongPosition, match="belongs to other data"):
+    with pytest.raises(
+        VaultError, match="belongs to other data", check=coded("vault.wrong_position")
+    ):
         stream(other, 0, 1).load_state_dict(state)
-    with pytest.raises(WrongPosition, match="belongs to other data"):
+    with pytest.raises(
+        VaultError, match="belongs to other data", check=coded("vault.wrong_position")
+    ):
         stream([dataset, other], 0, 1).load_state_dict(state)
     for bad in ({}, state | {"more": 1}, state | {"epoch": -1}, state | {"epoch": "0"}):
-        with pytest.raises(WrongPosition, match="is the numbers epoch, position"):
+        with pytest.raises(
+            VaultError, match="is the numbers epoch, position", check=coded("vault.wrong_position")
+        ):
             stream(dataset, 0, 1).load_state_dict(bad)
     other.close()
 

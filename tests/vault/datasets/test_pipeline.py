@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from sealring.errors import ConfigurationError, NoSuchObject, NotAVault, StageFailed
+from sealring.errors import BadSource, ConfigurationError, NoSuchObject, NotAVault
 from sealring.vault import Dataset, Stage, Stream, keys
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.index import KIND, Index, Input
 from sealring.vault.datasets.pipeline import arranged, lineage, run_stages, stages_of
 from sealring.vault.datasets.running import InProcesses, Run, in_this_process
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.crashes import killed_at
 from tests.vault.datasets.made import json_lines, sealed
 from tests.vault.test_commands import Shell
@@ -165,10 +166,14 @@ def test_what_a_function_does_wrong_is_named(
     }
     for old, (new, about) in cases.items():
         pipeline.write_text(PIPELINE.replace(old, new))
-        with pytest.raises(StageFailed, match=about):
+        with pytest.raises(BadSource, match=about, check=coded("vault.stage_failed")):
             run(vault, pipeline)
     pipeline.write_text("1 / 0")
-    with pytest.raises(StageFailed, match=r"pipeline\.py does not run: ZeroDivisionError"):
+    with pytest.raises(
+        BadSource,
+        match=r"pipeline\.py does not run: ZeroDivisionError",
+        check=coded("vault.stage_failed"),
+    ):
         stages_of(pipeline)
     for text in ("", "STAGES = 3", "STAGES = [1]"):
         pipeline.write_text(text)

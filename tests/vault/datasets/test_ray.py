@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.errors import BadSource, NotGranted, StageFailed
+from sealring.errors import BadSource, NotGranted
 from sealring.vault import keys
 from sealring.vault.datasets.ingest import ingest
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
@@ -19,6 +19,7 @@ from sealring.vault.datasets.pipeline import run_stages, stages_of
 from sealring.vault.datasets.running import in_this_process
 from sealring.vault.datasets.sources import Limits
 from sealring.vault.vault import Vault
+from tests.codes import coded
 from tests.vault.datasets.made import json_lines, sealed
 from tests.vault.datasets.test_pipeline import PIPELINE
 
@@ -84,7 +85,9 @@ def test_errors_come_back_by_name(cluster: str, vault: Vault, key: Path, tmp_pat
             ingest(vault, tmp_path / "bad.jsonl", "bad", run)
         sealed(vault, json_lines(tmp_path / "source"), "raw")
         (tmp_path / "pipeline.py").write_text(PIPELINE.replace(".upper()", ".nothing()"))
-        with pytest.raises(StageFailed, match="has no attribute 'nothing'"):
+        with pytest.raises(
+            BadSource, match="has no attribute 'nothing'", check=coded("vault.stage_failed")
+        ):
             list(run_stages(vault, stages_of(tmp_path / "pipeline.py"), run))
 
 

@@ -30,15 +30,16 @@ Its packages are the extra `broker`.
 
 from __future__ import annotations
 
-from sealring.errors import MissingExtra
+from sealring.errors import ConfigurationError
 
 try:
     import h11  # noqa: F401
     import joserfc  # noqa: F401
 except ImportError as missing:
-    raise MissingExtra(
+    raise ConfigurationError(
         f"the broker, and workers that join through one, need the package {missing.name}: "
-        "pip install 'sealring[broker]'"
+        "pip install 'sealring[broker]'",
+        code="configuration.missing_extra",
     ) from None
 
 from sealring.attest.broker.enrolment import data_key, enrolled, this_worker

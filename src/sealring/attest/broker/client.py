@@ -39,8 +39,8 @@ from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
+    BrokerError,
     BrokerUnreachable,
-    MalformedAnswer,
     RequestTooSlow,
     ReusedNonce,
     StoreUnavailable,
@@ -231,7 +231,9 @@ class _Join:
         )
         token = answer_of(await client.ask("POST", ATTEST, body, cookie), where).get("token")
         if not isinstance(token, str):
-            raise MalformedAnswer(f"the broker at {where} gave no token")
+            raise BrokerError(
+                f"the broker at {where} gave no token", code="broker.malformed_answer"
+            )
 
         asked = boottime()
         given = read_json(await self._fetch(client, where, token, CERTIFICATE, envelope))
@@ -253,7 +255,9 @@ class _Join:
         return open_envelope(answer_of(response, where), key)
 
     def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
-        refusal = MalformedAnswer(f"the broker at {where} gave no certificate")
+        refusal = BrokerError(
+            f"the broker at {where} gave no certificate", code="broker.malformed_answer"
+        )
         if not isinstance(pem, str):
             raise refusal
         certificate = certificate_from_pem(pem.encode(errors="replace"), refusal)
@@ -261,7 +265,10 @@ class _Join:
             Encoding.DER, PublicFormat.SubjectPublicKeyInfo
         )
         if found != public or _name_in(certificate) != self.name:
-            raise MalformedAnswer(f"the broker at {where} gave another worker's certificate")
+            raise BrokerError(
+                f"the broker at {where} gave another worker's certificate",
+                code="broker.malformed_answer",
+            )
         return certificate
 
 
@@ -272,7 +279,10 @@ def _first_of_this_host() -> int:
 
 def _seconds(value: Any, where: str) -> float:
     if type(value) not in (int, float) or not 0 < value <= _LONGEST_LIFE:
-        raise MalformedAnswer(f"the broker at {where} did not say how long the certificate lives")
+        raise BrokerError(
+            f"the broker at {where} did not say how long the certificate lives",
+            code="broker.malformed_answer",
+        )
     return float(value)
 
 
@@ -286,7 +296,9 @@ def _name_in(certificate: x509.Certificate) -> WorkerName | None:
 def answer_of(response: Response, where: str) -> dict[str, Any]:
     if response.status != 200:
         raise error_of(response, where)
-    refusal = MalformedAnswer(f"the broker at {where} did not answer with JSON")
+    refusal = BrokerError(
+        f"the broker at {where} did not answer with JSON", code="broker.malformed_answer"
+    )
     return read_object(response.body, refusal)
 
 
@@ -296,18 +308,22 @@ def _nonce(answer: dict[str, Any], where: str) -> bytes:
     except (KeyError, TypeError, ValueError, binascii.Error):
         nonce = b""
     if len(nonce) != NONCE_BYTES:
-        raise MalformedAnswer(f"the broker at {where} gave no nonce")
+        raise BrokerError(f"the broker at {where} gave no nonce", code="broker.malformed_answer")
     return nonce
 
 
 def _cookie(response: Response, where: str) -> str:
     first = response.headers.get("set-cookie", "").partition(";")[0]
     if not first.startswith(f"{COOKIE}="):
-        raise MalformedAnswer(f"the broker at {where} opened no session")
+        raise BrokerError(
+            f"the broker at {where} opened no session", code="broker.malformed_answer"
+        )
     return first
 
 
 def _keys(value: Any, where: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
-        raise MalformedAnswer(f"the broker at {where} did not say who is out")
+        raise BrokerError(
+            f"the broker at {where} did not say who is out", code="broker.malformed_answer"
+        )
     return frozenset(value)

@@ -15,7 +15,7 @@ from joserfc import jwe
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, RSAKey
 
-from sealring.errors import MalformedAnswer, MalformedRequest
+from sealring.errors import BrokerError, MalformedRequest
 
 KEY_ALGORITHM: Final = "ECDH-ES+A256KW"
 RSA_ALGORITHM: Final = "RSA-OAEP-256"
@@ -90,14 +90,17 @@ def seal(content: bytes, jwk: dict[str, str]) -> dict[str, str]:
 
 def open_envelope(value: Any, key: ECKey) -> bytes:
     if not isinstance(value, dict) or not all(isinstance(value.get(name), str) for name in _FIELDS):
-        raise MalformedAnswer("the broker's answer is not a JWE")
+        raise BrokerError("the broker's answer is not a JWE", code="broker.malformed_answer")
     compact = ".".join(value[name] for name in _FIELDS)
     try:
         content = jwe.decrypt_compact(compact, key, algorithms=[KEY_ALGORITHM, _CONTENT]).plaintext
     except (JoseError, ValueError):
         content = None
     if content is None:
-        raise MalformedAnswer("the broker's answer was not sealed to this worker's key")
+        raise BrokerError(
+            "the broker's answer was not sealed to this worker's key",
+            code="broker.malformed_answer",
+        )
     return content
 
 

@@ -9,7 +9,7 @@ import h11
 from OpenSSL import SSL
 
 from sealring.attest.broker.tls import TlsStream
-from sealring.errors import BrokerUnreachable, MalformedAnswer
+from sealring.errors import BrokerError, BrokerUnreachable
 from sealring.formats.http import Response
 
 MAX_ANSWER_BYTES: Final = 1 << 20
@@ -46,8 +46,9 @@ class Client:
             self._answered()
             return response
         except h11.ProtocolError as problem:
-            raise MalformedAnswer(
-                f"the broker at {self._host} does not speak HTTP/1.1: {problem}"
+            raise BrokerError(
+                f"the broker at {self._host} does not speak HTTP/1.1: {problem}",
+                code="broker.malformed_answer",
             ) from None
         except (OSError, SSL.Error):
             raise BrokerUnreachable(f"the broker at {self._host} closed the connection") from None
@@ -67,7 +68,10 @@ class Client:
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise MalformedAnswer(f"the broker at {self._host} answers without an end")
+                    raise BrokerError(
+                        f"the broker at {self._host} answers without an end",
+                        code="broker.malformed_answer",
+                    )
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {
                     name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
@@ -78,7 +82,10 @@ class Client:
                     head.status_code, bytes(body), headers.get("content-type", ""), headers
                 )
             else:
-                raise MalformedAnswer(f"the broker at {self._host} does not speak HTTP/1.1")
+                raise BrokerError(
+                    f"the broker at {self._host} does not speak HTTP/1.1",
+                    code="broker.malformed_answer",
+                )
 
     def close(self) -> None:
         self._stream.close()

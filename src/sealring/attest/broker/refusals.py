@@ -11,7 +11,7 @@ import json
 from typing import Any, Final
 
 from sealring import errors
-from sealring.errors import AttestationError, BrokerError, MalformedAnswer, SealringError
+from sealring.errors import AttestationError, BrokerError, SealringError
 from sealring.formats.http import Response
 from sealring.formats.strict import read_json
 
@@ -90,7 +90,10 @@ def error_of(response: Response, where: str) -> SealringError:
     except (ValueError, KeyError, TypeError):
         name = detail = None
     if not isinstance(name, str) or not isinstance(detail, str):
-        return MalformedAnswer(f"the broker at {where} answered {response.status} and no reason")
+        return BrokerError(
+            f"the broker at {where} answered {response.status} and no reason",
+            code="broker.malformed_answer",
+        )
     kind = _BY_NAME.get(name, BrokerError)
     return kind(f"the broker at {where} says: {_clean(detail)}")
 

@@ -20,7 +20,7 @@ from sealring.attest.broker.vault_messages import (
 )
 from sealring.core.hooks import VaultEntry
 from sealring.core.identity.names import WorkerName
-from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.errors import BrokerError, ConfigurationError
 from sealring.formats.strict import strictly
 
 
@@ -73,7 +73,10 @@ class AskVault:
             answer = answer_of(await client.ask("POST", READ, body), where)
             page: Answered = _strictly(Answered, answer, where)
             if entries and page.entries and page.entries[0].object <= entries[-1].object:
-                raise MalformedAnswer(f"the broker at {where} repeats records of a vault")
+                raise BrokerError(
+                    f"the broker at {where} repeats records of a vault",
+                    code="broker.malformed_answer",
+                )
             entries += page.entries
             if len(page.entries) < PAGE:
                 return Answered(page.key, page.generation, entries)
@@ -109,6 +112,7 @@ def _strictly(kind: Any, answer: dict[str, Any], where: str) -> Any:
     try:
         return strictly(kind, answer, where, "record of a vault")
     except ConfigurationError as problem:
-        raise MalformedAnswer(
-            f"the broker at {where} gave no record of a vault: {problem}"
+        raise BrokerError(
+            f"the broker at {where} gave no record of a vault: {problem}",
+            code="broker.malformed_answer",
         ) from None

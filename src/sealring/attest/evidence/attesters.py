@@ -32,7 +32,7 @@ from sealring.attest.evidence.tpm.verify import KIND as TPM
 from sealring.attest.evidence.tsm import TsmMachine
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.private_files import read_private
-from sealring.errors import ConfigurationError, MalformedAnswer
+from sealring.errors import BrokerError, ConfigurationError
 from sealring.formats.files import read_public, write_private, write_public, writing
 
 _SIMULATOR_DAYS: Final = 365
@@ -124,7 +124,9 @@ class TpmAttester:
                 for one in extra.get("others", [])
             ]
         except (KeyError, TypeError, ValueError):
-            raise MalformedAnswer("the broker sent no credential for this TPM") from None
+            raise BrokerError(
+                "the broker sent no credential for this TPM", code="broker.malformed_answer"
+            ) from None
         asked = Challenge(nonce, public_key).device_nonce(TPM)
         return self.machine.attest(
             nonce, public_key, blob, collect_gpus(asked) if self.gpus else (), others

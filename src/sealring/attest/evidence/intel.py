@@ -23,11 +23,11 @@ from sealring.attest.evidence.worker import Claims
 from sealring.errors import (
     AttestationError,
     ChainRevoked,
+    ConfigurationError,
     DebugGuest,
     ForgedEvidence,
     GuestNotAllowed,
     MalformedEvidence,
-    MissingExtra,
     StaleRevocationList,
     TcbTooOld,
     UnknownEvidence,
@@ -236,8 +236,9 @@ def _dcap_qvl() -> ModuleType:
     try:
         import dcap_qvl
     except ImportError:
-        raise MissingExtra(
-            "Intel quotes need dcap-qvl to be judged: pip install 'sealring[tdx]'"
+        raise ConfigurationError(
+            "Intel quotes need dcap-qvl to be judged: pip install 'sealring[tdx]'",
+            code="configuration.missing_extra",
         ) from None
     module: ModuleType = dcap_qvl
     return module

@@ -21,9 +21,9 @@ from sealring.attest.evidence.revocation import ChainContext, ListSeen, out_of_d
 from sealring.attest.evidence.roots import NVIDIA_REFERENCE_ROOTS
 from sealring.errors import (
     ChainExpired,
+    ConfigurationError,
     ForgedEvidence,
     MalformedEvidence,
-    MissingExtra,
     UntrustedChain,
 )
 
@@ -159,7 +159,8 @@ def _packages() -> tuple[ModuleType, ModuleType]:
         import signxml
         from lxml import etree
     except ImportError:
-        raise MissingExtra(
-            "NVIDIA's reference measurements need signxml: pip install 'sealring[nvidia]'"
+        raise ConfigurationError(
+            "NVIDIA's reference measurements need signxml: pip install 'sealring[nvidia]'",
+            code="configuration.missing_extra",
         ) from None
     return etree, signxml

@@ -31,7 +31,7 @@ from sealring.core.identity.names import WorkerName, check_job
 from sealring.core.identity.private_files import read_secret_file
 from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.core.identity.verification import fingerprint_of, is_issued_by
-from sealring.errors import BadCertificate, ConfigurationError, NoIdentity
+from sealring.errors import BadCertificate, ConfigurationError
 from sealring.formats.files import read_public
 
 PEER_EVIDENCE: Final = "peer_evidence"
@@ -164,12 +164,13 @@ def load_credentials(
         )
     if files:
         return _from_files(environ, job, rank, world)
-    raise NoIdentity(
+    raise ConfigurationError(
         "this worker has no identity. On one machine, `sealring run` in place of torchrun gives "
         "its workers one. Otherwise give all ranks one job secret: run `umask 077; openssl rand "
         "-hex 32 > job.secret` once, copy job.secret to each machine and set "
         "SEALRING_SECRET_FILE=job.secret; or give each rank a certificate from `sealring ca` in "
-        "SEALRING_CERTIFICATE, SEALRING_KEY and SEALRING_AUTHORITY"
+        "SEALRING_CERTIFICATE, SEALRING_KEY and SEALRING_AUTHORITY",
+        code="configuration.no_identity",
     )
 
 

@@ -21,7 +21,6 @@ from sealring.errors import (
     ForgedNote,
     MalformedNote,
     NoQuorum,
-    StaleCheckpoint,
     WrongLog,
 )
 from sealring.formats.log import tree
@@ -123,9 +122,10 @@ def open_checkpoint(data: bytes, policy: LogPolicy, not_before: int = 0) -> Sign
         )
     fresh = {key: time for key, time in cosigned.items() if time >= not_before}
     if not policy.is_quorum(fresh):
-        raise StaleCheckpoint(
+        raise NoQuorum(
             f"the checkpoint of {checkpoint.size} entries was cosigned before the time asked for: "
-            "it may be an old one that is shown again"
+            "it may be an old one that is shown again",
+            code="log.stale_checkpoint",
         )
     return SignedCheckpoint(checkpoint, note, cosigned)
 

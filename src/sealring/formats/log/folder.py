@@ -27,7 +27,6 @@ from sealring.errors import (
     ConfigurationError,
     ForkedLog,
     NotALog,
-    NotIncluded,
     TamperedLog,
     TruncatedLog,
 )
@@ -137,7 +136,7 @@ class StoredTree:
         proof = tree.inclusion_proof(index, self.size, self.subtree)
         try:
             tree.check_inclusion(index, self.size, self.subtree(0, index), proof, root)
-        except NotIncluded:
+        except TamperedLog:
             raise self._changed(f"entry {index}") from None
         return proof
 

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
-from sealring.errors import ConfigurationError, ForkedLog, NotIncluded, TamperedLog
+from sealring.errors import ConfigurationError, ForkedLog, TamperedLog
 
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 MAX_PROOF: Final = 63
@@ -87,7 +87,7 @@ def tree_root(size: int, read: ReadSubtree) -> bytes:
 def inclusion_proof(index: int, size: int, read: ReadSubtree) -> list[bytes]:
     """RFC 6962, 2.1.1: from the leaf's sibling up to the root's child."""
     if not 0 <= index < size:
-        raise NotIncluded(f"there is no entry {index} in a log of {size}")
+        raise TamperedLog(f"there is no entry {index} in a log of {size}", code="log.not_included")
     start, end = 0, size
     siblings = []
     while end - start > 1:
@@ -125,8 +125,10 @@ def consistency_proof(old: int, size: int, read: ReadSubtree) -> list[bytes]:
 def check_inclusion(
     index: int, size: int, leaf: bytes, proof: Sequence[bytes], root: bytes
 ) -> None:
-    """RFC 9162, 2.1.3.2. NotIncluded unless the proof leads from the leaf to the root."""
-    failed = NotIncluded(f"the proof does not show this entry as number {index} of {size}")
+    """RFC 9162, 2.1.3.2. TamperedLog unless the proof leads from the leaf to the root."""
+    failed = TamperedLog(
+        f"the proof does not show this entry as number {index} of {size}", code="log.not_included"
+    )
     if not 0 <= index < size or len(proof) > MAX_PROOF:
         raise failed
     node, last = index, size - 1

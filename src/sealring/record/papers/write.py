@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.core.identity.private_files import read_secret_file
-from sealring.errors import ConfigurationError, MissingExtra
+from sealring.errors import ConfigurationError
 from sealring.formats.files import not_written, write_public
 from sealring.formats.strict import read_json
 from sealring.record.papers.documents import (
@@ -44,8 +44,9 @@ def sign_model(model: Path, key: Path, bundle: Path, files: Sequence[Named]) -> 
     try:
         from model_signing import hashing, signing
     except ImportError:
-        raise MissingExtra(
-            "signing a model needs a package: pip install 'sealring[model-signing]'"
+        raise ConfigurationError(
+            "signing a model needs a package: pip install 'sealring[model-signing]'",
+            code="configuration.missing_extra",
         ) from None
     # The tool does not ask who else can read it.
     read_secret_file(key, "the model's key", ConfigurationError).wipe()

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from sealring.core.hooks import Share, run_notes
-from sealring.errors import ConfigurationError, Unsupported, WrongPosition
+from sealring.errors import ConfigurationError, Unsupported, VaultError
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
@@ -285,11 +285,14 @@ class Stream(IterableDataset[Any]):
         if set(state_dict) != set(_STATE) or not all(
             isinstance(value, int) and value >= 0 for value in state_dict.values()
         ):
-            raise WrongPosition(f"a stream's state is the numbers {', '.join(_STATE)}")
+            raise VaultError(
+                f"a stream's state is the numbers {', '.join(_STATE)}", code="vault.wrong_position"
+            )
         if state_dict["data"] != self._data:
-            raise WrongPosition(
+            raise VaultError(
                 "the state belongs to other data: to other datasets or versions of them, another "
-                "length of packed sequences or other weights. Open what it was saved with"
+                "length of packed sequences or other weights. Open what it was saved with",
+                code="vault.wrong_position",
             )
         self._arrange(int(state_dict["seed"]), int(state_dict["block"]))
         self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]

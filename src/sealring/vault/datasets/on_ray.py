@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sealring import _native, errors
-from sealring.errors import ConfigurationError, MissingExtra, SealringError, WorkerFailed
+from sealring import _native
+from sealring.errors import ConfigurationError, SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault import keys, objects
 from sealring.vault.datasets.running import Task
@@ -54,8 +54,9 @@ class OnRay:
             self._ray = import_module("ray")
             self._data = import_module("ray.data")
         except ImportError:
-            raise MissingExtra(
-                "--engine ray needs Ray: install the extra, pip install 'sealring[ray]'"
+            raise ConfigurationError(
+                "--engine ray needs Ray: install the extra, pip install 'sealring[ray]'",
+                code="configuration.missing_extra",
             ) from None
 
     def __enter__(self) -> OnRay:
@@ -79,8 +80,8 @@ class OnRay:
         for row in work.map(partial(_carry_out, self._vault)).iter_rows():
             answer = read_json(row["answer"])
             if "error" in answer:
-                kind = getattr(errors, answer["error"], WorkerFailed)
-                raise (kind if issubclass(kind, SealringError) else WorkerFailed)(answer["message"])
+                message = answer["message"]
+                raise error_with(answer["error"], message) or WorkerFailed(message)
             progress(answer["bytes"])
             yield row["number"], answer["result"]
 
@@ -98,7 +99,7 @@ def _carry_out(vault: VaultReference, row: dict[str, Any]) -> dict[str, Any]:
         found = _keys(vault, order)
         answer = {"result": carry_out(order, found, count), "bytes": done}
     except (SealringError, OSError) as problem:
-        answer = {"error": type(problem).__name__, "message": str(problem)}
+        answer = {"error": getattr(problem, "code", ""), "message": str(problem)}
     return {"number": row["number"], "answer": json.dumps(answer)}
 
 

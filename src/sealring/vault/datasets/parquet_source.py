@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from sealring.errors import BadSource, MissingExtra
+from sealring.errors import BadSource, ConfigurationError
 from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.sources import (
     Limits,
@@ -33,8 +33,9 @@ def pyarrow(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise MissingExtra(
-            "Parquet needs pyarrow: install the extra, pip install 'sealring[data]'"
+        raise ConfigurationError(
+            "Parquet needs pyarrow: install the extra, pip install 'sealring[data]'",
+            code="configuration.missing_extra",
         ) from None
 
 

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import ConfigurationError, NoSuchObject, NotAVault, StageFailed
+from sealring.errors import BadSource, ConfigurationError, NoSuchObject, NotAVault
 from sealring.formats.strict import read_json
 from sealring.vault.datasets.building import Built, Plan, build
 from sealring.vault.datasets.index import Index, Input, Shard, index_of
@@ -36,7 +36,7 @@ def stages_of(path: Path) -> list[Stage]:
     except ConfigurationError:
         raise
     except Exception as problem:
-        raise StageFailed(f"{path} does not run: {problem!r}") from problem
+        raise BadSource(f"{path} does not run: {problem!r}", code="vault.stage_failed") from problem
     if not isinstance(found, list) or not all(isinstance(one, Stage) for one in found):
         raise ConfigurationError(f"{path} has no list {STAGES} of sealring.vault.Stage")
     return found

@@ -19,8 +19,8 @@ from sealring import _native
 from sealring.errors import (
     BadSource,
     ForeignPart,
-    KeysChanged,
     MissingPart,
+    VaultBusy,
     WrongKey,
 )
 from sealring.formats.files import NEW_FILE
@@ -188,7 +188,8 @@ def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFil
     except MissingPart:
         if path.parent.has_folder():
             raise
-        raise KeysChanged(
+        raise VaultBusy(
             f"{name} was sealed anew while it was read (`sealring vault rotate`): open the "
-            "dataset again"
+            "dataset again",
+            code="vault.keys_changed",
         ) from None

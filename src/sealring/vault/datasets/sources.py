@@ -15,7 +15,6 @@ from sealring.errors import (
     BadSource,
     ConfigurationError,
     SealringError,
-    SourceChanged,
     UnsafePath,
 )
 from sealring.vault import watched
@@ -100,7 +99,9 @@ def range_digest(file: BinaryIO, ranges: Iterator[tuple[int, int]], about: bytes
         while left:
             block = file.read(min(left, _BLOCK))
             if not block:
-                raise SourceChanged(f"{file.name} became shorter while it was read")
+                raise BadSource(
+                    f"{file.name} became shorter while it was read", code="vault.source_changed"
+                )
             digest.update(block)
             left -= len(block)
     return digest.hexdigest()

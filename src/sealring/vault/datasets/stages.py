@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import BadSource, ConfigurationError, StageFailed
+from sealring.errors import BadSource, ConfigurationError
 from sealring.formats.strict import read_json
 from sealring.vault.datasets.fields import Field, decoder, encoder, fields_of
 from sealring.vault.datasets.shards import ShardReader
@@ -122,18 +122,21 @@ def stage_samples(order: dict[str, Any], reader: ShardReader) -> Iterator[bytes]
     try:
         function = getattr(module_of(order["code"], "<pipeline>"), order["function"])
     except Exception as problem:
-        raise StageFailed(f"the code of {order['function']} does not run: {problem!r}") from problem
+        raise BadSource(
+            f"the code of {order['function']} does not run: {problem!r}", code="vault.stage_failed"
+        ) from problem
     for number, sample in enumerate(reader.samples()):
         where = f"{order['function']}: sample {number} of {reader.shard.part}"
         try:
             for made in _several(function(decode(sample), **parameters)):
                 yield encode(made)
         except BadSource as problem:
-            raise StageFailed(
-                f"{where}: what it returned is not in its fields: {problem}"
+            raise BadSource(
+                f"{where}: what it returned is not in its fields: {problem}",
+                code="vault.stage_failed",
             ) from None
         except Exception as problem:
-            raise StageFailed(f"{where}: {problem!r}") from problem
+            raise BadSource(f"{where}: {problem!r}", code="vault.stage_failed") from problem
 
 
 def _several(made: Any) -> Iterator[dict[str, Any]]:

@@ -124,7 +124,7 @@ class Tpm:
         answer = Cursor(raw, f"the TPM's answer to {name}", "big")
         answer_tag, _, failure = answer.number(2), answer.number(4), answer.number(4)
         if failure:
-            raise TpmFailed(f"{name}: the TPM answers with error {failure:#x}", code=failure)
+            raise TpmFailed(f"{name}: the TPM answers with error {failure:#x}", response=failure)
         handle = answer.number(4) if gives_handle else 0
         if answer_tag == _SESSIONS:
             answer.number(4)
@@ -150,7 +150,7 @@ class Tpm:
         try:
             return self.call("ReadPublic", 0x173, (handle,))[1].sized(2)
         except TpmFailed as failure:
-            if failure.code == _NO_SUCH_HANDLE:
+            if failure.response == _NO_SUCH_HANDLE:
                 return None
             raise
 
@@ -162,7 +162,7 @@ class Tpm:
         try:
             _, answer = self.call("NV_ReadPublic", 0x169, (index,))
         except TpmFailed as failure:
-            if failure.code == _NO_SUCH_HANDLE:
+            if failure.response == _NO_SUCH_HANDLE:
                 return None
             raise
         public = Cursor(answer.sized(2), "the TPM's index", "big")

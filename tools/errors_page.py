@@ -1,0 +1,64 @@
+"""Write docs/errors.md from src/sealring/errors.py.
+
+python tools/errors_page.py
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sealring.errors import SealringError, every_class
+
+PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "errors.md"
+INTRODUCTION: Final = """\
+# Errors
+
+<!-- written by tools/errors_page.py -->
+
+All errors are subclasses of `sealring.errors.SealringError`, a `RuntimeError`. Each message names
+the rank, its host, the collective and the next step where they are known. A class is what a script
+may want to catch; `error.code` says more, in a spelling that stays. `error.fault` says whose it is:
+"yours" is who set the worker up. [failures.md](failures.md) says which event leads to which error,
+and when. The [reference](api.md) has the attributes of each class.
+
+Errors arrive in `backward()` too: DDP's own RuntimeError is replaced by the error that caused it.
+"""
+
+
+def rows(kind: type[SealringError]) -> Iterator[str]:
+    for each in every_class(kind):
+        parent = each.__base__.__name__ if each.__base__ else ""
+        under = f", a {parent}" if each is not kind and each.__base__ is not kind else ""
+        said = " ".join((inspect.getdoc(each) or "").split())
+        yield f"| `{each.__name__}`{under} | `{each.code}` | {each.fault} | {said} |"
+        if "codes" in vars(each):
+            for code, meaning in each.codes.items():
+                yield f"| `{each.__name__}` | `{code}` | {each.fault} | {meaning} |"
+
+
+def table(title: str, kinds: list[type[SealringError]]) -> Iterator[str]:
+    yield from (
+        "",
+        f"## {title}",
+        "",
+        "| class | code | whose | meaning, and what to do |",
+        "|---|---|---|---|",
+    )
+    for kind in kinds:
+        yield from rows(kind)
+
+
+def page() -> str:
+    families = [kind for kind in SealringError.__subclasses__() if kind.__subclasses__()]
+    single = [kind for kind in SealringError.__subclasses__() if kind not in families]
+    lines = INTRODUCTION.splitlines()
+    for kind in families:
+        lines += table(kind.__name__, [kind])
+    return "\n".join([*lines, *table("Others", single), ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
