@@ -24,7 +24,7 @@ from sealring.version import __version__
 if TYPE_CHECKING:
     from sealring.core.group.process_group import SealedProcessGroup
     from sealring.core.sealed_only.guard import require_sealed
-    from sealring.lab.plan.tuning import tune
+    from sealring.lab.plan.answer import tune
     from sealring.observe import dump_flight_record, flight_record
     from sealring.record.recording.run import record_run
 
@@ -77,7 +77,7 @@ _LOADED_ON_USE: Final = {
     "flight_record": "sealring.observe",
     "record_run": "sealring.record.recording.run",
     "require_sealed": "sealring.core.sealed_only.guard",
-    "tune": "sealring.lab.plan.tuning",
+    "tune": "sealring.lab.plan.answer",
 }
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import PrivateDirectory
-from sealring.observe.reader import read_all
+from sealring.observe.directory import PrivateDirectory, read_all
 from sealring.observe.server import StatusServer
 from sealring.observe.status import WorkerStatus
 from tests.attacks.unprivileged import USER, needs_unprivileged, start
@@ -135,19 +134,19 @@ def test_a_flood_of_readers_is_not_accepted_and_a_reader_after_it_is_served(fold
 FORK = """
 import os, sys
 from pathlib import Path
-from sealring.observe import worker
+from sealring.observe import server
 from sealring.observe.directory import PrivateDirectory
-from sealring.observe.reader import read_all
+from sealring.observe.directory import read_all
 from sealring.observe.status import WorkerStatus
 from tests.observe.scenes import group_made
 
 live = Path(sys.argv[1])
-worker.show(live, group_made())
-mine = worker.socket_path()
+server.show(live, group_made())
+mine = server.socket_path()
 before = set(os.listdir("/proc/self/fd"))
 child = os.fork()
 if child == 0:
-    assert worker.socket_path() is None
+    assert server.socket_path() is None
     links = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd != "9"
              and os.path.lexists(f"/proc/self/fd/{fd}")]
     assert not any(link.startswith("socket:") for link in links), links
@@ -171,11 +170,11 @@ def test_a_forked_child_does_not_answer_and_does_not_remove_the_socket(folder: P
 def test_training_goes_on_where_the_directory_cannot_be_used(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from sealring.observe import worker
+    from sealring.observe import server
     from tests.observe.scenes import group_made
 
     (folder / "live").touch()
-    worker.show(folder / "live", group_made())
-    assert worker.socket_path() is None
+    server.show(folder / "live", group_made())
+    assert server.socket_path() is None
     (line,) = [each.message for each in caplog.records if each.name == "sealring"]
     assert "`sealring top` will not show this worker" in line

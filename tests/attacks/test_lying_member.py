@@ -32,7 +32,7 @@ from sealring.errors import (
     WrongGroup,
     WrongRank,
 )
-from sealring.lab.bench.light import LightGroup
+from sealring.lab.bench.forming import LightGroup
 from tests.core.handshake.test_statements import fields_of
 from tests.core.links.teams import SIZE, team
 from tests.core.links.worlds import ISSUER, world

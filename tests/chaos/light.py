@@ -19,7 +19,7 @@ from sealring.core.engine.mailbox import Mailbox
 from sealring.core.links.connections import Connections
 from sealring.core.links.late_kind import LinksOfAKind
 from sealring.errors import PeerUnreachable
-from sealring.lab.bench.light import LightGroup, LightWorker
+from sealring.lab.bench.forming import LightGroup, LightWorker
 from tests.chaos.history import History
 from tests.chaos.local import run_ranks
 from tests.chaos.plan import Channel, FaultKind, Plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sealring.lab.bench.gpu import environment_for
-from sealring.lab.bench.place import nccl_on_a_shared_gpu
+from sealring.lab.bench.workers import nccl_on_a_shared_gpu
 
 each_wire = pytest.mark.parametrize("wire", ["peer", "host", "links", "nccl"])
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sealring.lab.bench import gpu
-from sealring.lab.bench.bars import rows_of
+from sealring.lab.bench.gpu import rows_of
 from sealring.lab.bench.harness import Session
-from sealring.lab.bench.place import Place, find_place
+from sealring.lab.bench.workers import Place, find_place
 from sealring.lab.results import read_results
 from tests.cli.test_commands import sealring
 from tests.lab.bench.test_models import has_torchvision

@@ -13,8 +13,7 @@ import pytest
 
 from sealring.observe import server as server_module
 from sealring.observe.directory import PrivateDirectory
-from sealring.observe.server import MOST_OPEN, CachedAnswer, StatusServer, is_stale
-from sealring.observe.worker import sweep
+from sealring.observe.server import MOST_OPEN, CachedAnswer, StatusServer, is_stale, sweep
 
 Start = Callable[..., StatusServer]
 

@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app, top
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import chosen_directory
-from sealring.observe.reader import Reading, read_all
+from sealring.observe.directory import Reading, chosen_directory, read_all
 from sealring.observe.status import (
     Count,
     ErrorStatus,

@@ -18,8 +18,8 @@ from sealring.cli.terminal import console, errors, print_json, progress_bar, say
 from sealring.core.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
-    from sealring.lab.demo.recorded import Audited
     from sealring.lab.demo.story import Outcome, Training
+    from sealring.lab.demo.train import Audited
     from sealring.record.audit.page import Beside
 
 
@@ -36,16 +36,16 @@ def demo(
     check_ranks(ranks)
     start = time.monotonic()
     # Loading torch takes a while, and --help needs none of it.
-    from sealring.lab.demo import pictures
-    from sealring.lab.demo.recorded import surprises
+    from sealring.lab.demo import story
     from sealring.lab.demo.story import Attacked, Outcome, Tapped, Training, perform
+    from sealring.lab.demo.train import surprises
 
     def show(*pictures: Any) -> None:
         if not json:
             console.print(*pictures, sep="\n", highlight=False)
 
     training, tapped, attacked = Training(ranks, steps), None, None
-    show(*pictures.opening(ranks, steps))
+    show(*story.opening(ranks, steps))
     progress = _Progress(ranks, steps, json)
     with contextlib.closing(perform(ranks, steps)) as events, progress.bar:
         for event in events:
@@ -56,18 +56,18 @@ def demo(
                 case Tapped():
                     tapped = event
                     progress.bar.stop()
-                    show(*pictures.training(training), *pictures.wiretap(tapped))
+                    show(*story.training(training), *story.wiretap(tapped))
                 case Attacked():
                     attacked = event
-                    show(*pictures.attack(attacked))
+                    show(*story.attack(attacked))
     if tapped is None or attacked is None:
         raise RuntimeError("the workers ended before the demo did")
-    show(*pictures.comparison(training))
-    audited = _audits(ranks, pictures.costs(training))
-    show(*pictures.audits(audited))
+    show(*story.comparison(training))
+    audited = _audits(ranks, story.costs(training))
+    show(*story.audits(audited))
     outcome = Outcome(training, tapped, attacked, surprises(audited))
     seconds = time.monotonic() - start
-    show(*pictures.verdict(outcome, seconds), str(audited[-1].page))
+    show(*story.verdict(outcome, seconds), str(audited[-1].page))
     if json:
         audits = [{**asdict(one), "page": str(one.page)} for one in audited]
         print_json(_as_json(outcome, seconds) | {"audits": audits})
@@ -77,7 +77,7 @@ def demo(
 
 def _audits(ranks: int, costs: Beside) -> list[Audited]:
     """The recorded runs. Their records and pages are kept, for people to look at."""
-    from sealring.lab.demo.recorded import perform_recorded
+    from sealring.lab.demo.train import perform_recorded
 
     place, found = Path(tempfile.mkdtemp(prefix="sealring-demo-")), []
     try:

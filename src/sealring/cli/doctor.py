@@ -21,7 +21,7 @@ from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.cli.variables import unknown_variables
 from sealring.errors import ConfigurationError, SealringError
-from sealring.lab.bench.floor import aes_rate
+from sealring.lab.bench.harness import aes_rate
 from sealring.observe.watch import ALARMS, WatchedProcess, watch
 from sealring.version import untested_torch
 

@@ -13,9 +13,8 @@ from rich.table import Table
 
 from sealring.cli.terminal import console, human_bytes, number_table, print_json, progress_bar, say
 from sealring.errors import ConfigurationError
-from sealring.lab.plan.answer import Answer, Question, WayAnswer, answer
-from sealring.lab.plan.fit_gpu import gpu_of
-from sealring.lab.plan.forming import forming_of
+from sealring.lab.plan.answer import Answer, Question, WayAnswer, answer, forming_of, machine
+from sealring.lab.plan.fit import gpu_of
 from sealring.lab.plan.layouts import ITEMSIZE, Compute
 from sealring.lab.plan.models import MODELS, load_model, with_tokens
 from sealring.lab.plan.profiles import (
@@ -27,9 +26,7 @@ from sealring.lab.plan.profiles import (
     network_names,
     profile_names,
 )
-from sealring.lab.plan.reproduce import Reproduction
-from sealring.lab.plan.tuning import machine
-from sealring.lab.plan.validate import Validation, computing
+from sealring.lab.plan.validate import Reproduction, Validation, computing
 from sealring.lab.results import read_results
 
 

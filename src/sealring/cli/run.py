@@ -26,7 +26,7 @@ from sealring.core.identity.secret import OF_THE_RUN, read_secret
 from sealring.core.last_words import LAUNCHED, told_beside
 from sealring.core.sealed_only.guard import require_sealed
 from sealring.errors import ConfigurationError
-from sealring.observe.worker import sweep
+from sealring.observe.server import sweep
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -31,9 +31,8 @@ from sealring.cli.terminal import (
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private
 from sealring.observe import CollectiveAccount, MessageAccount, ProcessAccount
-from sealring.observe.directory import SETTING, chosen_directory
+from sealring.observe.directory import SETTING, Reading, chosen_directory, read_all
 from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
-from sealring.observe.reader import Reading, read_all
 from sealring.observe.status import GroupStatus, WorkerStatus
 from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
 

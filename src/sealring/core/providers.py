@@ -10,8 +10,8 @@ from typing import Final
 PROVIDERS: Final = {
     "enrolments": ("sealring.attest.broker:enrolled",),
     "group_observers": (
-        "sealring.observe.start:observe_groups",
-        "sealring.observe.worker:observe_groups",
+        "sealring.observe.process:observe_groups",
+        "sealring.observe.server:observe_groups",
         "sealring.record.recording.run:observe_groups",
     ),
     "data_keys": ("sealring.attest.broker:data_key",),

@@ -43,9 +43,8 @@ from sealring.errors import ConfigurationError
 from sealring.lab.bench import algorithms as turns
 from sealring.lab.bench import suite
 from sealring.lab.bench.algorithms import Cell, fit
-from sealring.lab.bench.collectives import COLLECTIVES, Effort, row
-from sealring.lab.bench.floor import aes_rate
-from sealring.lab.bench.link import OPERATIONS, SIZES
+from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort, row
+from sealring.lab.bench.harness import aes_rate
 from sealring.lab.results import read_results
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -350,7 +349,7 @@ def reproduce(
 ) -> None:
     """What the profile of published figures predicts for an experiment that others published."""
     from sealring.cli.plan import show_reproduction
-    from sealring.lab.plan.reproduce import reproduce as predicted
+    from sealring.lab.plan.validate import reproduce as predicted
 
     show_reproduction(predicted(experiment), json)
 

@@ -1,16 +1,12 @@
 """What a worker did and does: flight records, one export of metrics, the live view.
 
-start       each new group's flight record, and when it is written down
-account     the file that holds flight records
-process     all groups of this process: its files, on error, on request, on a signal
+process     all groups of this process: their records, written on error, on request, on a signal
 metrics     counts of all groups, also of those that ended; the table of what is counted
-trace       files of several ranks read back, their clocks aligned, as a Chrome trace
-directory   the private directory that holds one Unix socket for each worker
+trace       flight records as files, of several ranks: clocks aligned, as a Chrome trace
+directory   the private directory with one Unix socket for each worker; asks all of them
 status      what a worker answers, as plain values
 gather      the status of this process, from its flight recorders
-server      the thread that answers on the socket
-worker      starts that thread once in a process, and removes the socket at its end
-reader      asks all workers of a directory
+server      the thread that answers on the socket, started once in a process
 exporter    their answers as text for Prometheus, over HTTP, in a process of its own
 watch       the sockets of a job, and which of them are sealed links
 
@@ -24,8 +20,8 @@ from sealring.core.engine.flight import (
     GroupAccount,
     MessageAccount,
 )
-from sealring.observe.account import ProcessAccount
 from sealring.observe.process import dump_flight_record, flight_record
+from sealring.observe.trace import ProcessAccount
 
 __all__ = [
     "CollectiveAccount",

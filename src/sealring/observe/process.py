@@ -9,16 +9,17 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from sealring.core.engine.flight import FlightRecorder, monotonic_zero_ns
+from sealring.core.hooks import GroupMade, Made
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private, writing
-from sealring.observe.account import ProcessAccount
-from sealring.observe.metrics import Counts, EndedGroups, counts_of, total_of
-from sealring.observe.trace import chrome_trace
+from sealring.observe.metrics import Counts, EndedGroups, counts_of, publish_metrics, total_of
+from sealring.observe.trace import ProcessAccount, chrome_trace
 
 KEPT_CLOSED: Final = 8
 """Groups that have ended and still are in the record, so that a new group's failure does not lose
@@ -151,3 +152,45 @@ class _DumpOnSignal:
         dump_without_failing(self.directory, f"{signal.Signals(number).name} came")
         if callable(self._before):
             self._before(number, frame)
+
+
+# ---- the flight recorder of each new group, with everything that reads it
+
+
+SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
+
+
+def observe_groups(environ: Mapping[str, str]) -> Made:
+    """Keeps each group's record, and writes it where SEALRING_TRACE_DIR says.
+
+    It is written when a call fails, and when the signal of SEALRING_TRACE_SIGNAL comes.
+    """
+    directory, number = _settings(environ)
+
+    def made(group: GroupMade) -> None:
+        flight = group.flight
+        keep(flight)
+        if directory is not None:
+            why = f"a call of group {flight.group} failed"
+            flight.on_failure = lambda: dump_without_failing(directory, why)
+            if number is not None:
+                dump_on_signal(number, directory)
+        publish_metrics(counts_of_all_groups)
+
+    return made
+
+
+def _settings(environ: Mapping[str, str]) -> tuple[Path | None, signal.Signals | None]:
+    directory = environ.get("SEALRING_TRACE_DIR")
+    name = environ.get("SEALRING_TRACE_SIGNAL")
+    if name and name not in SIGNALS:
+        raise ConfigurationError(
+            f"SEALRING_TRACE_SIGNAL is {name!r}; set it to {' or '.join(SIGNALS)}, or unset it"
+        )
+    if name and not directory:
+        raise ConfigurationError(
+            "SEALRING_TRACE_SIGNAL is set and SEALRING_TRACE_DIR is not: say where the flight "
+            "record should go"
+        )
+    place = trace_directory(directory) if directory else None
+    return place, SIGNALS[name] if name else None

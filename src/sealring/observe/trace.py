@@ -1,4 +1,4 @@
-"""Flight records of several ranks: read back, their clocks aligned, and drawn as a Chrome trace.
+"""Flight records: as files, read back, their clocks aligned, and drawn as a Chrome trace.
 
 The trace is for Perfetto (ui.perfetto.dev) or chrome://tracing. A process is a rank, a thread a
 group: collectives of a group never overlap. What waits for its turn does, and so do messages: they
@@ -8,8 +8,11 @@ all others.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -17,7 +20,44 @@ from typing import Any, Final
 
 from sealring.core.engine.flight import CollectiveAccount, GroupAccount, MessageAccount
 from sealring.errors import ConfigurationError
-from sealring.observe.account import ProcessAccount
+from sealring.formats.strict import read_object, strictly
+
+FORMAT: Final = "sealring flight record"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessAccount:
+    job: str
+    rank: int
+    host: str
+    pid: int
+    written_ns: int
+    groups: list[GroupAccount]
+
+    def to_json(self) -> str:
+        head = {"format": FORMAT, "version": VERSION}
+        return json.dumps({**head, **dataclasses.asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str | bytes, name: str) -> ProcessAccount:
+        """Reads back what to_json wrote; `name` is what an error calls it."""
+        refusal = ConfigurationError(
+            f"{name} is not a flight record; those are named *.flight.json"
+        )
+        document = read_object(text, refusal)
+        if document.pop("format", None) != FORMAT:
+            raise refusal
+        if (version := document.pop("version", None)) != VERSION:
+            raise ConfigurationError(
+                f"{name} is a flight record of version {version!r}; this sealring reads {VERSION}"
+            )
+        account: ProcessAccount = strictly(ProcessAccount, document, name, "flight record")
+        return account
+
+
+# ---- several ranks' files, and their trace
+
 
 MAX_FILE_BYTES: Final = 256 << 20
 

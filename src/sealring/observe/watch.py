@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import chosen_directory
+from sealring.observe.directory import chosen_directory, pid_of, read_all
 from sealring.observe.gather import own_sockets
-from sealring.observe.reader import pid_of, read_all
 from sealring.observe.status import LinkSocket, SocketStatus, TorchGroup
 
 Verdict = Literal["sealed", "not sealed", "store", "set-up", "local", "unknown"]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sealring.errors import SealringError
-from sealring.lab.bench.light import LightGroup, LightWorker
+from sealring.lab.bench.forming import LightGroup, LightWorker
 from tests.core.links.worlds import ISSUER, DictStore, busy_threads
 
 SIZE = 12

@@ -17,7 +17,8 @@ from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.links import lack_is_named, listening_thread, setting_up, threads
 from sealring.core.schedule import Algorithm
 from sealring.errors import ConfigurationError, PeerLost, PeerUnreachable
-from sealring.lab.bench import light
+from sealring.lab.bench import forming
+from sealring.lab.bench.forming import LightGroup
 from tests.core.links.teams import SIZE, Team, team
 
 
@@ -40,8 +41,8 @@ def formed_with(free: int) -> list[Any]:
 def test_whatever_descriptor_is_missing_the_error_has_a_name() -> None:
     """At each place in turn; with enough of them there is a group."""
     found = [formed_with(free) for free in range(0, 24, 2)]
-    assert set(itertools.chain(*found)) == {ConfigurationError, PeerUnreachable, light.LightGroup}
-    assert found[-1] == [light.LightGroup] * 2
+    assert set(itertools.chain(*found)) == {ConfigurationError, PeerUnreachable, LightGroup}
+    assert found[-1] == [LightGroup] * 2
 
 
 def refused(one: Team, rank: int) -> str:
@@ -90,7 +91,7 @@ def test_a_worker_that_cannot_make_its_engine_is_lost_to_the_others(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return plain(rank, *args, **kwargs)
 
-    monkeypatch.setattr(light, "CollectiveEngine", engine)
+    monkeypatch.setattr(forming, "CollectiveEngine", engine)
     with team(formed=False) as one:
         assert one.form()[3] == (ConfigurationError, None)
         assert len(one.groups) == SIZE - 1

@@ -15,7 +15,7 @@ from sealring.core.links import settling, tree
 from sealring.core.links.mesh import _Mesh
 from sealring.core.schedule import Algorithm
 from sealring.errors import PeerLost, PeerUnreachable
-from sealring.lab.bench.light import LightGroup
+from sealring.lab.bench.forming import LightGroup
 from tests.core.links.teams import SIZE, Team, team
 from tests.core.links.worlds import world
 

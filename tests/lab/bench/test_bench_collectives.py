@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sealring.errors import ConfigurationError
 from sealring.lab.__main__ import app
 from sealring.lab.bench.collectives import COLLECTIVES, bar, plan_of
-from sealring.lab.bench.floor import aes_rate, busiest_core
+from sealring.lab.bench.harness import aes_rate, busiest_core
 
 SIZE = 4096
 MIB = 1 << 20

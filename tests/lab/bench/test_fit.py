@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sealring.lab.bench.link import fit, predicted
+from sealring.lab.bench.collectives import fit, predicted
 from sealring.lab.results import LinkPoint
 
 SIZES = (4096, 65536, 1 << 20, 25 << 20)

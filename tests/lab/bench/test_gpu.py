@@ -14,12 +14,10 @@ from typer.testing import CliRunner
 from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.lab.bench import gpu, suite
-from sealring.lab.bench.bars import rows_of
-from sealring.lab.bench.gpu import WIRES, over
+from sealring.lab.bench.gpu import WIRES, over, rows_of
 from sealring.lab.bench.harness import Samples, Session
 from sealring.lab.bench.kernels import Kernels, Shape
-from sealring.lab.bench.place import CPU, Place
-from sealring.lab.bench.workers import Report, run_workers
+from sealring.lab.bench.workers import CPU, Place, Report, run_workers
 from tests.lab.report.examples import whole, with_gpu
 
 PLACE = Place("cuda", "NVIDIA H200", gpus=8)

@@ -16,7 +16,7 @@ from sealring.cli import bench as options
 from sealring.core.schedule.table import parse_table, shipped_table
 from sealring.errors import ConfigurationError
 from sealring.lab import __main__ as lab
-from sealring.lab.bench.place import CPU, Place
+from sealring.lab.bench.workers import CPU, Place
 
 
 @pytest.mark.parametrize(

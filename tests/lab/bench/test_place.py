@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.place import CPU, Place, find_place, nccl_on_a_shared_gpu
 from sealring.lab.bench.step import Setting, Work
+from sealring.lab.bench.workers import CPU, Place, find_place, nccl_on_a_shared_gpu
 
 TWO = Place("cuda", "NVIDIA H200", gpus=2)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.lab.bench import floor
-from sealring.lab.bench.floor import forming_floor
+from sealring.lab.bench import harness
 from sealring.lab.bench.forming import growth, measure_scale
+from sealring.lab.bench.harness import forming_floor
 from sealring.lab.results import ScaleCase
 
 
@@ -27,7 +27,7 @@ def test_a_group_of_nine_and_its_mesh() -> None:
 
 
 def test_the_floor_counts_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floor, "signature_seconds", lambda: (1.0, 100.0))
+    monkeypatch.setattr(harness, "signature_seconds", lambda: (1.0, 100.0))
     assert forming_floor([16], strangers=15, handshakes=0) == 1 + 30 * 100
     assert forming_floor([16, 16], strangers=0, handshakes=0) == 2 + 30 * 100
     assert forming_floor([], strangers=0, handshakes=0.5) == 0.5 + 100

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.lab.demo.recorded import Audited, perform_recorded, surprises
+from sealring.lab.demo.train import Audited, perform_recorded, surprises
 from sealring.record.audit.page import Beside
 
 

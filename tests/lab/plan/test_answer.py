@@ -12,7 +12,7 @@ from sealring.lab.plan.answer import Question, answer
 from sealring.lab.plan.layouts import Compute, Setting
 from sealring.lab.plan.models import load_model
 from sealring.lab.plan.profiles import load_network, load_profile
-from sealring.lab.plan.reproduce import reproduce
+from sealring.lab.plan.validate import reproduce
 
 
 def question(model: str = "gpt2", profile: str = "h100-cc", ranks: int = 4) -> Question:

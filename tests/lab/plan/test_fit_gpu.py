@@ -10,11 +10,11 @@ import pytest
 
 from sealring.core.schedule import Operation
 from sealring.errors import ConfigurationError
+from sealring.lab.plan.answer import machine
 from sealring.lab.plan.collectives import Cluster
-from sealring.lab.plan.fit_gpu import gpu_profile_of
+from sealring.lab.plan.fit import gpu_profile_of
 from sealring.lab.plan.layouts import Setting, alone
 from sealring.lab.plan.profiles import Way, load_network
-from sealring.lab.plan.tuning import machine
 from sealring.lab.plan.validate import validate
 from sealring.lab.results import StepCase, median_of, write_results
 from tests.cli.test_plan import planned

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.lab.plan.answer import answer
-from sealring.lab.plan.forming import Forming, forming_of, forming_seconds, shipped
+from sealring.lab.plan.answer import Forming, answer, forming_of, forming_seconds, shipped
 from sealring.lab.plan.profiles import Figure, load_network, load_profile
 from sealring.lab.results import ScaleCase
 from tests.lab.plan.test_answer import question

@@ -10,8 +10,16 @@ from sealring._native import STRIPE_SEGMENTS
 from sealring.core.engine.lanes import LANED_BYTES, MAX_LANED_WORLD
 from sealring.core.schedule import Algorithm, Operation, Topology, program_for
 from sealring.errors import ScheduleError
-from sealring.lab.plan.collectives import Cluster, Cutting, collective, longest_slot
-from sealring.lab.plan.simulate import Costs, Hop, Outcome, simulate
+from sealring.lab.plan.collectives import (
+    Cluster,
+    Costs,
+    Cutting,
+    Hop,
+    Outcome,
+    collective,
+    longest_slot,
+    simulate,
+)
 
 ALL_REDUCE = Operation.ALL_REDUCE
 FREE = Hop(0.0, 0.0)

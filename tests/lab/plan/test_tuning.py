@@ -10,7 +10,7 @@ import torch
 
 import sealring
 from sealring.errors import ConfigurationError
-from sealring.lab.plan.tuning import planned_bucket_mb
+from sealring.lab.plan.answer import planned_bucket_mb
 from sealring.lab.results import write_results
 from tests.lab.plan.measured import results_of
 from tests.lab.plan.test_validate import imagined

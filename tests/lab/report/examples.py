@@ -6,7 +6,7 @@ import dataclasses
 import random
 from typing import Any
 
-from sealring.lab.bench.link import fit
+from sealring.lab.bench.collectives import fit
 from sealring.lab.results import (
     CollectiveCase,
     KernelCase,

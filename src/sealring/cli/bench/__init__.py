@@ -28,17 +28,14 @@ from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.formats.files import writing
 from sealring.lab.bench import step as training
 from sealring.lab.bench import suite
-from sealring.lab.bench.bars import rows_of
 from sealring.lab.bench.collectives import Effort, row
-from sealring.lab.bench.floor import aes_rate
-from sealring.lab.bench.gpu import MODELS, SETTABLE, WIRES
-from sealring.lab.bench.harness import Job, Session
-from sealring.lab.bench.place import CPU, SHARED_GPU, Place, find_place
+from sealring.lab.bench.gpu import MODELS, SETTABLE, WIRES, rows_of
+from sealring.lab.bench.harness import Job, Session, aes_rate
 from sealring.lab.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
-from sealring.lab.bench.vault import Case, measure_datasets, measure_vault
-from sealring.lab.bench.vault_gpu import measure_on_gpu
-from sealring.lab.report.drawing import plotting_library
+from sealring.lab.bench.vault import Case, measure_datasets, measure_on_gpu, measure_vault
+from sealring.lab.bench.workers import CPU, SHARED_GPU, Place, find_place
 from sealring.lab.report.page import headline, write_page
+from sealring.lab.report.plots import plotting_library
 from sealring.lab.results import read_results
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)

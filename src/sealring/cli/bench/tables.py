@@ -10,11 +10,18 @@ from rich.table import Table
 from sealring.cli.terminal import human_bytes, number_table
 from sealring.core.schedule.table import AlgorithmTable, names
 from sealring.lab.bench.algorithms import Cell
-from sealring.lab.bench.bars import Row
-from sealring.lab.bench.collectives import LARGE_BYTES, OF_FLOOR, OF_GLOO, SMALL_BYTES, Exchange
+from sealring.lab.bench.collectives import (
+    LARGE_BYTES,
+    OF_FLOOR,
+    OF_GLOO,
+    SMALL_BYTES,
+    Exchange,
+    Hop,
+    line_words,
+)
+from sealring.lab.bench.gpu import Row
 from sealring.lab.bench.harness import Comparison, Measured, Samples
 from sealring.lab.bench.kernels import Kernels
-from sealring.lab.bench.link import Hop, line_words
 from sealring.lab.bench.records import AuditCost, RecordingCost
 from sealring.lab.bench.step import Step
 from sealring.lab.bench.vault import Case

@@ -37,9 +37,8 @@ from sealring.lab.bench.harness import (
     seconds_of,
 )
 from sealring.lab.bench.made_run import Authority, HonestRun, write_statements
-from sealring.lab.bench.place import CPU
 from sealring.lab.bench.step import Setting, Trainee
-from sealring.lab.bench.workers import Report
+from sealring.lab.bench.workers import CPU, Report
 from sealring.record.audit.audit import audit
 from sealring.record.audit.page import write_page
 from sealring.record.audit.records import AuditTrust

@@ -35,8 +35,7 @@ from sealring.lab.bench.harness import (
     reports_of,
     sealed_world,
 )
-from sealring.lab.bench.place import CPU, Place, settle
-from sealring.lab.bench.workers import Report
+from sealring.lab.bench.workers import CPU, Place, Report, settle
 from sealring.lab.results import Part, Span, StepCase
 
 if TYPE_CHECKING:

@@ -11,12 +11,18 @@ from typing import Final
 from sealring.lab.bench import collectives as exchanges
 from sealring.lab.bench import gpu as on_gpu
 from sealring.lab.bench import kernels
-from sealring.lab.bench.collectives import COLLECTIVES, Effort, plan_of
+from sealring.lab.bench.collectives import (
+    COLLECTIVES,
+    OPERATIONS,
+    SIZES,
+    Effort,
+    measure_link,
+    plan_of,
+)
 from sealring.lab.bench.forming import measure_scale
 from sealring.lab.bench.harness import Job
-from sealring.lab.bench.link import OPERATIONS, SIZES, measure_link
-from sealring.lab.bench.place import Place, find_place
 from sealring.lab.bench.step import Setting, Work, measure_steps, training_bytes
+from sealring.lab.bench.workers import Place, find_place
 
 MIB: Final = 1 << 20
 QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)

@@ -14,8 +14,9 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -23,19 +24,24 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sealring import _native
-from sealring.lab.bench.harness import reports_of, seconds_of
-from sealring.lab.bench.workers import Report
+from sealring.lab.bench.harness import alternate, reports_of, seconds_of
+from sealring.lab.bench.workers import Place, Report
 from sealring.vault import freeing, keys
 from sealring.vault.datasets.ingest import ingest
 from sealring.vault.datasets.running import in_this_process
-from sealring.vault.sealed import AES
+from sealring.vault.sealed import AES, CHACHA
+from sealring.vault.sealed import Place as SealedPlace
 from sealring.vault.vault import Vault
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch.distributed.tensor import DTensor
 
-    from sealring.vault import Dataset
+    from sealring.vault import Dataset, Vault
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_plan import SealedPart
+
 
 TENSORS: Final = 8
 COLUMNS: Final = 1024
@@ -348,3 +354,368 @@ def _mapped(path: Path) -> Any:
             return {"tokens": torch.from_numpy(part.astype(np.int64))}
 
     return Mapped()
+
+
+# ---- between a GPU and what is outside of it: batches, training, offloading
+#
+# Each case alternates with the same work without cryptography, in one process. The variants without
+# it exist here alone.
+
+
+FILE_BYTES: Final = 1 << 30
+BATCH_BYTES: Final = 64 << 20
+_BUFFERS: Final = 3
+_READERS: Final = 8
+_PIECE_BYTES: Final = 2 << 20
+"""As the loader's, for reading the plain file."""
+
+
+def measure_on_gpu(
+    place: Place, folder: Path, blocks: int, progress: Callable[[str], None]
+) -> Iterator[Case]:
+    with own_folder(folder) as own:
+        for report in reports_of(1, _gpu_worker, place, own, blocks):
+            if isinstance(report, str):
+                progress(report)
+            else:
+                yield report
+
+
+# ---- in the worker
+
+
+def _gpu_worker(rank: int, report: Report, place: Place, folder: Path, blocks: int) -> None:
+    device = place.enter(rank, 1)
+    report("sealing a file of 1 GiB")
+    part, plain_file = _files(folder)
+    try:
+        for what, measured in (
+            ("pinned memory to the GPU", _from_pinned_memory),
+            ("batches of a file to the GPU", _from_the_file),
+        ):
+            report(what)
+            report(_gpu_case(what, *measured(device, part, plain_file, blocks)))
+    finally:
+        os.close(plain_file)
+    report("sealing a dataset")
+    vault, tokens = token_dataset(folder)
+    what = "shuffled batches of a vault to the GPU"
+    report(what)
+    report(_gpu_case(what, *shuffled(device, vault, tokens, blocks)))
+    what = f"training {MODEL} from a vault"
+    report(what)
+    report(_gpu_case(what, *training(device, vault, tokens, blocks)))
+    what = f"optimizer of {MODEL} in host memory"
+    report(what)
+    report(_gpu_case(what, *_optimizer(device, blocks)))
+
+
+def _gpu_case(
+    what: str, size: int, seconds: dict[str, float], steps: dict[str, float] | None = None
+) -> Case:
+    sealed, plain = (size / seconds[one] / 1e9 for one in ("sealed", "plain"))
+    return Case(what, 1, sealed, plain, sealed / plain, None, None, steps)
+
+
+def _files(folder: Path) -> tuple[SealedPart, int]:
+    """Random tokens below 50,257, sealed and plain."""
+    import torch
+
+    from sealring.vault.gpu_plan import SealedPart
+
+    tokens = torch.randint(50257, (FILE_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
+    place = SealedPlace(bytes(16), bytes(16), 1, CHACHA, _native.Secret.random(32))
+    path, plain = folder / "tokens.sealed", folder / "tokens"
+    with path.open("wb") as file:
+        writer = place.writer(file.fileno(), "tokens", digests=False)
+        writer.write([tokens])
+        writer.finish()
+    plain.write_bytes(tokens)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # open until the worker ends
+    reader = place.reader(descriptor, "tokens", path.name)
+    return SealedPart(reader, path.name), os.open(plain, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _from_pinned_memory(
+    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Copies that are opened while the next one comes, against copies alone."""
+    import numpy as np
+    import torch
+
+    from sealring.core.engine.cuda.chunks import ChunkKernels
+    from sealring.core.engine.cuda.streams import new_event, new_stream
+    from sealring.vault.gpu_plan import Sample, plan_of
+
+    plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
+    size = plan.sealed_bytes
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    _native.copy_sealed([part.reader], plan.reads.view(np.uint8).data, pinned.numpy().data, 1)
+    kernels = ChunkKernels(device, 1)
+    assert kernels.add(part.reader) == 0
+    sealed = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
+    plain = [torch.empty(plan.plain_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    opened = [new_event() for _ in range(_BUFFERS)]
+    failed = torch.full((1,), -1, dtype=torch.int64, device=device)
+    copies, opens = new_stream(device), new_stream(device)
+    batches = 16
+
+    def copy_and_open() -> None:
+        kept = []
+        for number in range(batches):
+            at = number % _BUFFERS
+            copies.wait_event(opened[at])  # what lies there is opened
+            with torch.cuda.stream(copies):
+                sealed[at].copy_(pinned, non_blocking=True)
+            opens.wait_stream(copies)
+            with torch.cuda.stream(opens):
+                kept.append(kernels.open(sealed[at], plan.chunks, plain[number % 2], failed))
+                opened[at].record(opens)
+        torch.cuda.synchronize(device)
+
+    def copy() -> None:
+        with torch.cuda.stream(copies):
+            for number in range(batches):
+                plain[number % 2].copy_(pinned[:BATCH_BYTES], non_blocking=True)
+
+    times = medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
+    assert failed.item() == -1
+    return batches * BATCH_BYTES, times
+
+
+def _from_the_file(
+    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Through the loader, one batch of 64 MiB after the other, from the page cache."""
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_opening import CudaOpener
+    from sealring.vault.gpu_plan import Sample
+
+    batches = [[Sample(0, start, BATCH_BYTES)] for start in range(0, FILE_BYTES, BATCH_BYTES)]
+    plain = _plain_batches(device, part, plain_file)
+    sealed = GpuBatches(CudaOpener(device, [part]), [part])
+
+    def all_of(loader: GpuBatches) -> Callable[[], None]:
+        def call() -> None:
+            for batch in loader.opened(batches):
+                assert batch.plain.nbytes >= BATCH_BYTES
+
+        return call
+
+    times = medians({"sealed": all_of(sealed), "plain": all_of(plain)}, blocks, device, 1)
+    sealed.close()
+    plain.close()
+    return FILE_BYTES, times
+
+
+def _plain_batches(device: torch.device, part: SealedPart, plain_file: int) -> GpuBatches:
+    """The same loader without cryptography: reads the plain file, and copies instead of opening."""
+    import numpy as np
+
+    from sealring.core.engine.cuda.chunks import CHUNK, ROW, Listed
+    from sealring.vault.gpu_batches import GpuBatches
+    from sealring.vault.gpu_opening import CudaOpener, CudaSlot
+    from sealring.vault.gpu_plan import READ, SAMPLE, Plan, Samples
+
+    class PlainOpener(CudaOpener):
+        def open(self, plan: Plan, slot: CudaSlot) -> Listed:
+            slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
+            return Listed(slot.failed, slot.failed)
+
+    class PlainBatches(GpuBatches):
+        def plan(self, samples: Samples) -> Plan:
+            listed = np.asarray(samples, SAMPLE)
+            reads, rows = np.zeros(len(listed), READ), np.zeros(len(listed), ROW)
+            for name in ("offset", "bytes"):
+                reads[name] = listed[name]
+            reads["to"] = np.cumsum(listed["bytes"]) - listed["bytes"]
+            rows["from"], rows["bytes"] = reads["to"], listed["bytes"]
+            size = int(listed["bytes"].sum())
+            return Plan(listed, {}, reads, np.empty(0, CHUNK), rows, size, size)
+
+        def read(self, plan: Plan, memory: memoryview) -> None:
+            def copy(piece: tuple[int, int, int]) -> None:
+                offset, size, to = piece
+                assert os.preadv(plain_file, [memory[to : to + size]], offset) == size
+
+            list(readers.map(copy, _pieces(plan.reads[["offset", "bytes", "to"]].tolist())))
+
+    readers = ThreadPoolExecutor(_READERS)
+    return PlainBatches(PlainOpener(device, [part]), [part])
+
+
+def _pieces(reads: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    for offset, size, to in reads:
+        for at in range(0, size, _PIECE_BYTES):
+            yield offset + at, min(_PIECE_BYTES, size - at), to + at
+
+
+def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
+    """Steps of AdamW whose state comes in and goes out, sealed or as it is."""
+    import torch
+
+    from sealring.lab.bench.models import build
+    from sealring.train.offload import OffloadedOptimizer, Parked, Parking
+
+    class PlainParking(Parking):
+        """Copies as they are."""
+
+        def park(self, tensor: torch.Tensor) -> Parked:
+            memory = tensor.detach().view(-1).view(torch.uint8)
+            parked = self.place_for(tensor, memory.nbytes)
+            self.send(memory, parked.host)
+            return self.sent(parked)
+
+        def bring(self, parked: Parked) -> torch.Tensor:
+            with torch.cuda.stream(self._in):
+                tensor = parked.room(self.device)
+            self.receive(parked.host, tensor.view(-1).view(torch.uint8))
+            return tensor
+
+    def adam(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=1e-5, fused=True)
+
+    variants: dict[str, Callable[[], None]] = {}
+    state_bytes = 0
+    for name, kind in (("sealed", Parking), ("plain", PlainParking)):
+        with device:
+            model: Any = build(MODEL)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        state_bytes = 2 * 2 * sum(parameter.nbytes for parameter in model.parameters())
+        variants[name] = OffloadedOptimizer(model.parameters(), adam, kind(device)).step
+    return state_bytes, medians(variants, blocks, device, 1)
+
+
+# ---- a vault's dataset, opened by a GPU in a stream's order, against the same tokens in memory
+
+
+WINDOW: Final = 1025
+"""Tokens of a sample: a window of 1,024 and the one behind it."""
+TRAINED_WINDOWS: Final = 8
+SHUFFLED_WINDOWS: Final = 256
+DATASET_BYTES: Final = 256 << 20
+MODEL: Final = "gpt2"
+_CALLS: Final = 4
+
+
+def medians(
+    variants: dict[str, Callable[[], None]], blocks: int, device: torch.device, calls: int
+) -> dict[str, float]:
+    import torch
+
+    def settle() -> None:
+        torch.cuda.synchronize(device)
+
+    def settled(call: Callable[[], None]) -> Callable[[], None]:
+        def both() -> None:
+            call()
+            settle()
+
+        return both
+
+    samples = alternate(
+        {name: settled(call) for name, call in variants.items()},
+        blocks=blocks, calls=calls, warm_up=2, between=settle,
+    )  # fmt: skip
+    return {name: one.median for name, one in samples.items()}
+
+
+def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
+    """Random tokens below 50,257 in a vault, for GPUs, and the same in memory: windows of them."""
+    import numpy as np
+    import torch
+
+    windows = DATASET_BYTES // 2 // WINDOW
+    drawn = np.random.default_rng(0).integers(0, 50257, windows * WINDOW, dtype=np.uint16)
+    vault = vault_of_tokens(folder, drawn, CHACHA)
+    return vault, torch.from_numpy(drawn.view(np.int16)).view(windows, WINDOW)
+
+
+def shuffled(
+    device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
+) -> tuple[int, dict[str, float], dict[str, float]]:
+    """Batches in the order of a stream, against rows of a tensor in memory, pinned and copied.
+
+    The last value is where the loader's time went, in the last pass.
+    """
+    import torch
+
+    from sealring.vault import Dataset, GpuLoader, Stream
+
+    dataset = Dataset(vault, "tokens", length=WINDOW)
+    stream = Stream(dataset, batch_size=SHUFFLED_WINDOWS, rank=0, world=1)
+    loader = GpuLoader(stream, device)
+    steps = len(tokens) // SHUFFLED_WINDOWS
+    sums: dict[str, int] = {}
+    spent: dict[str, float] = {}
+
+    def from_vault() -> None:
+        before = asdict(loader.seconds)
+        start = dict(stream.state_dict(), epoch=0, position=0)
+        loader.load_state_dict(start)
+        total = torch.zeros((), dtype=torch.int64, device=device)
+        for _, batch in zip(range(steps), loader, strict=False):
+            total += batch["tokens"][:, 0].sum()
+        sums["sealed"] = int(total)
+        spent.update({step: now - before[step] for step, now in asdict(loader.seconds).items()})
+
+    def from_memory() -> None:
+        order = torch.randperm(len(tokens))
+        total = torch.zeros((), dtype=torch.int64, device=device)
+        for step in range(steps):
+            rows = tokens[order[step * SHUFFLED_WINDOWS : (step + 1) * SHUFFLED_WINDOWS]]
+            batch = rows.pin_memory().to(device, non_blocking=True).long() & 0xFFFF
+            total += batch[:, 0].sum()
+        sums["plain"] = int(total)
+
+    times = medians({"sealed": from_vault, "plain": from_memory}, blocks, device, 1)
+    assert all(total > 0 for total in sums.values())
+    loader.close()
+    dataset.close()
+    return steps * SHUFFLED_WINDOWS * WINDOW * 2, times, spent
+
+
+def training(
+    device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
+) -> tuple[int, dict[str, float]]:
+    """Steps on shuffled windows: opened on the GPU, or copied from a tensor in memory."""
+    import torch
+
+    from sealring.lab.bench.models import build
+    from sealring.vault import Dataset, GpuLoader, Stream
+
+    with device:
+        model: Any = build(MODEL)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    draw = torch.Generator().manual_seed(0)
+    dataset = Dataset(vault, "tokens", length=WINDOW)
+    loader = GpuLoader(Stream(dataset, batch_size=TRAINED_WINDOWS, rank=0, world=1), device)
+
+    def endless() -> Iterator[torch.Tensor]:
+        while True:
+            for batch in loader:
+                yield batch["tokens"]
+
+    sealed_batches = endless()
+
+    def step(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        loss.backward()
+        optimizer.step()
+
+    def from_sealed() -> None:
+        for _ in range(_CALLS):
+            step(next(sealed_batches))
+
+    def from_plain() -> None:
+        for _ in range(_CALLS):
+            rows = tokens[torch.randint(len(tokens), (TRAINED_WINDOWS,), generator=draw)]
+            step(rows.pin_memory().to(device, non_blocking=True).long() & 0xFFFF)
+
+    times = medians({"sealed": from_sealed, "plain": from_plain}, blocks, device, 1)
+    loader.close()
+    dataset.close()
+    return _CALLS * TRAINED_WINDOWS * WINDOW * 2, times

@@ -1,18 +1,30 @@
-"""What is asked of the planner, and what it answers."""
+"""What is asked of the planner, and what it answers; `sealring.tune(model)` asks for DDP.
+
+Forming a job takes its links along a tree, and every member verified by every member:
+
+    T = shared (rank + members * member) + latency * messages + bytes / network
+
+A rank's own work is proportional to the number of members. A message of a round goes up and down
+the tree; on its way down, a rank of the tree sends all statements to each of its children in turn.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import os
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from functools import cache, lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from sealring import limits
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import ConfigurationError
+from sealring.formats.strict import strictly
 from sealring.lab.plan.collectives import Cluster
-from sealring.lab.plan.forming import Forming, forming_seconds, shipped
 from sealring.lab.plan.layouts import (
     DEFAULT_CAP_MB,
     ITEMSIZE,
@@ -31,8 +43,78 @@ from sealring.lab.plan.layouts import (
     sharded_memory,
     tensor_pipeline_step,
 )
-from sealring.lab.plan.models import Model
-from sealring.lab.plan.profiles import Network, Profile, Way
+from sealring.lab.plan.models import Model, from_module
+from sealring.lab.plan.profiles import (
+    Device,
+    Figure,
+    Network,
+    Profile,
+    Way,
+    load_network,
+    load_profile,
+    parse_toml,
+)
+from sealring.lab.results import ScaleCase
+
+_ROUNDS: Final = 3
+_MESSAGES_OF_A_LINK: Final = 10
+"""TCP, TLS, hellos, transport: one after the other."""
+_FEWEST: Final = 3
+"""Numbers of ranks to which a line is fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forming:
+    rank_s: Figure
+    """Of a rank's processor, for the links of the tree and for all that does not grow."""
+    member_s: Figure
+    """... and for each member."""
+    member_bytes: Figure
+    """Of a member's statement, signature and confirmation."""
+
+
+@cache
+def shipped() -> Forming:
+    """For profiles that were not measured with `bench scale`."""
+    name = "forming.toml"
+    text = files("sealring.lab.plan").joinpath("figures", name).read_text()
+    found: Forming = strictly(Forming, parse_toml(text, name), name, "profile")
+    return found
+
+
+def forming_of(cases: Sequence[ScaleCase], source: str) -> Forming | None:
+    """Fitted to the groups of all ranks; None where too few were measured."""
+    worlds = [case for case in cases if case.what == "world" and case.ranks > 8]
+    if len({case.ranks for case in worlds}) < _FEWEST:
+        return None
+    ranks = [float(case.ranks) for case in worlds]
+    line = statistics.linear_regression(ranks, [case.cpu_seconds_per_rank for case in worlds])
+    if line.slope <= 0:
+        return None
+    return Forming(
+        Figure(max(0.0, line.intercept), source),
+        Figure(line.slope, source),
+        shipped().member_bytes,
+    )
+
+
+def forming_seconds(
+    forming: Forming, ranks: int, cluster: Cluster, device: Device, network: Network
+) -> float:
+    """From the moment at which all ranks are there until the group exists on all of them."""
+    if ranks < 2:
+        return 0.0
+    depth = (ranks - 1).bit_length()
+    # Beside a GPU there is more than one core for its rank.
+    shared = cluster.per_host / device.cores_per_host.value if device.kind == "cpu" else 1.0
+    working = max(1.0, shared) * (forming.rank_s.value + ranks * forming.member_s.value)
+    waiting = network.latency_s.value * (2 * _ROUNDS * depth + _MESSAGES_OF_A_LINK)
+    sent = ranks * forming.member_bytes.value * depth * (depth + 1) / 2
+    between = cluster.hosts > 1
+    return working + (waiting + sent / network.bytes_per_s.value if between else 0.0)
+
+
+# ---- questions and answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,3 +509,91 @@ def _fastest(profile: Profile, network: Network, cluster: Cluster, nbytes: int) 
     worth = [a for a in Algorithm if a is not Algorithm.DIRECT or cluster.ranks * nbytes < 1 << 28]
     seconds, best = min(timed(each) for each in worth)
     return SizeAnswer(nbytes, best.name.lower(), seconds, default.name.lower(), default_seconds)
+
+
+# ---- DDP with the planned bucket size
+
+
+def tune(
+    module: Any,
+    *,
+    profile: str | Path | None = None,
+    network: str | None = None,
+    process_group: Any = None,
+    batch: int = 1,
+    **options: Any,
+) -> Any:
+    """`DistributedDataParallel(module, bucket_cap_mb=planned, **options)`.
+
+    Call it where you would wrap the model, after init_process_group, with the same arguments on
+    every rank. `profile` is the name of a profile (`sealring plan --list`) or the results.json of
+    `sealring bench all` on a machine like this one; a model on a GPU has h200-sealring by default,
+    one on CPUs needs its own. `options` are DDP's; a bucket_cap_mb among them is left as it is.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not dist.is_initialized():
+        raise ConfigurationError("call init_process_group first: the plan depends on the world")
+    if "bucket_cap_mb" not in options:
+        group = process_group if process_group is not None else dist.group.WORLD
+        options["bucket_cap_mb"] = planned_bucket_mb(
+            module,
+            ranks=dist.get_world_size(group),
+            per_host=int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or None,
+            profile=profile,
+            network=network,
+            batch=batch,
+        )
+    return DistributedDataParallel(module, process_group=process_group, **options)
+
+
+def planned_bucket_mb(
+    module: Any,
+    *,
+    ranks: int,
+    per_host: int | None = None,
+    profile: str | Path | None = None,
+    network: str | None = None,
+    batch: int = 1,
+) -> float | None:
+    """The bucket_cap_mb with which a sealed step is shortest; None for torch's default."""
+    import torch
+
+    model = from_module(module, type(module).__name__)
+    first = next(module.parameters())
+    if profile is None:
+        if first.device.type == "cpu":
+            raise ConfigurationError(
+                "tune() knows no profile of this machine: measure one with `sealring bench all` "
+                "and pass profile='results.json'"
+            )
+        profile = "h200-sealring"
+    known = machine(str(profile), "cpu" if first.device.type == "cpu" else None)
+    precision: Precision = "fp32" if first.dtype == torch.float32 else "bf16"
+    found = answer(
+        Question(
+            model,
+            known,
+            load_network(network or known.network),
+            ranks,
+            per_host or min(ranks, int(known.device.ranks_per_host.value)),
+            batch,
+            precision,
+        )
+    )
+    planned = next((each for each in found.ways if each.way == "sealed"), found.ways[0])
+    return None if planned.default_buckets else planned.bucket_mb
+
+
+def machine(name: str, kind: Literal["cpu"] | None = None) -> Profile:
+    """A profile by name, from a .toml file, or fitted to a results file: of its GPU, if it has
+    measured one and the CPU was not asked for."""
+    if name.endswith(".json"):
+        from sealring.lab.plan.fit import gpu_of, gpu_profile_of, profile_of
+        from sealring.lab.results import read_results
+
+        results = read_results(Path(name))
+        on_gpu = kind is None and gpu_of(results) is not None
+        return gpu_profile_of(results) if on_gpu else profile_of(results)
+    return load_profile(name)

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 from sealring.core.engine.lanes import threads_by_default
 from sealring.errors import ConfigurationError
 from sealring.formats.strict import strictly
-from sealring.lab.plan.collectives import Cutting
-from sealring.lab.plan.simulate import Costs, Hop
+from sealring.lab.plan.collectives import Costs, Cutting, Hop
 
 Way = Literal["plain", "cc", "sealed"]
 WAYS: Final[tuple[Way, ...]] = ("plain", "cc", "sealed")

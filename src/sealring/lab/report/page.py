@@ -14,7 +14,6 @@ from sealring.formats.files import write_public
 from sealring.lab.bench.cc import SOURCES
 from sealring.lab.bench.harness import SAME_WITHIN
 from sealring.lab.report import plots
-from sealring.lab.report.drawing import Picture, plotting_library
 from sealring.lab.report.findings import (
     FIGURES,
     STUDY,
@@ -26,6 +25,7 @@ from sealring.lab.report.findings import (
     pairs,
     span_of,
 )
+from sealring.lab.report.plots import Picture, plotting_library
 from sealring.lab.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"

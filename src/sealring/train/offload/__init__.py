@@ -5,7 +5,6 @@ holds no plaintext of them, and a change of it is found before anything is compu
 """
 
 from sealring.train.offload.optimizer import OffloadedOptimizer
-from sealring.train.offload.parking import Parked, Parking
-from sealring.train.offload.saved_tensors import offload_saved_tensors
+from sealring.train.offload.parking import Parked, Parking, offload_saved_tensors
 
 __all__ = ["OffloadedOptimizer", "Parked", "Parking", "offload_saved_tensors"]
