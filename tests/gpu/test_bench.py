@@ -34,20 +34,18 @@ def test_every_kernel_has_its_bar() -> None:
 def test_all_reduces_over_each_wire_come_to_the_sum(wires: list[str]) -> None:
     """A wrong sum fails the worker."""
     (found,) = gpu.measure_allreduces(one_gpu(), 2, 8 << 20, wires, blocks=3)
-    assert list(found.samples) == gpu.ways_over(wires)
-    sealed = found.cases(0)[0]
-    assert sealed.sealed_bytes == 8 << 20
+    assert [(each.variant, each.transport) for each in found.cases] == gpu.ways_over(wires)
+    assert found.cases[0].sealed_bytes == 8 << 20
 
 
 @pytest.mark.timeout(300)
 def test_a_step_is_measured_sealed_and_unsealed() -> None:
     (found,) = gpu.measure_step(one_gpu(), "gpt2", 2, "host", most=3)
-    assert {name: len(each.seconds) for name, each in found.samples.items()} == {
-        "sealed": 3,
-        "unsealed": 3,
-    }
-    assert found.sealed_bytes == 124_439_808 * 4
-    assert 12 <= found.all_reduces <= 14  # buckets of 25 MB, and one embedding of 154
+    sealed, unsealed = found.cases
+    assert (sealed.variant, unsealed.variant) == ("sealed", "unsealed")
+    assert len(sealed.seconds) == len(unsealed.seconds) == 3
+    assert (sealed.sealed_bytes, unsealed.sealed_bytes) == (124_439_808 * 4, 0)
+    assert 12 <= sealed.all_reduces <= 14  # buckets of 25 MB, and one embedding of 154
 
 
 MODELS = [

@@ -44,7 +44,7 @@ from sealring.lab.bench import algorithms as turns
 from sealring.lab.bench import suite
 from sealring.lab.bench.algorithms import Cell, fit
 from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort, row
-from sealring.lab.bench.harness import aes_rate
+from sealring.lab.bench.harness import Job, aes_rate
 from sealring.lab.results import read_results
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -63,8 +63,8 @@ def bench() -> None:
 @app.command()
 def aead(blocks: Blocks = 21, results: Kept = None, json: AsJson = False) -> None:
     """The cipher and the engine's other kernels by themselves, on one core and on all."""
-    runs, status = measure(suite.aead(blocks), results)
-    show(_cases(runs), json, [tables.kernels(runs)])
+    cases, status = _cases(suite.aead(blocks), results)
+    show({"cases": list(map(asdict, cases))}, json, [tables.kernels(cases)])
     end(status)
 
 
@@ -83,13 +83,14 @@ def link(
         raise ConfigurationError("a line needs three sizes at least, e.g. 4KiB,1MiB,25MiB")
     over = several(transports, check_transport)
     jobs = suite.link(over, parse_variants(variants), Effort(blocks), OPERATIONS, wanted)
-    hops, status = measure(jobs, results)
-    show(_cases(hops), json, [tables.links(hops)])
+    cases, status = _cases(jobs, results)
+    show({"cases": list(map(asdict, cases))}, json, [tables.links(cases)])
     end(status)
 
 
-def _cases(measured: list[Any]) -> dict[str, Any]:
-    return {"cases": [asdict(case) for each in measured for case in each.cases(0)]}
+def _cases(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None]:
+    measured, status = measure(jobs, results)
+    return [case for each in measured for case in each.cases], status
 
 
 @app.command()
@@ -148,10 +149,10 @@ def scale(
         raise ConfigurationError(
             f"--ranks is {ranks!r}: write numbers from 2 on with commas between them, as 2,16,64"
         )
-    measured, status = measure(suite.scale(numbers), results)
-    cases = [case for each in measured for case in each.cases(0)]
+    cases, status = _cases(suite.scale(numbers), results)
     grown = growth(cases)
-    show(_cases(measured) | {"growth": grown}, json, [tables.scale(cases, grown)])
+    value = {"cases": list(map(asdict, cases)), "growth": grown}
+    show(value, json, [tables.scale(cases, grown)])
     end(status)
 
 

@@ -15,8 +15,7 @@ from sealring.cli import app
 from sealring.errors import ConfigurationError
 from sealring.lab.bench import gpu, suite
 from sealring.lab.bench.gpu import WIRES, over, rows_of
-from sealring.lab.bench.harness import Samples, Session
-from sealring.lab.bench.kernels import Kernels, Shape
+from sealring.lab.bench.harness import Cases
 from sealring.lab.bench.workers import CPU, Place, Report, run_workers
 from tests.lab.report.examples import whole, with_gpu
 
@@ -113,14 +112,12 @@ def test_ways_take_turns_and_their_sums_are_right() -> None:
     """The same worker with tensors on the CPU, which has these two ways."""
     ways = [("sealed", "host"), ("plain", "tcp")]
     reports = [report for _, report in run_workers(2, gpu._reduce, CPU, 2, 1 << 16, ways, 3)]
-    (found,) = [each for each in reports if isinstance(each, gpu.GpuExchange)]
+    (found,) = [each for each in reports if isinstance(each, Cases)]
     assert [each for each in reports if each is not found] == [1 / 3, 2 / 3, 1.0]
-    assert {way: len(samples.seconds) for way, samples in found.samples.items()} == {
-        ("sealed", "host"): 3,
-        ("plain", "tcp"): 3,
-    }
-    sealed, plain = found.cases(7)
-    assert (sealed.variant, sealed.transport, sealed.run) == ("sealed", "host", 7)
+    sealed, plain = found.cases
+    assert len(sealed.seconds) == len(plain.seconds) == 3
+    assert (sealed.variant, sealed.transport) == ("sealed", "host")
+    assert (plain.variant, plain.transport) == ("plain", "tcp")
     assert sealed.sealed_bytes == 1 << 16  # two ranks: each seals half, then half again
     assert (plain.sealed_bytes, plain.opened_bytes) == (0, 0)
 
@@ -161,18 +158,6 @@ def test_one_ddp_reduces_by_the_group_whose_turn_it_is() -> None:
         assert (parameters, batch) == (832_256, 4)
         assert buckets >= 1
         assert sealed == [[whole_model, 0], [0, whole_model]]
-
-
-def test_a_step_becomes_two_cases() -> None:
-    step = gpu.GpuStep(
-        "NVIDIA H200", "gpt2", 124_439_808, 4, 4, "host", 13, 700_000_000,
-        {"sealed": Samples((0.5, 0.51)), "unsealed": Samples((0.49, 0.5))},
-    )  # fmt: skip
-    sealed, unsealed = step.cases(3)
-    assert (sealed.variant, sealed.sealed_bytes, sealed.tokens) == ("sealed", 700_000_000, 4096)
-    assert (unsealed.variant, unsealed.sealed_bytes) == ("unsealed", 0)
-    results = Session("bench", measured=[step]).results()
-    assert [row.what for row in rows_of(results)] == ["DDP step, gpt2, 4 ranks, host: unsealed"]
 
 
 # ---- what there is to do
@@ -229,16 +214,3 @@ def test_refused(arguments: list[str], sentence: str, monkeypatch: pytest.Monkey
     done = CliRunner().invoke(app, ["bench", "gpu", *arguments])
     assert type(done.exception) is ConfigurationError
     assert str(done.exception).startswith(sentence)
-
-
-def test_kernels_are_kept_under_the_gpus_name() -> None:
-    shape = Shape("seal", 1 << 30, 1 << 18, 2 << 30, 1, "ChaCha20-Poly1305")
-    measured = Kernels("gpu", 1, ((shape, Samples((1e-3, 1.1e-3))),), "NVIDIA H200")
-    results = Session("bench", measured=[measured]).results()
-    (case,) = results.gpu
-    assert (case.device, case.suite, case.seconds) == (
-        "NVIDIA H200",
-        "ChaCha20-Poly1305",
-        [1e-3, 1.1e-3],
-    )
-    assert results.aead == []

@@ -14,7 +14,7 @@ from sealring.lab.results import ScaleCase
 
 def test_a_group_of_nine_and_its_mesh() -> None:
     (measured,) = measure_scale(9)
-    world, all_reduce, mesh = measured.cases(0)
+    world, all_reduce, mesh = measured.cases
     assert [world.what, all_reduce.what, mesh.what] == ["world", "all_reduce", "mesh"]
     assert world.handshakes == 8, "a tree"
     assert world.resumptions == 0

@@ -16,16 +16,14 @@ from sealring.lab.bench.collectives import (
     OF_GLOO,
     SMALL_BYTES,
     Exchange,
-    Hop,
     line_words,
 )
 from sealring.lab.bench.gpu import Row
 from sealring.lab.bench.harness import Comparison, Measured, Samples
-from sealring.lab.bench.kernels import Kernels
 from sealring.lab.bench.records import AuditCost, RecordingCost
 from sealring.lab.bench.step import Step
 from sealring.lab.bench.vault import Case
-from sealring.lab.results import ScaleCase
+from sealring.lab.results import KernelCase, LinkCase, ScaleCase
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
 
@@ -42,34 +40,30 @@ def _ratio(compared: Comparison | None) -> str:
     return str(compared) if compared.only_noise else f"[bold]{compared}[/bold]"
 
 
-def kernels(runs: Sequence[Kernels]) -> Table:
+def kernels(cases: Sequence[KernelCase]) -> Table:
     return number_table(
         "Kernels on this machine's cores (medians)",
         ("kernel", "data", "processes", "a core", "memory", "arithmetic"),
         (
             (
-                shape.kernel,
-                f"{human_bytes(shape.bytes)} from {'memory' if shape.moved_bytes else 'cache'}",
-                run.processes,
-                f"{shape.bytes / samples.median / 1e9:.2f} GB/s ±{samples.spread:.0%}",
-                f"{shape.moved_bytes / samples.median / 1e9:.2f} GB/s",
-                f"{shape.operations / samples.median / 1e9:.2f} Gop/s",
+                case.kernel,
+                f"{human_bytes(case.bytes)} from {'memory' if case.moved_bytes else 'cache'}",
+                case.processes,
+                f"{case.bytes / taken.median / 1e9:.2f} GB/s ±{taken.spread:.0%}",
+                f"{case.moved_bytes / taken.median / 1e9:.2f} GB/s",
+                f"{case.operations / taken.median / 1e9:.2f} Gop/s",
             )
-            for run in runs
-            for shape, samples in run.measured
+            for case in cases
+            for taken in [Samples(tuple(case.seconds))]
         ),
     )
 
 
-def links(hops: Sequence[Hop]) -> Table:
+def links(cases: Sequence[LinkCase]) -> Table:
     return number_table(
         "A link between two ranks: T = α · messages + bytes / β",
         ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
-        (
-            (case.operation, case.transport, case.variant, *line_words(case.fit))
-            for hop in hops
-            for case in hop.cases(0)
-        ),
+        ((case.operation, case.transport, case.variant, *line_words(case.fit)) for case in cases),
         caption="In brackets: 19 of 20 repetitions would find it there. all_reduce: both send at "
         "once, as in every hop of a ring; ping_pong: one way.",
     )

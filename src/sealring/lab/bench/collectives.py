@@ -35,6 +35,7 @@ from sealring import limits
 from sealring.core.schedule import Algorithm, Operation, choose
 from sealring.errors import ConfigurationError
 from sealring.lab.bench.harness import (
+    Cases,
     Comparison,
     Progress,
     Samples,
@@ -95,7 +96,8 @@ class Exchange:
     def against_plain(self, variant: str = "sealed") -> Comparison | None:
         return against_plain(self.samples, variant)
 
-    def cases(self, run: int) -> list[CollectiveCase]:
+    @property
+    def cases(self) -> list[CollectiveCase]:
         sealed, opened = max(self.rank_bytes, key=sum)
         return [
             CollectiveCase(
@@ -109,7 +111,7 @@ class Exchange:
                 device="cpu",
                 sealed_bytes=sealed if variant == "sealed" else 0,
                 opened_bytes=opened if variant == "sealed" else 0,
-                run=run,
+                run=0,
                 seconds=list(samples.seconds),
             )
             for variant, samples in self.samples.items()
@@ -368,34 +370,23 @@ OPERATIONS: Final = ("all_reduce", "ping_pong")
 SIZES: Final = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 25 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+def _hop(operation: str, transport: str, exchanges: Sequence[Exchange]) -> Cases:
     """One operation over one transport, by size, as all variants did it."""
-
-    section: Literal["link"]
-    operation: str
-    transport: str
-    exchanges: tuple[Exchange, ...]
-
-    @property
-    def label(self) -> str:
-        return f"{self.operation} over {self.transport}"
-
-    def cases(self, run: int) -> list[LinkCase]:
-        variants = self.exchanges[0].samples
-        return [self._case(variant, run) for variant in variants]
-
-    def _case(self, variant: str, run: int) -> LinkCase:
-        points = [_point(exchange, variant) for exchange in self.exchanges]
-        return LinkCase(
-            operation=cast("Literal['ping_pong', 'all_reduce']", self.operation),
-            transport=cast("Transport", self.transport if variant == "sealed" else "tcp"),
-            variant=cast("Variant", variant),
-            device="cpu",
-            run=run,
-            points=points,
-            fit=fit(points),
+    cases = []
+    for variant in exchanges[0].samples:
+        points = [_point(exchange, variant) for exchange in exchanges]
+        cases.append(
+            LinkCase(
+                operation=cast("Literal['ping_pong', 'all_reduce']", operation),
+                transport=cast("Transport", transport if variant == "sealed" else "tcp"),
+                variant=cast("Variant", variant),
+                device="cpu",
+                run=0,
+                points=points,
+                fit=fit(points),
+            )
         )
+    return Cases("link", cases)
 
 
 def _point(exchange: Exchange, variant: str) -> LinkPoint:
@@ -416,7 +407,7 @@ def measure_link(
     variants: Sequence[str],
     effort: Effort,
     progress: Progress | None = None,
-) -> Iterator[Hop]:
+) -> Iterator[Cases]:
     plan = [(operation, size) for operation in operations for size in sizes]
     points: list[Exchange] = []
 
@@ -427,7 +418,7 @@ def measure_link(
     for exchange in measure("collectives", plan, 2, transport, variants, effort, within):
         points.append(exchange)
         if len(points) == len(sizes):
-            yield Hop("link", exchange.collective, transport, tuple(points))
+            yield _hop(exchange.collective, transport, points)
             points.clear()
 
 

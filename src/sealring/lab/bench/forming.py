@@ -36,7 +36,7 @@ from sealring.core.handshake import SessionTable, Terms, group_context
 from sealring.core.identity import Credentials
 from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, lack_is_named
 from sealring.core.schedule import Algorithm, Operation, Selection, chunks, cuts_into_chunks
-from sealring.lab.bench.harness import Progress, Section, forming_floor
+from sealring.lab.bench.harness import Cases, Progress, forming_floor
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.lab.results import ScaleCase
 
@@ -251,21 +251,6 @@ class _Part:
     rss: int
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredScale:
-    """One number of ranks."""
-
-    measured: tuple[ScaleCase, ...]
-    section: Section = "scale"
-
-    @property
-    def label(self) -> str:
-        return f"forming groups of {self.measured[0].ranks} light workers"
-
-    def cases(self, run: int) -> Sequence[ScaleCase]:
-        return self.measured
-
-
 def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:
     """The exponent e of what grows as ranks^e, fitted over all numbers of ranks from 8 on."""
     found: dict[str, dict[str, float]] = {}
@@ -295,7 +280,7 @@ def _slope(points: Sequence[tuple[float, float]]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[MeasuredScale]:
+def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[Cases]:
     processes = min(ranks, _PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
     before = _bytes_sent()
     parts: dict[str, list[tuple[_Part, int]]] = {}
@@ -328,7 +313,7 @@ def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[Meas
             )
         )
         before = sent
-    yield MeasuredScale(tuple(cases))
+    yield Cases("scale", cases)
 
 
 def _host(index: int, report: Report, ranks: int) -> None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.lab.bench.collectives import sealed_and_opened
 from sealring.lab.bench.harness import (
+    Cases,
     Progress,
-    Samples,
-    Section,
     compare,
     gathered,
     in_turn,
     reports_of,
     sealed_world,
 )
-from sealring.lab.bench.kernels import Kernels, Shape
+from sealring.lab.bench.kernels import kernel_case
 from sealring.lab.bench.workers import Place, Report, settle
 from sealring.lab.results import CollectiveCase, KernelCase, Results, StepCase, usable
 
 if TYPE_CHECKING:
-    from sealring.lab.results import Transport, Variant
+    from sealring.lab.results import Kernel, Transport, Variant
 
 
 # ---- groups
@@ -123,26 +122,26 @@ _CALLS: Final = 15
 _SMALL_CALLS: Final = 300
 
 
-def measure_kernels(place: Place, progress: Progress | None = None) -> Iterator[Kernels]:
+def measure_kernels(place: Place, progress: Progress | None = None) -> Iterator[Cases]:
     for measured in reports_of(1, _time_kernels, place, progress=progress):
-        yield Kernels("gpu", 1, tuple(measured), place.name)
+        yield Cases("gpu", measured)
 
 
 def _time_kernels(rank: int, report: Report, place: Place) -> None:
     device = place.enter(rank, 1)
     measured = []
     calls, check = _calls(device)
-    for index, (shape, call) in enumerate(calls):
-        measured.append((shape, Samples(tuple(_event_times(call)))))
+    for index, (case, call) in enumerate(calls):
+        measured.append(replace(case, seconds=_event_times(call)))
         report((index + 1) / (len(calls) + 1))
     check()
     measured.append(_launch(device))
-    report(measured)
+    report([replace(case, device=place.name) for case in measured])
 
 
 def _calls(
     device: Any,
-) -> tuple[list[tuple[Shape, Callable[[], object]]], Callable[[], None]]:
+) -> tuple[list[tuple[KernelCase, Callable[[], object]]], Callable[[], None]]:
     """Each kernel, and what raises if one of them refused a record: it would have been quick then.
 
     Where a wire is opened it is read twice, tag first.
@@ -165,12 +164,13 @@ def _calls(
 
     cipher, sums = KERNEL_BYTES // 64 * OPERATIONS_PER_BLOCK, KERNEL_BYTES // 4
 
-    def shape(kernel: str, moved: int, operations: int) -> Shape:
-        return Shape(kernel, KERNEL_BYTES, RECORD_BYTES, moved * KERNEL_BYTES, operations, SUITE)
+    def shape(kernel: Kernel, moved: int, operations: int) -> KernelCase:
+        moved_bytes = moved * KERNEL_BYTES
+        return kernel_case(kernel, KERNEL_BYTES, RECORD_BYTES, moved_bytes, operations, SUITE)
 
-    calls: list[tuple[Shape, Callable[[], object]]] = [
+    calls: list[tuple[KernelCase, Callable[[], object]]] = [
         (
-            Shape("copy", KERNEL_BYTES, KERNEL_BYTES, 2 * KERNEL_BYTES, 0),
+            kernel_case("copy", KERNEL_BYTES, KERNEL_BYTES, 2 * KERNEL_BYTES, 0),
             lambda: result.copy_(tensor),
         ),
         (shape("seal", 2, cipher), lambda: kernels.seal(tensor, key, header, wire)),
@@ -185,14 +185,14 @@ def _calls(
         ),
         # Last: after it the GPU's clock is lower for a while, because of the power that it takes.
         (
-            Shape("matmul", one.nbytes, one.nbytes, 3 * one.nbytes, 2 * _MATRIX**3),
+            kernel_case("matmul", one.nbytes, one.nbytes, 3 * one.nbytes, 2 * _MATRIX**3),
             lambda: torch.mm(one, one, out=product),
         ),
     ]
     return calls, kernels.check
 
 
-def _launch(device: Any) -> tuple[Shape, Samples]:
+def _launch(device: Any) -> KernelCase:
     """One small record, from the launch until it is there."""
     import torch
 
@@ -211,7 +211,8 @@ def _launch(device: Any) -> tuple[Shape, Samples]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     operations = SMALL_BYTES // 64 * OPERATIONS_PER_BLOCK
-    return Shape("launch", SMALL_BYTES, SMALL_BYTES, 0, operations, SUITE), Samples(tuple(seconds))
+    case = kernel_case("launch", SMALL_BYTES, SMALL_BYTES, 0, operations, SUITE)
+    return replace(case, seconds=seconds)
 
 
 def _event_times(call: Callable[[], object]) -> list[float]:
@@ -261,42 +262,6 @@ def ways_over(wires: Sequence[str]) -> list[Way]:
     return ways
 
 
-@dataclass(frozen=True, slots=True)
-class GpuExchange:
-    """One size by one number of ranks, as all ways did it in one run."""
-
-    device: str
-    ranks: int
-    bytes: int
-    samples: dict[Way, Samples]
-    """Of the slowest rank."""
-    rank_bytes: dict[Way, tuple[int, int]]
-    """Plaintext that the busiest rank sealed and opened in one call."""
-    section: Section = "allreduce"
-
-    @property
-    def label(self) -> str:
-        return f"all_reduce, {self.ranks} ranks on one GPU"
-
-    def cases(self, run: int) -> list[CollectiveCase]:
-        return [
-            CollectiveCase(
-                collective="all_reduce",
-                ranks=self.ranks,
-                bytes=self.bytes,
-                dtype="float32",
-                transport=transport,
-                variant=variant,
-                device=self.device,
-                sealed_bytes=self.rank_bytes.get((variant, transport), (0, 0))[0],
-                opened_bytes=self.rank_bytes.get((variant, transport), (0, 0))[1],
-                run=run,
-                seconds=list(samples.seconds),
-            )
-            for (variant, transport), samples in self.samples.items()
-        ]
-
-
 def measure_allreduces(
     place: Place,
     ranks: int,
@@ -304,7 +269,7 @@ def measure_allreduces(
     wires: Sequence[str],
     blocks: int,
     progress: Progress | None = None,
-) -> Iterator[GpuExchange]:
+) -> Iterator[Cases]:
     arguments = (place, ranks, size, ways_over(wires), blocks)
     environment = environment_for(*wires)
     return reports_of(ranks, _reduce, *arguments, environment=environment, progress=progress)
@@ -332,7 +297,23 @@ def _reduce(
         everyones = gathered(own)
         if rank == 0:
             busiest = {way: max((each[way] for each in everyones), key=sum) for way in own}
-            report(GpuExchange(place.name, ranks, size, samples, busiest))
+            cases = [
+                CollectiveCase(
+                    collective="all_reduce",
+                    ranks=ranks,
+                    bytes=size,
+                    dtype="float32",
+                    transport=transport,
+                    variant=variant,
+                    device=place.name,
+                    sealed_bytes=busiest.get((variant, transport), (0, 0))[0],
+                    opened_bytes=busiest.get((variant, transport), (0, 0))[1],
+                    run=0,
+                    seconds=list(each.seconds),
+                )
+                for (variant, transport), each in samples.items()
+            ]
+            report(Cases("allreduce", cases))
 
 
 def _group(way: Way, device: Any) -> Any:
@@ -388,47 +369,6 @@ def affordable(step_s: float, variants: int, most: int = _MOST) -> int:
     return min(most, max(_FEWEST, int(BUDGET_S / (variants * step_s))))
 
 
-@dataclass(frozen=True, slots=True)
-class GpuStep:
-    device: str
-    model: str
-    parameters: int
-    ranks: int
-    batch: int
-    wire: str
-    all_reduces: int
-    sealed_bytes: int
-    samples: dict[str, Samples]
-    """Of the slowest rank, by variant."""
-    section: Section = "step"
-
-    @property
-    def label(self) -> str:
-        return f"{self.model}, {self.ranks} ranks on one GPU, over {self.wire}"
-
-    def cases(self, run: int) -> list[StepCase]:
-        return [
-            StepCase(
-                model=self.model,
-                parameters=self.parameters,
-                ranks=self.ranks,
-                batch=self.batch,
-                tokens=self.batch * TOKENS,
-                precision="fp32",
-                bucket_cap_mb=BUCKET_MB,
-                all_reduces=self.all_reduces,
-                transport=cast("Transport", self.wire),
-                variant=cast("Variant", variant),
-                device=self.device,
-                sealed_bytes=self.sealed_bytes if variant == "sealed" else 0,
-                run=run,
-                seconds=list(samples.seconds),
-                split=[],
-            )
-            for variant, samples in self.samples.items()
-        ]
-
-
 def measure_step(
     place: Place,
     model: str,
@@ -436,7 +376,7 @@ def measure_step(
     wire: str,
     most: int = _MOST,
     progress: Progress | None = None,
-) -> Iterator[GpuStep]:
+) -> Iterator[Cases]:
     arguments = (place, model, ranks, wire, most)
     environment = environment_for(wire)
     return reports_of(ranks, _train, *arguments, environment=environment, progress=progress)
@@ -480,10 +420,27 @@ def _train(
         blocks = affordable(float(took), len(calls), most)
         samples = in_turn(calls, report, blocks=blocks, warm_up=0)
         if rank == 0:
-            measured = GpuStep(
-                place.name, name, parameters, ranks, batch, wire, buckets, sealed_bytes, samples
-            )
-            report(measured)
+            cases = [
+                StepCase(
+                    model=name,
+                    parameters=parameters,
+                    ranks=ranks,
+                    batch=batch,
+                    tokens=batch * TOKENS,
+                    precision="fp32",
+                    bucket_cap_mb=BUCKET_MB,
+                    all_reduces=buckets,
+                    transport=cast("Transport", wire),
+                    variant=cast("Variant", variant),
+                    device=place.name,
+                    sealed_bytes=sealed_bytes if variant == "sealed" else 0,
+                    run=0,
+                    seconds=list(each.seconds),
+                    split=[],
+                )
+                for variant, each in samples.items()
+            ]
+            report(Cases("step", cases))
 
 
 def _training(name: str, turn: _Turn, device: Any) -> tuple[Callable[[], None], int, int]:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -271,10 +271,15 @@ class Measured(Protocol):
     @property
     def section(self) -> Section: ...
     @property
-    def label(self) -> str: ...
-    def cases(self, run: int) -> Sequence[Any]:
+    def cases(self) -> Sequence[Any]:
         """As the results file holds them, one for each variant."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    section: Section
+    cases: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +336,9 @@ class Session:
     def results(self, stopped: str | None = None) -> Results:
         sections: dict[Section, list[Any]] = {}
         for run, each in enumerate(self.measured):
-            sections.setdefault(each.section, []).extend(each.cases(run))
+            # Groups of light workers have no variants to compare, so their cases have no run.
+            numbered = (c if each.section == "scale" else replace(c, run=run) for c in each.cases)
+            sections.setdefault(each.section, []).extend(numbered)
         return Results(
             command=self.command,
             made=self._made,

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from sealring import _native, limits
 from sealring.core.engine.datatypes import DType, ReduceKind
-from sealring.lab.bench.harness import Progress, Samples, in_turn, reports_of
+from sealring.lab.bench.harness import Cases, Progress, in_turn, reports_of
 from sealring.lab.bench.workers import Report
 from sealring.lab.results import KernelCase
 
@@ -32,54 +32,26 @@ OPERATIONS_PER_BLOCK: Final = 15
 """Of 16 bytes in AES-256-GCM: 14 rounds, and one multiplication for the tag."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a call of a kernel works on, for the roofline."""
-
-    kernel: str
-    bytes: int
-    record_bytes: int
-    moved_bytes: int
-    operations: int
-    suite: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """All kernels in one run, by so many processes at once."""
-
-    section: Literal["aead", "gpu"]
-    processes: int
-    measured: tuple[tuple[Shape, Samples], ...]
-    device: str = "cpu"
-
-    @property
-    def label(self) -> str:
-        return "one process" if self.processes == 1 else f"{self.processes} processes at once"
-
-    def cases(self, run: int) -> list[KernelCase]:
-        return [
-            KernelCase(
-                kernel=cast("Kernel", shape.kernel),
-                device=self.device,
-                suite=shape.suite,
-                bytes=shape.bytes,
-                record_bytes=shape.record_bytes,
-                processes=self.processes,
-                moved_bytes=shape.moved_bytes,
-                operations=shape.operations,
-                run=run,
-                seconds=list(samples.seconds),
-            )
-            for shape, samples in self.measured
-        ]
+def kernel_case(
+    kernel: Kernel,
+    bytes: int,
+    record_bytes: int,
+    moved_bytes: int,
+    operations: int,
+    suite: str = "",
+    device: str = "cpu",
+) -> KernelCase:
+    """What a call of a kernel works on, without its samples."""
+    return KernelCase(
+        kernel, device, suite, bytes, record_bytes, 1, moved_bytes, operations, run=0, seconds=[]
+    )
 
 
 def measure_kernels(
     processes: int, blocks: int, progress: Progress | None = None
-) -> Iterator[Kernels]:
-    for measured in reports_of(processes, _worker, processes, blocks, progress=progress):
-        yield Kernels("aead", processes, measured)
+) -> Iterator[Cases]:
+    for cases in reports_of(processes, _worker, processes, blocks, progress=progress):
+        yield Cases("aead", [replace(case, processes=processes) for case in cases])
 
 
 # ---- in the workers
@@ -94,13 +66,18 @@ def _worker(rank: int, report: Report, processes: int, blocks: int) -> None:
     calls = {index: call for index, (_, call) in enumerate(kernels)}
     samples = in_turn(calls, report, blocks=blocks, warm_up=2)
     if rank == 0:
-        report(tuple((shape, samples[index]) for index, (shape, _) in enumerate(kernels)))
+        report(
+            [
+                replace(case, seconds=list(samples[index].seconds))
+                for index, (case, _) in enumerate(kernels)
+            ]
+        )
     if processes > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
-Kernel_ = tuple[Shape, Callable[[], None]]
+Kernel_ = tuple[KernelCase, Callable[[], None]]
 
 
 def _cipher(records: int) -> list[Kernel_]:
@@ -142,8 +119,8 @@ def _cipher(records: int) -> list[Kernel_]:
     moved = total if records > 1 else 0
     operations = total // 16 * OPERATIONS_PER_BLOCK
     return [
-        (Shape("seal", total, record, moved, operations, limits.SUITE), seal),
-        (Shape("open", total, record, moved, operations, limits.SUITE), open_),
+        (kernel_case("seal", total, record, moved, operations, limits.SUITE), seal),
+        (kernel_case("open", total, record, moved, operations, limits.SUITE), open_),
     ]
 
 
@@ -156,7 +133,7 @@ def _reduce() -> Kernel_:
     def reduce() -> None:
         _native.reduce(one.ctypes.data, other.ctypes.data, total, DType.FLOAT32, ReduceKind.SUM)
 
-    return Shape("reduce", total, total, 3 * total, total // 4), reduce
+    return kernel_case("reduce", total, total, 3 * total, total // 4), reduce
 
 
 def _copy() -> Kernel_:
@@ -164,7 +141,7 @@ def _copy() -> Kernel_:
 
     total = STREAMED_RECORDS * limits.RECORD_BYTES
     one, other = np.zeros(total, np.uint8), np.ones(total, np.uint8)
-    return Shape("copy", total, total, 2 * total, 0), lambda: np.copyto(one, other)
+    return kernel_case("copy", total, total, 2 * total, 0), lambda: np.copyto(one, other)
 
 
 def _matmul() -> Kernel_:
@@ -176,4 +153,4 @@ def _matmul() -> Kernel_:
         torch.mm(one, other, out=into)
 
     nbytes = one.nbytes
-    return Shape("matmul", nbytes, nbytes, 3 * nbytes, 2 * MATRIX**3), matmul
+    return kernel_case("matmul", nbytes, nbytes, 3 * nbytes, 2 * MATRIX**3), matmul

@@ -361,10 +361,11 @@ class Step:
         exposed = sum(part.exposed_s for part in sealed.split if part.name != "compute")
         return hidden / (hidden + exposed) if hidden + exposed else 0.0
 
-    def cases(self, run: int) -> list[StepCase]:
-        return [self._case(variant, run) for variant in self.samples]
+    @property
+    def cases(self) -> list[StepCase]:
+        return [self._case(variant) for variant in self.samples]
 
-    def _case(self, variant: str, run: int) -> StepCase:
+    def _case(self, variant: str) -> StepCase:
         recorded = self.recorded[variant]
         alone = variant == "compute"
         plain = "nccl" if self.place.kind == "cuda" else "tcp"
@@ -384,7 +385,7 @@ class Step:
             variant=cast("Variant", variant),
             device=self.place.name,
             sealed_bytes=recorded.sealed_bytes,
-            run=run,
+            run=0,
             seconds=list(self.samples[variant].seconds),
             split=recorded.split,
             timeline=recorded.timeline,
