@@ -18,10 +18,7 @@ KEYS = [
     "split",
     "timeline",
     "links",
-    "roofline",
-    "forming",
     "gpu",
-    "gpu-roofline",
 ]
 
 SEEN = """
@@ -94,7 +91,7 @@ def test_two_results_compared_are_drawn_too(browser: Browser, tmp_path: Path) ->
     for width, height in ((1280, 900), (390, 844)):
         browser.open(path, width, height, "light")
         seen = browser.value(SEEN)
-        assert [svg["key"] for svg in seen] == ["comparison", *KEYS[:-2]]
+        assert [svg["key"] for svg in seen] == ["comparison", *KEYS[:-1]]
         assert all(not overlapping(svg["texts"]) for svg in seen)
         assert browser.value("document.documentElement.scrollWidth") <= width
     assert browser.complaints() == []

@@ -74,7 +74,7 @@ def test_a_gpus_measurements_stand_beside_their_bars(html: str) -> None:
     assert 'id="gpu"' not in page(whole())
 
 
-def test_what_forming_groups_costs_is_drawn_by_their_size(html: str) -> None:
+def test_what_forming_groups_costs_is_told_by_their_size(html: str) -> None:
     assert 'id="forming"' in html
     assert "works 16 ms to form a group of 16 and 112 ms for one of 256" in html
     assert "1.0 TLS handshakes a rank" in html

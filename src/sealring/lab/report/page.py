@@ -160,10 +160,13 @@ def _figure(picture: Picture | None) -> str:
     drawn = "".join(
         f'<div class="{kind}" role="img" aria-label="{said}">{svg}</div>'
         for kind, svg in (("desk", picture.desk), ("phone", picture.phone))
+        if svg
+    )
+    shown = (
+        f"<figure>{drawn}<figcaption>{said}</figcaption></figure>" if drawn else f"<p>{said}</p>"
     )
     return (
-        f'<section id="{picture.key}"><h2>{escape(picture.title)}</h2>'
-        f"<figure>{drawn}<figcaption>{said}</figcaption></figure>"
+        f'<section id="{picture.key}"><h2>{escape(picture.title)}</h2>{shown}'
         f"<details><summary>The numbers</summary>{_table(picture.columns, picture.rows)}</details>"
         "</section>"
     )

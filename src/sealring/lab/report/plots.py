@@ -81,8 +81,9 @@ class Picture:
     title: str
     said: str
     """What the picture shows, for readers who do not see it."""
-    desk: str
-    phone: str
+    desk: str = ""
+    phone: str = ""
+    """Both empty: the numbers stand alone."""
     columns: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = field(default_factory=list)
     """The same as numbers."""
@@ -184,8 +185,8 @@ def _rows(axes: Axes, labels: Sequence[str], narrow: bool) -> None:
         axes.xaxis.set_major_locator(_locator(4))
 
 
-def _two_logarithms(axes: Axes, base: int = 10) -> None:
-    axes.set_xscale("log", base=base)
+def _two_logarithms(axes: Axes) -> None:
+    axes.set_xscale("log")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
@@ -567,7 +568,7 @@ def links(results: Results) -> Picture | None:
 
 
 def rooflines(results: Results) -> Iterator[Picture | None]:
-    """Each kernel under what memory can carry and what arithmetic can do: of a core, of a GPU."""
+    """How close each kernel is to what memory can carry and arithmetic can do: of a core, a GPU."""
     yield roofline(
         kernels(results),
         "roofline",
@@ -596,42 +597,6 @@ def roofline(
     scale, word = unit
     initial = {"billion": "G", "trillion": "T"}[word]
 
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        xs = [case.operations / case.moved_bytes for case in placed]
-        left, right = min(xs) / 4, max(xs) * 6
-        top = max(ceilings.values()) if ceilings else memory * right
-        knee = min(top / memory, right)
-        axes.plot(
-            [left, knee, right], [each * memory / scale for each in (left, knee, knee)],
-            color=COLOURS["ink"], linewidth=1.6,
-            label=f"memory ({carrier.kernel}): {memory / 1e9:,.1f} GB/s",
-        )  # fmt: skip
-        for (name, rate), dashes in zip(ceilings.items(), ("--", ":"), strict=False):
-            axes.plot(
-                [min(rate / memory, right), right], [rate / scale] * 2, dashes,
-                color=COLOURS["muted"], linewidth=2,
-                label=f"{name}: {rate / scale:,.1f} {initial}op/s",
-            )  # fmt: skip
-        colours = {"seal": "sealed", "open": "open", "reduce": "reduce", "matmul": "compute"}
-        for case, x in zip(placed, xs, strict=True):
-            y = case.operations / median(case.seconds) / scale
-            axes.plot(x, y, "o", markersize=9, color=COLOURS[colours.get(case.kernel, "transfer")])
-            # Kernels of a kind lie close together: each has a corner of its own for its name.
-            after = case.kernel not in ("hop", "open_reduce")
-            above = case.kernel not in ("open", "open_reduce")
-            axes.annotate(
-                case.kernel, (x, y), (9 if after else -9, 5 if above else -12),
-                ha="left" if after else "right", textcoords="offset points", fontsize=11,
-            )  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(left, right)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("operations per byte moved")
-        axes.set_ylabel(f"{word} operations a second")
-        legend(figure, 1 if narrow else 3)
-
     return Picture(
         key,
         title,
@@ -646,9 +611,15 @@ def roofline(
             f"{case.kernel} {_of_roof(case, memory, ceilings):.0%} of its roof" for case in placed
         )
         + ".",
-        *draw(key, 380, picture, phone_height=360),
-        ("kernel", "device", "GB/s of data", "GB/s of memory", f"{initial}op/s", "of its roof"),
-        [
+        columns=(
+            "kernel",
+            "device",
+            "GB/s of data",
+            "GB/s of memory",
+            f"{initial}op/s",
+            "of its roof",
+        ),
+        rows=[
             (
                 f"{case.kernel} from {'memory' if case.moved_bytes else 'cache'}",
                 case.device,
@@ -692,32 +663,17 @@ def _of_roof(case: KernelCase, memory: float, ceilings: dict[str, float]) -> flo
 
 
 _PARTS: Final = {
-    "world": ("the group of all ranks", "sealed"),
-    "all_reduce": ("its first all-reduce", "plain"),
-    "mesh": ("rows and columns of a mesh, afterwards", "cc"),
+    "world": "the group of all ranks",
+    "all_reduce": "its first all-reduce",
+    "mesh": "rows and columns of a mesh, afterwards",
 }
 
 
 def forming(results: Results) -> Picture | None:
-    """CPU time of a rank by the number of ranks, for each part; the table has the rest."""
+    """What each part of it took, by the number of ranks."""
     parts = {what: _of(results, what) for what in _PARTS}
     if len(parts["world"]) < 2:
         return None
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for what, (name, colour) in _PARTS.items():
-            cases = parts[what]
-            axes.plot(
-                [case.ranks for case in cases],
-                [case.cpu_seconds_per_rank * 1e3 for case in cases],
-                "o-", markersize=6, color=COLOURS[colour], label=name,
-            )  # fmt: skip
-        _two_logarithms(axes, base=2)
-        numbers = sorted({case.ranks for case in parts["world"]})
-        axes.set_xticks(numbers, [str(number) for number in numbers])
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("CPU milliseconds of a rank")
-        legend(figure, 1 if narrow else 3)
 
     few, many = parts["world"][0], parts["world"][-1]
     return Picture(
@@ -726,12 +682,20 @@ def forming(results: Results) -> Picture | None:
         f"A rank's processor works {few.cpu_seconds_per_rank * 1e3:,.0f} ms to form a group of "
         f"{few.ranks} and {many.cpu_seconds_per_rank * 1e3:,.0f} ms for one of {many.ranks}: every "
         f"member verifies every member. {many.handshakes / many.ranks:.1f} TLS handshakes a rank.",
-        *draw("forming", 360, picture, phone_height=420),
-        ("ranks", "what", "TLS", "resumed", "sockets", "seconds", "CPU ms a rank", "RSS MB"),
-        [
+        columns=(
+            "ranks",
+            "what",
+            "TLS",
+            "resumed",
+            "sockets",
+            "seconds",
+            "CPU ms a rank",
+            "RSS MB",
+        ),
+        rows=[
             (
                 str(case.ranks),
-                _PARTS[what][0],
+                _PARTS[what],
                 str(case.handshakes),
                 str(case.resumptions),
                 str(case.sockets),
