@@ -51,16 +51,16 @@ def test_a_status_survives_its_way_through_the_socket() -> None:
     assert status.last_error == shown.last_error
 
 
-def test_ten_thousand_groups_give_an_answer_of_bounded_size() -> None:
-    many = [recorder(CountingEngine()) for _ in range(10_000)]
+def test_two_thousand_groups_give_an_answer_of_bounded_size() -> None:
+    many = [recorder(CountingEngine()) for _ in range(2_000)]
     for number, flight in enumerate(many):
         flight.group = f"group {number}" + "x" * 400
-    process._recorders.extend(many)
+        process.keep(flight)
     status = gather.worker_status(group_made())
-    assert status.groups_open == 10_000
+    assert status.groups_open == 2_000
     assert len(status.groups) == MOST_GROUPS
     assert status.groups[0].name.startswith("group 0x")
-    assert status.groups[1].name.startswith("group 9999x")
+    assert status.groups[1].name.startswith("group 1999x")
     names = {each.group for each in status.counts}
     assert OTHERS in names
     assert len(names) == MOST_GROUPS + 1

@@ -20,7 +20,7 @@ from sealring.core.links import setting_up
 from sealring.core.links.listening import listen
 from sealring.errors import ConfigurationError
 from sealring.observe.gather import own_sockets, socket_status
-from sealring.observe.watch import End, Process, WatchedProcess, _Known, _verdict, family, watch
+from sealring.observe.watch import End, Known, Process, WatchedProcess, family, verdict_of, watch
 from tests.observe.scenes import group_made
 from tests.workers import Workers
 
@@ -165,7 +165,7 @@ def test_a_process_that_may_not_be_looked_at(
 
 
 def test_sockets_on_which_links_are_being_made_are_named() -> None:
-    known = _Known({}, set(), set())
+    known = Known({}, set(), set())
     with listen("127.0.0.1") as listener:
         address = listener.getsockname()
         with setting_up.create(socket.AF_INET) as dialed:
@@ -177,7 +177,7 @@ def test_sockets_on_which_links_are_being_made_are_named() -> None:
             for sock, words in ((listener, "takes connections"), (dialed, "a connection")):
                 inode = os.fstat(sock.fileno()).st_ino
                 assert inode in status.setting_up
-                assert _verdict(table[inode], status, known) == (
+                assert verdict_of(table[inode], status, known) == (
                     "set-up", f"{words} for a link that is being made, under TLS",
                 )  # fmt: skip
             descriptor = dialed.detach()  # as when a link is handed over

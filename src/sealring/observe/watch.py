@@ -60,12 +60,12 @@ def watch(pid: int, environ: Mapping[str, str]) -> list[WatchedProcess]:
     links = {link.inode: link for status in statuses.values() for link in status.links}
     stores = _addresses({status.store for status in statuses.values() if status.store})
     setting_up = {inode for status in statuses.values() for inode in status.setting_up}
-    known = _Known(links, stores, setting_up)
+    known = Known(links, stores, setting_up)
     return [_watched(process, statuses.get(process.pid), known) for process in processes]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Known:
     links: dict[int, LinkSocket]
     stores: set[tuple[str, int]]
     setting_up: set[int]
@@ -89,7 +89,7 @@ def _status(process: Process, environ: Mapping[str, str]) -> SocketStatus | None
     return same[0] if len(same) == 1 else None
 
 
-def _watched(process: Process, status: SocketStatus | None, known: _Known) -> WatchedProcess:
+def _watched(process: Process, status: SocketStatus | None, known: Known) -> WatchedProcess:
     inodes = process.sockets()
     listed_by: Literal["kernel", "worker"] | None = "kernel"
     if inodes is None:
@@ -113,8 +113,8 @@ def _watched(process: Process, status: SocketStatus | None, known: _Known) -> Wa
     )
 
 
-def _judged(each: Socket, status: SocketStatus | None, known: _Known) -> WatchedSocket:
-    verdict, why = _verdict(each, status, known)
+def _judged(each: Socket, status: SocketStatus | None, known: Known) -> WatchedSocket:
+    verdict, why = verdict_of(each, status, known)
     return WatchedSocket(
         inode=each.inode,
         kind=each.kind,
@@ -126,7 +126,7 @@ def _judged(each: Socket, status: SocketStatus | None, known: _Known) -> Watched
     )
 
 
-def _verdict(each: Socket, status: SocketStatus | None, known: _Known) -> tuple[Verdict, str]:
+def verdict_of(each: Socket, status: SocketStatus | None, known: Known) -> tuple[Verdict, str]:
     if (link := known.links.get(each.inode)) is not None:
         way = "" if link.transport == "tcp" else "; records go through shared memory, sealed too"
         return "sealed", f"link to rank {link.peer} of group {link.group}{way}"

@@ -111,7 +111,9 @@ def test_half_of_the_ranks_are_on_each_of_two_hosts(monkeypatch: pytest.MonkeyPa
 def test_ways_take_turns_and_their_sums_are_right() -> None:
     """The same worker with tensors on the CPU, which has these two ways."""
     ways = [("sealed", "host"), ("plain", "tcp")]
-    reports = [report for _, report in run_workers(2, gpu._reduce, CPU, 2, 1 << 16, ways, 3)]
+    reports = [
+        report for _, report in run_workers(2, gpu.time_all_reduces, CPU, 2, 1 << 16, ways, 3)
+    ]
     (found,) = [each for each in reports if isinstance(each, Cases)]
     assert [each for each in reports if each is not found] == [1 / 3, 2 / 3, 1.0]
     sealed, plain = found.cases
@@ -136,8 +138,8 @@ def test_as_many_steps_are_trained_as_there_is_time_for() -> None:
 def switching(rank: int, report: Report) -> None:
     dist.init_process_group("sealring")
     groups: list[Any] = [dist.new_group(backend="sealring") for _ in range(2)]
-    turn = gpu._Turn(groups[0])
-    step, parameters, batch = gpu._training("gpt-demo", turn, torch.device("cpu"))
+    turn = gpu.Turn(groups[0])
+    step, parameters, batch = gpu.trained_by("gpt-demo", turn, torch.device("cpu"))
     sealed = []
     for group in (*groups, *groups):  # in the first two DDP lays out its buckets
         turn.group, turn.buckets = group, 0

@@ -66,7 +66,7 @@ def test_datasets_are_measured_and_give_the_same_tokens(
         seen["sealed"] = sum(int(batch["tokens"].sum()) for batch in Loader(stream))
 
     def load_plain(path: Path) -> None:
-        loader = DataLoader(vault._mapped(path), batch_size=vault.BATCH)
+        loader = DataLoader(vault.mapped_tokens(path), batch_size=vault.BATCH)
         seen["plain"] = sum(int(batch["tokens"].sum()) for batch in loader)
 
     monkeypatch.setattr(vault, "_load_sealed", load_sealed)

@@ -66,7 +66,7 @@ class CcRing:
         parts = [flat[at * chunk : (at + 1) * chunk] for at in range(self._world)]
         for step in range(2 * (self._world - 1)):
             into = parts[(self._rank - step - 1) % self._world]
-            values = self._exchange(parts[(self._rank - step) % self._world], into.nbytes)
+            values = self.exchange(parts[(self._rank - step) % self._world], into.nbytes)
             start = time.perf_counter()
             if step < self._world - 1:
                 into.add_(values.view(into.dtype))
@@ -85,7 +85,7 @@ class CcRing:
         done.set_result(tensor)
         return done
 
-    def _exchange(self, sent: torch.Tensor, expected: int) -> torch.Tensor:
+    def exchange(self, sent: torch.Tensor, expected: int) -> torch.Tensor:
         """Sends a chunk to the next rank; the last one's, opened, is what comes back."""
         import torch.distributed as dist
 

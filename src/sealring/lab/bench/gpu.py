@@ -272,10 +272,12 @@ def measure_allreduces(
 ) -> Iterator[Cases]:
     arguments = (place, ranks, size, ways_over(wires), blocks)
     environment = environment_for(*wires)
-    return reports_of(ranks, _reduce, *arguments, environment=environment, progress=progress)
+    return reports_of(
+        ranks, time_all_reduces, *arguments, environment=environment, progress=progress
+    )
 
 
-def _reduce(
+def time_all_reduces(
     rank: int, report: Report, place: Place, ranks: int, size: int, ways: list[Way], blocks: int
 ) -> None:
     import torch
@@ -383,7 +385,7 @@ def measure_step(
 
 
 @dataclass(slots=True)
-class _Turn:
+class Turn:
     """Whose turn it is to reduce, and how many buckets it was given."""
 
     group: Any
@@ -399,8 +401,8 @@ def _train(
     device = place.enter(rank, ranks)
     with sealed_world():
         groups = {"sealed": sealed_over(wire, device), "unsealed": unsealed_over(wire, device)}
-        turn = _Turn(groups["sealed"])
-        step, parameters, batch = _training(name, turn, device)
+        turn = Turn(groups["sealed"])
+        step, parameters, batch = trained_by(name, turn, device)
 
         def by(group: Any) -> Callable[[], None]:
             def call() -> None:
@@ -443,7 +445,7 @@ def _train(
             report(Cases("step", cases))
 
 
-def _training(name: str, turn: _Turn, device: Any) -> tuple[Callable[[], None], int, int]:
+def trained_by(name: str, turn: Turn, device: Any) -> tuple[Callable[[], None], int, int]:
     """One step as a call; the model is made where it is trained, with no copy on the host."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook

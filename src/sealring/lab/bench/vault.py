@@ -14,7 +14,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from sealring.vault import Dataset, Vault
-    from sealring.vault.gpu_batches import GpuBatches
     from sealring.vault.gpu_plan import SealedPart
 
 
@@ -334,11 +332,11 @@ def _load_sealed(dataset: Dataset) -> None:
 def _load_plain(path: Path) -> None:
     from torch.utils.data import DataLoader
 
-    for _ in DataLoader(_mapped(path), batch_size=BATCH, shuffle=True):
+    for _ in DataLoader(mapped_tokens(path), batch_size=BATCH, shuffle=True):
         pass
 
 
-def _mapped(path: Path) -> Any:
+def mapped_tokens(path: Path) -> Any:
     import torch
     from torch.utils.data import Dataset as TorchDataset
 
@@ -362,12 +360,8 @@ def _mapped(path: Path) -> Any:
 # it exist here alone.
 
 
-FILE_BYTES: Final = 1 << 30
 BATCH_BYTES: Final = 64 << 20
 _BUFFERS: Final = 3
-_READERS: Final = 8
-_PIECE_BYTES: Final = 2 << 20
-"""As the loader's, for reading the plain file."""
 
 
 def measure_on_gpu(
@@ -386,28 +380,21 @@ def measure_on_gpu(
 
 def _gpu_worker(rank: int, report: Report, place: Place, folder: Path, blocks: int) -> None:
     device = place.enter(rank, 1)
-    report("sealing a file of 1 GiB")
-    part, plain_file = _files(folder)
-    try:
-        for what, measured in (
-            ("pinned memory to the GPU", _from_pinned_memory),
-            ("batches of a file to the GPU", _from_the_file),
-        ):
-            report(what)
-            report(_gpu_case(what, *measured(device, part, plain_file, blocks)))
-    finally:
-        os.close(plain_file)
-    report("sealing a dataset")
+    report("sealing a file and a dataset")
+    part = _sealed_file(folder)
     vault, tokens = token_dataset(folder)
-    what = "shuffled batches of a vault to the GPU"
-    report(what)
-    report(_gpu_case(what, *shuffled(device, vault, tokens, blocks)))
-    what = f"training {MODEL} from a vault"
-    report(what)
-    report(_gpu_case(what, *training(device, vault, tokens, blocks)))
-    what = f"optimizer of {MODEL} in host memory"
-    report(what)
-    report(_gpu_case(what, *_optimizer(device, blocks)))
+    measurements: tuple[tuple[str, Callable[[], tuple[Any, ...]]], ...] = (
+        ("pinned memory to the GPU", lambda: _from_pinned_memory(device, part, blocks)),
+        (
+            "shuffled batches of a vault to the GPU",
+            lambda: shuffled(device, vault, tokens, blocks),
+        ),
+        (f"training {MODEL} from a vault", lambda: training(device, vault, tokens, blocks)),
+        (f"optimizer of {MODEL} in host memory", lambda: _optimizer(device, blocks)),
+    )
+    for what, measured in measurements:
+        report(what)
+        report(_gpu_case(what, *measured()))
 
 
 def _gpu_case(
@@ -417,27 +404,25 @@ def _gpu_case(
     return Case(what, 1, sealed, plain, sealed / plain, None, None, steps)
 
 
-def _files(folder: Path) -> tuple[SealedPart, int]:
-    """Random tokens below 50,257, sealed and plain."""
+def _sealed_file(folder: Path) -> SealedPart:
+    """One batch of random tokens below 50,257."""
     import torch
 
     from sealring.vault.gpu_plan import SealedPart
 
-    tokens = torch.randint(50257, (FILE_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
+    tokens = torch.randint(50257, (BATCH_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
     place = SealedPlace(bytes(16), bytes(16), 1, CHACHA, _native.Secret.random(32))
-    path, plain = folder / "tokens.sealed", folder / "tokens"
+    path = folder / "tokens.sealed"
     with path.open("wb") as file:
         writer = place.writer(file.fileno(), "tokens", digests=False)
         writer.write([tokens])
         writer.finish()
-    plain.write_bytes(tokens)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # open until the worker ends
-    reader = place.reader(descriptor, "tokens", path.name)
-    return SealedPart(reader, path.name), os.open(plain, os.O_RDONLY | os.O_CLOEXEC)
+    return SealedPart(place.reader(descriptor, "tokens", path.name), path.name)
 
 
 def _from_pinned_memory(
-    device: torch.device, part: SealedPart, plain_file: int, blocks: int
+    device: torch.device, part: SealedPart, blocks: int
 ) -> tuple[int, dict[str, float]]:
     """Copies that are opened while the next one comes, against copies alone."""
     import numpy as np
@@ -481,73 +466,6 @@ def _from_pinned_memory(
     times = medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
     assert failed.item() == -1
     return batches * BATCH_BYTES, times
-
-
-def _from_the_file(
-    device: torch.device, part: SealedPart, plain_file: int, blocks: int
-) -> tuple[int, dict[str, float]]:
-    """Through the loader, one batch of 64 MiB after the other, from the page cache."""
-    from sealring.vault.gpu_batches import GpuBatches
-    from sealring.vault.gpu_opening import CudaOpener
-    from sealring.vault.gpu_plan import Sample
-
-    batches = [[Sample(0, start, BATCH_BYTES)] for start in range(0, FILE_BYTES, BATCH_BYTES)]
-    plain = _plain_batches(device, part, plain_file)
-    sealed = GpuBatches(CudaOpener(device, [part]), [part])
-
-    def all_of(loader: GpuBatches) -> Callable[[], None]:
-        def call() -> None:
-            for batch in loader.opened(batches):
-                assert batch.plain.nbytes >= BATCH_BYTES
-
-        return call
-
-    times = medians({"sealed": all_of(sealed), "plain": all_of(plain)}, blocks, device, 1)
-    sealed.close()
-    plain.close()
-    return FILE_BYTES, times
-
-
-def _plain_batches(device: torch.device, part: SealedPart, plain_file: int) -> GpuBatches:
-    """The same loader without cryptography: reads the plain file, and copies instead of opening."""
-    import numpy as np
-
-    from sealring.core.engine.cuda.chunks import CHUNK, ROW, Listed
-    from sealring.vault.gpu_batches import GpuBatches
-    from sealring.vault.gpu_opening import CudaOpener, CudaSlot
-    from sealring.vault.gpu_plan import READ, SAMPLE, Plan, Samples
-
-    class PlainOpener(CudaOpener):
-        def open(self, plan: Plan, slot: CudaSlot) -> Listed:
-            slot.plain.copy_(slot.sealed[: plan.sealed_bytes])
-            return Listed(slot.failed, slot.failed)
-
-    class PlainBatches(GpuBatches):
-        def plan(self, samples: Samples) -> Plan:
-            listed = np.asarray(samples, SAMPLE)
-            reads, rows = np.zeros(len(listed), READ), np.zeros(len(listed), ROW)
-            for name in ("offset", "bytes"):
-                reads[name] = listed[name]
-            reads["to"] = np.cumsum(listed["bytes"]) - listed["bytes"]
-            rows["from"], rows["bytes"] = reads["to"], listed["bytes"]
-            size = int(listed["bytes"].sum())
-            return Plan(listed, {}, reads, np.empty(0, CHUNK), rows, size, size)
-
-        def read(self, plan: Plan, memory: memoryview) -> None:
-            def copy(piece: tuple[int, int, int]) -> None:
-                offset, size, to = piece
-                assert os.preadv(plain_file, [memory[to : to + size]], offset) == size
-
-            list(readers.map(copy, _pieces(plan.reads[["offset", "bytes", "to"]].tolist())))
-
-    readers = ThreadPoolExecutor(_READERS)
-    return PlainBatches(PlainOpener(device, [part]), [part])
-
-
-def _pieces(reads: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    for offset, size, to in reads:
-        for at in range(0, size, _PIECE_BYTES):
-            yield offset + at, min(_PIECE_BYTES, size - at), to + at
 
 
 def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
