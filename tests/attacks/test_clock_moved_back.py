@@ -17,8 +17,7 @@ from sealring.attest.broker import audit, ledger
 from sealring.attest.broker.client import BrokerClient
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.etcd import EtcdStore
-from sealring.attest.broker.http import Client
-from sealring.attest.broker.tls import client_context, connect
+from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     ChainExpired,

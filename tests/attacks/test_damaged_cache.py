@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.broker.enrolment import enrolled
-from sealring.attest.evidence.files import read_policy, trust_in
+from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.errors import ConfigurationError
 from sealring.lab.bench.minting.tpm import Maker
 from tests.attest.broker.local import Place, running

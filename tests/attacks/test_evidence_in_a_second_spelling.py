@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 
 from sealring.attest.evidence import Challenge, Evidence, Trust, snp, verify_evidence
+from sealring.attest.evidence.az_vtpm import canonical_hcl_report
 from sealring.attest.evidence.intel import canonical_quote
-from sealring.attest.evidence.nvidia.spdm import canonical_report
-from sealring.attest.evidence.paravisor import canonical_hcl_report
+from sealring.attest.evidence.nvidia import canonical_report
 from sealring.attest.evidence.tpm.structures import canonical_signature
 from sealring.errors import MalformedEvidence
 from sealring.lab.bench.minting import CHALLENGE

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sealring.attest.evidence import verify_evidence
-from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
+from sealring.attest.evidence.policy import DeviceRules, judge_devices
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import MeasurementNotAllowed
 from sealring.lab.bench.minting import CHALLENGE

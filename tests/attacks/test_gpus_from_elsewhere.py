@@ -8,7 +8,7 @@ import pytest
 
 from sealring.attest.evidence import verify_evidence
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
+from sealring.attest.evidence.policy import DeviceRules, judge_devices
 from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
 from sealring.lab.bench.minting import CHALLENGE, issue
 from sealring.lab.bench.minting.amd import Amd

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from sealring.attest.broker import audit, ledger
-from sealring.attest.broker.http import Client
-from sealring.attest.broker.tls import client_context, connect
+from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.errors import NoSuchResource, ResourceNotGranted, ReusedNonce, ReusedToken
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_hostile_clients import Worker, talk

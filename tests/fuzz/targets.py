@@ -19,21 +19,23 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring import _native
 from sealring.attest.broker.credentials import credential_for
 from sealring.attest.broker.envelopes import seal
-from sealring.attest.broker.guest_messages import read_guest_attestation
-from sealring.attest.broker.messages import parse_attestation, parse_auth, parse_json
+from sealring.attest.broker.messages import (
+    parse_attestation,
+    parse_auth,
+    parse_json,
+    read_guest_attestation,
+)
 from sealring.attest.broker.refusals import error_of as broker_error_of
-from sealring.attest.evidence import Policy, Trust, judge, parse_evidence, parse_policy
+from sealring.attest.evidence import Policy, Trust, judge, nvidia, parse_evidence, parse_policy
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
-from sealring.attest.evidence.ccel import check_ccel
+from sealring.attest.evidence.az_vtpm import parse_hcl_report
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.claims import parse_claims
+from sealring.attest.evidence.encoding import signed_part, with_sets_in_order
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.intel import verify_quote
+from sealring.attest.evidence.intel import check_ccel, verify_quote
 from sealring.attest.evidence.intel_collateral import parse_collateral
-from sealring.attest.evidence.loose_der import signed_part, with_sets_in_order
-from sealring.attest.evidence.nvidia import spdm
 from sealring.attest.evidence.nvidia_reference import verify_reference
-from sealring.attest.evidence.paravisor import parse_hcl_report
 from sealring.attest.evidence.snp import parse_report
 from sealring.attest.evidence.tpm.event_log import (
     only_pcrs,
@@ -314,7 +316,7 @@ def intel_collateral(data: bytes) -> None:
 
 def nvidia_report(data: bytes) -> None:
     try:
-        read = spdm.parse_report(data)
+        read = nvidia.parse_report(data)
     except (MalformedEvidence, UnknownEvidence):
         return
     assert read.signed + read.signature == data

@@ -27,10 +27,9 @@ from sealring.formats.log.notes import Note
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
 
 if TYPE_CHECKING:  # its packages are an extra
-    from sealring.attest.broker.audit import Audited
+    from sealring.attest.broker.audit import Audited, PublishedLog
     from sealring.attest.broker.keys import BrokerKeys
     from sealring.attest.broker.ledger import Ledger
-    from sealring.attest.broker.published import PublishedLog
     from sealring.attest.broker.service import Broker
     from sealring.attest.broker.store import Store, View
 
@@ -98,13 +97,13 @@ def serve(
     if policy is None:
         raise ConfigurationError("the broker needs --policy: what may join")
     from sealring.attest.broker.service import Broker, Rules
-    from sealring.attest.evidence import files
+    from sealring.attest.evidence import cache as vendors
 
     handler = RichHandler(console=errors, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
     addresses = _address(listen), None if page == "none" else _address(page)
-    rules, digest = files.read_policy(policy)
-    trust = files.trust_in(rules, cache)
+    rules, digest = vendors.read_policy(policy)
+    trust = vendors.trust_in(rules, cache)
     own, opened = open_store(ca, store, state)
     with closing(opened):
         broker = Broker(own, opened, Rules(rules, digest, trust, keys))
@@ -326,7 +325,7 @@ def published_log(
     state: Path, keys: BrokerKeys, folder: Path | None, policy: Path | None
 ) -> PublishedLog | None:
     """The folder to publish in, and whom to ask; None if nothing is published."""
-    from sealring.attest.broker.published import PublishedLog
+    from sealring.attest.broker.audit import PublishedLog
 
     if folder is None:
         if policy is not None:

@@ -31,14 +31,14 @@ from sealring.attest.evidence import (
     verify_evidence,
 )
 from sealring.attest.evidence.attesters import make_simulator
-from sealring.attest.evidence.cache import read_list
+from sealring.attest.evidence.cache import read_list, read_policy
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import NONCE_BYTES
-from sealring.attest.evidence.files import read_policy
+from sealring.attest.evidence.guest import Answer, ask
 from sealring.attest.evidence.intel_collateral import TDX
 from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS, find_attester
-from sealring.attest.evidence.policy_devices import DeviceRules
-from sealring.attest.evidence.policy_words import explain
+from sealring.attest.evidence.policy import DeviceRules
+from sealring.attest.evidence.policy_text import explain
 from sealring.attest.evidence.policy_writing import (
     PolicyTable,
     check_admits,
@@ -51,7 +51,6 @@ from sealring.attest.evidence.tpm.credential import seal_credential
 from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
-from sealring.attest.evidence.tsm import Answer, ask
 from sealring.cli.terminal import console, errors, print_json, say
 from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
 from sealring.formats.files import read_public, write_public

@@ -16,6 +16,6 @@ PROVIDERS: Final = {
     ),
     "data_keys": ("sealring.attest.broker:data_key",),
     "vault_records": ("sealring.attest.broker.vault_client:RecordsOfVault",),
-    "evidence_judge": ("sealring.attest.evidence.recorded",),
+    "evidence_judge": ("sealring.attest.evidence.admission",),
     "run_notes": ("sealring.record.recording.hooks",),
 }

@@ -62,7 +62,7 @@ class DyingStore(SqliteStore):
 def serve(place: Place, port: int, fatal: int | None) -> None:
     """A broker that dies at its step `fatal`; without one, it lives until it is killed."""
     steps = Steps(fatal)
-    routes = server.worker_routes  # type: ignore[attr-defined]
+    routes = server.worker_routes
 
     def dying_routes(broker: Any) -> Handle:
         handle = routes(broker)
@@ -75,7 +75,7 @@ def serve(place: Place, port: int, fatal: int | None) -> None:
 
         return watched
 
-    server.worker_routes = dying_routes  # type: ignore[attr-defined]
+    server.worker_routes = dying_routes
 
     async def main() -> None:
         store = DyingStore(place, steps)

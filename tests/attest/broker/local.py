@@ -24,7 +24,7 @@ from sealring.attest.broker.sqlite import SqliteStore
 from sealring.attest.broker.store import Store, View
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.attesters import make_simulator
-from sealring.attest.evidence.files import read_policy, trust_in
+from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.core.identity.authority import create_authority
 from sealring.core.identity.names import WorkerName
 from sealring.formats.http import Limits

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from sealring.attest.broker.client import BrokerClient
-from sealring.attest.broker.http import Client
-from sealring.attest.broker.issuing import issue_to_self
-from sealring.attest.broker.keys import open_broker_keys
-from sealring.attest.broker.tls import answer, server_context
+from sealring.attest.broker.keys import issue_to_self, open_broker_keys
+from sealring.attest.broker.tls import Client, answer, server_context
 from sealring.core.identity.authority import create_authority
 from sealring.errors import BrokerUnreachable
 

@@ -158,7 +158,7 @@ def test_a_clock_that_is_wrong_is_said_to_be(place: Place, monkeypatch: pytest.M
         def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) + timedelta(days=1)
 
-    monkeypatch.setattr("sealring.attest.broker.issuing.datetime", Tomorrow)
+    monkeypatch.setattr("sealring.attest.broker.keys.datetime", Tomorrow)
     with running(place) as broker, pytest.raises(UntrustedBroker, match="set the clock"):
         broker.join(0)
 

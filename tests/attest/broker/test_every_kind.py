@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.attest.broker.keys import open_broker_keys
 from sealring.attest.evidence import Challenge, Evidence, Trust, judge
 from sealring.attest.evidence.attesters import GuestAttester, TpmAttester
+from sealring.attest.evidence.cache import read_policy
 from sealring.attest.evidence.claims import claims_in
-from sealring.attest.evidence.files import read_policy
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import _derive, check_ak, subject

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.broker.envelopes import new_key, open_envelope, public_jwk
-from sealring.attest.broker.http import Client
 from sealring.attest.broker.messages import (
     ATTEST,
     AUTH,
@@ -26,7 +25,7 @@ from sealring.attest.broker.messages import (
     write_attestation,
 )
 from sealring.attest.broker.refusals import error_of
-from sealring.attest.broker.tls import client_context, connect
+from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     ExpiredNonce,

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from sealring.attest.broker.page import render
+from sealring.attest.broker.server import render
 from sealring.core.identity.names import WorkerName
 from tests.attest.broker.local import JOB, Running
 

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.attest.broker import audit, server
+from sealring.attest.broker.audit import PublishedLog
 from sealring.attest.broker.ledger import Ledger
-from sealring.attest.broker.published import PublishedLog
 from sealring.attest.broker.sqlite import SqliteStore
 from sealring.cli import app
 from sealring.errors import (

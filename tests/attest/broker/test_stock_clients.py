@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from sealring.attest.broker import audit
 from sealring.attest.evidence import Trust
-from sealring.attest.evidence.azure_guest import AK
+from sealring.attest.evidence.guest import AK
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
 from sealring.lab.bench.minting.tpm import AzureGuest
 from tests.attest.broker import guest_evidence

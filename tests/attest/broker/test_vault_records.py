@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.attest.broker import audit, vault_client, vault_messages, vault_records
-from sealring.attest.broker.messages import write_signed
+from sealring.attest.broker import audit, vault_client, vault_records
+from sealring.attest.broker.messages import READ_PROOF, RECORD_PROOF, parse_record, write_signed
 from sealring.attest.broker.vault_client import Answered, AskVault, Recorded, TellVault
-from sealring.attest.broker.vault_messages import RECORD_PROOF, parse_record
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
@@ -168,7 +167,7 @@ def test_a_request_that_was_changed_or_signed_for_something_else() -> None:
     good = json.loads(write_signed(name, key, RECORD_PROOF, {"ask": ask}))
     assert parse_record(json.dumps(good).encode()).generation == 1
     good["ask"]["generation"] = 2
-    reading = write_signed(name, key, vault_messages.READ_PROOF, {"ask": ask})
+    reading = write_signed(name, key, READ_PROOF, {"ask": ask})
     for body in (json.dumps(good).encode(), reading):
         with pytest.raises(MalformedRequest, match="not signed by the worker's key"):
             parse_record(body)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.attest.evidence import Trust, describe_evidence
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
 from sealring.attest.evidence.chains import load_certificate
-from sealring.attest.evidence.nvidia.device import verify_nvidia
+from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
 from sealring.lab.bench.minting import CHALLENGE
 from sealring.lab.bench.minting.nvidia import Nvidia

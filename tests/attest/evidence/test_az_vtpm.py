@@ -19,10 +19,15 @@ from sealring.attest.evidence import (
     Trust,
     describe_evidence,
 )
-from sealring.attest.evidence.az_vtpm import verify_hcl_report
+from sealring.attest.evidence.az_vtpm import (
+    HCL_SNP,
+    HCL_TDX,
+    canonical_hcl_report,
+    parse_hcl_report,
+    verify_hcl_report,
+)
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.intel import canonical_quote, quote_size
-from sealring.attest.evidence.paravisor import SNP, TDX, canonical_hcl_report, parse_hcl_report
 from sealring.attest.evidence.snp import _check_signature, parse_report
 from sealring.attest.evidence.tpm.verify import verify_quote
 from sealring.errors import (
@@ -181,7 +186,8 @@ def test_a_real_genoa_of_azure_is_read_and_its_quote_verifies() -> None:
     raw, chain, parts = genoa()
     hcl = parse_hcl_report(raw)
     report = parse_report(hcl.report)
-    assert (hcl.kind, hcl.secure_boot, report.debug, report.guest_svn) == (SNP, True, False, 65547)
+    assert (hcl.kind, hcl.secure_boot) == (HCL_SNP, True)
+    assert (report.debug, report.guest_svn) == (False, 65547)
     assert report.report_data[:32] == hashlib.sha256(hcl.text).digest()
     _, pcrs = verify_quote(parts["quote"], parts["signature"], hcl.key, parts["pcrs"])
     assert len(pcrs) == 22
@@ -259,7 +265,7 @@ def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> Non
     folder = vectors("vtpm-tdx")
     fields = json.loads((folder / "evidence-v0.json").read_bytes())
     hcl = parse_hcl_report(bytes(fields["hcl_report"]))
-    assert (hcl.kind, hcl.secure_boot) == (TDX, True)
+    assert (hcl.kind, hcl.secure_boot) == (HCL_TDX, True)
     padded = bytes(fields["td_quote"])
     quote = padded[: quote_size(padded)]
     assert quote[48 + 520 :][:32] == hashlib.sha256(hcl.text).digest()

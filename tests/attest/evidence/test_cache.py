@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from sealring.attest.evidence import Trust, parse_policy, read_cache, verify_evidence
-from sealring.attest.evidence.nvidia.device import verify_nvidia
-from sealring.attest.evidence.roots import INTEL_ROOTS, NVIDIA_ROOTS
+from sealring.attest.evidence.chains import INTEL_ROOTS, NVIDIA_ROOTS
+from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.attest.evidence.simulated import Simulator
 from sealring.cli import app
 from sealring.errors import ConfigurationError, UntrustedChain

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sealring.attest.evidence import Evidence, judge, parse_policy
-from sealring.attest.evidence.ccel import check_ccel, matching_ccel
+from sealring.attest.evidence.intel import check_ccel, matching_ccel
 from sealring.attest.evidence.tpm.event_log import without_filling
 from sealring.errors import (
     AttestationError,

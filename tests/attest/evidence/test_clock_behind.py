@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.attest.evidence import Evidence, Trust, verify_evidence
-from sealring.attest.evidence.nvidia.device import verify_nvidia
+from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import AttestationError, ChainExpired, StaleRevocationList
 from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.lab.bench.minting.amd import Amd

@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from sealring.attest.evidence import verify_evidence
-from sealring.attest.evidence.agent_evidence import report_of
-from sealring.attest.evidence.coco import CocoMachine
+from sealring.attest.evidence.agent_evidence import CocoMachine, report_of
 from sealring.attest.evidence.snp import verify_report
 from sealring.attest.evidence.trust import Trust
 from sealring.errors import AttestationUnavailable

@@ -15,7 +15,7 @@ from sealring.attest.evidence import judge, parse_policy, verify_evidence
 from sealring.attest.evidence.attesters import TpmAttester
 from sealring.attest.evidence.claims import claims_in, encode_claims, parse_claims
 from sealring.attest.evidence.policy import KindRules, Policy
-from sealring.attest.evidence.policy_words import explain
+from sealring.attest.evidence.policy_text import explain
 from sealring.attest.evidence.policy_writing import new_policy, tables_from
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
@@ -232,7 +232,7 @@ def test_a_list_that_is_sent_and_does_not_replay_is_forged() -> None:
 
 @swtpm.needs_swtpm
 def test_an_azure_guest_shows_its_measured_files(tmp_path: Path) -> None:
-    from sealring.attest.evidence.azure_guest import AK, HCL_REPORT, AzureMachine
+    from sealring.attest.evidence.guest import AK, HCL_REPORT, AzureMachine
     from tests.attest.evidence.test_making import RSA_AK
 
     amd = Amd()

@@ -14,13 +14,18 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import parse_evidence, verify_evidence
-from sealring.attest.evidence.azure_guest import AK, HCL_REPORT, AzureMachine
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import encode_devices
-from sealring.attest.evidence.nvidia.collect import GpuCertificate, GpuReport, collect_gpus
-from sealring.attest.evidence.nvidia.device import verify_nvidia
+from sealring.attest.evidence.guest import (
+    AK,
+    HCL_REPORT,
+    AzureMachine,
+    TsmMachine,
+    ask,
+    certificates_of,
+)
+from sealring.attest.evidence.nvidia import GpuCertificate, GpuReport, collect_gpus, verify_nvidia
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
-from sealring.attest.evidence.tsm import TsmMachine, ask, certificates_of
 from sealring.errors import AttestationUnavailable, TpmFailed
 from sealring.lab.bench.minting import CHALLENGE, pem
 from sealring.lab.bench.minting.amd import Amd

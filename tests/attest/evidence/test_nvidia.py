@@ -21,10 +21,9 @@ from sealring.attest.evidence import (
     verify_evidence,
 )
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.nvidia.device import verify_nvidia, verify_report
-from sealring.attest.evidence.nvidia.spdm import canonical_report
+from sealring.attest.evidence.nvidia import canonical_report, verify_nvidia, verify_report
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
-from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
+from sealring.attest.evidence.policy import DeviceRules, judge_devices
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import (
     AttestationError,

@@ -16,12 +16,11 @@ from typer.testing import CliRunner, Result
 
 from sealring.attest.evidence import Evidence, Trust, describe_evidence, judge, parse_policy
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
-from sealring.attest.evidence.az_vtpm import _hash
+from sealring.attest.evidence.az_vtpm import _hash, canonical_hcl_report, parse_hcl_report
 from sealring.attest.evidence.chains import VerifiedChain, check_issued, load_certificate
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.intel import canonical_quote, quote_size
-from sealring.attest.evidence.paravisor import canonical_hcl_report, parse_hcl_report
-from sealring.attest.evidence.policy_words import explain
+from sealring.attest.evidence.policy_text import explain
 from sealring.attest.evidence.policy_writing import check_admits, new_policy, tables_from
 from sealring.attest.evidence.snp import (
     _check_signature,

@@ -14,7 +14,7 @@ from sealring.attest.evidence import (
     Challenge,
     Trust,
 )
-from sealring.attest.evidence.roots import AMD_ROOTS
+from sealring.attest.evidence.chains import AMD_ROOTS
 from sealring.errors import (
     ChainExpired,
     ChainRevoked,

@@ -23,10 +23,9 @@ from sealring.attest.evidence import (
 )
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.tpm import machine as machine_module
-from sealring.attest.evidence.tpm.certified import CertifiedTpmMachine
 from sealring.attest.evidence.tpm.commands import PASSWORD, Tpm
 from sealring.attest.evidence.tpm.credential import Credential, make_credential
-from sealring.attest.evidence.tpm.machine import Logs, TpmMachine, read_issuers
+from sealring.attest.evidence.tpm.machine import CertifiedTpmMachine, Logs, TpmMachine, read_issuers
 from sealring.attest.evidence.tpm.structures import parse_public
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed
 from sealring.lab.bench.minting import CHALLENGE

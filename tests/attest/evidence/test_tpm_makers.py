@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import Evidence, Trust, judge, parse_policy, verify_evidence
 from sealring.attest.evidence.chains import load_certificate, verify_chain
-from sealring.attest.evidence.loose_der import with_sets_in_order
+from sealring.attest.evidence.encoding import with_sets_in_order
 from sealring.attest.evidence.tpm.credential import (
     certifies,
     verify_endorsement,

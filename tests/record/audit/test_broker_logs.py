@@ -18,10 +18,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.attest.broker.audit import encode
-from sealring.attest.broker.published import PublishedLog
+from sealring.attest.broker.audit import PublishedLog, encode
+from sealring.attest.evidence.cache import read_policy
 from sealring.attest.evidence.claims import claims_in
-from sealring.attest.evidence.files import read_policy
 from sealring.core.identity.certificates import ATTESTATION_OID, issue
 from sealring.core.identity.credentials import Credentials
 from sealring.core.identity.kept_key import KeptKey

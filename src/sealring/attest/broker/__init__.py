@@ -1,6 +1,6 @@
 """Who may be which rank, decided by evidence: the broker, and a worker's way to it.
 
-keys        a broker's keys, all from its authority's
+keys        a broker's keys, all from its authority's; the certificates that it issues
 nonces      given out without a memory, used once
 envelopes   what is given out, sealed to the worker (JWE)
 tokens      the verdict as a token (EAR)
@@ -8,18 +8,15 @@ messages    the KBS protocol's JSON
 store       decisions as functions on a view, committed whole; sqlite and etcd keep it
 authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
 audit       the log of decisions, a Merkle tree of which every root is signed
-published   that log as a folder that witnesses see grow
-bars        machines and ranks that may not join, and the names of a machine
-ledger      who holds which rank, what was used, who is out
+            and published as a folder that witnesses see grow
+ledger      who holds which rank, what was used; machines and ranks that may not join
 strangers   what was refused before anything was proven, counted
-issuing     certificates for workers, and the broker's own
 data_keys   the files that hold them
 service     the broker without a network
-vault_messages, vault_records  what a job's vaults last held, so that a rollback is seen
-guest_messages, guests, guest_service  the same for stock KBS clients, which are no rank of a job
-tls, http, refusals  the network; `sealring.formats.http` listens, with a limit on everything
-routes      which request asks what; page shows who is there
-server      the broker on its ports
+vault_records  what a job's vaults last held, so that a rollback is seen
+guests  the same for stock KBS clients, which are no rank of a job
+tls, refusals  the network; `sealring.formats.http` listens, with a limit on everything
+server      the broker on its ports: which request asks what, and its page
 
 client      one conversation with a broker
 vault_client  what a worker reads and records of its vaults

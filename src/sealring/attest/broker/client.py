@@ -19,7 +19,6 @@ from joserfc.jwk import ECKey
 
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.envelopes import new_key, open_envelope, public_jwk
-from sealring.attest.broker.http import Client
 from sealring.attest.broker.messages import (
     ATTEST,
     AUTH,
@@ -32,7 +31,7 @@ from sealring.attest.broker.messages import (
     write_leave,
 )
 from sealring.attest.broker.refusals import error_of
-from sealring.attest.broker.tls import client_context, connect
+from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.attest.evidence.attesters import Attester
 from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.core.identity.certificates import claims_of

@@ -39,7 +39,7 @@ from sealring.attest.broker.messages import broker_urls
 from sealring.attest.evidence import Policy
 from sealring.attest.evidence.admission import Admission, key_digest
 from sealring.attest.evidence.attesters import Attester
-from sealring.attest.evidence.files import read_policy, trust_in
+from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.attest.evidence.kinds import find_attester
 from sealring.core.hooks import Expellable
 from sealring.core.identity.credentials import Credentials, read_authorities

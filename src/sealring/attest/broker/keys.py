@@ -6,16 +6,24 @@ either.
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.core.identity.authority import open_authority
+from sealring.core.identity.certificates import CLOCK_SKEW, issue
+from sealring.core.identity.loading import public_key_from_der
+from sealring.core.identity.names import WorkerName
+from sealring.errors import ConfigurationError
 from sealring.formats.log.broker_entries import broker_name, log_of_broker
 from sealring.formats.log.notes import Kind, Signer
 
@@ -57,3 +65,78 @@ def open_broker_keys(directory: Path) -> BrokerKeys:
         Signer(log_of_broker(authority), Kind.NOTE, audit_key),
         derived(b"store"),
     )
+
+
+SERVER_DAYS: Final = 7
+
+
+def issue_to_worker(
+    keys: BrokerKeys,
+    public_key: bytes,
+    name: WorkerName,
+    world: int,
+    attestation: bytes,
+    minutes: float,
+    chain_until: datetime,
+    now: datetime,
+) -> x509.Certificate:
+    """It ends with the hardware's own chain, if that is sooner."""
+    holder = public_key_from_der(public_key, ConfigurationError("the worker's key cannot be read"))
+    assert isinstance(holder, Ed25519PublicKey)  # parse_attestation saw to it
+    return issue(
+        keys.authority,
+        keys.authority_key,
+        holder,
+        name,
+        world,
+        min(timedelta(minutes=minutes), chain_until - now),
+        now,
+        attestation=attestation,
+    )
+
+
+def issue_to_self(
+    keys: BrokerKeys, names: Sequence[str]
+) -> tuple[x509.Certificate, Ed25519PrivateKey]:
+    """What the broker shows in TLS: its host names, and no worker's name."""
+    key = Ed25519PrivateKey.generate()
+    now = datetime.now(UTC)
+    authority = keys.authority
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    usages = ("key_encipherment", "content_commitment", "data_encipherment", "key_agreement",
+              "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
+        .not_valid_after(min(now + timedelta(days=SERVER_DAYS), authority.not_valid_after_utc))
+        .add_extension(
+            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=True
+        )
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(digital_signature=True, **dict.fromkeys(usages, False)), critical=True
+        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
+        .sign(keys.authority_key, None)
+    )
+    return certificate, key
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name.lower())
+    except ValueError:
+        raise ConfigurationError(f"--name {name!r} is not a host's name") from None

@@ -5,7 +5,7 @@ nonce/<made>/<nonce>         used
 token/<until>/<id>/<path>    used for this
 token/<until>/<id>           how often it was refused
 out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
-barred/..., alias/...        machines and ranks that may not join (bars.py)
+barred/..., alias/...        machines and ranks that may not join (below)
 vault/<job>/...              what a job's vaults last held (vault_records.py)
 guest/<session>              an attested guest that is no rank (guests.py)
 forgotten/<nonce or token>   up to when used ones have been forgotten: older ones are refused
@@ -17,11 +17,12 @@ where something is to be remembered of them: a refusal uses up its nonce too, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.attest.broker import audit, bars
+from sealring.attest.broker import audit
 from sealring.attest.broker.nonces import KEPT_SECONDS
 from sealring.attest.broker.store import Row, View
 from sealring.attest.broker.tokens import Grant
@@ -37,6 +38,106 @@ from sealring.errors import (
     WorkerRevoked,
 )
 from sealring.formats.log.notes import Signer
+
+
+def learn_names(view: View, machines: Sequence[str]) -> None:
+    """The machine has shown that all of these are its own."""
+    names = names_of(view, machines)
+    if len(names) < 2:
+        return
+    known = {"names": names}
+    for name in names:
+        if view.get(_alias(name)) != known:
+            view.put(_alias(name), known)
+    # A bar that was put on one of them before the others were known.
+    bars = [bar for name in names if (bar := view.get(_machine(name))) is not None]
+    if bars and len(bars) < len(names):
+        bar_machines(view, names, bars[0]["time"])
+
+
+def names_of(view: View, machines: Iterable[str]) -> list[str]:
+    """All names by which these machines are known."""
+    found: set[str] = set()
+    waiting = list(machines)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += (view.get(_alias(name)) or {"names": []})["names"]
+    return sorted(found)
+
+
+def bar_machines(view: View, names: Iterable[str], now: float) -> None:
+    for name in names:
+        view.put(_machine(name), {"time": now})
+
+
+def readmit_machine(view: View, machine: str) -> list[str]:
+    barred = [name for name in names_of(view, [machine]) if view.get(_machine(name)) is not None]
+    if not barred:
+        all_barred = [key.rpartition("/")[2] for key, _ in view.scan(_machine(""))]
+        raise ConfigurationError(f"machine {machine} is not barred{_similar(machine, all_barred)}")
+    for name in barred:
+        view.delete(_machine(name))
+    return barred
+
+
+def require_seen(view: View, machine: str) -> None:
+    """A name that no worker has shown is most likely a wrong one."""
+    seen = {name for _, row in view.scan("rank/") for name in row["machines"]}
+    seen |= {name for _, row in view.scan("guest/") for name in row["machines"]}
+    seen |= {key.partition("/")[2] for key, _ in view.scan(_alias(""))}
+    seen |= {key.rpartition("/")[2] for key, _ in view.scan(_machine(""))}
+    if machine not in seen:
+        raise ConfigurationError(
+            f"no worker has joined from machine {machine}{_similar(machine, seen)}. Nothing was "
+            "changed; --unseen bars it all the same"
+        )
+
+
+def bar_rank(view: View, name: WorkerName, now: float) -> None:
+    view.put(_rank(name), {"time": now})
+
+
+def release_rank(view: View, name: WorkerName) -> None:
+    view.delete(_rank(name))
+
+
+def why_machine_barred(view: View, machines: Sequence[str]) -> WorkerRevoked | None:
+    for machine in names_of(view, machines):
+        if view.get(_machine(machine)) is not None:
+            return WorkerRevoked(
+                f"machine {machine[:16]} was revoked: `sealring broker release --machine` readmits"
+            )
+    return None
+
+
+def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> WorkerRevoked | None:
+    if (refusal := why_machine_barred(view, machines)) is not None:
+        return refusal
+    if view.get(_rank(name)) is not None:
+        return WorkerRevoked(
+            f"rank {name.rank} of {name.job} was revoked: `sealring broker release` readmits"
+        )
+    return None
+
+
+def _similar(machine: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(machine, list(known), n=1)
+    return f"; {close[0]} is similar" if close else ""
+
+
+def _machine(name: str) -> str:
+    return f"barred/machine/{name}"
+
+
+def _rank(name: WorkerName) -> str:
+    return f"barred/rank/{name.job}/{name.rank:05d}"
+
+
+def _alias(name: str) -> str:
+    return f"alias/{name}"
+
 
 SWEEP_ROWS: Final = 24
 """Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
@@ -73,7 +174,7 @@ class Ledger:
     ) -> BrokerError | None:
         """Give the applicant its rank, or say why not."""
         use_nonce(view, nonce, made)
-        bars.learn_names(view, applicant.machines)
+        learn_names(view, applicant.machines)
         name = applicant.name
         who = {**_who(name), "key": applicant.key, "kind": applicant.label}
         refusal: BrokerError | None = _barred(view, name, applicant.key, applicant.machines)
@@ -165,12 +266,12 @@ class Ledger:
         if holder is None:
             raise ConfigurationError(f"no worker holds rank {name.rank} of {name.job}")
         _out(view, name, holder["key"], now, "revoked")
-        machines = bars.names_of(view, holder["machines"])
+        machines = names_of(view, holder["machines"])
         if machines:
-            bars.bar_machines(view, machines, now)
+            bar_machines(view, machines, now)
             barred = [f"machine {machine}" for machine in machines]
         else:
-            bars.bar_rank(view, name, now)
+            bar_rank(view, name, now)
             barred = [f"rank {name.rank} of {name.job}, until it is released"]
         self.note(view, now, "revoked", **_who(name), key=holder["key"], barred=", ".join(barred))
         return [f"key {holder['key'][:16]}", *barred]
@@ -180,9 +281,9 @@ class Ledger:
     ) -> list[str]:
         """Take out a machine by any of its names, and every worker that joined from it."""
         if not unseen:
-            bars.require_seen(view, machine)
-        machines = bars.names_of(view, [machine])
-        bars.bar_machines(view, machines, now)
+            require_seen(view, machine)
+        machines = names_of(view, [machine])
+        bar_machines(view, machines, now)
         barred = [f"machine {one}" for one in machines]
         for place, holder in list(view.scan("rank/")):
             if set(holder["machines"]) & set(machines):
@@ -193,14 +294,14 @@ class Ledger:
         return barred
 
     def readmit_machine(self, view: View, now: float, machine: str) -> list[str]:
-        machines = bars.readmit_machine(view, machine)
+        machines = readmit_machine(view, machine)
         self.note(view, now, "released", machine=" ".join(machines))
         return machines
 
     def release(self, view: View, now: float, name: WorkerName) -> None:
         """Free a rank: its holder is out, and any worker that the policy admits may join it."""
         self._free(view, now, name, "released")
-        bars.release_rank(view, name)
+        release_rank(view, name)
         self.note(view, now, "released", **_who(name))
 
     def release_some(self, view: View, now: float, job: str) -> list[int]:
@@ -296,7 +397,7 @@ def sweep(view: View, now: float) -> int:
 def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> BrokerError | None:
     if (row := view.get(_out_key(name, key))) is not None:
         return WorkerRevoked(f"this worker's key is no longer of job {name.job}: {row['why']}")
-    return bars.why_barred(view, name, machines)
+    return why_barred(view, name, machines)
 
 
 def _forgotten(view: View, kind: str) -> int:

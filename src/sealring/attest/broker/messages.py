@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from sealring.attest.broker.envelopes import check_jwk
+from sealring.attest.broker.envelopes import check_guest_jwk, check_jwk
+from sealring.attest.evidence.agent_evidence import GuestChallenge, guest_challenge
+from sealring.core.hooks import VaultEntry
 from sealring.core.identity.loading import public_key_from_der
 from sealring.core.identity.names import WorkerName
 from sealring.errors import ConfigurationError, MalformedRequest
@@ -266,3 +269,117 @@ def broker_urls(text: str) -> list[tuple[str, int]]:
             raise ConfigurationError(f"a broker is https://HOST[:PORT], and {url!r} is not")
         found.append((parts.hostname, port))
     return found
+
+
+READ: Final = "/sealring/v0/vault/read"
+RECORD: Final = "/sealring/v0/vault/record"
+PAGE: Final = 1000
+"""Objects in one answer."""
+READ_PROOF: Final = b"sealring-1 vault read\0"
+RECORD_PROOF: Final = b"sealring-1 vault record\0"
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_LARGEST: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class ReadVault:
+    name: WorkerName
+    key: str
+    """The digest of the worker's public key."""
+    vault: str
+    after: str
+    """The id of the last object that is known already; empty at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordVault:
+    name: WorkerName
+    key: str
+    vault: str
+    number: int
+    """Of the vault's key."""
+    generation: int
+    entry: VaultEntry | None
+
+
+def parse_read(data: bytes) -> ReadVault:
+    name, key, ask = _opened(data, READ_PROOF)
+    fields = exactly(ask, "vault", "after")
+    after = fields["after"]
+    return ReadVault(name, key, _id(fields["vault"]), after if after == "" else _id(after))
+
+
+def parse_record(data: bytes) -> RecordVault:
+    name, key, ask = _opened(data, RECORD_PROOF)
+    fields = exactly(ask, "vault", "key", "generation", "entry")
+    given, entry = fields["entry"], None
+    if given is not None:
+        entry = VaultEntry(**exactly(given, "object", "version", "manifest"))
+        _id(entry.object)
+        _number(entry.version)
+        if not isinstance(entry.manifest, str) or not _DIGEST.fullmatch(entry.manifest):
+            raise MalformedRequest("a manifest's digest is a SHA-256 in hex")
+    vault, number = _id(fields["vault"]), _number(fields["key"])
+    return RecordVault(name, key, vault, number, _number(fields["generation"]), entry)
+
+
+def _opened(data: bytes, proof: bytes) -> tuple[WorkerName, str, Any]:
+    fields = exactly(parse_json(data), "worker", "ask", "signature")
+    name, public_key = check_signed(fields, proof)
+    return name, hashlib.sha256(public_key).hexdigest(), fields["ask"]
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise MalformedRequest("the id of a vault or of an object is 16 bytes in hex")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise MalformedRequest("a key's number, a generation and a version count from 0")
+    return value
+
+
+_OLD_SPELLINGS: Final = {"azsnpvtpm": "az-snp-vtpm", "aztdxvtpm": "az-tdx-vtpm"}
+"""Of older clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestAttestation:
+    challenge: GuestChallenge
+    """What the evidence must be bound to, if the nonce is ours."""
+    jwk: dict[str, str]
+    primary: dict[str, Any]
+    additional: str
+
+
+def read_guest_attestation(fields: dict[str, Any]) -> GuestAttestation:
+    if "init-data" in fields:
+        fields = dict(fields)
+        init = fields.pop("init-data")
+        if init is not None:
+            values = exactly(init, "format", "body").values()
+            if not all(isinstance(one, str) for one in values):
+                raise MalformedRequest("init-data has a format and a body, both texts")
+    exactly(fields, "runtime-data", "tee-evidence")
+    runtime = exactly(fields["runtime-data"], "nonce", "tee-pubkey")
+    shown = exactly(fields["tee-evidence"], "primary_evidence", "additional_evidence")
+    primary, additional = shown["primary_evidence"], shown["additional_evidence"]
+    if not isinstance(primary, dict) or not isinstance(additional, str):
+        raise MalformedRequest("primary_evidence is an object, and additional_evidence a text")
+    jwk = check_guest_jwk(runtime["tee-pubkey"])
+    nonce = read_base64(runtime["nonce"])
+    if base64.b64encode(nonce).decode() != runtime["nonce"]:
+        raise MalformedRequest("the nonce is not written as it was given out")
+    try:
+        challenge = guest_challenge(nonce, runtime["nonce"], jwk, additional)
+    except ValueError:
+        raise MalformedRequest("a text of the request has no encoding") from None
+    return GuestAttestation(challenge, jwk, primary, additional)
+
+
+def kind_of(tee: str) -> str:
+    """The kind of evidence that a client's word for its TEE stands for."""
+    return _OLD_SPELLINGS.get(tee, tee)

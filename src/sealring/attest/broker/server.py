@@ -3,22 +3,241 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import json
 import logging
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import UTC, datetime
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
 
-from sealring.attest.broker.issuing import SERVER_DAYS, issue_to_self
-from sealring.attest.broker.keys import BrokerKeys
+from sealring.attest.broker.keys import SERVER_DAYS, BrokerKeys, issue_to_self
+from sealring.attest.broker.messages import ATTEST, AUTH, COOKIE, LEAVE, OUT, READ, RECORD, RESOURCE
 from sealring.attest.broker.refusals import response_of
-from sealring.attest.broker.routes import page_routes, worker_routes
 from sealring.attest.broker.service import Broker
+from sealring.attest.broker.store import Row
 from sealring.attest.broker.tls import answer, server_context
-from sealring.errors import ConfigurationError, SealringError
-from sealring.formats.http import Explain, Handle, Limits, Listener, PlainStream, Response, Stream
+from sealring.core.identity.names import WorkerName, is_job
+from sealring.errors import (
+    ConfigurationError,
+    MalformedRequest,
+    NoSuchResource,
+    SealringError,
+    UnknownNonce,
+    UnknownToken,
+)
+from sealring.formats.http import (
+    Explain,
+    Handle,
+    Limits,
+    Listener,
+    PlainStream,
+    Request,
+    Response,
+    Stream,
+)
+
+_STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1a1a1a; background: #fff; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .35rem .8rem; border-bottom: 1px solid #ddd; }
+td.digest { font-family: ui-monospace, monospace; font-size: 13px; }
+tr.out td { color: #777; }
+.bad { color: #a40000; font-weight: 600; }
+.simulated { background: #ffe9b3; padding: 0 .4rem; font-weight: 600; }
+"""
+_COLUMNS: Final = (
+    "job", "rank", "evidence", "measurement", "machine", "verified", "certificate ends", "joined",
+    "verdict",
+)  # fmt: skip
+_SHOWN: Final = 16
+_REFUSALS_SHOWN: Final = 10
+
+
+def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: float) -> Response:
+    rows = "\n".join(_row(name, holder, out, now) for name, holder, out in holders)
+    simulated = sum(holder["facts"]["worker"]["simulated"] for _, holder, _ in holders)
+    warning = (
+        f'<p><span class="simulated">SIMULATED</span> evidence proves nothing: {simulated} of '
+        f"{len(holders)} workers show it.</p>"
+        if simulated
+        else ""
+    )
+    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+    html = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>sealring broker</title>
+<meta http-equiv="refresh" content="10"><style>{_STYLE}</style></head>
+<body><h1>sealring broker</h1>{warning}
+<table><thead><tr>{head}</tr></thead><tbody>
+{rows}
+</tbody></table>
+<p>{len(holders)} ranks are held. {_time(now)}</p>
+{_refused(refused)}</body></html>"""
+    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
+    headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
+    return Response(200, html.encode(), "text/html; charset=utf-8", headers)
+
+
+def _refused(refused: Row) -> str:
+    """Who came with nothing that could be believed: counts, and the last of them."""
+    counts, last = refused["counts"], refused["last"]
+    if not counts:
+        return "<p>Nothing was refused before it proved anything.</p>"
+    kinds = ", ".join(f"{escape(name)} {counts[name]}" for name in sorted(counts))
+    rows = "".join(
+        f"<tr><td>{_time(one['time'])}</td><td>{escape(one['address'])}</td>"
+        f"<td>{escape(one['error'])}</td><td>{escape(one['why'])}</td></tr>"
+        for one in reversed(last[-_REFUSALS_SHOWN:])
+    )
+    head = "<tr><th>time</th><th>address</th><th>error</th><th>why</th></tr>"
+    return (
+        f"<h2>Refused before anything was proven</h2><p>{sum(counts.values())} since "
+        f"{_time(refused['since'])}: {kinds}. The last of them:</p>"
+        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _row(name: WorkerName, holder: Row, out: bool, now: float) -> str:
+    worker, until = holder["facts"]["worker"], holder["certificate_until"]
+    kind = escape(holder["kind"])
+    evidence = f'<span class="simulated">{kind}</span>' if worker["simulated"] else kind
+    ended = until is not None and until < now
+    verdict = "revoked" if out else "certificate ended" if ended else "admitted"
+    shown = f'<span class="bad">{verdict}</span>' if out or ended else verdict
+    cells = [
+        escape(name.job),
+        str(name.rank),
+        evidence,
+        _digest(worker["measurement"]),
+        _digest(worker["machine"]),
+        f"{_age(now - holder['attested'])} ago",
+        "not issued yet" if until is None else _time(until),
+        f"{_time(holder['joined'])} (join {holder['joins']})",
+        shown,
+    ]
+    classes = ["", "", "", ' class="digest"', ' class="digest"', "", "", "", ""]
+    body = "".join(f"<td{css}>{cell}</td>" for css, cell in zip(classes, cells, strict=True))
+    return f"<tr{' class=out' if out or ended else ''}>{body}</tr>"
+
+
+def _digest(text: str) -> str:
+    if not text:
+        return "-"
+    short = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return f'<span title="{escape(text, quote=True)}">{escape(short)}</span>'
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(max(0.0, seconds))} s"
+
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+def worker_routes(broker: Broker) -> Handle:
+    async def handle(request: Request) -> Response:
+        path = request.path
+        if path == AUTH:
+            _only("POST", request)
+            session, nonce, extra = await broker.challenge(request.body)
+            answer = {"nonce": base64.b64encode(nonce).decode(), "extra-params": extra}
+            return _json(answer, {"set-cookie": _cookie(session)})
+        if path == ATTEST:
+            _only("POST", request)
+            return await _attest(broker, request)
+        if path.startswith(RESOURCE):
+            _only("GET", request)
+            return _json(await _resource(broker, request))
+        if path.startswith(OUT) and is_job(job := path.removeprefix(OUT)):
+            _only("GET", request)
+            return _json({"out": await broker.keys_out(job)})
+        if path in (READ, RECORD):
+            _only("POST", request)
+            ask = broker.read_vault if path == READ else broker.record_vault
+            return _json(await ask(request.body))
+        if path == LEAVE:
+            _only("POST", request)
+            await broker.leave(request.body)
+            return _json({})
+        raise NoSuchResource("the broker has nothing there")
+
+    return handle
+
+
+def page_routes(broker: Broker) -> Handle:
+    async def handle(request: Request) -> Response:
+        _only("GET", request)
+        # Another site's script that has its name lead here must not read it.
+        host = request.headers.get("host", "").rpartition(":")[0]
+        if request.path != "/" or host not in LOOPBACK:
+            raise NoSuchResource("the broker's page is at / of this host's own address")
+        return render(await broker.holders(), await broker.refused(), time.time())
+
+    return handle
+
+
+def _only(method: str, request: Request) -> None:
+    if request.method != method:
+        raise MalformedRequest(f"{method} is the only method here")
+
+
+async def _attest(broker: Broker, request: Request) -> Response:
+    session = _session(request)
+    if session is None:
+        raise UnknownNonce(f"the cookie {COOKIE} is missing: ask {AUTH} first")
+    token = await broker.attest(session, request.body)
+    return _json({"token": token}, {"set-cookie": _cookie(session)})
+
+
+async def _resource(broker: Broker, request: Request) -> dict[str, str]:
+    """By the token, or, as stock KBS clients ask, by the session. A token counts before a cookie.
+
+    The path is taken as it came: nothing is decoded or resolved, and a query belongs to it.
+    """
+    path = request.path.removeprefix(RESOURCE)
+    if "authorization" in request.headers:
+        return await broker.resource(_token(request), path)
+    session = _session(request)
+    if session is None:
+        raise UnknownToken("there is no token and no session: attest first")
+    return await broker.resource_of_session(session, path)
+
+
+def _cookie(session: str) -> str:
+    return f"{COOKIE}={session}; HttpOnly; Secure; Path=/kbs/v0"
+
+
+def _session(request: Request) -> str | None:
+    cookie: SimpleCookie = SimpleCookie()
+    with suppress(CookieError):
+        cookie.load(request.headers.get("cookie", ""))
+    return cookie[COOKIE].value if COOKIE in cookie else None
+
+
+def _token(request: Request) -> str:
+    scheme, _, token = request.headers["authorization"].partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        raise UnknownToken("the authorization is not a token: attest first")
+    return token
+
+
+def _json(value: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(200, json.dumps(value).encode(), headers=headers or {})
+
 
 _LOG = logging.getLogger("sealring.attest.broker")
 _SWEEP_SECONDS: Final = 30.0

@@ -34,23 +34,22 @@ from sealring.attest.broker.clock import SteadyClock, boottime
 from sealring.attest.broker.credentials import challenge_of, credential_for
 from sealring.attest.broker.data_keys import DataKeys
 from sealring.attest.broker.envelopes import seal
-from sealring.attest.broker.guest_messages import read_guest_attestation
-from sealring.attest.broker.guest_service import GuestService, audited
-from sealring.attest.broker.guests import digest_of
-from sealring.attest.broker.issuing import issue_to_worker
-from sealring.attest.broker.keys import BrokerKeys
+from sealring.attest.broker.guests import GuestService, audited, digest_of
+from sealring.attest.broker.keys import BrokerKeys, issue_to_worker
 from sealring.attest.broker.ledger import Applicant, Ledger
 from sealring.attest.broker.messages import (
     Attestation,
     parse_auth,
     parse_json,
     parse_leave,
+    parse_read,
+    parse_record,
     read_attestation,
+    read_guest_attestation,
 )
 from sealring.attest.broker.store import Row, Store, View
 from sealring.attest.broker.strangers import Strangers
 from sealring.attest.broker.tokens import Grant, GuestGrant, check_token, make_token
-from sealring.attest.broker.vault_messages import parse_read, parse_record
 from sealring.attest.evidence import (
     AttestedWorker,
     Policy,
@@ -59,8 +58,8 @@ from sealring.attest.evidence import (
     parse_evidence,
     verify_evidence,
 )
+from sealring.attest.evidence.agent_evidence import HASH
 from sealring.attest.evidence.claims import encode_claims
-from sealring.attest.evidence.guest_challenge import HASH
 from sealring.attest.evidence.policy import granted
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (

@@ -9,15 +9,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.attest.broker.client import answer_of
 from sealring.attest.broker.enrolment import this_worker
-from sealring.attest.broker.http import Client
-from sealring.attest.broker.messages import write_signed
-from sealring.attest.broker.vault_messages import (
+from sealring.attest.broker.messages import (
     PAGE,
     READ,
     READ_PROOF,
     RECORD,
     RECORD_PROOF,
+    write_signed,
 )
+from sealring.attest.broker.tls import Client
 from sealring.core.hooks import VaultEntry
 from sealring.core.identity.names import WorkerName
 from sealring.errors import BrokerError, ConfigurationError

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from sealring.attest.broker.ledger import Ledger, require_holder
+from sealring.attest.broker.messages import PAGE, ReadVault, RecordVault
 from sealring.attest.broker.store import Row, View
-from sealring.attest.broker.vault_messages import PAGE, ReadVault, RecordVault
 from sealring.errors import RecordedOtherwise, TooManyRecords
 
 MOST_OBJECTS: Final = 100_000

@@ -1,38 +1,82 @@
-"""Evidence in the JSON form of guest-components' attesters, put into the form that is judged here.
-
-A confidential container's agent hands it out on the pod's loopback, and stock KBS clients send it.
-An SNP report comes field by field: its bytes are put together again, and if that went wrong, its
-signature would not verify. Nothing is verified here.
-"""
+"""Guest-components' JSON form of evidence: parsed, what it is bound to, and asked for."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.attest.evidence.az_vtpm import SNP_KIND, TDX_KIND
-from sealring.attest.evidence.ccel import matching_events
+from sealring.attest.evidence.az_vtpm import SNP_KIND, TDX_KIND, canonical_hcl_report
 from sealring.attest.evidence.evidence import (
     MAX_CHAIN,
     MAX_DEVICES,
+    REPORT_DATA_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
+    encode_devices,
 )
-from sealring.attest.evidence.intel import canonical_quote, quote_size, registers_of
+from sealring.attest.evidence.guest import ask_local, whole_chain
+from sealring.attest.evidence.intel import (
+    canonical_quote,
+    matching_events,
+    quote_size,
+    registers_of,
+)
 from sealring.attest.evidence.intel_collateral import SGX, TDX
-from sealring.attest.evidence.nvidia.device import KIND as NVIDIA
-from sealring.attest.evidence.nvidia.spdm import canonical_report as canonical_device_report
-from sealring.attest.evidence.paravisor import canonical_hcl_report
+from sealring.attest.evidence.nvidia import KIND as NVIDIA
+from sealring.attest.evidence.nvidia import canonical_report as canonical_device_report
 from sealring.attest.evidence.snp import KIND as SNP
 from sealring.attest.evidence.snp import REPORT_BYTES, canonical_report, parse_report
 from sealring.attest.evidence.tpm.machine import read_issuers
 from sealring.attest.evidence.tpm.structures import parse_quote
-from sealring.attest.evidence.tsm import whole_chain
-from sealring.errors import MalformedEvidence, UnknownEvidence
-from sealring.formats.strict import read_json
+from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
+from sealring.formats.strict import read_json, read_object
+
+HASH: Final = "sha384"
+_DEVICE_NONCE_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GuestChallenge(Challenge):
+    """`public_key` is the client's JWK, as it is hashed."""
+
+    machine_digest: bytes = b""
+    device_digest: bytes = b""
+
+    def report_data(self, kind: str, devices: bytes = b"[]") -> bytes:
+        return self.machine_digest.ljust(REPORT_DATA_BYTES, b"\0")
+
+    def device_nonce(self, kind: str) -> bytes:
+        return self.device_digest[:_DEVICE_NONCE_BYTES]
+
+
+def guest_challenge(
+    nonce: bytes, nonce_text: str, jwk: Mapping[str, str], additional: str
+) -> GuestChallenge:
+    """ValueError: a text that has no encoding."""
+    asked = {"tee-pubkey": dict(jwk), "nonce": nonce_text}
+    return GuestChallenge(
+        nonce,
+        canonical(jwk),
+        machine_digest=_digest({**asked, "additional-evidence": additional}),
+        device_digest=_digest(asked),
+    )
+
+
+def canonical(value: Mapping[str, Any]) -> bytes:
+    """RFC 8785, of objects whose names are ASCII and whose values are texts or such objects."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode()
+
+
+def _digest(value: Mapping[str, Any]) -> bytes:
+    return hashlib.new(HASH, canonical(value)).digest()
+
 
 _AZURE_VERSIONS: Final = (1, 2)
 _RSASSA_SHA256: Final = bytes.fromhex("0014000b")
@@ -213,3 +257,36 @@ def _octets(value: Any) -> bytes:
     if not isinstance(value, list):
         raise TypeError
     return bytes(value)
+
+
+AGENT: Final = ("127.0.0.1", 8006)
+
+
+class CocoMachine:
+    def __init__(self, chain: Sequence[bytes] = (), agent: tuple[str, int] = AGENT) -> None:
+        """`chain` holds certificates of an SNP chip that the agent does not give."""
+        self._chain, self._agent = tuple(chain), agent
+        self.kind = TDX if "quote" in self._ask(bytes(64)) else SNP
+
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence:
+        challenge = Challenge(nonce, public_key)
+        answer = self._ask(challenge.report_data(self.kind, encode_devices(devices)))
+        try:
+            return evidence_of(self.kind, answer, challenge, devices, self._chain)
+        except MalformedEvidence:
+            raise AttestationUnavailable(
+                "the pod's agent gives evidence in a form that is not known"
+            ) from None
+
+    def _ask(self, report_data: bytes) -> dict[str, Any]:
+        asked = base64.urlsafe_b64encode(report_data).decode().rstrip("=")
+        answer = ask_local(self._agent, f"/aa/evidence?runtime_data={asked}&encoding=base64")
+        refusal = AttestationUnavailable(
+            "the pod's agent gives neither an SNP report nor a TDX quote"
+        )
+        found = read_object(answer, refusal)
+        if not {"quote", "attestation_report"} & set(found):
+            raise refusal
+        return found

@@ -18,18 +18,22 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sealring.attest.evidence.azure_guest import AzureMachine
-from sealring.attest.evidence.coco import CocoMachine
+from sealring.attest.evidence.agent_evidence import CocoMachine
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
-from sealring.attest.evidence.nvidia.collect import collect_gpus
+from sealring.attest.evidence.guest import AzureMachine, TsmMachine
+from sealring.attest.evidence.nvidia import collect_gpus
 from sealring.attest.evidence.simulated import KIND as SIMULATED
 from sealring.attest.evidence.simulated import Simulator
-from sealring.attest.evidence.tpm.certified import CertifiedTpmMachine
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.ima import IMA_LOG
-from sealring.attest.evidence.tpm.machine import DEVICE, Logs, TpmMachine, read_issuers
+from sealring.attest.evidence.tpm.machine import (
+    DEVICE,
+    CertifiedTpmMachine,
+    Logs,
+    TpmMachine,
+    read_issuers,
+)
 from sealring.attest.evidence.tpm.verify import KIND as TPM
-from sealring.attest.evidence.tsm import TsmMachine
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.private_files import read_private
 from sealring.errors import BrokerError, ConfigurationError

@@ -1,19 +1,20 @@
-"""Certificates verified whole: every link, every date, every revocation list there is."""
+"""Certificates verified whole, links, dates, revocation; and the vendors' roots, by fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.evidence.loose_der import signed_part, with_sets_in_order
+from sealring.attest.evidence.encoding import signed_part, with_sets_in_order
 from sealring.attest.evidence.revocation import (
     ChainContext,
     ListSeen,
@@ -23,6 +24,19 @@ from sealring.attest.evidence.revocation import (
 )
 from sealring.core.identity.loading import certificate_from_der, certificates_from_pem
 from sealring.errors import ChainExpired, MalformedEvidence, UntrustedChain
+
+AMD_ROOTS: Final[Mapping[str, str]] = {
+    "69d063b45344d26a2e94e1f4210de49ef555308287d4c174445c95639a540bcd": "Milan",
+    "4c6598d19c18719c5dfd4a7d335f674e5bfe1d8f800cea2cf270c10d103db2f1": "Genoa",
+    "1f084161a44bb6d93778a904877d4819cafa5d05ef4193b2ded9dd9c73dd3f6a": "Turin",
+}
+INTEL_ROOTS: Final = frozenset({"44a0196b2b99f889b8e149e95b807a350e7424964399e885a7cbb8ccfab674d3"})
+NVIDIA_ROOTS: Final = frozenset(
+    {"102bf659d5419614c9d8e6aecebc80454eb26b1df6a769ac720b9a690b167b48"}
+)
+NVIDIA_REFERENCE_ROOTS: Final = frozenset(
+    {"12977b5115acb0381179279fffeb5a8c4d264971ebb32298023a465fa41df5d1"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,38 @@ to date, and its revocation lists. They are fetched beforehand and kept; how old
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from sealring.attest.evidence.ccel import check_ccel
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from sealring.attest.evidence.chains import VerifiedChain, split_pem, verify_chain
-from sealring.attest.evidence.cursor import Cursor
-from sealring.attest.evidence.ecdsa import P256_ORDER, check_spelling, with_lower_s
+from sealring.attest.evidence.encoding import P256_ORDER, Cursor, check_spelling, with_lower_s
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.intel_collateral import SGX, TDX, Collateral
-from sealring.attest.evidence.intel_statements import check_statements
 from sealring.attest.evidence.revocation import out_of_dates
+from sealring.attest.evidence.tpm.event_log import (
+    EV_NO_ACTION,
+    only_pcrs,
+    parse_event_log,
+    replay,
+    without_filling,
+)
+from sealring.attest.evidence.tpm.structures import SHA384
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims
+from sealring.core.identity.loading import certificate_from_der, revocation_list_from
 from sealring.errors import (
     AttestationError,
+    BadCollateral,
+    ChainExpired,
     ChainRevoked,
     ConfigurationError,
     DebugGuest,
@@ -33,6 +49,94 @@ from sealring.errors import (
     UnknownEvidence,
 )
 from sealring.formats.strict import read_json
+
+CCEL: Final = Path("/sys/firmware/acpi/tables/data/CCEL")
+_REGISTERS: Final = {n + 1: f"rtmr{n}" for n in range(4)}
+
+
+def check_ccel(log: bytes, registers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The digests that each RTMR was extended with, if the log leads to what was quoted."""
+    events = parse_event_log(log, SHA384)
+    for number, value in replay(events, SHA384).items():
+        name = _REGISTERS.get(number, "")
+        if registers.get(name) != value.hex():
+            raise ForgedEvidence(f"the event log does not lead to the value of {name or number}")
+    found: dict[str, list[str]] = {}
+    for event in events:
+        if event.kind != EV_NO_ACTION:
+            found.setdefault(_REGISTERS[event.pcr], []).append(event.digest.hex())
+    return {name: tuple(digests) for name, digests in found.items()}
+
+
+def matching_ccel(registers: Mapping[str, str], path: Path = CCEL) -> bytes:
+    """This guest's log, where its firmware left one."""
+    try:
+        return matching_events(path.read_bytes(), registers)
+    except OSError:
+        return b""
+
+
+def matching_events(padded: bytes, registers: Mapping[str, str]) -> bytes:
+    """The log's events for the RTMRs that nothing has extended since without telling it."""
+    try:
+        log = without_filling(padded)
+        expected = replay(parse_event_log(log, SHA384), SHA384)
+    except (MalformedEvidence, UnknownEvidence):
+        return b""
+    same = {
+        number
+        for number, value in expected.items()
+        if registers.get(_REGISTERS.get(number, "")) == value.hex()
+    }
+    return only_pcrs(log, same) if same else b""
+
+
+def check_statements(text: str, family: str, trust: Trust) -> None:
+    """Raises BadCollateral if a statement or a list in the file is not signed by Intel.
+
+    StaleRevocationList: its signer's certificate is not valid now. ChainRevoked: Intel revoked it.
+    """
+    fields: dict[str, Any] = read_json(text)
+    try:
+        for name in ("tcb_info", "qe_identity"):
+            signer = _signer(fields[f"{name}_issuer_chain"], trust)
+            signature = bytes.fromhex(fields[f"{name}_signature"])
+            half = len(signature) // 2
+            numbers = (int.from_bytes(part, "big") for part in (signature[:half], signature[half:]))
+            _public(signer).verify(
+                encode_dss_signature(*numbers), fields[name].encode(), ec.ECDSA(SHA256())
+            )
+        chain = split_pem(fields["pck_crl_issuer_chain"].encode())
+        _signer(fields["pck_crl_issuer_chain"], trust)
+        for name, issuer in (("pck_crl", chain[0]), ("root_ca_crl", chain[-1])):
+            found = revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
+            key = _public(certificate_from_der(issuer, ValueError(name)))
+            if not found.is_signature_valid(key):
+                raise InvalidSignature
+    except ChainRevoked:
+        raise
+    except ChainExpired as problem:
+        raise StaleRevocationList(
+            f"this verifier's own Intel collateral for {family} is not in force, fetch it again or "
+            f"set the clock: {problem}"
+        ) from None
+    except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError):
+        raise BadCollateral(
+            f"this verifier's own Intel collateral for {family} is not signed by Intel: the worker "
+            "is not to blame; fetch the file again"
+        ) from None
+
+
+def _signer(pem: str, trust: Trust) -> x509.Certificate:
+    return verify_chain(split_pem(pem.encode()), trust.intel, trust).leaf
+
+
+def _public(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
+    key = certificate.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("Intel signs with keys on P-256")
+    return key
+
 
 _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48

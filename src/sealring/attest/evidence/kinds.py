@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.attest.evidence import attesters, az_vtpm, intel, policy_kinds, simulated, snp
+from sealring.attest.evidence import attesters, az_vtpm, intel, policy_tables, simulated, snp
+from sealring.attest.evidence import nvidia as nvidia
 from sealring.attest.evidence.attesters import Attester, Wanted
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.attest.evidence.intel_collateral import SGX, TDX
-from sealring.attest.evidence.nvidia import device as nvidia
 from sealring.attest.evidence.policy import KindRules, Policy
-from sealring.attest.evidence.policy_reader import Reader
+from sealring.attest.evidence.policy_tables import Reader
 from sealring.attest.evidence.tpm import verify as tpm
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import AttestedDevice, Claims
@@ -40,29 +40,29 @@ class Kind:
 
 
 KINDS: Final[Mapping[str, Kind]] = {
-    snp.KIND: Kind("an AMD SEV-SNP guest", snp.verify_snp, policy_kinds.snp_rules),
+    snp.KIND: Kind("an AMD SEV-SNP guest", snp.verify_snp, policy_tables.snp_rules),
     az_vtpm.SNP_KIND: Kind(
         "an Azure guest whose virtual TPM an SEV-SNP report vouches for",
         az_vtpm.verify_az_snp_vtpm,
-        policy_kinds.az_snp_vtpm_rules,
+        policy_tables.az_snp_vtpm_rules,
     ),
     az_vtpm.TDX_KIND: Kind(
         "an Azure guest whose virtual TPM a TDX quote vouches for",
         az_vtpm.verify_az_tdx_vtpm,
-        policy_kinds.az_tdx_vtpm_rules,
+        policy_tables.az_tdx_vtpm_rules,
     ),
-    TDX: Kind("an Intel TDX guest", intel.verify_intel, policy_kinds.tdx_rules),
-    SGX: Kind("an Intel SGX enclave", intel.verify_intel, policy_kinds.sgx_rules),
+    TDX: Kind("an Intel TDX guest", intel.verify_intel, policy_tables.tdx_rules),
+    SGX: Kind("an Intel SGX enclave", intel.verify_intel, policy_tables.sgx_rules),
     tpm.KIND: Kind(
         "a machine with a TPM 2.0, whose owner can read its memory",
         tpm.verify_tpm,
-        policy_kinds.tpm_rules,
+        policy_tables.tpm_rules,
         hole=True,
     ),
     simulated.KIND: Kind(
         "SIMULATED evidence, which proves nothing",
         simulated.verify_simulated,
-        policy_kinds.simulated_rules,
+        policy_tables.simulated_rules,
         hole=True,
     ),
 }

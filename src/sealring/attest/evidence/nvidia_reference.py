@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from sealring.attest.evidence.chains import VerifiedChain, verify_chain
+from sealring.attest.evidence.chains import NVIDIA_REFERENCE_ROOTS, VerifiedChain, verify_chain
 from sealring.attest.evidence.revocation import ChainContext, ListSeen, out_of_dates
-from sealring.attest.evidence.roots import NVIDIA_REFERENCE_ROOTS
 from sealring.errors import (
     ChainExpired,
     ConfigurationError,

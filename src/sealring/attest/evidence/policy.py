@@ -1,4 +1,4 @@
-"""What may join, and rule by rule why something may or may not.
+"""What a policy demands, and rule by rule why something may or may not join.
 
 The evidence is true by now; here it is held against what the job's owner wrote down. Every rule is
 judged, so that an operator sees all that fails at once. Debug guests have no rule that admits them.
@@ -6,15 +6,17 @@ judged, so that an operator sees all that fails at once. Debug guests have no ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from sealring.attest.evidence.policy_devices import DeviceRules, judge_devices
-from sealring.attest.evidence.policy_ima import ImaRules, judge_ima
-from sealring.attest.evidence.policy_rule import Rule, any_of, bits, judged, shown
-from sealring.attest.evidence.worker import DescribedWorker
+from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 from sealring.errors import (
+    AttestationError,
     DebugGuest,
+    DeviceNotAllowed,
     GuestNotAllowed,
     JobNotAllowed,
     KindNotAllowed,
@@ -23,6 +25,185 @@ from sealring.errors import (
     StaleRevocationList,
     TcbTooOld,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    wanted: str
+    found: str
+    refusal: type[AttestationError] | None
+    """None if it passed."""
+
+
+def judged(
+    name: str, passed: bool, wanted: str, found: str, refusal: type[AttestationError]
+) -> Rule:
+    return Rule(name, wanted, found, None if passed else refusal)
+
+
+def any_of(names: Collection[str]) -> str:
+    return " or ".join(sorted(names)) or "nothing"
+
+
+def bits(value: int) -> str:
+    """bits 6 9; no bits"""
+    found = [str(at) for at in range(value.bit_length()) if value >> at & 1]
+    return f"bits {' '.join(found)}" if found else "no bits"
+
+
+def shown(value: int | None) -> str:
+    return "not stated" if value is None else str(value)
+
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ImaRules:
+    files: Mapping[str, frozenset[str]]
+    """By path, the digests that it may have."""
+    exclude: frozenset[str]
+    """Paths, and directories with a slash at their end, that are not asked for."""
+    violations: bool
+    """False: a file that changed while it was measured or in use is refused."""
+
+    digest: str = field(init=False)
+    """The same for rules that say the same. A certificate names the rules that it was given by: it
+    cannot hold the list of files."""
+
+    def __post_init__(self) -> None:
+        text = json.dumps(
+            [
+                {path: sorted(digests) for path, digests in self.files.items()},
+                sorted(self.exclude),
+                self.violations,
+            ],
+            sort_keys=True,
+        )
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest())
+
+    def admits(self, path: str, digests: tuple[str, ...]) -> bool:
+        if any(path == one or (one.endswith("/") and path.startswith(one)) for one in self.exclude):
+            return True
+        return set(digests) <= self.files.get(path, frozenset())
+
+
+def judge_ima(rules: ImaRules | None, worker: DescribedWorker) -> list[Rule]:
+    if rules is None:
+        return []
+    wanted = f"only files of {len(rules.files)} listed"
+    if worker.ima_rules:
+        # A certificate's word: its broker saw the list, and judged it by rules of this digest.
+        same = worker.ima_rules == rules.digest
+        found = "judged by the same rules" if same else "judged by other rules"
+        return [_judged("ima", same, wanted, found), *_violations(rules, worker)]
+    if not worker.ima_entries:
+        return [_judged("ima", False, wanted, "no list of measured files")]
+    others = [path for path, digests in worker.ima_files.items() if not rules.admits(path, digests)]
+    shown = ", ".join(f"{path} ({worker.ima_files[path][-1]})" for path in others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    found = f"{worker.ima_entries} entries, others: {shown or 'none'}{more}"
+    return [_judged("ima", not others, wanted, found), *_violations(rules, worker)]
+
+
+def _violations(rules: ImaRules, worker: DescribedWorker) -> list[Rule]:
+    if rules.violations:
+        return []
+    found = str(worker.ima_violations)
+    return [_judged("ima violations", not worker.ima_violations, "none", found)]
+
+
+def _judged(name: str, passed: bool, wanted: str, found: str) -> Rule:
+    return judged(name, passed, wanted, found, MeasurementNotAllowed)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRules:
+    """What the machine's GPUs and switches must show."""
+
+    gpus: int = 1
+    switches: int = 0
+    models: frozenset[str] = frozenset()
+    firmware: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By name (driver, vbios): the admitted versions, where the policy lists some."""
+    require_reference: bool = True
+
+
+def judge_devices(rules: DeviceRules | None, worker: DescribedWorker) -> list[Rule]:
+    if rules is None:
+        shown = " ".join(device.model for device in worker.devices)
+        return (
+            [judged("devices", False, "none: the policy has no [nvidia]", shown, DeviceNotAllowed)]
+            if worker.devices
+            else []
+        )
+    gpus = {one.identity for one in worker.devices if not one.is_switch}
+    switches = {one.identity for one in worker.devices if one.is_switch}
+    results = []
+    for name, shown_ones, least in (
+        ("gpus", gpus, rules.gpus),
+        ("switches", switches, rules.switches),
+    ):
+        fits, wanted = len(shown_ones) >= least, f"at least {least}"
+        results.append(judged(name, fits, wanted, str(len(shown_ones)), DeviceNotAllowed))
+    results += _linked(worker, len(gpus))
+    for device in worker.devices:
+        results += _device(rules, device)
+    return results
+
+
+def _linked(worker: DescribedWorker, gpus: int) -> list[Rule]:
+    """From both ends, where switches are shown: these GPUs and switches, and nothing besides.
+
+    GPUs in protected PCIe mode share NVLinks that are not encrypted, so their switches must be
+    shown, whatever the policy's count of switches is.
+    """
+    switches = [one for one in worker.devices if one.is_switch]
+    if not switches:
+        alone = sorted(one.identity for one in worker.devices if one.protected_pcie)
+        said = f"none, for {' '.join(alone)}"
+        wanted = "shown with every GPU in protected PCIe mode"
+        return [judged("switches of gpus", False, wanted, said, DeviceNotAllowed)] if alone else []
+    shown = {one for device in switches for one in device.switches}
+    wrong = sorted(
+        device.identity
+        for device in worker.devices
+        if not device.is_switch and set(device.switches) != shown
+    )
+    ends = {frozenset(device.gpus) for device in switches}
+    counts = ", ".join(sorted(str(len(one)) for one in ends))
+    return [
+        judged(
+            "links of gpus", not wrong, "each to all switches shown and no other",
+            f"not so: {' '.join(wrong)}" if wrong else "so", DeviceNotAllowed,
+        ),
+        judged(
+            "links of switches", len(ends) == 1 and {len(one) for one in ends} == {gpus},
+            f"all to the same {gpus} GPUs", f"{counts} GPUs, {len(ends)} sets of them",
+            DeviceNotAllowed,
+        ),
+    ]  # fmt: skip
+
+
+def _device(rules: DeviceRules, device: AttestedDevice) -> list[Rule]:
+    name = device.identity
+    results = []
+    if rules.models:
+        fits, wanted = device.model in rules.models, any_of(rules.models)
+        results.append(judged(f"{name} model", fits, wanted, device.model, DeviceNotAllowed))
+    for part, versions in rules.firmware.items():
+        has = device.firmware.get(part)
+        if has is not None:
+            fits, wanted = has in versions, any_of(versions)
+            results.append(judged(f"{name} {part}", fits, wanted, has, DeviceNotAllowed))
+    said = [f"{' '.join(map(str, device.mismatches))} differ"] if device.mismatches else []
+    said += [f"no reference for the {part}" for part in device.unreferenced]
+    fits = not device.mismatches and not (device.unreferenced and rules.require_reference)
+    wanted = "as NVIDIA's references" if rules.require_reference else "as any reference there is"
+    found = "; ".join(said) or "the same"
+    results.append(judged(f"{name} measurements", fits, wanted, found, MeasurementNotAllowed))
+    return results
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final
 
-from sealring.attest.evidence.policy import Policy, judge
-from sealring.attest.evidence.policy_kinds import STATUSES
-from sealring.attest.evidence.policy_rule import Rule
+from sealring.attest.evidence.policy import Policy, Rule, judge
+from sealring.attest.evidence.policy_tables import STATUSES
 from sealring.attest.evidence.snp import OTHER_BITS, PLATFORM_BITS
 from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 

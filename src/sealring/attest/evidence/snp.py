@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import NameOID
 
 from sealring.attest.evidence.chains import VerifiedChain, verify_chain
-from sealring.attest.evidence.ecdsa import P384_ORDER, check_spelling, with_lower_s
+from sealring.attest.evidence.encoding import P384_ORDER, check_spelling, with_lower_s
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims

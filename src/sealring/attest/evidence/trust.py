@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from cryptography import x509
 
+from sealring.attest.evidence.chains import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
 from sealring.attest.evidence.intel_collateral import Collateral
 from sealring.attest.evidence.nvidia_reference import Reference
 from sealring.attest.evidence.revocation import ChainContext
-from sealring.attest.evidence.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
 
 
 @dataclass(frozen=True, slots=True)

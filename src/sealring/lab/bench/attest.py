@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sealring.attest.evidence import Evidence, Trust, parse_evidence, verify_evidence
 from sealring.attest.evidence.evidence import Challenge
-from sealring.attest.evidence.nvidia.device import verify_nvidia
+from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import WorkerFailed
 from sealring.lab.bench.harness import seconds_of
 from sealring.lab.bench.minting import CHALLENGE, NOW
@@ -135,7 +135,7 @@ def _serve(folder: Path, there: Any) -> None:
     from sealring.attest.broker.server import serving
     from sealring.attest.broker.service import Broker, Rules
     from sealring.attest.broker.sqlite import SqliteStore
-    from sealring.attest.evidence.files import read_policy, trust_in
+    from sealring.attest.evidence.cache import read_policy, trust_in
     from sealring.formats.http import Limits
 
     async def main() -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
-from sealring.attest.evidence.cursor import Cursor
+from sealring.attest.evidence.encoding import Cursor
 from sealring.attest.evidence.tpm.structures import BANKS, NULL, PCRS, SHA256
 from sealring.errors import TpmFailed
 

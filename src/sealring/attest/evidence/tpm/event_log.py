@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sealring.attest.evidence.cursor import Cursor
+from sealring.attest.evidence.encoding import Cursor
 from sealring.attest.evidence.tpm.structures import BANKS, PCRS, SHA256, SHA384
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 

@@ -284,3 +284,41 @@ def first_der(data: bytes) -> bytes:
     if len(data) > 4 and data[:2] == b"\x30\x82":
         return data[: 4 + int.from_bytes(data[2:4], "big")]
     return data
+
+
+# Where Google keeps the certificate and the template: on P-256 first, then RSA's.
+AKS: Final = ((0x01C10002, 0x01C10003), (0x01C10000, 0x01C10001))
+
+
+class CertifiedTpmMachine:
+    kind: Final = KIND
+
+    def __init__(self, tpm: Tpm, issuers: Sequence[bytes], logs: Logs | None = None) -> None:
+        """`issuers` are those of the certificate (DER), root last."""
+        self._tpm, self._logs = tpm, logs or Logs()
+        certificate, self._template = self._find()
+        self._chain = (certificate, *issuers)
+
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence:
+        challenge = Challenge(nonce, public_key)
+        qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
+        with self._tpm.primary(self._template) as (handle, ak):
+            quote, signature, values = quote_pcrs(self._tpm, handle, qualifying)
+        signature = canonical_signature(signature, parse_public(ak).key)
+        parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
+        parts |= self._logs.matching(values)
+        return Evidence(KIND, challenge, parts, self._chain, devices)
+
+    def _find(self) -> tuple[bytes, bytes]:
+        for certificate_index, template_index in AKS:
+            found = self._tpm.read_nv(certificate_index)
+            template = self._tpm.read_nv(template_index)
+            if found is None or template is None:
+                continue
+            certificate = first_der(found)
+            with self._tpm.primary(template) as (_, ak):
+                if parse_public(ak).key == load_certificate(certificate).public_key():
+                    return certificate, template
+        raise TpmFailed("the TPM holds no certificate for an attestation key of its own")

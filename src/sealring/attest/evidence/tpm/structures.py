@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from sealring.attest.evidence.cursor import Cursor
-from sealring.attest.evidence.ecdsa import ORDERS, check_spelling, with_lower_s
+from sealring.attest.evidence.encoding import ORDERS, Cursor, check_spelling, with_lower_s
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey

@@ -1,14 +1,143 @@
-"""What a policy lets in, in words; and what it leaves open."""
+"""A whole policy: read from TOML, and told in words. What is not known is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sealring.attest.evidence.kinds import KINDS
-from sealring.attest.evidence.policy import KindRules, Policy
-from sealring.attest.evidence.policy_openings import PASSES_WITHOUT
-from sealring.attest.evidence.policy_rule import bits
+from sealring.attest.evidence.nvidia import GPUS, NVSWITCHES
+from sealring.attest.evidence.policy import (
+    DeviceRules,
+    KindRules,
+    Policy,
+    RankRules,
+    ResourceRules,
+    bits,
+)
+from sealring.attest.evidence.policy_tables import PASSES_WITHOUT, Reader
+from sealring.core.identity.names import is_job, is_resource
+from sealring.errors import BadPolicy
+from sealring.limits import MAX_NONCE_SECONDS
+
+BROKER_FIELDS: Final = {"job", "certificate", "peers", "resources"}
+
+
+def read_job(reader: Reader) -> str | None:
+    job = reader.document.get("job")
+    if job is not None and not (isinstance(job, str) and is_job(job)):
+        raise reader.bad("", "job", "has 1 to 63 of A-Z a-z 0-9 . _ -")
+    return job
+
+
+def read_peer_evidence(reader: Reader, kinds: set[str]) -> bool:
+    wanted = reader.flag(reader.table("peers", {"evidence"}), "peers", "evidence", False)
+    if wanted and "tpm" in kinds:
+        # That its key lives in a TPM is shown to the broker, by a secret between those two.
+        raise reader.bad("peers", "evidence", "cannot be true with [tpm]: peers cannot judge it")
+    return wanted
+
+
+def read_resources(reader: Reader, kinds: set[str]) -> tuple[ResourceRules, ...]:
+    """A resource goes to all admitted workers unless its entry says to whom.
+
+    To guests that are no rank of a job it goes only if its entry says so.
+    """
+    rules = []
+    for entry in reader.tables("resources"):
+        reader.known(entry, {"path", "ranks", "kinds", "guests"}, "resources")
+        path = entry.get("path")
+        if not isinstance(path, str) or not is_resource(path) or path.startswith("sealring/"):
+            raise reader.bad(
+                "resources", "path", "is repository/type/tag, and the repository not sealring"
+            )
+        ranks = reader.ranks(entry, "resources") if "ranks" in entry else None
+        named = reader.kinds(entry, "resources", kinds) if "kinds" in entry else frozenset(kinds)
+        guests = reader.flag(entry, "resources", "guests", False)
+        rules.append(ResourceRules(path, ranks, named, guests))
+    return tuple(rules)
+
+
+_FRESHNESS: Final = {
+    "nonce_seconds", "require_revocation_lists", "issuers_without_lists", "revocation_list_days",
+}  # fmt: skip
+_NVIDIA: Final = {"gpus", "switches", "models", "drivers", "vbios", "require_reference"}
+
+
+def parse_policy(text: str) -> Policy:
+    """Every rule that keeps a known hole shut is stated, or the policy names it as left open."""
+    reader = Reader(text)
+    policy = _read(reader)
+    if reader.missing:
+        raise BadPolicy(f"the policy, {'; '.join(reader.missing)}")
+    return policy
+
+
+def _read(reader: Reader) -> Policy:
+    document = reader.document
+    known = {"version", "freshness", "rejoins", "ranks", "nvidia", *BROKER_FIELDS, *KINDS}
+    reader.known(document, known, "")
+    if document.get("version") != 1 or type(document["version"]) is not int:
+        raise reader.bad("", "version", "is 1")
+    kinds = {name: kind.rules(reader, name) for name, kind in KINDS.items() if name in document}
+    if not kinds:
+        raise reader.bad(
+            "", "snp", "or another kind of evidence is missing: the policy admits nothing"
+        )
+    fresh = reader.table("freshness", _FRESHNESS)
+    return Policy(
+        kinds=kinds,
+        ranks=_ranks(reader, set(kinds)),
+        simulated_roots=_roots(reader, "simulated"),
+        tpm_roots=_roots(reader, "tpm"),
+        devices=_devices(reader) if "nvidia" in document else None,
+        nonce_seconds=reader.number(fresh, "freshness", "nonce_seconds", 1, MAX_NONCE_SECONDS, 120),
+        require_revocation_lists=reader.flag(fresh, "freshness", "require_revocation_lists", True),
+        issuers_without_lists=reader.words(
+            fresh, "freshness", "issuers_without_lists", None, longest=100
+        ),
+        revocation_list_days=reader.number(fresh, "freshness", "revocation_list_days", 1, 3650, 30),
+        rejoins=reader.number(document, "", "rejoins", 0, 1000, 0),
+        job=read_job(reader),
+        certificate_minutes=reader.number(
+            reader.table("certificate", {"minutes"}), "certificate", "minutes", 1, 1440, 10
+        ),
+        peer_evidence=read_peer_evidence(reader, set(kinds)),
+        resources=read_resources(reader, set(kinds)),
+    )
+
+
+def _roots(reader: Reader, where: str) -> frozenset[str]:
+    if where not in reader.document:
+        return frozenset()
+    roots = reader.digests(reader.document[where], where, "roots", 32)
+    reader.some(roots, where, "roots")
+    return roots
+
+
+def _devices(reader: Reader) -> DeviceRules:
+    table = reader.table("nvidia", _NVIDIA)
+    versions = {
+        "driver": reader.words(table, "nvidia", "drivers", None),
+        "vbios": reader.words(table, "nvidia", "vbios", None),
+    }
+    return DeviceRules(
+        gpus=reader.number(table, "nvidia", "gpus", 0, 16, 1),
+        switches=reader.number(table, "nvidia", "switches", 0, 16, 0),
+        models=reader.words(table, "nvidia", "models", GPUS | NVSWITCHES),
+        firmware={name: listed for name, listed in versions.items() if listed},
+        require_reference=reader.flag(table, "nvidia", "require_reference", True),
+    )
+
+
+def _ranks(reader: Reader, kinds: set[str]) -> tuple[RankRules, ...]:
+    rules = []
+    for entry in reader.tables("ranks"):
+        reader.known(entry, {"ranks", "kinds"}, "ranks")
+        first, last = reader.ranks(entry, "ranks")
+        rules.append(RankRules(first, last, reader.kinds(entry, "ranks", kinds)))
+    return tuple(rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +162,7 @@ def explain(policy: Policy) -> list[Clause]:
             ),
             *(Clause(kind, text, open=True) for text in _weak(rules)),
         ]
-    return [*clauses, *_devices(policy), *_revocation(policy), *_joining(policy)]
+    return [*clauses, *_explain_devices(policy), *_revocation(policy), *_joining(policy)]
 
 
 def _runs(rules: KindRules) -> Iterable[str]:
@@ -99,7 +228,7 @@ def _weak(rules: KindRules) -> Iterable[str]:
         yield f"tcb_status: platforms pass that Intel calls {' or '.join(sorted(others))}."
 
 
-def _devices(policy: Policy) -> list[Clause]:
+def _explain_devices(policy: Policy) -> list[Clause]:
     rules = policy.devices
     if rules is None:
         return [Clause("nvidia", "No worker may show GPUs: the policy has no [nvidia].")]

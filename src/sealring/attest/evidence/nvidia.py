@@ -1,39 +1,140 @@
-"""A GPU's or switch's report: signed by a key that NVIDIA's root leads to, for this nonce.
-
-What it measured is held against NVIDIA's references for its driver and VBIOS. What differs is told,
-not refused here: the policy says whether that may be.
-"""
+"""NVIDIA's GPUs and NVSwitches: their signed reports, verified, and how to ask for them."""
 
 from __future__ import annotations
 
-from typing import Final
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence.chains import VerifiedChain, verify_chain
-from sealring.attest.evidence.ecdsa import check_spelling
+from sealring.attest.evidence.encoding import P384_ORDER, Cursor, check_spelling, with_lower_s
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.nvidia.spdm import (
-    DRIVER,
-    FEATURES,
-    FWID,
-    NVDEC0,
-    PROTECTED_PCIE,
-    SIGNATURE_BYTES,
-    SWITCH_GPUS,
-    SWITCHES,
-    Report,
-    canonical_report,
-    parse_report,
-)
 from sealring.attest.evidence.nvidia_reference import Reference
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import AttestedDevice
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UnknownEvidence
+from sealring.core.identity.loading import certificates_from_pem
+from sealring.errors import (
+    AttestationUnavailable,
+    ForgedEvidence,
+    MalformedEvidence,
+    NotBound,
+    UnknownEvidence,
+)
+
+SIGNATURE_BYTES: Final = 96
+_VERSION: Final = 0x11
+_REQUEST, _ANSWER = 0xE0, 0x60
+_SIGNED, _ALL = 0x01, 0xFF
+_DMTF: Final = 1
+
+DRIVER, VBIOS, NVDEC0, CHIP_SKU, PROJECT, PROJECT_SKU = 3, 6, 11, 15, 17, 18
+FWID, PROTECTED_PCIE, SWITCHES, SWITCH_GPUS, FEATURES = 20, 21, 22, 26, 36
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    nonce: bytes
+    """The verifier's, from the request."""
+    measurements: Mapping[int, bytes]
+    """By index, counted from 0 as in the references."""
+    opaque: Mapping[int, bytes]
+    signed: bytes
+    signature: bytes
+
+    def text(self, field: int) -> str:
+        raw = self.opaque.get(field, b"").rstrip(b"\0")
+        return raw.decode() if raw.isascii() and raw.decode("ascii").isprintable() else raw.hex()
+
+    @property
+    def vbios(self) -> str:
+        """GPUs have it as five bytes in an order of their own, switches as text."""
+        raw = self.opaque.get(VBIOS, b"")
+        if len(raw) != 8:
+            return self.text(VBIOS)
+        return ".".join(f"{raw[at]:02X}" for at in (3, 2, 1, 0, 4))
+
+
+def canonical_report(data: bytes) -> bytes:
+    """As a worker sends it (ecdsa.py), without the zeros that some drivers leave behind it."""
+    _, end = _read(data)
+    _check_rest(data, data[end:].rstrip(b"\0"))
+    half = SIGNATURE_BYTES // 2
+    return with_lower_s(data[:end], end - half, half, P384_ORDER)
+
+
+def parse_report(data: bytes) -> Report:
+    report, end = _read(data)
+    _check_rest(data, data[end:])
+    return report
+
+
+def _check_rest(data: bytes, rest: bytes) -> None:
+    if rest:
+        raise MalformedEvidence(
+            f"the device's report of {len(data)} bytes goes on behind its signature"
+        )
+
+
+def _read(data: bytes) -> tuple[Report, int]:
+    """The report, and where it ends."""
+    cursor = Cursor(data, "the device's report", "little")
+    version, code, attributes, which = cursor.take(4)
+    if version != _VERSION:
+        raise UnknownEvidence(f"SPDM version {version:#x} is not known")
+    if (code, attributes, which) != (_REQUEST, _SIGNED, _ALL):
+        raise MalformedEvidence("the report is no answer to a request for all measurements")
+    nonce = cursor.take(32)
+    cursor.take(1)
+    version, code = cursor.number(1), cursor.number(1)
+    if (version, code) != (_VERSION, _ANSWER):
+        raise MalformedEvidence("the report does not hold SPDM measurements")
+    cursor.take(2)
+    blocks = cursor.number(1)
+    measurements = _measurements(cursor.sized(3), blocks)
+    cursor.take(32)  # The device's own nonce: it keeps the device from signing foreign bytes.
+    opaque = _opaque(cursor.sized(2))
+    signed = data[: cursor.at]
+    signature = cursor.take(SIGNATURE_BYTES)
+    return Report(nonce, measurements, opaque, signed, signature), cursor.at
+
+
+def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
+    cursor = Cursor(record, "the measurements", "little")
+    found: dict[int, bytes] = {}
+    for _ in range(blocks):
+        index, form = cursor.number(1), cursor.number(1)
+        if form != _DMTF:
+            raise UnknownEvidence(f"measurements of form {form} are not known")
+        if index == 0 or index - 1 in found:
+            raise MalformedEvidence(f"measurement {index} has no place, or comes twice")
+        block = Cursor(cursor.sized(2), "a measurement", "little")
+        block.take(1)
+        found[index - 1] = block.sized(2)
+        block.end()
+    cursor.end()
+    if not found:
+        raise MalformedEvidence("the report holds no measurements")
+    return found
+
+
+def _opaque(data: bytes) -> dict[int, bytes]:
+    cursor = Cursor(data, "the device's own fields", "little")
+    found: dict[int, bytes] = {}
+    while cursor.left:
+        field = cursor.number(2)
+        if field in found:
+            raise MalformedEvidence(f"the device's field {field} comes twice")
+        found[field] = cursor.sized(2)
+    return found
+
 
 KIND: Final = "nvidia"
 GPUS: Final = frozenset({"GH100", "GB100", "GB102", "GB202", "GB203", "GB205", "GB206", "GB207"})
@@ -216,3 +317,74 @@ def _identities(raw: bytes) -> set[bytes]:
 def _plain(model: str) -> str:
     """Certificates write LS_10 where references write LS10."""
     return model.replace("_", "")
+
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+NONCE_BYTES: Final = 32
+
+
+class GpuCertificate(ctypes.Structure):
+    _fields_ = (
+        ("chain_size", ctypes.c_uint),
+        ("attestation_chain_size", ctypes.c_uint),
+        ("chain", ctypes.c_ubyte * 0x1000),
+        ("attestation_chain", ctypes.c_ubyte * 0x1400),
+    )
+
+
+class GpuReport(ctypes.Structure):
+    _fields_ = (
+        ("has_second_report", ctypes.c_uint),
+        ("size", ctypes.c_uint),
+        ("second_size", ctypes.c_uint),
+        ("nonce", ctypes.c_ubyte * NONCE_BYTES),
+        ("report", ctypes.c_ubyte * 0x2000),
+        ("second_report", ctypes.c_ubyte * 0x1000),
+    )
+
+
+def collect_gpus(nonce: bytes, library: Any = None) -> tuple[DeviceEvidence, ...]:
+    """Of every GPU that NVML shows. `nonce` is `Challenge.device_nonce` of the machine's kind."""
+    nvml = library or _load()
+    _check("nvmlInit_v2", nvml.nvmlInit_v2())
+    try:
+        count = ctypes.c_uint()
+        _check("nvmlDeviceGetCount_v2", nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        return tuple(_one(nvml, index, nonce) for index in range(count.value))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _one(nvml: Any, index: int, nonce: bytes) -> DeviceEvidence:
+    device = ctypes.c_void_p()
+    found = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device))
+    _check("nvmlDeviceGetHandleByIndex_v2", found)
+    certificate, report = GpuCertificate(), GpuReport()
+    name = "nvmlDeviceGetConfComputeGpuCertificate"
+    _check(name, getattr(nvml, name)(device, ctypes.byref(certificate)))
+    ctypes.memmove(report.nonce, nonce, NONCE_BYTES)
+    name = "nvmlDeviceGetConfComputeGpuAttestationReport"
+    _check(name, getattr(nvml, name)(device, ctypes.byref(report)))
+    pem = bytes(certificate.attestation_chain)[: certificate.attestation_chain_size]
+    chain = certificates_from_pem(pem, AttestationUnavailable(f"GPU {index} gives no certificates"))
+    return DeviceEvidence(
+        KIND,
+        {"report": canonical_report(bytes(report.report)[: report.size])},
+        tuple(one.public_bytes(Encoding.DER) for one in chain),
+    )
+
+
+def _load() -> Any:
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError:
+        raise AttestationUnavailable(
+            f"{LIBRARY} is not here: install NVIDIA's driver, or show no GPUs"
+        ) from None
+
+
+def _check(name: str, outcome: int) -> None:
+    if outcome:
+        raise AttestationUnavailable(
+            f"{name} answers with error {outcome}: is the GPU in confidential-computing mode?"
+        )

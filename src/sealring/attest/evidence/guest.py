@@ -1,10 +1,11 @@
-"""This guest's own SNP report or TDX quote, asked of the kernel (configfs-tsm, since Linux 6.7).
-
-Not yet run on such hardware: tests play the kernel's part.
-"""
+"""This guest's own SNP report or TDX quote: by the kernel, or on Azure."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import http.client
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,20 +16,59 @@ from uuid import UUID
 
 from cryptography import x509
 
-from sealring.attest.evidence.ccel import CCEL, matching_ccel
+from sealring.attest.evidence.az_vtpm import (
+    HCL_SNP,
+    SNP_KIND,
+    TDX_KIND,
+    canonical_hcl_report,
+    parse_hcl_report,
+)
 from sealring.attest.evidence.chains import load_certificate, split_pem, usual_pem
-from sealring.attest.evidence.cursor import Cursor
+from sealring.attest.evidence.encoding import Cursor
 from sealring.attest.evidence.evidence import (
+    QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
     encode_devices,
 )
-from sealring.attest.evidence.intel import canonical_quote, quote_size, registers_of
+from sealring.attest.evidence.intel import (
+    CCEL,
+    canonical_quote,
+    matching_ccel,
+    quote_size,
+    registers_of,
+)
 from sealring.attest.evidence.intel_collateral import TDX
 from sealring.attest.evidence.snp import KIND as SNP
 from sealring.attest.evidence.snp import canonical_report, common_name, parse_report
+from sealring.attest.evidence.tpm.commands import OWNER, Tpm
+from sealring.attest.evidence.tpm.machine import Logs, quote_pcrs
 from sealring.errors import AttestationUnavailable, MalformedEvidence
+from sealring.formats.strict import read_json
+
+_SECONDS: Final = 10.0
+_MAX_BYTES: Final = 1 << 20
+
+
+def ask_local(address: tuple[str, int], path: str, body: bytes | None = None) -> bytes:
+    """GET, or POST of JSON where there is a body. The answer, if its status is 200."""
+    host, port = address
+    where = f"http://{host}:{port}{path.partition('?')[0]}"
+    connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
+    try:
+        headers = {"Metadata": "true"} | ({"Content-Type": "application/json"} if body else {})
+        connection.request("POST" if body else "GET", path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read(_MAX_BYTES + 1)
+    except (OSError, http.client.HTTPException) as problem:
+        raise AttestationUnavailable(f"{where} does not answer: {problem}") from None
+    finally:
+        connection.close()
+    if answer.status != http.client.OK or len(content) > _MAX_BYTES:
+        raise AttestationUnavailable(f"{where} answers with status {answer.status}")
+    return content
+
 
 REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": SNP, "tdx_guest": TDX}
@@ -151,3 +191,59 @@ def _readable(certificates: Sequence[bytes]) -> Iterator[tuple[bytes, x509.Certi
         with suppress(MalformedEvidence):
             for der in split_pem(usual_pem(entry)) if _PEM in entry else (entry,):
                 yield der, load_certificate(der)
+
+
+HCL_REPORT: Final = 0x01400001
+AK: Final = 0x81000003
+METADATA: Final = ("169.254.169.254", 80)
+_TD_REPORT_BYTES: Final = 1024
+
+
+class AzureMachine:
+    def __init__(
+        self,
+        tpm: Tpm,
+        chain: Sequence[bytes],
+        metadata: tuple[str, int] = METADATA,
+        logs: Logs | None = None,
+    ) -> None:
+        """`chain` is an SNP chip's, VCEK first: Azure's instance metadata service gives it out."""
+        self._tpm, self._chain, self._metadata = tpm, tuple(chain), metadata
+        self._logs = logs or Logs()
+        report = tpm.read_nv(HCL_REPORT, OWNER)
+        if report is None or tpm.read_public(AK) is None:
+            raise AttestationUnavailable("this is not one of Azure's confidential guests")
+        self._report = canonical_hcl_report(report)
+        self._hcl = parse_hcl_report(report)
+        self.kind = SNP_KIND if self._hcl.kind == HCL_SNP else TDX_KIND
+
+    def attest(
+        self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
+    ) -> Evidence:
+        challenge = Challenge(nonce, public_key)
+        qualifying = challenge.report_data(self.kind, encode_devices(devices))[:QUALIFYING_BYTES]
+        quote, signature, values = quote_pcrs(self._tpm, AK, qualifying)
+        parts = {
+            "hcl_report": self._report,
+            "quote": quote,
+            "signature": signature,
+            "pcrs": values,
+        }
+        if self.kind == TDX_KIND:
+            parts["td_quote"] = self._td_quote()
+        parts |= self._logs.matching(values)
+        chain = self._chain if self.kind == SNP_KIND else ()
+        return Evidence(self.kind, challenge, parts, chain, devices)
+
+    def _td_quote(self) -> bytes:
+        report = base64.urlsafe_b64encode(self._hcl.report[:_TD_REPORT_BYTES]).decode()
+        asked = json.dumps({"report": report.rstrip("=")}).encode()
+        answer = ask_local(self._metadata, "/acc/tdquote", asked)
+        try:
+            text = read_json(answer)["quote"]
+            raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        except (ValueError, KeyError, TypeError, binascii.Error):
+            raise AttestationUnavailable(
+                "Azure's metadata service gives no quote for this guest"
+            ) from None
+        return canonical_quote(raw[: quote_size(raw)])
