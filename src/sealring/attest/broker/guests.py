@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sealring.attest.broker import guests, nonces
+from sealring.attest.broker import nonces
 from sealring.attest.broker.data_keys import DataKeys
 from sealring.attest.broker.envelopes import seal
 from sealring.attest.broker.keys import BrokerKeys
@@ -181,7 +181,7 @@ class GuestService:
             self._strangers.use_nonce(nonce)
             raise
         guest = Guest(
-            session=guests.digest_of(session),
+            session=digest_of(session),
             jwk=sent.jwk,
             key=hashlib.sha256(sent.challenge.public_key).hexdigest(),
             machines=(worker.machine, *worker.also_known_as) if worker.machine else (),
@@ -190,7 +190,7 @@ class GuestService:
             evidence=digest,
         )
         refusal = await self._store.transact(
-            lambda view: guests.admit(self._ledger, view, nonce.hex(), made, now, guest)
+            lambda view: admit(self._ledger, view, nonce.hex(), made, now, guest)
         )
         if refusal is not None:
             raise audited(refusal)
@@ -203,7 +203,7 @@ class GuestService:
         """One data key, sealed to the guest's key. `session` is the session's hash."""
         now = self._clock()
         # Nothing is read from the disk, and no path looked at, for a stranger.
-        row = await self._store.transact(lambda view: guests.find(view, session, now))
+        row = await self._store.transact(lambda view: find(view, session, now))
         content = self._data_keys.read(path)
         objection: BrokerError | None = None
         if path not in granted_to_guests(self._policy, row["kind"]):
@@ -211,7 +211,7 @@ class GuestService:
         elif isinstance(content, BrokerError):
             objection = content
         refusal = await self._store.transact(
-            lambda view: guests.give(self._ledger, view, session, path, now, objection)
+            lambda view: give(self._ledger, view, session, path, now, objection)
         )
         if refusal is not None:
             raise audited(refusal)
