@@ -86,7 +86,7 @@ keys = [None, None, None]
 free = lambda: keys.pop()
 os.register_at_fork(before=free, after_in_parent=free, after_in_child=free)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sealring.core.handshake.tls_key import LoadedKey
+from sealring.core.handshake.tls import LoadedKey
 from sealring.core.identity.kept_key import KeptKey
 keys = [LoadedKey(KeptKey.of(Ed25519PrivateKey.generate())) for _ in range(3)]
 child = os.fork()

@@ -16,7 +16,6 @@ from typing import Any
 import sealring
 import sealring.attest.broker
 import sealring.core.registration
-import sealring.core.store
 import sealring.errors
 import sealring.observe
 import sealring.record
@@ -43,8 +42,6 @@ def lines() -> Iterator[str]:
             yield f"sealring.{name}"
     for name in GROUP:
         yield member("sealring.SealedProcessGroup", sealring.SealedProcessGroup, name)
-    for name in sealring.core.store.__all__:
-        yield described("sealring.core.store", name, getattr(sealring.core.store, name))
     for name in sealring.vault.__all__:
         yield described("sealring.vault", name, getattr(sealring.vault, name))
     for name in sealring.train.offload.__all__:
@@ -112,7 +109,6 @@ def test_the_reference_lists_what_is_locked() -> None:
         is_error = name in vars(sealring.errors)
         assert is_error or f"sealring.{name}" in page, name
     for module in (
-        sealring.core.store,
         sealring.observe,
         sealring.record,
         sealring.train.integrations,

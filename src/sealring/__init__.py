@@ -24,6 +24,7 @@ from sealring.version import __version__
 if TYPE_CHECKING:
     from sealring.core.group.process_group import SealedProcessGroup
     from sealring.core.sealed_only.guard import require_sealed
+    from sealring.core.store import sealed_store
     from sealring.lab.plan.answer import tune
     from sealring.observe import dump_flight_record, flight_record
     from sealring.record.recording.run import record_run
@@ -40,6 +41,7 @@ __all__ = [
     "flight_record",
     "record_run",
     "require_sealed",
+    "sealed_store",
     "tune",
 ]
 
@@ -77,6 +79,7 @@ _LOADED_ON_USE: Final = {
     "flight_record": "sealring.observe",
     "record_run": "sealring.record.recording.run",
     "require_sealed": "sealring.core.sealed_only.guard",
+    "sealed_store": "sealring.core.store",
     "tune": "sealring.lab.plan.answer",
 }
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import sealring.core.store
+import sealring
 from sealring.core.links.link import prepare_socket
 from sealring.errors import PeerLost
 from tests.attacks.children import CLONE, bare_fork, in_child
@@ -72,7 +72,7 @@ def test_a_forked_child_calls_a_collective(workers: Workers, transport: str) -> 
 
 
 def child_calls(rank: int, world: int) -> tuple[dict[str, str], float]:
-    store = sealring.core.store.sealed_group_store()
+    store = sealring.sealed_store()
     store.set("name", "value")
     said = {}
     if rank == 0:
@@ -110,7 +110,7 @@ def test_a_forked_child_waits_for_its_parents_work(workers: Workers) -> None:
 
 
 def bare_child_calls(rank: int, world: int) -> tuple[list[str], float]:
-    store = sealring.core.store.sealed_group_store()
+    store = sealring.sealed_store()
     said = []
     if rank == 0:
         picked = calls(store)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sealring.core.identity.private_files import read_secret_file
+from sealring.core.identity.process import read_secret_file
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import read_public
 from sealring.vault import keys

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Generic
 
-from sealring.core.identity.peer_process import peer_of
+from sealring.core.identity.process import peer_of
 from sealring.errors import ConfigurationError
 from sealring.observe.status import MOST_BYTES, Answer, SocketStatus, WorkerStatus, decode
 

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.errors import ConfigurationError
 from sealring.observe.metrics import COUNTERS, Metric
 from sealring.observe.status import GroupStatus, WorkerStatus

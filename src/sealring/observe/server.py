@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.core.hooks import GroupMade, Made
-from sealring.core.identity.peer_process import peer_of
+from sealring.core.identity.process import peer_of
 from sealring.errors import ConfigurationError
 from sealring.observe.directory import SETTING, SUFFIX, PrivateDirectory, chosen_directory
 from sealring.observe.gather import socket_status, worker_status

@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sealring import _native
-from sealring.core.identity.peer_process import peer_of
 from sealring.core.identity.process import SETTING as ALLOW_DEBUGGERS
-from sealring.core.identity.process import allows_debuggers, shut_out_debuggers
+from sealring.core.identity.process import allows_debuggers, peer_of, shut_out_debuggers
 from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES

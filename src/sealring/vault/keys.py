@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.hpke import (
 from sealring import _native
 from sealring.core.hooks import data_keys
 from sealring.core.identity.names import is_resource
-from sealring.core.identity.private_files import read_secret_file
+from sealring.core.identity.process import read_secret_file
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import write_private
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.attest.broker.enrolment import Enrolment, enrolled, read_settings
 from sealring.attest.evidence.admission import Admission, key_digest
-from sealring.core.handshake.tls_key import loaded
+from sealring.core.handshake.tls import loaded
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerUnreachable,

@@ -14,8 +14,7 @@ from OpenSSL import SSL
 from OpenSSL._util import lib
 
 from sealring.core.handshake import tls
-from sealring.core.handshake.tls import TlsConnection
-from sealring.core.handshake.tls_key import loaded
+from sealring.core.handshake.tls import TlsConnection, loaded
 from sealring.errors import ConfigurationError, UnknownAuthority
 from tests.core.handshake.meeting import connected, in_background, meeting, soon, terms
 from tests.core.identity.issuing import Issuer

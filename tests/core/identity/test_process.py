@@ -31,7 +31,7 @@ READS = """
 import ctypes, sys, os
 from pathlib import Path
 from sealring.errors import BadSecret
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.core.identity.secret import read_secret
 
 dumpable = lambda: ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)

@@ -11,7 +11,8 @@ from torch._C._distributed_c10d import HashStore
 
 from sealring import _native
 from sealring.core.links.rendezvous import AddressBook
-from sealring.core.store import SealedStore, open_sealed_store
+from sealring.core.store import SealedStore
+from sealring.core.store.sealed import store_under_secret
 from sealring.core.store.values import PART_OVERHEAD, Kind, StoreKeys
 from sealring.errors import (
     ConfigurationError,
@@ -267,10 +268,10 @@ ENVIRONMENT = {
 )
 def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]) -> None:
     plain = HashStore()
-    ours = open_sealed_store(plain, ENVIRONMENT)
-    theirs = open_sealed_store(plain, ENVIRONMENT | change)
+    ours = store_under_secret(plain, ENVIRONMENT)
+    theirs = store_under_secret(plain, ENVIRONMENT | change)
     ours.set("key", "value")
-    assert open_sealed_store(plain, ENVIRONMENT).get("key") == b"value"
+    assert store_under_secret(plain, ENVIRONMENT).get("key") == b"value"
     assert not theirs.check(["key"])  # they do not even meet under one name
     plain.set(theirs._keys.value_name("key"), plain.get(ours._keys.value_name("key")))  # type: ignore[arg-type]
     with pytest.raises(TamperedValue):
@@ -278,8 +279,8 @@ def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]
 
 
 def test_without_a_secret_there_is_no_key_before_the_group() -> None:
-    with pytest.raises(ConfigurationError, match="seal_group_store"):
-        open_sealed_store(HashStore(), {})
+    with pytest.raises(ConfigurationError, match="sealed_store"):
+        store_under_secret(HashStore(), {})
 
 
 def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:

@@ -20,8 +20,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_r
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from sealring import sealed_store
 from sealring.core.schedule import Operation
-from sealring.core.store import SealedStore, seal_group_store, sealed_group_store
+from sealring.core.store import SealedStore
 from sealring.errors import ConfigurationError, TamperedRecord, TamperedValue, Unsupported
 from sealring.lab.demo import wiretap
 from sealring.lab.demo.wiretap import LyingStore, real_address
@@ -88,7 +89,7 @@ def test_the_next_group_may_have_the_same_port(workers: Workers) -> None:
 
 
 def agreed_in_the_group(rank: int, world: int) -> tuple[bytes, float, str]:
-    sealed = seal_group_store()
+    sealed = sealed_store(install=True)
     sealed.set(f"from {rank}", f"value of {rank}")
     found = sealed.get(f"from {1 - rank}")
     _, plain = distributed_c10d._world.pg_map[dist.group.WORLD]  # type: ignore[index]
@@ -112,7 +113,7 @@ def test_a_groups_store_under_a_key_agreed_in_it(workers: Workers) -> None:
 
 
 def keys_of_two_calls(rank: int, world: int) -> tuple[bytes, bytes]:
-    first, second = sealed_group_store(), sealed_group_store()
+    first, second = sealed_store(), sealed_store()
     return bytes(first._keys.value_key), bytes(second._keys.value_key)
 
 
@@ -123,9 +124,14 @@ def test_members_share_a_fresh_key(workers: Workers) -> None:
 
 
 def test_without_a_group_there_is_nothing_to_seal() -> None:
-    for call in (seal_group_store, sealed_group_store):
+    for install in (False, True):
         with pytest.raises(Unsupported, match="group of the sealring backend"):
-            call()
+            sealed_store(install=install)
+
+
+def test_a_store_or_a_group_is_sealed_and_not_both() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        sealed_store(HashStore(), install=True)
 
 
 # ---- nothing forged reaches pickle

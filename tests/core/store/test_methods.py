@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from sealring.core.store import SealedStore
-from sealring.core.store.freshness import REMEMBERED_NAMES, Freshness
+from sealring.core.store.sealed import REMEMBERED_NAMES, Freshness
 from sealring.errors import Unsupported
 from tests.core.store.server import KEYS, Server, tcp_store
 

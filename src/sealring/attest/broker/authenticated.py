@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.errors import ConfigurationError, TamperedStore
 from sealring.formats.files import replace_private
 from sealring.formats.strict import read_json

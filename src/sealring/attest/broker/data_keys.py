@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sealring.core.identity.names import is_resource
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.errors import BrokerError, BrokerMisconfigured, ConfigurationError, NoSuchResource
 
 _LOG = logging.getLogger("sealring.attest.broker")

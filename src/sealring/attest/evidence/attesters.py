@@ -35,7 +35,7 @@ from sealring.attest.evidence.tpm.machine import (
 )
 from sealring.attest.evidence.tpm.verify import KIND as TPM
 from sealring.core.identity.loading import certificate_from_pem
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.errors import BrokerError, ConfigurationError
 from sealring.formats.files import read_public, write_private, write_public, writing
 

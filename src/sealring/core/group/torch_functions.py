@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from sealring.core.group.tracing import not_traced_function
-from sealring.core.sealed_only import symmetric
+from sealring.core.sealed_only.doors import watch_symmetric_memory
 
 
 class Served(Protocol):
@@ -48,7 +48,7 @@ def pass_calls_to_groups(group_type: type[Served]) -> None:
     _wrap("monitored_barrier", monitored_barrier)
     _wrap("_set_pg_timeout", set_timeout)
     _wrap("set_timeout", set_timeout)  # its public name, in the versions of torch that have one
-    symmetric.watch()
+    watch_symmetric_memory()
 
 
 def _wrap(name: str, call: Callable[..., Any]) -> None:

@@ -12,23 +12,24 @@ from collections.abc import Callable, Generator
 from cryptography import x509
 
 from sealring import _native
-from sealring.core.handshake.agreement import check_hello
 from sealring.core.handshake.channel import (
     Attributed,
     SecureChannel,
     awaited_message,
+    export_link_keys,
+    pair_context,
     refusing,
     sending_message,
     tell,
     understood,
 )
 from sealring.core.handshake.connection import Connection, address_of, is_ready, never_block
-from sealring.core.handshake.link_keys import export_link_keys, pair_context
 from sealring.core.handshake.messages import Hello, exactly, write_hello
 from sealring.core.handshake.peers import (
     ACCEPT,
     admitted_peer,
     check_evidence,
+    check_hello,
     keep_session,
     known_to,
     may_go_on,

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 from sealring.core.identity.certificates import CLOCK_SKEW, issue, make_authority
 from sealring.core.identity.loading import certificate_from_pem, request_from_pem
 from sealring.core.identity.names import WorkerName
-from sealring.core.identity.private_files import read_private
+from sealring.core.identity.process import read_private
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.formats.files import read_public, write_private, write_public, writing
 

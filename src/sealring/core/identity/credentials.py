@@ -28,7 +28,7 @@ from sealring.core.identity.certificates import CertificateClaims, claims_of
 from sealring.core.identity.kept_key import KeptKey, PrivateKey
 from sealring.core.identity.loading import certificates_from_pem
 from sealring.core.identity.names import WorkerName, check_job
-from sealring.core.identity.private_files import read_secret_file
+from sealring.core.identity.process import read_secret_file
 from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.core.identity.verification import fingerprint_of, is_issued_by
 from sealring.errors import BadCertificate, ConfigurationError

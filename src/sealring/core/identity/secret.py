@@ -29,8 +29,7 @@ from sealring import _native
 from sealring.core.identity.certificates import issue, make_authority
 from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName
-from sealring.core.identity.private_files import read_secret_file
-from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.identity.process import read_secret_file, shut_out_debuggers
 from sealring.core.no_fork import OwnLock
 from sealring.errors import BadSecret, ConfigurationError
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES

@@ -2,9 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
+from typing import Any, Final
 
-from sealring.core.sealed_only import children
+from sealring.core.sealed_only.caller import calling_line
+from sealring.core.sealed_only.setting import OFF, SETTING, put_mark_on, turn_on
+from sealring.errors import PlaintextGroup
+
+_LOADING: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_watching = False
+
+
+def _watch_children() -> None:
+    """Turns the mode on for this process's children; a second call changes nothing."""
+    global _watching
+    turn_on()
+    put_mark_on()
+    _refuse_not_loaded(os.environ, "this process's environment")
+    # Other values are reported when the first group is made.
+    if os.environ.get(SETTING, "") in OFF:
+        os.environ[SETTING] = "1"
+    if not _watching:
+        _watching = True
+        sys.addaudithook(_audit)
+
+
+def _refuse_not_loaded(environ: Mapping[str, str], where: str) -> None:
+    if environ.get(_LOADING) == "0":
+        raise PlaintextGroup(
+            f"{where} has {_LOADING}=0, with which torch does not load sealring's guard, and this "
+            f"job is sealed-only: unset {_LOADING}"
+        )
+
+
+def _refuse_switched_off(environ: Mapping[str, str]) -> None:
+    if environ.get(SETTING, "1") != "1":
+        raise PlaintextGroup(
+            f"{calling_line()} sets {SETTING}={environ[SETTING]} in the environment of a process, "
+            f"and this job is sealed-only: leave {SETTING} as it is"
+        )
+
+
+_STARTS: Final = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2}
+"""Audit events of Python's for a program that starts: where among their arguments its environment
+is. None there stands for this process's own."""
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in _STARTS:
+        if (environ := arguments[_STARTS[event]]) is not None:
+            changed = _as_text(environ)
+            _refuse_not_loaded(changed, f"the process that {calling_line()} starts")
+            _refuse_switched_off(changed)
+    elif event == "os.putenv":
+        changed = _as_text(dict([arguments]))
+        _refuse_not_loaded(changed, calling_line())
+        _refuse_switched_off(changed)
+
+
+def _as_text(environ: Any) -> dict[str, str]:
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in environ.items()}
 
 
 def require_sealed() -> None:
@@ -14,7 +73,7 @@ def require_sealed() -> None:
     `PlaintextGroup` names the line that asked for it. Groups that were made before are not changed:
     if one of them is in plaintext, this raises `PlaintextGroup`. Cannot be taken back.
     """
-    children.watch()
+    _watch_children()
     if "torch.distributed" in sys.modules:
         guard()
         from sealring.core.sealed_only import groups
@@ -27,9 +86,9 @@ def guard() -> None:
 
     Groups that exist are left alone: those that a forked child finds are its parent's.
     """
-    from sealring.core.sealed_only import classes, frameworks, groups
+    from sealring.core.sealed_only import doors, groups
 
     groups.seal_by_default()
-    classes.refuse_all()
-    frameworks.close_as_they_load()
-    children.watch()
+    doors.refuse_all()
+    doors.close_as_they_load()
+    _watch_children()

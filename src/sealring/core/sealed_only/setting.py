@@ -5,8 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sealring.core.sealed_only import mark
 from sealring.errors import ConfigurationError
+
+_IGNORED: Final = (42, 44, 46)
+"""The kernel's numbers: a child may have another C library, which counts from another SIGRTMIN."""
+_BETWEEN: Final = (43, 45)
+_SIG_IGN: Final = 1
+
+
+def _mask(signals: tuple[int, ...]) -> int:
+    return sum(1 << (number - 1) for number in signals)
+
+
+_MARK: Final = _mask(_IGNORED)
+_COMPARED: Final = _mask(_IGNORED + _BETWEEN)
+
+
+def put_mark_on() -> None:
+    """Marks this process, but for signals that it handles; a second call changes nothing."""
+    import ctypes  # here: `import torch` loads this module in processes that are not sealed-only
+
+    with open("/proc/self/status", "rb") as file:
+        handled = _signals(file.read(), b"SigCgt")
+    # Not signal.signal, which only the main thread may call.
+    libc = ctypes.CDLL(None)
+    for number in _IGNORED:
+        if not handled & _mask((number,)):
+            libc.signal(number, _SIG_IGN)
+
+
+def is_inherited() -> bool:
+    """Whether this process, or one above it, is marked."""
+    process = b"self"
+    while process != b"0":  # the parent of the first process
+        try:
+            with open(b"/proc/" + process + b"/status", "rb", buffering=0) as file:
+                status = file.read()
+        except OSError:
+            # It has ended, or /proc hides it (hidepid). This process's own mark was read before.
+            return False
+        if _signals(status, b"SigIgn") & _COMPARED == _MARK:
+            return True
+        process = _field(status, b"PPid")
+    return False
+
+
+def _signals(status: bytes, name: bytes) -> int:
+    return int(_field(status, name) or b"0", 16)
+
+
+def _field(status: bytes, name: bytes) -> bytes:
+    return status.partition(b"\n" + name + b":\t")[2].partition(b"\n")[0]
+
 
 SETTING: Final = "SEALRING_ONLY"
 OFF: Final = ("", "0")
@@ -29,7 +79,7 @@ def is_required(environ: Mapping[str, str]) -> bool:
     value = environ.get(SETTING, "")
     if value not in (*OFF, "1"):
         raise ConfigurationError(f"{SETTING} is {value!r}; set it to 1, or unset it")
-    return _on or value == "1" or mark.is_inherited()
+    return _on or value == "1" or is_inherited()
 
 
 def refuse_to_measure(environ: Mapping[str, str]) -> None:
@@ -46,4 +96,4 @@ def may_be_required(environ: Mapping[str, str]) -> bool:
     An error while torch is imported would be reported by torch, with the advice to switch off the
     loading of backends. So a wrong value is reported when the first group is made.
     """
-    return _on or environ.get(SETTING, "") not in OFF or mark.is_inherited()
+    return _on or environ.get(SETTING, "") not in OFF or is_inherited()

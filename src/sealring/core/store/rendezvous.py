@@ -27,9 +27,8 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from sealring.core.identity.secret import fingerprint, read_secret
-from sealring.core.store.keys import keys_from_secret, open_sealed_store
 from sealring.core.store.meeting import Meeting
-from sealring.core.store.sealed import SealedStore
+from sealring.core.store.sealed import SealedStore, keys_from_secret, store_under_secret
 from sealring.errors import ConfigurationError
 
 _default_groups_store: list[SealedStore] = []
@@ -43,7 +42,7 @@ def rendezvous(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
     # and the next may want the same port.
     _default_groups_store.clear()
     for store, rank, world in torchs_rendezvous(f"{scheme}:{url.partition(':')[2]}", **options):
-        sealed = open_sealed_store(store)
+        sealed = store_under_secret(store, os.environ)
         _default_groups_store.append(sealed)
         yield sealed, rank, world
 

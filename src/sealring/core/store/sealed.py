@@ -8,18 +8,106 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-import torch.distributed  # noqa: F401 (makes the module below importable)
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
 
 from sealring import _native
-from sealring.core.store.freshness import Freshness, Seen
+from sealring.core.handshake.secrets import Wiped
+from sealring.core.identity.names import check_job
+from sealring.core.identity.secret import default_job, derive_store_key, read_secret
 from sealring.core.store.values import WRITER_BYTES, Kind, StoreKeys, parse_parts
-from sealring.errors import StoreError, TamperedValue, Unsupported
+from sealring.errors import (
+    ConfigurationError,
+    ReplayedValue,
+    StoreError,
+    TamperedValue,
+    Unsupported,
+)
+from sealring.limits import KEY_BYTES
+
+REMEMBERED_NAMES: Final = 1 << 16
+"""Beyond this the name that was used longest ago is forgotten: memory must not grow for ever."""
+
+PartId = tuple[bytes, int]
+"""A part's writer, and its number among the writer's parts. No two parts have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of one name."""
+
+    current: tuple[PartId, ...] = ()
+    """The parts that the last read found."""
+    gone: Mapping[bytes, int] = field(default_factory=dict)
+    """By writer: its parts up to this number have been replaced or deleted."""
+
+
+_NOTHING: Final = Seen()
+
+
+class Freshness:
+    """Every method may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+
+    def seen(self, name: str) -> Seen:
+        """Ask before reading: threads may finish their reads in another order than they began."""
+        with self._lock:
+            return self._seen.get(name, _NOTHING)
+
+    def check(self, name: str, before: Seen, parts: Sequence[PartId]) -> None:
+        """ReplayedValue if a part was gone, or a later one there, `before` this was read."""
+        found = tuple(parts)
+        gone = dict(before.gone)
+        # A value only ever grows, or is replaced as a whole.
+        if found[: len(before.current)] != before.current:
+            _raise(gone, before.current)
+        last = dict(gone)
+        for writer, number in found:
+            if number <= last.get(writer, 0):
+                raise ReplayedValue(
+                    "the store gave a value that had been replaced, cut or put into another order "
+                    "since this process last saw it: somebody put it back"
+                )
+            last[writer] = number
+        with self._lock:
+            now = self._seen.get(name, _NOTHING)
+            # If another thread has read meanwhile, it is unknown which value is the later one.
+            current = found if now is before else now.current
+            self._keep(name, now, current, gone.items())
+
+    def replaced(self, name: str, writer: bytes, number: int) -> None:
+        """What `writer` put there up to `number` is gone, as the writer itself knows."""
+        with self._lock:
+            now = self._seen.get(name, _NOTHING)
+            self._keep(name, now, now.current, [(writer, number)])
+
+    def _keep(
+        self, name: str, now: Seen, current: tuple[PartId, ...], gone: Iterable[PartId]
+    ) -> None:
+        floor = dict(now.gone)
+        _raise(floor, gone)
+        self._seen[name] = Seen(current, floor)
+        self._seen.move_to_end(name)
+        if len(self._seen) > REMEMBERED_NAMES:
+            self._seen.popitem(last=False)
+
+
+def _raise(floor: dict[bytes, int], parts: Iterable[PartId]) -> None:
+    for writer, number in parts:
+        floor[writer] = max(number, floor.get(writer, 0))
+
 
 _EXCHANGE_ATTEMPTS: Final = 1000
 
@@ -27,8 +115,8 @@ _EXCHANGE_ATTEMPTS: Final = 1000
 class SealedStore(Store):
     """Seals every value and hashes every key before they reach `store`.
 
-    All workers that are to share it need the same keys; `open_sealed_store` and `seal_group_store`
-    make them from a job's secret or in a group. Keep it as long as it is used: a PrefixStore, and
+    All workers that are to share it need the same keys; `sealring.sealed_store` makes them from a
+    job's secret or in a group. Keep it as long as it is used: a PrefixStore, and
     torch's C++ in general, does not keep a Python store alive.
     """
 
@@ -216,3 +304,67 @@ class _Writer:
 
 def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def sealed_store(
+    store: Store | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    install: bool = False,
+) -> SealedStore:
+    """A torch.distributed store whose names and values only the job's workers can read or write.
+
+    With `store`: that store under a key that every holder of the job's secret derives. No group is
+    needed. Values of another job, of another run of torchrun's or of an earlier restart do not
+    open.
+
+    Without it: the store of `group`, by default of the default group, under a random key that
+    travels over the group's sealed links. All members call it. It serves every kind of identity,
+    and nothing that was written before opens under it. With `install=True` torch itself uses it
+    from here on, for barriers and for new groups; call it once, after init_process_group.
+    """
+    if store is None:
+        return _group_store(group, install=install)
+    if group is not None or install:
+        raise ConfigurationError("pass sealed_store() a store, or a group's settings, and not both")
+    return store_under_secret(store, os.environ)
+
+
+def store_under_secret(store: Store, environ: Mapping[str, str]) -> SealedStore:
+    """`store` under the key of the job secret, for this run and restart of torchrun's."""
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return SealedStore(store, keys_from_secret(environ, ["worker", run, restart]))
+
+
+def keys_from_secret(environ: Mapping[str, str], context: list[str]) -> StoreKeys:
+    secret = read_secret(environ)
+    if secret is None:
+        raise ConfigurationError(
+            "a store can be sealed before there is a group only under a job secret "
+            "(SEALRING_SECRET_FILE): workers with certificates share no key until they have met. "
+            "Make the group first, then call sealring.sealed_store(install=True)"
+        )
+    job = environ.get("SEALRING_JOB") or default_job(secret)
+    check_job(job)
+    return StoreKeys.derive(derive_store_key(secret), [job, *context])
+
+
+def _group_store(group: dist.ProcessGroup | None, *, install: bool) -> SealedStore:
+    group = group or dist.group.WORLD
+    if group is None or dist.get_backend(group) != "sealring":
+        raise Unsupported("a store's key can only be agreed over a group of the sealring backend")
+    backend, store = distributed_c10d._world.pg_map[group]
+    first = dist.get_rank(group) == 0
+    key = _native.Secret.random(KEY_BYTES) if first else _native.Secret.zeros(KEY_BYTES)
+    with Wiped(key):
+        # The tensor has the secret's own memory.
+        dist.broadcast(
+            torch.frombuffer(key, dtype=torch.uint8),
+            src=dist.get_global_rank(group, 0),
+            group=group,
+        )
+        sealed = SealedStore(store, StoreKeys.derive(key, ["group"]))
+    if install:
+        distributed_c10d._world.pg_map[group] = (backend, sealed)
+    return sealed

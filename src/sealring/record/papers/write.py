@@ -18,7 +18,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.core.identity.private_files import read_secret_file
+from sealring.core.identity.process import read_secret_file
 from sealring.errors import ConfigurationError
 from sealring.formats.files import not_written, write_public
 from sealring.formats.strict import read_json

@@ -37,7 +37,7 @@ from sealring.core.identity import verify
 from sealring.core.identity.certificates import ATTESTATION_OID, claims_of
 from sealring.core.identity.credentials import Credentials
 from sealring.core.identity.loading import certificate_from_pem, public_key_from_pem
-from sealring.core.identity.private_files import read_private, read_secret_file
+from sealring.core.identity.process import read_private, read_secret_file
 from sealring.core.identity.verification import VerifiedPeer, is_issued_by
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement
 from sealring.formats.files import read_public, write_private, write_public
