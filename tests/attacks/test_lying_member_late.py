@@ -256,7 +256,7 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
         def settled() -> tuple[int, int]:
             until = time.monotonic() + 30
-            while listener._by_descriptor or listener._admitted:
+            while listener._connections:
                 assert time.monotonic() < until
                 time.sleep(0.01)
             gc.collect()

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sealring.core.links import shares
-from sealring.core.links.unproven import MOST_GREETING, MOST_SILENT
+from sealring.core.links import arrivals
+from sealring.core.links.arrivals import MOST_GREETING, MOST_SILENT
 from tests.attacks.strangers import strangers
 from tests.core.links.test_mesh import assert_linked
 from tests.core.links.worlds import world
@@ -55,7 +55,7 @@ def test_strangers_that_use_up_the_descriptors_give_them_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The script has opened so many files that the listener's bound is more than what is left."""
-    monkeypatch.setattr(shares, "limits", lambda *_: (MOST_SILENT, MOST_GREETING))
+    monkeypatch.setattr(arrivals, "limits", lambda *_: (MOST_SILENT, MOST_GREETING))
     # Enough for the silent connections that always have room, and for the group; not for all.
     most = descriptors_in_use() + 150
     with world(2, timeout=60.0) as mesh:

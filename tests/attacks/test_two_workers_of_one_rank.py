@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sealring.core.links import Mesh, build_mesh
-from sealring.core.links.waiting import WaitingLink, WaitingLinks
+from sealring.core.links.connections import WaitingLink, WaitingLinks
 from sealring.errors import DuplicateRank
 from tests.core.handshake.meeting import terms
 from tests.core.links.worlds import ISSUER, LOOPBACK, DictStore, address_key

@@ -17,7 +17,7 @@ from typing import Any
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.links.connections import Connections
-from sealring.core.links.late_kind import LinksOfAKind
+from sealring.core.links.late import LinkSet
 from sealring.errors import PeerUnreachable
 from sealring.lab.bench.forming import LightGroup, LightWorker
 from tests.chaos.history import History
@@ -144,13 +144,13 @@ def _patch() -> None:
     with _patching:
         if hasattr(Connections.dialed, "plain"):
             return
-        for owner, name in ((Connections, "dialed"), (LinksOfAKind, "_on_connected")):
+        for owner, name in ((Connections, "dialed"), (LinkSet, "_on_connected")):
             setattr(owner, name, _through_the_middle(getattr(owner, name)))
 
 
 def _through_the_middle(plain: Callable[..., Any]) -> Callable[..., Any]:
     def connected(self: Any, sock: socket.socket, rank: int) -> Any:
-        terms = self.terms if isinstance(self, LinksOfAKind) else self._terms
+        terms = self.terms if isinstance(self, LinkSet) else self._terms
         if (world := _worlds.get(terms.group)) is not None:
             channel: Channel = "messages" if terms.epoch.endswith(".messages") else "collectives"
             world.stand_between(sock, channel, terms.rank, rank)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from sealring import limits
 from sealring.cli import app
 from sealring.core.links import setting_up
-from sealring.core.links.listening import listen
+from sealring.core.links.listener import listen
 from sealring.errors import ConfigurationError
 from sealring.observe.gather import own_sockets, socket_status
 from sealring.observe.watch import End, Known, Process, WatchedProcess, family, verdict_of, watch

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sealring.core.engine.engine import CollectiveEngine
-from sealring.core.links import lack_is_named, listening_thread, setting_up, threads
+from sealring.core.links import explain_resource_limits, setting_up, threads
 from sealring.core.schedule import Algorithm
 from sealring.errors import ConfigurationError, PeerLost, PeerUnreachable
 from sealring.lab.bench import forming
@@ -60,7 +60,7 @@ def refused(one: Team, rank: int) -> str:
     ],
 )
 def test_only_a_lack_gets_another_name(raised: Exception, comes_out: type[Exception]) -> None:
-    with pytest.raises(comes_out) as caught, lack_is_named():
+    with pytest.raises(comes_out) as caught, explain_resource_limits():
         raise raised
     assert (caught.value is raised) is (comes_out is not ConfigurationError)
 
@@ -71,7 +71,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with team(2, formed=False) as one:
         monkeypatch.setattr(threads, "_idle", [])
-        monkeypatch.setattr(listening_thread, "_shared", listening_thread.ListeningThread())
+        monkeypatch.setattr(threads, "_shared", threads.ListeningThread())
         monkeypatch.setattr(threading.Thread, "start", start)
         said = refused(one, 0)
         monkeypatch.undo()

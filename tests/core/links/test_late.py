@@ -23,8 +23,9 @@ from sealring.core.engine.link_ends import LateEnds
 from sealring.core.handshake import dial
 from sealring.core.handshake.statements import Statements, wrong_signer
 from sealring.core.identity import load_credentials, verification
-from sealring.core.links import agreement, connections, forming, late_kind, listener
-from sealring.core.links.listening_thread import ListeningThread
+from sealring.core.links import agreement, connections, forming, listener
+from sealring.core.links import late as late_links
+from sealring.core.links.threads import ListeningThread
 from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.errors import (
     CertificateExpired,
@@ -144,7 +145,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
     """Each acceptor is held up until both dial, and takes its own connection for the link first."""
     both = threading.Barrier(2)
     dialed = threading.Event()
-    take, add = late_kind.LinksOfAKind.take, late_kind.LinksOfAKind._add
+    take, add = late_links.LinkSet.take, late_links.LinkSet._add
 
     def slow_take(self: Any, channel: Any) -> Any:
         dialed.set()
@@ -159,8 +160,8 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
 
     # As in two processes: one thread for both would hold up one of them after the other.
     monkeypatch.setattr(listener, "listening_thread", ListeningThread)
-    monkeypatch.setattr(late_kind.LinksOfAKind, "take", slow_take)
-    monkeypatch.setattr(late_kind.LinksOfAKind, "_add", slow_add)
+    monkeypatch.setattr(late_links.LinkSet, "take", slow_take)
+    monkeypatch.setattr(late_links.LinkSet, "_add", slow_add)
     with team() as one:
 
         def call(rank: int) -> float:

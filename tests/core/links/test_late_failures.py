@@ -18,10 +18,11 @@ from sealring.core.engine import link_ends
 from sealring.core.engine.endpoint import Endpoint
 from sealring.core.engine.mailbox import ANYONE
 from sealring.core.handshake import peers
-from sealring.core.links import agreement, dialer, late_kind, link, threads
+from sealring.core.links import agreement, dialer, link, threads
+from sealring.core.links import late as late_links
+from sealring.core.links.arrivals import Arrival
 from sealring.core.links.dialer import Dialer
 from sealring.core.links.listener import Listener
-from sealring.core.links.unproven import Unproven
 from sealring.core.schedule import Algorithm
 from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
 from tests.core.links.teams import SIZE, Team, team
@@ -45,7 +46,7 @@ def send(one: Team, rank: int, peer: int, timeout_s: float) -> int:
 
 
 def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(late_kind, "_CLOSED_SECONDS", seconds)
+    monkeypatch.setattr(late_links, "_CLOSED_SECONDS", seconds)
 
 
 def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
         stopped = late._listener
         del late
 
-        def advance(self: Listener, one: Unproven) -> None:
+        def advance(self: Listener, one: Arrival) -> None:
             if self is stopped:
                 held.set()
                 back.wait(20.0)
@@ -361,7 +362,7 @@ def test_the_kernel_lacks_memory_when_a_link_is_made(
         plain(sock)
 
     with team() as one:
-        monkeypatch.setattr(late_kind, "prepare_socket", prepare)
+        monkeypatch.setattr(late_links, "prepare_socket", prepare)
 
         def call(rank: int) -> int:
             return send(one, 3, 8, 8.0) if rank == 3 else receive(one, 8, 3, 8.0)

@@ -19,11 +19,10 @@ import pytest
 
 from sealring.core.handshake import tls
 from sealring.core.handshake.incoming import Incoming
-from sealring.core.links import threads, tls_threads, unproven
-from sealring.core.links.admitted import MOST_OF_A_WORKER
+from sealring.core.links import arrivals, threads, tls_threads
+from sealring.core.links.arrivals import MAX_CONNECTIONS_PER_WORKER, share_of
+from sealring.core.links.connections import WaitingLinks
 from sealring.core.links.listener import Listener
-from sealring.core.links.shares import share_of
-from sealring.core.links.waiting import WaitingLinks
 from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from tests.core.handshake.meeting import soon, terms
 from tests.core.handshake.test_private_key import identity
@@ -131,7 +130,7 @@ class FailingOnce:
 def test_a_turn_that_fails_leaves_no_connection_behind(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(unproven, "PROOF_SECONDS", 0.2)
+    monkeypatch.setattr(arrivals, "PROOF_SECONDS", 0.2)
     failed = what == "epoll"
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
 
@@ -234,7 +233,7 @@ def test_a_worker_that_opens_ever_more_connections_loses_its_oldest() -> None:
     listener.start()
     opened: list[tls.TlsConnection] = []
     try:
-        for _ in range(MOST_OF_A_WORKER + 2):
+        for _ in range(MAX_CONNECTIONS_PER_WORKER + 2):
             sock = socket.create_connection(listener.addresses[0])
             opened.append(tls.TlsConnection(sock, one, dialer=True, who="rank 0", deadline=soon()))
             opened[-1].handshake()

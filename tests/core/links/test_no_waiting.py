@@ -10,7 +10,7 @@ import pytest
 
 from sealring.core.handshake import SecureChannel
 from sealring.core.links.agreement import Settled, settle_as_acceptor
-from sealring.core.links.waiting import WaitingLink, WaitingLinks
+from sealring.core.links.connections import WaitingLink, WaitingLinks
 from sealring.errors import PeerUnreachable, WrongGroup
 from tests.core.handshake.meeting import meeting, soon, terms
 from tests.core.identity.issuing import Issuer

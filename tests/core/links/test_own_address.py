@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sealring.core.links import own_address
-from sealring.core.links.dialer import Dialer
-from sealring.core.links.own_address import OwnAddress
+from sealring.core.links import dialer as dialing
+from sealring.core.links.dialer import Dialer, OwnAddress
 from sealring.core.links.rendezvous import Address, AddressBook
 
 ADDRESS: Address = ("127.0.0.1", 1)
@@ -30,7 +29,7 @@ def test_an_address_is_called_another_only_if_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(own_address, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(dialing, "LOOK_SECONDS", 0.0)
     store: Any = dist.HashStore()  # torch's types leave multi_set out
     book = AddressBook(store, "epoch", time.monotonic() + 20)
     dialer = Dialer(book, lambda *_: lambda: None, lambda _: None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sealring.core.links import setting_up
-from sealring.core.links.listening import listen
+from sealring.core.links.listener import listen
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from sealring.core.links import listening_thread as module
 from sealring.core.links import threads
+from sealring.core.links import threads as module
 from sealring.core.links.listener import Listener
-from sealring.core.links.listening_thread import ListeningThread, listening_thread
-from sealring.core.links.threads import IDLE_NAME, borrow
+from sealring.core.links.threads import IDLE_NAME, ListeningThread, borrow, listening_thread
 from sealring.core.links.tls_threads import TlsThreads
 from sealring.errors import SealringError
 from tests.core.links.worlds import world

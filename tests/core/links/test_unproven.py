@@ -7,17 +7,17 @@ import socket
 
 import pytest
 
-from sealring.core.links import unproven
-from sealring.core.links.unproven import LEAST_SECONDS, Unproven, UnprovenConnections, source_of
+from sealring.core.links import arrivals
+from sealring.core.links.arrivals import LEAST_SECONDS, Arrival, UnprovenConnections, source_of
 
 LATER = 1.0 + LEAST_SECONDS
 
 
-def connection(source: str = "10.0.0.1", at: float = 0.0) -> Unproven:
-    return Unproven(socket.socket(), source, 1, source, at)
+def connection(source: str = "10.0.0.1", at: float = 0.0) -> Arrival:
+    return Arrival(socket.socket(), source, 1, source, at)
 
 
-def stage(*members: Unproven, most: int) -> UnprovenConnections:
+def stage(*members: Arrival, most: int) -> UnprovenConnections:
     one = UnprovenConnections(most)
     for member in members:
         one.add(member, member.accepted)
@@ -90,26 +90,26 @@ def test_an_ipv6_network_is_one_source() -> None:
     ("files", "expected"),
     [
         (1024, (256, 128)),
-        (1 << 20, (unproven.MOST_SILENT, unproven.MOST_GREETING)),
-        (resource.RLIM_INFINITY, (unproven.MOST_SILENT, unproven.MOST_GREETING)),
+        (1 << 20, (arrivals.MOST_SILENT, arrivals.MOST_GREETING)),
+        (resource.RLIM_INFINITY, (arrivals.MOST_SILENT, arrivals.MOST_GREETING)),
     ],
 )
 def test_they_leave_descriptors_to_the_worker(
     files: int, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
-    assert unproven.limits() == expected
+    assert arrivals.limits() == expected
 
 
 def test_several_listeners_share_what_one_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    silent, greeting = unproven.limits()
+    silent, greeting = arrivals.limits()
     for listeners in range(2, 9):
-        assert unproven.limits(listeners) == (silent, greeting), "the others hold none"
-        shares = unproven.limits(listeners, silent, greeting)
+        assert arrivals.limits(listeners) == (silent, greeting), "the others hold none"
+        shares = arrivals.limits(listeners, silent, greeting)
         assert shares[0] * listeners <= silent
         assert shares[1] * listeners <= greeting
-        assert unproven.limits(listeners, silent - 200, greeting - 100) == (200, 100)
+        assert arrivals.limits(listeners, silent - 200, greeting - 100) == (200, 100)
 
 
 def test_a_lower_limit_makes_those_give_way_that_waited_longest() -> None:
@@ -130,12 +130,12 @@ def test_a_peer_has_some_seconds(refused: bool) -> None:
     one.waiting_since = 0.0
     if refused:
         one.refused = 0.0
-    limit = unproven.REFUSAL_SECONDS if refused else unproven.SILENT_SECONDS
+    limit = arrivals.REFUSAL_SECONDS if refused else arrivals.SILENT_SECONDS
     assert not one.overdue(limit - 0.1)
     assert one.overdue(limit + 0.1)
     if not refused:  # one that sends a byte now and then
-        one.waiting_since = unproven.PROOF_SECONDS
-        assert one.overdue(unproven.PROOF_SECONDS + 0.1)
+        one.waiting_since = arrivals.PROOF_SECONDS
+        assert one.overdue(arrivals.PROOF_SECONDS + 0.1)
     one.waiting_since = None  # it is being served
     assert not one.overdue(100.0)
     one.sock.close()

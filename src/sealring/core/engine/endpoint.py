@@ -18,7 +18,7 @@ from sealring.core.engine.link_ends import (
     hand_over_late,
     socket_of,
 )
-from sealring.core.links.late_kind import LinksOfAKind, Rest
+from sealring.core.links.late import LinkSet, Rest
 from sealring.core.links.link import Link
 from sealring.errors import GroupError, Unsupported
 
@@ -71,7 +71,7 @@ class Endpoint(Generic[Native]):
         *,
         publishes: bool,
         hosts: Mapping[int, str] | None = None,
-        late: LinksOfAKind | None = None,
+        late: LinkSet | None = None,
     ) -> None:
         """`publishes`: records of a group key are opened here.
 

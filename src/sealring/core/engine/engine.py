@@ -20,8 +20,7 @@ from sealring.core.engine.link_ends import LinkEnds
 from sealring.core.engine.native_program import to_native
 from sealring.core.engine.rounds import first_objection
 from sealring.core.engine.routes import Routes
-from sealring.core.links.late import LateLinks
-from sealring.core.links.late_kind import Rest
+from sealring.core.links.late import LateLinks, Rest
 from sealring.core.links.link import Link
 from sealring.core.schedule import Algorithm, Operation, Topology, has_few_links
 from sealring.errors import GroupError, Unsupported

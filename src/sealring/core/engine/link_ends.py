@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 from sealring import _native
 from sealring.core.engine.failures import ERROR_BY_CODE
 from sealring.core.links.diagnosis import NOT_ADMITTED
-from sealring.core.links.late_kind import LinksOfAKind, Rest
+from sealring.core.links.late import LinkSet, Rest
 from sealring.core.links.link import Link
 from sealring.core.links.memory import SharedMemory
 from sealring.core.no_fork import NoFork
@@ -92,7 +92,7 @@ class LateEnds:
     Threads that make links refer to the owner weakly: a group that the script has dropped ends.
     """
 
-    def __init__(self, owner: Owner, links: LinksOfAKind, members: Sequence[int]) -> None:
+    def __init__(self, owner: Owner, links: LinkSet, members: Sequence[int]) -> None:
         self._links = links
         self._members = tuple(members)
         own = weakref.ref(owner)

@@ -32,7 +32,15 @@ from sealring.core.hooks import Enrolment, GroupMade, enrolment_of, group_observ
 from sealring.core.identity import load_credentials
 from sealring.core.identity.credentials import check_dates
 from sealring.core.identity.process import shut_out_debuggers
-from sealring.core.links import Agreed, Link, Mesh, agreed_epoch, build_mesh, lack_is_named, run_of
+from sealring.core.links import (
+    Agreed,
+    Link,
+    Mesh,
+    agreed_epoch,
+    build_mesh,
+    explain_resource_limits,
+    run_of,
+)
 from sealring.core.schedule import Selection
 from sealring.errors import SealringError, Unsupported
 
@@ -76,7 +84,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         return [(place_of[link.peer], link) for link in mesh.links]
 
     epochs = agreed_epoch(options.store, members, rank, deadline, within=options.within)
-    with lack_is_named(), epochs as epoch:
+    with explain_resource_limits(), epochs as epoch:
         terms = Terms(
             job=credentials.job,
             group=options.name or "default",
@@ -139,7 +147,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             raise
         finally:
             agreed.wipe()
-    with lack_is_named(), _closed_on_failure(engine, mailbox):
+    with explain_resource_limits(), _closed_on_failure(engine, mailbox):
         recorder = FlightRecorder(
             engine,
             mailbox,

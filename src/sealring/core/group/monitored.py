@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from sealring.core.links.store_calls import StoreCalls
+from sealring.core.links.rendezvous import StoreCalls
 from sealring.errors import GroupClosed, GroupError, PeerSilent
 
 ROOT = 0

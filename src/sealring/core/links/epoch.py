@@ -27,8 +27,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from sealring.core.handshake.terms import digest_of, is_instance
-from sealring.core.links.rendezvous import Store
-from sealring.core.links.store_calls import StoreCalls
+from sealring.core.links.rendezvous import Store, StoreCalls
 from sealring.core.links.threads import Job, borrow
 from sealring.errors import PeerUnreachable
 

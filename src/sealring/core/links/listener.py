@@ -11,6 +11,7 @@ import collections
 import contextlib
 import errno
 import logging
+import math
 import os
 import select
 import socket
@@ -21,28 +22,30 @@ from typing import Final
 
 from sealring.core.handshake.connection import is_ready
 from sealring.core.handshake.incoming import Incoming
-from sealring.core.links import setting_up, shares
-from sealring.core.links.admitted import MOST_OF_A_WORKER, Admitted, HandOver, Serving
-from sealring.core.links.link import send_without_delay
-from sealring.core.links.listening import listen
-from sealring.core.links.listening_thread import ListeningThread, listening_thread
-from sealring.core.links.rendezvous import Address
-from sealring.core.links.threads import AtWork
-from sealring.core.links.tls_threads import TlsThreads, advanced
-from sealring.core.links.unproven import (
+from sealring.core.links import arrivals, setting_up
+from sealring.core.links.arrivals import (
     ALWAYS_FREE,
     LEAST_SECONDS,
+    MAX_CONNECTIONS_PER_WORKER,
     MOST_GREETING,
     MOST_SILENT,
-    Unproven,
+    SILENT_SECONDS,
+    Arrival,
+    HandOver,
+    Serving,
     UnprovenConnections,
     silent_for,
     source_of,
 )
-from sealring.errors import PeerUnreachable, SealringError
+from sealring.core.links.link import send_without_delay
+from sealring.core.links.rendezvous import Address
+from sealring.core.links.threads import AtWork, ListeningThread, listening_thread
+from sealring.core.links.tls_threads import TlsThreads, advanced
+from sealring.errors import ConfigurationError, PeerUnreachable, SealringError
 
 _LOG = logging.getLogger("sealring")
 
+_BACKLOG: Final = 4096
 _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
@@ -72,8 +75,9 @@ class Listener:
         """Lower once this process had no descriptor left."""
         self.silent = UnprovenConnections(MOST_SILENT)
         self.greeting = UnprovenConnections(MOST_GREETING)
-        self._by_descriptor: dict[int, Unproven] = {}
-        self._knocking: collections.deque[Unproven] = collections.deque()
+        self._connections: dict[int, Arrival] = {}
+        """By descriptor."""
+        self._knocking: collections.deque[Arrival] = collections.deque()
         self._stopping = threading.Event()
         self._resume = 0.0
         self._not_taken = 0
@@ -81,8 +85,6 @@ class Listener:
         self._accepting = False
         self._thread: ListeningThread | None = None
         self._tls_threads = TlsThreads(self._wake_up)
-        self._admitted: dict[int, Admitted] = {}
-        """By descriptor."""
         self._look_at_all = False
         self._events_lost = False
         """A turn failed. What epoll tells once, of an arrival, may have been lost with it."""
@@ -97,7 +99,7 @@ class Listener:
             self.stop()
             raise
         if self._sockets:
-            shares.join(self)
+            arrivals.join(self)
 
     def close_descriptors(self) -> None:
         """In a forked child, where none of the threads exists."""
@@ -133,17 +135,15 @@ class Listener:
             self._close_all(until)
 
     def _close_all(self, until: float) -> None:
-        shares.leave(self)
+        arrivals.leave(self)
         if self._thread is not None:
             self._thread.remove(self)
         self._tls_threads.stop()
-        for one in self._by_descriptor.values():
+        for one in self._connections.values():
             if one.refused is not None and one.rank is not None:
                 while not one.discard() and is_ready(one.sock, select.POLLIN, until):
                     pass
             one.close()
-        for served in self._admitted.values():
-            served.close()
         for sock in self._sockets:
             sock.close()
         self._epoll.close()
@@ -178,22 +178,20 @@ class Listener:
                 self._accept(listening[fd])
             elif fd == self._wake:
                 os.eventfd_read(self._wake)
-            elif (served := self._admitted.get(fd)) is not None:
-                self._serve(served)
-            elif (one := self._by_descriptor.get(fd)) is not None:
+            elif (one := self._connections.get(fd)) is not None:
                 self._heard(one)
         for one, outcome in self._tls_threads.done():
             self._take(one, outcome)
         if self._events_lost:
-            for one in list(self._by_descriptor.values()):
+            for one in list(self._connections.values()):
                 self._heard(one)
             self._look_at_all, self._events_lost = True, False
         self._let_in()
         if self._look_at_all:
             self._look_at_all = False
-            for served in list(self._admitted.values()):
-                self._serve(served)
-        if (self._by_descriptor or self._admitted) and time.monotonic() >= self._next_look:
+            for one in self._admitted():
+                self._serve(one)
+        if self._connections and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self._take_share()
             self._drop_overdue()
@@ -213,13 +211,13 @@ class Listener:
             self._accepting = accepting
         if not self._accepting:
             return self._resume
-        return now + _LOOK_SECONDS if self._by_descriptor or self._admitted else None
+        return now + _LOOK_SECONDS if self._connections else None
 
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""
         if max(len(self.silent), len(self.greeting)) < ALWAYS_FREE:
             return
-        silent, greeting = shares.share_of(self)
+        silent, greeting = arrivals.share_of(self)
         self.silent.limit_to(min(silent, self._most_silent))
         self.greeting.limit_to(greeting)
         for one in (*self.silent.too_many(), *self.greeting.too_many()):
@@ -241,9 +239,9 @@ class Listener:
             except BaseException:
                 sock.close()
                 raise
-            one = Unproven(sock, name[0], name[1], source_of(name[0]), time.monotonic())
+            one = Arrival(sock, name[0], name[1], source_of(name[0]), time.monotonic())
             full = not self._make_room(self.silent, one.source)
-            self._by_descriptor[sock.fileno()] = one
+            self._connections[sock.fileno()] = one
             self.silent.add(one, one.accepted - silent_for(sock))
             if full:
                 # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
@@ -271,7 +269,7 @@ class Listener:
         self._resume = time.monotonic() + _PAUSE_SECONDS
         self._most_silent = max(_FEW, len(self.silent) // 2)
         self.silent.limit_to(self._most_silent)
-        waiting = [one for one in self._by_descriptor.values() if one.waiting_since is not None]
+        waiting = [one for one in self._connections.values() if one.waiting_since is not None]
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:
             self._drop(one, "gave way, because this process has no descriptor left")
@@ -284,8 +282,10 @@ class Listener:
                 )
             )
 
-    def _heard(self, one: Unproven) -> None:
-        if one.refused is not None:
+    def _heard(self, one: Arrival) -> None:
+        if one.serving is not None:
+            self._serve(one)
+        elif one.refused is not None:
             self._discard(one)
         elif one in self.greeting:
             if one.waiting_since is None:
@@ -309,7 +309,7 @@ class Listener:
             self.greeting.add(one, time.monotonic())
             self._advance_soon(one)
 
-    def _advance_soon(self, one: Unproven) -> None:
+    def _advance_soon(self, one: Arrival) -> None:
         """Under a session at once, which takes little time; TLS on a thread of its own."""
         self.greeting.serve(one)
         one.more = False
@@ -326,57 +326,59 @@ class Listener:
             _LOG.warning("sealring: a connection cannot be served: %s", problem)
             self._drop(one, f"could not be served: {problem}")
 
-    def _wait_again(self, one: Unproven) -> None:
+    def _wait_again(self, one: Arrival) -> None:
         """Its turn failed. It is heard again, and ends in time if that helps nothing."""
         if one in self.greeting and one.waiting_since is None:
             self.greeting.wait_for(one, time.monotonic())
 
-    def _take(self, one: Unproven, outcome: bool | SealringError) -> None:
+    def _take(self, one: Arrival, outcome: bool | SealringError) -> None:
         try:
             self._go_on_with(one, outcome)
         except BaseException:
             self._wait_again(one)
             raise
 
-    def _go_on_with(self, one: Unproven, outcome: bool | SealringError) -> None:
+    def _go_on_with(self, one: Arrival, outcome: bool | SealringError) -> None:
         """What was done with a connection."""
         if isinstance(outcome, SealringError):
             self._end(one, outcome)
         elif outcome:
             assert one.incoming is not None
+            one.serving = self._handle(one.incoming)
             self.greeting.remove(one)
-            del self._by_descriptor[one.sock.fileno()]
-            served = Admitted(one, one.incoming, self._handle(one.incoming))
-            self._admitted[one.sock.fileno()] = served
-            self._limit(served.incoming.rank)
-            self._serve(served)
+            # Behind those that were admitted before: see `_limit`.
+            self._connections[one.sock.fileno()] = self._connections.pop(one.sock.fileno())
+            self._limit(one.rank)
+            self._serve(one)
         else:
             self.greeting.wait_for(one, time.monotonic())
             if one.more:
                 self._advance_soon(one)
 
+    def _admitted(self) -> list[Arrival]:
+        return [one for one in self._connections.values() if one.serving is not None]
+
     def _limit(self, rank: int | None) -> None:
         """A worker that opens ever more connections loses its oldest, and displaces no other."""
-        its = [served for served in self._admitted.values() if served.incoming.rank == rank]
-        if len(its) > MOST_OF_A_WORKER:
+        its = [one for one in self._admitted() if one.rank == rank]
+        if len(its) > MAX_CONNECTIONS_PER_WORKER:
             self._done_with(its[0], its[0].give_up("gave way to newer connections of its own"))
 
-    def _serve(self, served: Admitted) -> None:
-        if (outcome := served.go_on()) is not None:
-            self._done_with(served, outcome)
+    def _serve(self, one: Arrival) -> None:
+        if (outcome := one.go_on()) is not None:
+            self._done_with(one, outcome)
 
-    def _done_with(self, served: Admitted, outcome: HandOver | SealringError) -> None:
-        one = served.connection
-        del self._admitted[one.sock.fileno()]
+    def _done_with(self, one: Arrival, outcome: HandOver | SealringError) -> None:
+        one.serving = None
         if isinstance(outcome, SealringError):
-            self._by_descriptor[one.sock.fileno()] = one
             self.greeting.add(one, time.monotonic())
             self._end(one, outcome)
         else:
+            del self._connections[one.sock.fileno()]
             self._epoll.unregister(one.sock)
-            served.hand_over(outcome)
+            one.hand_over(outcome)
 
-    def _end(self, one: Unproven, error: SealringError) -> None:
+    def _end(self, one: Arrival, error: SealringError) -> None:
         """The peer is refused, and was told so if it could be."""
         self._refuse(error)
         one.refused = time.monotonic()
@@ -386,7 +388,7 @@ class Listener:
         self.greeting.wait_for(one, one.refused)
         self._discard(one)
 
-    def _discard(self, one: Unproven) -> None:
+    def _discard(self, one: Arrival) -> None:
         """Read on until a refused peer closes: closing first could destroy the refusal."""
         if one.discard():
             self._close(one)
@@ -397,21 +399,47 @@ class Listener:
             if one.overdue(now):
                 said = "sent nothing" if one.incoming is None else "did not finish the set-up"
                 self._drop(one, f"{said} in time")
-        for served in list(self._admitted.values()):
-            if now >= served.incoming.deadline:
-                self._serve(served)
+        for one in self._admitted():
+            if one.incoming is not None and now >= one.incoming.deadline:
+                self._serve(one)
 
-    def _drop(self, one: Unproven, why: str) -> None:
+    def _drop(self, one: Arrival, why: str) -> None:
         self._close(one)
         if one.refused is None:
             self._refuse(PeerUnreachable(f"the peer at {one.address} port {one.port} {why}"))
 
-    def _close(self, one: Unproven) -> None:
+    def _close(self, one: Arrival) -> None:
         self._forget(one)
         one.close()
 
-    def _forget(self, one: Unproven) -> None:
+    def _forget(self, one: Arrival) -> None:
         with contextlib.suppress(OSError):
             self._epoll.unregister(one.sock)
-        del self._by_descriptor[one.sock.fileno()]
+        del self._connections[one.sock.fileno()]
         (self.greeting if one in self.greeting else self.silent).remove(one)
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that listens on one address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = setting_up.create(family)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((address, 0))
+        # The kernel keeps a connection until its first bytes come, so a silent one takes no
+        # descriptor, no memory of ours and no place in the queue of those to be accepted. It comes
+        # to us without bytes when this time is up, or when the kernel's table of them is full.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as problem:
+        sock.close()
+        raise ConfigurationError(
+            f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS or "
+            "SEALRING_INTERFACE to an address of this machine"
+        ) from problem
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -24,10 +24,9 @@ from sealring.core.handshake.terms import Terms
 from sealring.core.identity.credentials import PEER_EVIDENCE, Credentials, kept_for_later
 from sealring.core.links.addresses import own_addresses
 from sealring.core.links.agreement import Transport
-from sealring.core.links.connections import Connections
+from sealring.core.links.connections import FAREWELL_SECONDS, Connections, WaitingLink, WaitingLinks
 from sealring.core.links.diagnosis import time_is_up
-from sealring.core.links.dialer import Dialer
-from sealring.core.links.formed import FormedGroup
+from sealring.core.links.dialer import LOOK_SECONDS, Dialer, OwnAddress
 from sealring.core.links.forming import (
     Agreed,
     Conversation,
@@ -36,14 +35,12 @@ from sealring.core.links.forming import (
     confirm,
     first_links,
 )
-from sealring.core.links.late import LateLinks
+from sealring.core.links.late import FormedGroup, LateLinks
 from sealring.core.links.link import Link, link_of, prepare_socket
 from sealring.core.links.listener import Listener
-from sealring.core.links.own_address import LOOK_SECONDS, OwnAddress
 from sealring.core.links.rendezvous import AddressBook, Store, encode_addresses
 from sealring.core.links.settling import Settling
 from sealring.core.links.threads import AtWork
-from sealring.core.links.waiting import FAREWELL_SECONDS, WaitingLink, WaitingLinks
 from sealring.errors import (
     ConfigurationError,
     HandshakeError,
@@ -267,7 +264,7 @@ class _Mesh:
 
     def _longer(self) -> float:
         """A neighbour that is nearer to the one that all wait for names it first, and tells."""
-        return _WITNESS_SECONDS * self._settling.exchange.farness()
+        return _WITNESS_SECONDS * self._settling.exchange.timeout_weight()
 
     def _readable(self, links: list[WaitingLink], until: float) -> list[tuple[WaitingLink, bool]]:
         """Wait until a link has something to say, something changes, or some time has passed.

@@ -18,9 +18,9 @@ from typing import Final
 
 from sealring.core.handshake.messages import Message, digest, exactly, instances
 from sealring.core.handshake.terms import Terms
+from sealring.core.links.connections import WaitingLink
 from sealring.core.links.forming import Agreed, Conversation, Proven
 from sealring.core.links.tree import TreeExchange, most_bytes, other_transcript
-from sealring.core.links.waiting import WaitingLink
 from sealring.errors import DuplicateRank, MalformedSetup, SealringError
 from sealring.limits import MAX_SETUP_BYTES
 

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from sealring.core.links.arrivals import Arrival
 from sealring.core.links.threads import borrow
-from sealring.core.links.unproven import Unproven
 from sealring.errors import MalformedSetup, SealringError
 
 _LOG = logging.getLogger("sealring")
@@ -20,7 +20,7 @@ Outcome = bool | SealringError
 """Whether the peer is admitted now, or why it is refused."""
 
 
-def advanced(one: Unproven) -> Outcome:
+def advanced(one: Arrival) -> Outcome:
     """Go on with the bytes that have come."""
     try:
         assert one.incoming is not None
@@ -38,13 +38,13 @@ class TlsThreads:
         """`wake` is called when there is something in `done`."""
         self._wake = wake
         self._lock = threading.Condition()
-        self._due: list[Unproven] = []
+        self._due: list[Arrival] = []
         """To be advanced."""
-        self._done: queue.SimpleQueue[tuple[Unproven, Outcome]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Arrival, Outcome]] = queue.SimpleQueue()
         self._working = 0
         """Threads that are borrowed now."""
 
-    def serve(self, one: Unproven) -> Exception | None:
+    def serve(self, one: Arrival) -> Exception | None:
         """The error where there is no thread for it."""
         with self._lock:
             self._due.append(one)
@@ -63,7 +63,7 @@ class TlsThreads:
             return problem
         return None
 
-    def done(self) -> Iterator[tuple[Unproven, Outcome]]:
+    def done(self) -> Iterator[tuple[Arrival, Outcome]]:
         while not self._done.empty():
             yield self._done.get()
 
@@ -75,7 +75,7 @@ class TlsThreads:
 
     def _advance_all(self) -> None:
         """The newest first: in a flood a worker is served at once, and not after the flood."""
-        one: Unproven | None = None
+        one: Arrival | None = None
         try:
             while (one := self._newest()) is not None:
                 self._done.put((one, advanced(one)))
@@ -88,7 +88,7 @@ class TlsThreads:
                 self._thread_ends()
             raise
 
-    def _newest(self) -> Unproven | None:
+    def _newest(self) -> Arrival | None:
         with self._lock:
             if self._due:
                 return self._due.pop()

@@ -106,7 +106,7 @@ class TreeExchange(Generic[Result]):
         parent = self._place.parent
         return sorted(self._awaited) or ([] if parent is None else [parent])
 
-    def farness(self) -> float:
+    def timeout_weight(self) -> float:
         """From 0 to 1: how many members may be between this one and the one that all wait for.
 
         It is 0 for a member that waits for a leaf of the tree. Those that wait for their parents

@@ -25,7 +25,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from sealring.core.links.store_calls import StoreCalls
+from sealring.core.links.rendezvous import StoreCalls
 from sealring.errors import (
     ConfigurationError,
     DuplicateRank,

@@ -34,7 +34,7 @@ from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.handshake import SessionTable, Terms, group_context
 from sealring.core.identity import Credentials
-from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, lack_is_named
+from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, explain_resource_limits
 from sealring.core.schedule import Algorithm, Operation, Selection, chunks, cuts_into_chunks
 from sealring.lab.bench.harness import Cases, Progress, forming_floor
 from sealring.lab.bench.workers import Report, run_workers
@@ -92,7 +92,7 @@ class LightWorker:
     def rank(self) -> int:
         return self.credentials.rank
 
-    @lack_is_named()
+    @explain_resource_limits()
     def form(
         self,
         name: str,

@@ -1,23 +1,88 @@
-"""Connections whose peer is not admitted yet: how many there may be, and which one gives way.
+"""Connections that others made, until each is a link: one object each, and how many there may be.
 
-Anybody can open them. There are two stages, silent and greeting. Each is bounded in all and per
-source, and when it is full, the connection gives way that has kept us waiting longest. A worker's
-handshake takes milliseconds, so it is never the one for long.
+Anybody can open them. Until its peer is admitted a connection is in one of two stages, silent and
+greeting. Each stage is bounded in all and per source, and when it is full, the connection gives way
+that has kept us waiting longest. A worker's handshake takes milliseconds, so it is never the one
+for long. The listeners of this process share these bounds. An admitted worker may have few.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import resource
 import socket
 import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Sized
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from sealring import _native
 from sealring.core.handshake.incoming import Incoming
+from sealring.errors import MalformedSetup, PeerUnreachable, SealringError
 from sealring.formats.bounded_connections import LEAST_SECONDS as LEAST_SECONDS
 from sealring.formats.bounded_connections import BoundedConnections
 from sealring.formats.bounded_connections import source_of as source_of
+
+_LOG = logging.getLogger("sealring")
+
+HandOver: TypeAlias = Callable[[], None]
+"""Called when the socket is no longer the listener's, or the dialer's."""
+Serving: TypeAlias = Generator[None, None, HandOver]
+"""What is said with an admitted peer until the link is made. It yields while bytes are missing."""
+MAX_CONNECTIONS_PER_WORKER: Final = 4
+"""Connections of one worker that are being set up at once: two kinds of links, and again."""
+
+
+class Sharer(Protocol):
+    """A listener, as far as the others matter to it."""
+
+    @property
+    def silent(self) -> Sized: ...
+    @property
+    def greeting(self) -> Sized: ...
+    def close_descriptors(self) -> None: ...
+
+
+_open: Final[weakref.WeakSet[Sharer]] = weakref.WeakSet()
+_opening = threading.Lock()
+"""Held by a thread that changes `_open` or looks through it."""
+
+
+def join(listener: Sharer) -> None:
+    with _opening:
+        _open.add(listener)
+
+
+def leave(listener: Sharer) -> None:
+    with _opening:
+        _open.discard(listener)
+
+
+def share_of(listener: Sharer) -> tuple[int, int]:
+    """How many silent and how many greeting connections it may have now."""
+    with _opening:
+        others = [each for each in _open if each is not listener]
+    return limits(
+        len(others) + 1,
+        sum(len(each.silent) for each in others),
+        sum(len(each.greeting) for each in others),
+    )
+
+
+def _close_in_child() -> None:
+    """A child that outlives its parent must not keep the parent's port open: peers would wait."""
+    global _opening
+    _opening = threading.Lock()  # a thread of the parent may hold it
+    for listener in list(_open):
+        listener.close_descriptors()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
 
 MOST_SILENT: Final = 4096
 """Connections that have sent nothing: a descriptor each."""
@@ -38,7 +103,9 @@ _DISCARDED_BYTES: Final = 64 << 10
 
 
 @dataclass(eq=False, slots=True)
-class Unproven:
+class Arrival:
+    """A connection that somebody made to this process, until it is a link or closed."""
+
     sock: socket.socket
     address: str
     port: int
@@ -58,6 +125,8 @@ class Unproven:
 
     knocking: bool = False
     """It has sent its first bytes, and waits until it is its turn."""
+    serving: Serving | None = None
+    """What is said with its peer once that is admitted."""
 
     def forget(self) -> None:
         """Its secrets; and what it keeps of a private key. No thread may be serving it."""
@@ -65,6 +134,8 @@ class Unproven:
             self.incoming.forget()
 
     def close(self) -> None:
+        if self.serving is not None:
+            self.serving.close()
         self.forget()
         self.sock.close()
 
@@ -100,8 +171,47 @@ class Unproven:
             return now > self.refused + REFUSAL_SECONDS
         return now > min(self.waiting_since + SILENT_SECONDS, self.accepted + PROOF_SECONDS)
 
+    def go_on(self) -> HandOver | SealringError | None:
+        """Serve an admitted peer with the bytes that have come; None while some are missing.
 
-UnprovenConnections: TypeAlias = BoundedConnections[Unproven]
+        An error is told to the peer. The socket stays open, so that the peer can read that.
+        """
+        assert self.incoming is not None
+        assert self.serving is not None
+        try:
+            next(self.serving)
+            if time.monotonic() < self.incoming.deadline:
+                return None
+            return self.give_up("did not finish the set-up in time")
+        except StopIteration as ended:
+            hand_over: HandOver = ended.value
+            return hand_over
+        except SealringError as error:
+            self.incoming.tell(error)
+            return error
+        except Exception as problem:
+            # Whatever this is, the peer may have caused it, so it must not end the job.
+            _LOG.exception("sealring: a connection was dropped")
+            who = self.incoming.who
+            return MalformedSetup(f"the connection of {who} was dropped: {problem!r}")
+
+    def give_up(self, why: str) -> SealringError:
+        """The error of a link that is not made."""
+        assert self.incoming is not None
+        assert self.serving is not None
+        self.serving.close()
+        error = PeerUnreachable(f"{self.incoming.who} {why}", peer=self.incoming.rank, proven=True)
+        self.incoming.tell(error)
+        return error
+
+    def hand_over(self, call: HandOver) -> None:
+        try:
+            call()
+        except Exception:
+            _LOG.exception("sealring: a worker's connection was not served to its end")
+
+
+UnprovenConnections: TypeAlias = BoundedConnections[Arrival]
 """Those of one stage."""
 
 
