@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sealring.core.engine.cuda.streams import new_stream
+from sealring.core.engine.streams import new_stream
 from sealring.errors import AlreadyClosed, TamperedChunk
 from sealring.vault import GpuLoader, Loader, Vault, keys
 from sealring.vault.sealed import CHACHA

@@ -21,7 +21,7 @@ SAME = {"SEALRING_ALGORITHM": "hierarchical"}
 def wired_and_right(rank: int) -> tuple[bool, list[str]]:
     wrong = every_collective(rank)
     group: Any = dist.group.WORLD
-    return group._engine.wired, wrong
+    return group.engine.wired, wrong
 
 
 @each_wire
@@ -59,7 +59,7 @@ def on_one_of_two_hosts(rank: int) -> tuple[bool, list[str], list[int]]:
     """Peer memory inside each, NCCL between; every algorithm gives what it gives on the CPU."""
     group: Any = dist.group.WORLD
     wrong = every_collective(rank)
-    return group._engine.exchanges, wrong, sums_of_many_sizes(rank)
+    return group.engine.exchanges, wrong, sums_of_many_sizes(rank)
 
 
 def on_two_hosts(rank: int, report: Report) -> None:
@@ -92,7 +92,7 @@ def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
     group: Any = dist.group.WORLD
     world = dist.get_world_size()
     wrong = sums_of_many_sizes(rank)
-    links = len(group._engine.link_sockets)
+    links = len(group.engine.link_sockets)
     got = torch.zeros(3_000_000, device="cuda")
     sent = torch.full_like(got, float(rank))
     for work in [dist.isend(sent, (rank + 5) % world), dist.irecv(got, (rank - 5) % world)]:
@@ -159,7 +159,7 @@ def a_gpu_without_room(rank: int) -> tuple[str, float]:
     """The others must neither wait for it in NCCL nor give up what they have."""
     dist.all_reduce(torch.ones(10, device="cuda"))
     group: Any = dist.group.WORLD
-    programs = group._engine._on_gpus
+    programs = group.engine._on_gpus
     whole = programs._native
     if rank == 7:
         programs._native = NoRoom()

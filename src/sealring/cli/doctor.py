@@ -290,7 +290,7 @@ def _gpu(device: torch.device) -> str:
 
     from sealring import _native
     from sealring.core.engine.engine import CollectiveEngine
-    from sealring.core.group.gpu import GpuCalls
+    from sealring.core.engine.gpu_calls import GpuCalls
     from sealring.core.group.settings import read_settings
 
     wait = read_settings(os.environ).cuda_wait

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sealring.core.engine.cuda.chunks import NO_FAILURE, ChunkKernels, Listed
-from sealring.core.engine.cuda.streams import new_event, new_stream
+from sealring.core.engine.streams import new_event, new_stream
 from sealring.vault.gpu_plan import Plan, SealedParts
 
 _SMALLEST_BUFFER: Final = 1 << 20

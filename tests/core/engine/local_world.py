@@ -27,8 +27,10 @@ from sealring.core.engine.collective import Collective
 from sealring.core.engine.cuda.wires import Wire
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
+from sealring.core.engine.streams import StreamCaller
 from sealring.core.links.memory import SharedMemory
 from sealring.limits import RING_CONTROL_BYTES
+from tests.core.engine.host_streams import HostStreams
 from tests.core.engine.stand_ins import (
     attach_host_device,
     attach_host_driver,
@@ -310,24 +312,19 @@ class LocalWorld:
         self, engine: CollectiveEngine, number: int, collective: Collective, timeout_s: float
     ) -> None:
         """As a group runs it for which only a stream waits; returns when that has gone on."""
-        launched = engine.prelaunch(collective, engine.prelaunch_stream)
-        assert launched is not None
-        assert launched.completion is not None
-
-        def as_its_caller() -> None:
-            engine.launch_rest()
-            engine.mark_end(launched)
-
-        caller = threading.Thread(target=as_its_caller)
+        stream = StreamCaller(HostStreams(engine.prelaunch_stream))
+        launched = engine.submit(collective, stream)
+        assert launched.streams_wait
+        caller = threading.Thread(target=engine.launch_rest, args=(launched, stream))
         caller.start()
         try:
-            engine.run(number, launched, timeout_s)
+            engine.run(number, collective, timeout_s, launched)
         except BaseException:
             engine.release_streams(launched)
             raise
         finally:
             caller.join()
-            while not launched.completion.done:
+            while not launched.done:
                 time.sleep(0.0001)
 
 

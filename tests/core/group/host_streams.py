@@ -1,89 +1,33 @@
-"""Streams made of threads, so that what waits for a call can be seen without a GPU.
+"""A group that takes CPU tensors for a GPU's. The CPU plays CUDA's driver; calls return at once.
 
-A group that is given these takes CPU tensors for a GPU's: CUDA's driver is played by the CPU, and
-calls return at once. What a test puts into a stream runs when the stream comes to it.
+Its streams are those of tests/core/engine/host_streams.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sealring import _native, _stand_ins
+from sealring import _native
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.gpu_calls import GpuCalls, MessageCaller
 from sealring.core.engine.mailbox import Mailbox
-from sealring.core.group.completions import driver_calls
-from sealring.core.group.gpu import GpuCalls, MessageCaller
-from sealring.core.group.streams import Devices, Streams
+from sealring.core.engine.streams import driver_calls
 from sealring.errors import Unsupported
+from tests.core.engine.host_streams import HostStreams
 from tests.core.engine.stand_ins import attach_host_driver, attach_host_driver_to_mailbox
-
-PATIENCE_S = 60
-"""Ends a hang."""
-
-
-def put(stream: int, task: Callable[[], Any]) -> Future[Any]:
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(task())
-        except BaseException as error:  # the stream goes on
-            done.set_exception(error)
-
-    _stand_ins.put(stream, run)
-    return done
-
-
-class HostStreams:
-    def __init__(self) -> None:
-        self.current = _stand_ins.new_stream()
-        self.side = _stand_ins.new_stream()
-
-    @property
-    def devices(self) -> Devices:
-        return []
-
-    def guard(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def make_stream_wait(self, operation: _native.Completion) -> None:
-        operation.wait_on_stream(self.current)
-
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        before, self.current = self.current, self.side
-        yield
-        self.current = before
-
-    def run_on(self, stream: int, task: Callable[[], None]) -> None:
-        put(stream, task)
-
-    def used_on(self, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        pass
-
-    def free_later(self, kept: object) -> None:
-        pass
-
-    def free_old(self) -> None:
-        pass
-
-    def put(self, task: Callable[[], Any]) -> Future[Any]:
-        """Into the current stream."""
-        return put(self.current, task)
 
 
 class HostCalls(GpuCalls):
     def __init__(self, engine: CollectiveEngine) -> None:
         super().__init__(engine, "stream")
-        self._streams = self.streams = HostStreams()
+        self.streams: HostStreams = HostStreams()
         self.serving = True
         """Off for calls with "CPU tensors"."""
         self.capturing = False
@@ -102,7 +46,7 @@ class HostCalls(GpuCalls):
     def attach(self, device: torch.device) -> None:
         pass
 
-    def prepare(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
+    def _begin(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
         return replace(collective, ready=0), 0
 
     def finished(
@@ -125,12 +69,8 @@ class HostCalls(GpuCalls):
         self.serving = True
 
 
-_: type[Streams] = HostStreams
-
-
 def taken_for_a_gpu() -> HostCalls:
     """The default group, from now on with streams."""
     group: Any = dist.group.WORLD
-    group._gpu = group._messages.gpu = calls = HostCalls(group._engine)
-    group._prepare = lambda *_: None  # what is kept is for tensors of a CPU, as these seem to be
+    group.use_gpu_calls(calls := HostCalls(group.engine))
     return calls

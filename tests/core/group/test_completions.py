@@ -20,19 +20,15 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _get_default
 from sealring import _native
 from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.engine.engine import CollectiveEngine
-from sealring.core.group.completions import (
-    CombinedCompletion,
-    Completion,
-    Prelaunch,
-    combined,
-    driver_calls,
-)
+from sealring.core.engine.streams import StreamCaller, StreamWait, driver_calls
 from sealring.core.group.deferred_errors import DeferredError, raise_deferred_errors
+from sealring.core.group.work import SealedWork
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent, Unsupported
 from tests.core.engine.cases import Case, tensors_of
+from tests.core.engine.host_streams import PATIENCE_S, HostStreams, put
 from tests.core.engine.stand_ins import attach_host_driver
-from tests.core.group.host_streams import PATIENCE_S, HostStreams, put, taken_for_a_gpu
+from tests.core.group.host_streams import taken_for_a_gpu
 from tests.workers import SECRET, Workers
 
 
@@ -183,41 +179,47 @@ class Alone:
         self.streams = HostStreams()
         self._launched: list[Any] = []
 
-    def submit(self) -> Completion:
+    def submit(self) -> SealedWork:
         (tensors,) = tensors_of(SUM, 1)
-        prelaunch = Prelaunch(self.engine, self.streams, replace(tensors.collective(), ready=0))
-        launched = prelaunch.submit()
-        assert launched is not None
-        prelaunch.launch_rest()
-        self._launched.append((launched[0], tensors))
-        return launched[1]
+        collective, stream = replace(tensors.collective(), ready=0), StreamCaller(self.streams)
+        launched = self.engine.submit(collective, stream)
+        assert launched.streams_wait
+        self.engine.launch_rest(launched, stream)
+        work = SealedWork([], self.engine.interrupt)
+        work.complete_on_stream(StreamWait(self.streams, launched, in_order=True))
+        self._launched.append((collective, launched, work, tensors))
+        return work
 
     def run(self) -> None:
-        for number, (collective, _) in enumerate(self._launched, 1):
-            self.engine.run(number, collective, PATIENCE_S)
+        for number, (collective, launched, work, _) in enumerate(self._launched, 1):
+            self.engine.run(number, collective, PATIENCE_S, launched)
+            work.finish()
         self.engine.close()
 
 
 def test_the_last_completion_stands_for_all_of_one_group() -> None:
     group, other = Alone(), Alone()
-    completions = [group.submit() for _ in range(3)]
+    works = [group.submit() for _ in range(3)]
     stranger = other.submit()
-    assert combined(completions) is completions[-1]
-    assert combined([completions[0], None]) is None
-    assert combined([]) is None
-    both = combined([completions[0], stranger])
-    assert isinstance(both, CombinedCompletion)
-    both.make_stream_wait()
-    completions[-1].make_stream_wait()
+
+    def combined(*each: SealedWork) -> SealedWork:
+        return SealedWork.of_all(each, group.engine.interrupt)
+
+    all_of_them, both = combined(*works), combined(works[0], stranger)
+    assert not combined(works[0], SealedWork([], group.engine.interrupt)).completes_on_stream
+    assert not combined().completes_on_stream
+    both.wait()
+    all_of_them.wait()
+    assert [each.awaited_by_stream for each in works] == [True, False, True]
     first, second = (each.streams.put(lambda: None) for each in (group, other))
     group.run()
     first.result(PATIENCE_S)
-    assert all(each.is_done() for each in completions)
-    assert not both.is_done()
+    assert all(each.is_completed() for each in (*works, all_of_them))
+    assert not both.is_completed()
     assert not second.done()
     other.run()
     second.result(PATIENCE_S)
-    assert both.is_done()
+    assert both.is_completed()
 
 
 # ---- what fails ---------------------------------------------------------------------------------
@@ -416,7 +418,8 @@ def beside_a_call_that_needs_the_driver(rank: int, world: int) -> None:
 
 def more_than_can_be_given_ahead(rank: int, world: int) -> None:
     calls: Any = taken_for_a_gpu()
-    calls._engine.prelaunch = lambda collective, stream: None
+    submit = calls.engine.submit
+    calls.engine.submit = lambda collective, stream=None: submit(collective)
     data = torch.ones(10, 20)
     dist.all_reduce(data.t())
     assert (data == world).all()

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from sealring import limits
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.cuda.wires import Wire
+from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.gpu_calls import GpuCalls, in_use
+from sealring.core.engine.streams import driver_calls
 from sealring.core.group import create
-from sealring.core.group.completions import driver_calls
-from sealring.core.group.gpu import GpuCalls, in_use
-from sealring.core.group.gpu_setup import GpuSetup
 from sealring.core.schedule import Algorithm
 from sealring.errors import GroupClosed, Unsupported
 from tests.core.engine.stand_ins import attach_host_driver
@@ -110,7 +110,7 @@ def named_by_its_number(rank: int, world: int) -> str:
     backend = group._get_backend(torch.device("cpu"))
     assert backend.supports_splitting
     if rank == 1:
-        group._gpu = Unfit(group._engine, "host")
+        group.use_gpu_calls(Unfit(group.engine, "host"))
         with pytest.raises(Unsupported, match="free some memory"):
             backend.eager_connect_single_device(torch.device("cuda", 0))
     with pytest.raises(GroupClosed) as told:
@@ -123,10 +123,11 @@ def test_a_gpu_that_init_process_group_names(workers: Workers) -> None:
         assert REASON in text
 
 
-class Served:
-    """What is asked of a GPU that serves, or fails, when ranks agree."""
+class Served(GpuCalls):
+    """A GPU that serves, or fails, when ranks agree."""
 
-    def __init__(self, problem: Exception | None) -> None:
+    def __init__(self, engine: CollectiveEngine, problem: Exception | None = None) -> None:
+        super().__init__(engine, "host", Wire.LINKS)
         self._problem = problem
 
     def attach(self, device: torch.device) -> None:
@@ -145,16 +146,16 @@ def test_while_ranks_agree_hosts_wait_in_all_groups() -> None:
         def call(rank: int) -> None:
             group = one.groups[rank]
             attach_host_driver(group.engine._native, prelaunch=False)
-            setup = GpuSetup(group.engine, Served(None), Wire.LINKS)  # type: ignore[arg-type]
+            setup = Served(group.engine)
 
             def run(collectives: Iterable[Collective]) -> None:
                 for each in collectives:
                     seen.append(driver_calls.any)
                     group._run(each, 20.0)
 
-            setup.ensure_done(torch.device("cuda", 0), run, 20.0)
+            setup.agree(torch.device("cuda", 0), run, 20.0)
             collective = all_reduce_of(np.zeros(ELEMENTS, np.float32), Algorithm.RING)
-            setup.ensure_linked(collective, run, 20.0)
+            setup.link(collective, run, 20.0)
 
         assert one.all(call) == [None] * SIZE
         assert seen
@@ -171,11 +172,11 @@ def test_a_gpu_that_fails_in_its_own_way_is_told_to_all_ranks() -> None:
             group = one.groups[rank]
             if rank != 5:
                 attach_host_driver(group.engine._native, prelaunch=False)
-            gpu = Served(RuntimeError("CUDA error: an illegal access") if rank == 5 else None)
-            setup = GpuSetup(group.engine, gpu, Wire.LINKS)  # type: ignore[arg-type]
+            problem = RuntimeError("CUDA error: an illegal access") if rank == 5 else None
+            setup = Served(group.engine, problem)
             for _ in range(2):  # the second time without another word
                 with pytest.raises(Unsupported) as refused:
-                    setup.ensure_done(
+                    setup.agree(
                         torch.device("cuda", 0),
                         lambda collectives: [group._run(each, 20.0) for each in collectives],  # type: ignore[arg-type]
                         20.0,

@@ -107,7 +107,7 @@ def test_groups_that_make_their_links_later(
 
 def accounts_of_links(rank: int, world: int) -> list[Any]:
     every_large_collective(rank, world)
-    return [(link.peer, link.sent, link.received) for link in group()._engine.commitments()]
+    return [(link.peer, link.sent, link.received) for link in group().engine.commitments()]
 
 
 def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers) -> None:
@@ -260,7 +260,7 @@ def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tupl
     finally:
         lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
     seen.append(agrees(rank, world))
-    made = group()._engine._lanes._counts
+    made = group().engine._lanes._counts
     return seen, sorted((uses[0].name, count) for uses, count in made.items())
 
 
@@ -356,7 +356,7 @@ def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: 
 
 def cannot_run_its_part(rank: int, world: int) -> None:
     if rank == 1:
-        group()._engine._lanes.count_for = lambda _: 2
+        group().engine._lanes.count_for = lambda _: 2
     kind = ValueError if rank == 1 else GroupClosed
     with pytest.raises(kind, match="needs lanes that are not there"):
         dist.all_reduce(torch.ones(5))

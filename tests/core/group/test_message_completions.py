@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from sealring.core.group.completions import driver_calls
+from sealring.core.engine.streams import driver_calls
 from sealring.errors import GroupClosed, GroupError, OutOfStep, PeerLost
-from tests.core.group.host_streams import PATIENCE_S, taken_for_a_gpu
+from tests.core.engine.host_streams import PATIENCE_S
+from tests.core.group.host_streams import taken_for_a_gpu
 from tests.core.group.test_completions import with_a_group
 from tests.workers import Workers
 
@@ -179,7 +180,7 @@ def interrupted(rank: int, world: int) -> None:
     taken_for_a_gpu()
     group: Any = dist.group.WORLD
     if rank == 0:
-        mailbox, data = group._messages._mailbox, torch.ones(100)
+        mailbox, data = group.messages.mailbox, torch.ones(100)
         submit = mailbox.submit
 
         def interrupts(*arguments: Any) -> None:
@@ -191,7 +192,7 @@ def interrupted(rank: int, world: int) -> None:
             dist.recv(data, 1)
         with pytest.raises(GroupClosed):
             dist.send(data, 1)
-        assert [work.kept[0] is data for work in group._messages._abandoned] == [True]
+        assert [work.kept[0] is data for work in group.messages.abandoned] == [True]
     else:
 
         def receive() -> None:

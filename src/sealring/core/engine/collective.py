@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sealring import _native
 from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation
 
@@ -27,5 +26,3 @@ class Collective:
     root: int = 0
     ready: int | None = None
     """The slots are in a GPU's memory, and may be used after this CUDA event."""
-    completion: _native.Completion | None = None
-    """Where kernels were launched ahead: what streams wait for."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sealring import _native, limits
 from sealring.core.engine.collective import Collective
@@ -24,6 +23,9 @@ from sealring.core.links.late import LateLinks, Rest
 from sealring.core.links.link import Link
 from sealring.core.schedule import Algorithm, Operation, Topology, has_few_links
 from sealring.errors import GroupError, Unsupported
+
+if TYPE_CHECKING:
+    from sealring.core.engine.streams import StreamCaller
 
 MIN_RECORD_BYTES: Final = 4 << 10
 _PART_OF_TIMEOUT: Final = 0.5
@@ -184,7 +186,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         return self._on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
 
     def no_launches_ahead(self) -> AbstractContextManager[None]:
-        """Within it `prelaunch` refuses all calls: around the time that `link_gpus` is queued."""
+        """Within it nothing is launched ahead: around the time that `link_gpus` is queued."""
         return self._on_gpus.under_way()
 
     def _exchanges_with(self, collective: Collective) -> set[int]:
@@ -218,18 +220,24 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         self._prelaunch_stream = self._prelaunch_stream or self._native.prelaunch_stream
         return self._prelaunch_stream
 
-    def prelaunch(self, collective: Collective, stream: int) -> Collective | None:
-        """Launches kernels for a collective, after the work of the caller's stream.
+    def submit(
+        self, collective: Collective, stream: StreamCaller | None = None
+    ) -> _native.Completion:
+        """Gives the core a collective, which `run` then runs.
 
-        Returns the collective that must then be run, or None where that cannot be: it needs too
-        many kernels, or they might be in the way. Called in the order in which the collectives
-        will be run.
+        With `stream` kernels are launched ahead, after the work of the caller's stream. The
+        completion says whether streams can wait: not where it needs too many kernels, or where
+        they might be in the way. Called in the order in which the collectives will be run.
         """
-        if self._on_gpus.making:
-            return None
-        caller = _native.CallerStream(collective.ready or 0, stream, streams_wait=True)
-        completion = self._native.submit(self._call(collective), caller)
-        return replace(collective, completion=completion) if completion.streams_wait else None
+        call, ready = self._call(collective), collective.ready
+        if ready is None:
+            return self._native.submit(call, None)
+        if stream is None or self._on_gpus.making:
+            return self._native.submit(call, _native.CallerStream(ready))
+        stream.streams.free_old()
+        with stream.streams.guard():
+            caller = _native.CallerStream(ready, stream.streams.current, streams_wait=True)
+            return self._native.submit(call, caller)
 
     def lacks_lanes(self, collective: Collective) -> bool:
         """Whether ranks must agree on their lanes before this one; all ranks say the same."""
@@ -258,30 +266,39 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         """How many share a large collective, each with pipes of its own, as ranks have agreed."""
         return self._lanes.most
 
-    def launch_rest(self) -> None:
-        """Launches the remaining kernels of the last prelaunched collective. May block."""
-        self._native.launch_rest()
+    def launch_rest(self, submitted: _native.Completion, stream: StreamCaller) -> None:
+        """Launches the remaining kernels of the collective that was submitted last. May block.
 
-    def mark_end(self, collective: Collective) -> None:
-        """Streams that wait for it wait for all that the kernels' stream was given until now."""
-        assert collective.completion is not None
-        self._native.mark_end(collective.completion)
+        The copy of its result follows them. Streams that wait for the collective wait for both.
+        """
+        with stream.streams.guard():
+            self._native.launch_rest()
+            try:
+                if stream.copy_back is not None:
+                    stream.streams.run_on(self.prelaunch_stream, stream.copy_back)
+            finally:
+                stream.copy_back = None
+                self._native.mark_end(submitted)
 
-    def release_streams(self, collective: Collective) -> None:
-        """Releases the streams that wait for a prelaunched collective whose run has failed.
+    def release_streams(self, submitted: _native.Completion) -> None:
+        """Releases the streams that wait for a collective whose run has failed.
 
         Its results are first overwritten with ones, which are NaN in every float type.
         """
-        if collective.completion is not None:
-            self._native.release_streams(collective.completion)
+        self._native.release_streams(submitted)
 
-    def run(self, number: int, collective: Collective, timeout_s: float) -> None:
-        """Runs one collective to its end, without the GIL; raises a GroupError if it fails."""
-        completion = collective.completion
-        if completion is None:
-            on_gpu = collective.ready is not None
-            caller = _native.CallerStream(collective.ready or 0) if on_gpu else None
-            completion = self._native.submit(self._call(collective), caller)
+    def run(
+        self,
+        number: int,
+        collective: Collective,
+        timeout_s: float,
+        submitted: _native.Completion | None = None,
+    ) -> None:
+        """Runs one collective to its end, without the GIL; raises a GroupError if it fails.
+
+        `submitted` is its completion, where it was submitted before.
+        """
+        completion = submitted or self.submit(collective)
         failure = completion.wait_on_host(number, timeout_s)
         if failure is not None:
             self._refuse_links(self.error_of(failure))

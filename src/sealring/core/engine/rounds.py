@@ -98,5 +98,4 @@ def linked(collective: Collective) -> Generator[Collective, None, None]:
         dtype=DType.UINT32 if reduces else DType.BYTES,
         reduction=ReduceKind.MIN if reduces else ReduceKind.NONE,
         ready=None,
-        completion=None,
     )

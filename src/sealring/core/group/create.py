@@ -15,12 +15,11 @@ from cryptography import x509
 from sealring import _native
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.flight import FlightRecorder
+from sealring.core.engine.gpu_calls import GpuCalls, in_use
 from sealring.core.engine.lanes import threads_by_default
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.group.backward import restore_errors_in_backward
 from sealring.core.group.cores import usable_cores
-from sealring.core.group.gpu import GpuCalls, in_use
-from sealring.core.group.gpu_setup import GpuSetup
 from sealring.core.group.interrupts import interrupt_on_signal
 from sealring.core.group.monitored import Arrivals
 from sealring.core.group.options import GroupOptions
@@ -122,7 +121,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 late=late,
                 threads=settings.threads or _threads(terms.host, hosts),
             )
-        gpu = GpuCalls(engine, settings.cuda_wait)
+        gpu = GpuCalls(engine, settings.cuda_wait, settings.gpu_wire)
         try:
             objection = _problem_of(gpu)
             mailbox = Mailbox(
@@ -168,7 +167,6 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             arrivals=Arrivals(options.store, group_rank, group_world, terms.epoch),
             selection=Selection(engine.topology, settings.table, settings.algorithms),
             gpu=gpu,
-            gpu_setup=GpuSetup(engine, gpu, settings.gpu_wire),
             run=run_of(agreed.transcript),
         )
     if late is not None:

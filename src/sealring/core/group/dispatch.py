@@ -9,19 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
-
-import torch
 
 from sealring import _native
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.failures import failure_of, unraised
 from sealring.core.engine.flight import FlightRecorder
+from sealring.core.engine.streams import StreamCaller, StreamWait
 from sealring.core.group import profiles
 from sealring.core.group.backward import remember
-from sealring.core.group.completions import Prelaunch
 from sealring.core.group.deferred_errors import DeferredError
 from sealring.core.group.work import SealedWork
 from sealring.core.schedule import Operation
@@ -33,27 +31,31 @@ _CALLBACK: Final = 0
 """The number of a call that comes from a future's callback: it never waits in the queue."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
-    """One call, and what keeps its memory alive until it is done."""
+    """One call."""
 
     name: str
-    collectives: Iterable[Collective]
-    """Mostly one. Each has been run to its end before the next is asked for."""
+    collectives: Collective | Iterable[Collective]
+    """Mostly one. Of several, each has been run to its end before the next is asked for."""
     timeout_s: float
     work: SealedWork
-    memory: tuple[torch.Tensor | torch.UntypedStorage, ...]
-    """Storages too: the script may give a tensor other memory (`.data = ...`) meanwhile."""
-    on_success: Callable[[], None] | None
+    kept: tuple[object, ...] = ()
+    """Alive until the call is done: its tensors, their storages, as the script may give a tensor
+    other memory (`.data = ...`) meanwhile, and the event after which a GPU's may be used."""
+    on_success: Callable[[], None] | None = None
     """Copies the result to where the user wants it, if it could not be written there at once."""
-    known: Collective | None = None
-    """The only collective, where it is known ahead."""
     called: Operation | None = None
     """What the script called, by which calls are counted; None for the group's own exchanges."""
-    ready: object = None
-    """What says when the tensors may be used; kept until they have been."""
-    prelaunch: Prelaunch | None = None
+    stream: StreamCaller | None = None
     """Where streams are to wait for it. Otherwise its caller waits, or asks."""
+    submitted: _native.Completion | None = None
+    """What streams wait for, once it is queued."""
+
+    @property
+    def known(self) -> Collective | None:
+        """The only collective, where it is known ahead."""
+        return self.collectives if isinstance(self.collectives, Collective) else None
 
 
 class Dispatcher:
@@ -116,24 +118,29 @@ class Dispatcher:
             self._run(_CALLBACK, job)
             return
         # Streams can wait only for what another thread does.
-        if wait and self.idle and job.prelaunch is None:
+        if wait and self.idle and job.stream is None:
             with self._turn:
                 if (call := self._begin_at_once(job)) is not None:
                     self._run_called(call, job)
                     return
         with self._submitting:
             self._require_open()
-            launched = None if job.prelaunch is None else job.prelaunch.submit()
-            if launched is not None:
-                collective, completion = launched
-                job.work.complete_on_stream(completion)
-                # The GPU is given `on_success` as well.
-                job = replace(job, collectives=(collective,), known=collective, on_success=None)
-            call = self._count(job)
+            if job.stream is not None:
+                self._submit_ahead(job, job.stream)
+            call, submitted = self._count(job), job.submitted
             with profiles.shown(job.name, job.known, self._engine):
                 self._jobs.put((call, job))
-            if job.prelaunch is not None and launched is not None:
-                job.prelaunch.launch_rest()
+            if job.stream is not None and submitted is not None:
+                self._engine.launch_rest(submitted, job.stream)
+
+    def _submit_ahead(self, job: Job, stream: StreamCaller) -> None:
+        """Streams can then wait for the job, unless it must be run as it is."""
+        assert job.known is not None
+        submitted = self._engine.submit(job.known, stream)
+        if submitted.streams_wait:
+            job.submitted = submitted
+            job.on_success = None  # the GPU is given it
+            job.work.complete_on_stream(StreamWait(stream.streams, submitted, in_order=True))
 
     def _begin_at_once(self, job: Job) -> int | None:
         """The call's number if nothing was called meanwhile. By the thread that has the turn."""
@@ -248,10 +255,10 @@ class Dispatcher:
         ended = self._ran
         try:
             with profiles.shown(job.name, job.known, self._engine):
-                for collective in job.collectives if job.known is not None else _steps(job):
+                for collective in _steps(job):
                     self._ran += 1
                     self._recorder.started(call, self._ran, collective)
-                    self._engine.run(self._ran, collective, job.timeout_s)
+                    self._engine.run(self._ran, collective, job.timeout_s, job.submitted)
                     ended = self._ran
                     self._recorder.ended(None)
             if job.on_success is not None:
@@ -294,25 +301,30 @@ class Dispatcher:
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
         """They find the result, or poison that cannot be taken for one."""
-        if job.prelaunch is None or not job.work.completes_on_stream:
+        if job.stream is None or job.submitted is None:
             return
         if error is not None:
             self._deferred.defer(error)  # first: a script that sees the poison can ask why
-            if job.known is not None:
-                self._engine.release_streams(job.known)
-        job.prelaunch.run_ended(job)
+            self._engine.release_streams(job.submitted)
+        job.stream.streams.free_later(job)
 
 
-def _steps(job: Job) -> Iterator[Collective]:
+def _steps(job: Job) -> Iterable[Collective]:
+    if isinstance(job.collectives, Collective):
+        return (job.collectives,)
+    return _several(job.name, job.collectives)
+
+
+def _several(name: str, collectives: Iterable[Collective]) -> Iterator[Collective]:
     """The collectives of a call that is made of several.
 
     What fails before the next one ends the group, as the other ranks wait in it. Errors of our own
     are raised on all ranks, or end the group by themselves.
     """
     try:
-        yield from job.collectives
+        yield from collectives
     except SealringError:
         raise
     except Exception as raised:
-        name = job.name.removeprefix("sealring::")
-        raise GroupClosed(f"{name} failed: {type(raised).__name__}: {raised}") from raised
+        called = name.removeprefix("sealring::")
+        raise GroupClosed(f"{called} failed: {type(raised).__name__}: {raised}") from raised

@@ -15,9 +15,9 @@ from typing import Protocol
 
 from sealring import _native
 from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.gpu_calls import GpuCalls
 from sealring.core.group.deferred_errors import DeferredError, end_process
 from sealring.core.group.dispatch import Dispatcher
-from sealring.core.group.gpu import GpuCalls
 from sealring.core.group.messages import UNLIMITED_S, Messages
 from sealring.core.group.monitored import Arrivals
 

@@ -5,7 +5,7 @@ does so for messages that no thread waits for; it starts with the first message.
 
 A message of a CUDA tensor begins when the caller's stream reaches the call. It is done when the GPU
 has sealed the last byte, or checked and written it. wait() returns then; or at once, and the
-current stream waits, where it can (completions.py).
+current stream waits, where it can (engine/streams.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from sealring import _native
 from sealring.core.engine.failures import failure_of, unraised
 from sealring.core.engine.flight import FlightRecorder, MessageEntry
+from sealring.core.engine.gpu_calls import GpuCalls
 from sealring.core.engine.mailbox import ANYONE, Mailbox
+from sealring.core.engine.streams import StreamWait, driver_calls
 from sealring.core.group import arguments, profiles
-from sealring.core.group.completions import Completion, driver_calls
 from sealring.core.group.deferred_errors import DeferredError
-from sealring.core.group.gpu import GpuCalls
 from sealring.core.group.memory import slot
 from sealring.core.group.work import MessageWork
 from sealring.errors import GroupClosed, GroupError
@@ -51,14 +51,14 @@ class Messages:
         self._process = _native.ProcessMark()
         self.gpu = gpu
         self.deferred = deferred
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._label = label
         self._recorder = recorder
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._under_way: dict[_native.Completion, MessageWork] = {}
         self._ended: GroupError | None = None
-        self._abandoned: list[MessageWork] = []
+        self.abandoned: list[MessageWork] = []
         """Those with which the group has ended: a GPU may still write to their memory."""
         self._thread: threading.Thread | None = None
 
@@ -111,7 +111,7 @@ class Messages:
                     self._submit_on_gpu(work, message, memory.device, on_success)
                 else:
                     work.on_success = on_success
-                    work.message = self._mailbox.submit(message)
+                    work.message = self.mailbox.submit(message)
         except GroupError as error:
             settled = self._fail(error)
             self._recorder.message_ended(entry, None, settled)
@@ -120,7 +120,7 @@ class Messages:
         except (RuntimeError, ValueError):  # it was refused
             raise
         except BaseException:  # Ctrl-C: the message may be under way
-            self._abandoned.append(work)
+            self.abandoned.append(work)
             self.give_up()
             raise
         self._register(work)
@@ -133,11 +133,11 @@ class Messages:
         device: torch.device,
         copy_back: Callable[[], None] | None,
     ) -> None:
-        caller = self.gpu.message_caller(self._mailbox, device)
+        caller = self.gpu.message_caller(self.mailbox, device)
         work.kept += (caller,)
         driver_calls.begin()
         try:
-            work.message = self._mailbox.submit(message, caller.stream)
+            work.message = self.mailbox.submit(message, caller.stream)
         except BaseException:
             driver_calls.end()
             raise
@@ -149,7 +149,7 @@ class Messages:
         streams_wait = caller.streams_wait and work.message.streams_wait and copy_back is None
         # The receiver of a message from anyone asks next from whom it came: so the host waits.
         if streams_wait and work.entry.peer != ANYONE:
-            work.complete_on_stream(Completion(caller.streams, work.message))
+            work.complete_on_stream(StreamWait(caller.streams, work.message))
 
     def _register(self, work: MessageWork) -> None:
         """It is under way, unless it is done already, or the group has ended meanwhile."""
@@ -190,7 +190,7 @@ class Messages:
         assert work.message is not None
         try:
             with self._current_device_kept():
-                self._mailbox.wait(work.message)
+                self.mailbox.wait(work.message)
         except GroupError as error:
             self._fail(error)
             return
@@ -201,7 +201,7 @@ class Messages:
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
         """The thread that moves messages works on the group's GPU, which need not be its own."""
-        if not self._mailbox.has_gpu:
+        if not self.mailbox.has_gpu:
             return nullcontext()
         return torch.cuda.device(torch.cuda.current_device())
 
@@ -211,20 +211,20 @@ class Messages:
 
     def fail(self, error: GroupError) -> None:
         """The group saw a failure elsewhere; the messages end with it."""
-        self._mailbox.fail(failure_of(error))
+        self.mailbox.fail(failure_of(error))
 
     def fail_elsewhere(self, error: GroupError) -> None:
         """The same on another thread, where it needs CUDA's driver.
 
         The caller may still have to release streams, and CUDA may wait for those.
         """
-        if self._mailbox.has_gpu:
+        if self.mailbox.has_gpu:
             threading.Thread(target=self.fail, args=(error,), daemon=True).start()
         else:
             self.fail(error)
 
     def account(self) -> MailAccount:
-        return self._mailbox.account()
+        return self.mailbox.account()
 
     def close(self, *, abort: bool = False) -> None:
         """Messages that only streams wait for are finished first, unless aborting."""
@@ -233,21 +233,21 @@ class Messages:
                 held = [work for work in self._under_way.values() if work.awaited_by_stream]
             for work in held:
                 work.settle()
-        self._mailbox.close()
+        self.mailbox.close()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
         if not self._release_gpu(_RELEASE_GPU_WITHIN_S):
             threading.Thread(target=self._release_gpu, args=(UNLIMITED_S,), daemon=True).start()
 
     def _release_gpu(self, patience_s: float) -> bool:
-        if not self._mailbox.release_gpu(patience_s):
+        if not self.mailbox.release_gpu(patience_s):
             return False
-        self._abandoned.clear()
+        self.abandoned.clear()
         return True
 
     def _report_finished(self) -> None:
         try:
-            while done := self._mailbox.finished():
+            while done := self.mailbox.finished():
                 for message in done:
                     self._deliver(message)
         except GroupError as error:
@@ -265,7 +265,7 @@ class Messages:
 
     def _fail(self, error: GroupError) -> GroupError:
         # First the mailbox: a script that gets the error may use the message's memory again.
-        self._mailbox.fail(failure_of(error))
+        self.mailbox.fail(failure_of(error))
         settled = self._on_failure(error)
         self._end(settled)
         return settled
@@ -277,10 +277,10 @@ class Messages:
         self._end_works(abandoned, error)
 
     def _end_works(self, abandoned: list[MessageWork], error: GroupError) -> None:
-        if self._mailbox.has_gpu:
-            self._abandoned += abandoned
+        if self.mailbox.has_gpu:
+            self.abandoned += abandoned
         self._defer(abandoned, error)  # first: a script that sees the results can then ask why
-        self._mailbox.release_streams()
+        self.mailbox.release_streams()
         for work in abandoned:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)

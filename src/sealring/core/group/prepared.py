@@ -16,6 +16,7 @@ import torch.distributed as dist
 from sealring import _native, limits
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.engine import CollectiveEngine
+from sealring.core.engine.gpu_calls import GpuCalls
 from sealring.core.group import arguments, memory
 from sealring.core.group.collectives.calling import Calling, Key
 from sealring.core.group.deferred_errors import DeferredError
@@ -38,8 +39,9 @@ class _Prepared(NamedTuple):
 class Prepared(Calling):
     """The part of SealedProcessGroup that runs prepared calls."""
 
-    _engine: CollectiveEngine
+    engine: CollectiveEngine
     _dispatcher: Dispatcher
+    _gpu: GpuCalls
     _deferred: DeferredError
     _process: _native.ProcessMark
     _timeout: timedelta
@@ -52,10 +54,12 @@ class Prepared(Calling):
         total = collective.total
         if total is None or not 0 < total <= limits.PREPARED_BYTES or not _is_plain(tensor):
             return
+        if self._gpu.serves(tensor.device):
+            return
         if len(self._prepared) >= _KEPT:
             self._prepared.clear()
         self._prepared[key] = _Prepared(
-            self._engine.prepare(collective), collective, total, self.selection
+            self.engine.prepare(collective), collective, total, self.selection
         )
 
     def _run_prepared(

@@ -22,19 +22,18 @@ from sealring.core.engine.collective import Collective
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.failures import failure_of
 from sealring.core.engine.flight import FlightRecorder
+from sealring.core.engine.gpu_calls import GpuCalls
 from sealring.core.engine.mailbox import Mailbox
+from sealring.core.engine.streams import driver_calls
 from sealring.core.group import arguments, monitored, operators
 from sealring.core.group.backend_api import BackendApi
 from sealring.core.group.collectives.coalescing import Coalescing
 from sealring.core.group.collectives.exchanging import Exchanging
 from sealring.core.group.collectives.messaging import Messaging
-from sealring.core.group.completions import driver_calls
 from sealring.core.group.deferred_errors import DeferredError
 from sealring.core.group.dispatch import Dispatcher, Job
 from sealring.core.group.ending import Parts, close_when_dropped
 from sealring.core.group.entry import entry
-from sealring.core.group.gpu import GpuCalls
-from sealring.core.group.gpu_setup import GpuSetup
 from sealring.core.group.memory import storages
 from sealring.core.group.messages import Messages
 from sealring.core.group.prepared import Prepared
@@ -61,7 +60,6 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         arrivals: monitored.Arrivals,
         selection: Selection,
         gpu: GpuCalls,
-        gpu_setup: GpuSetup,
         run: str = "",
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
@@ -69,7 +67,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         """In a forked child the threads are gone and locks may be taken: nothing may be called."""
         self._rank = rank
         self._world = world
-        self._engine = engine
+        self.engine = engine
         self._timeout = timeout
         self._arrivals = arrivals
         self._name = ""
@@ -79,7 +77,6 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         self._register_torch_backend()
         self.selection = selection
         """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
-        self._gpu_setup = gpu_setup
         self.recorder = recorder
         """What the last calls were: recorder.collective(number), recorder.account()."""
         self.run = run
@@ -107,7 +104,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             gpu=gpu,
             deferred=self._deferred,
         )
-        self._messages = messages
+        self.messages = messages
         self._dispatcher = Dispatcher(
             engine, f"rank {rank}", recorder, on_failure=end_messages, deferred=self._deferred
         )
@@ -159,19 +156,19 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
     @property
     def topology(self) -> Topology:
         """Who shares a host with whom, by the names that the ranks gave of their hosts."""
-        return self._engine.topology
+        return self.engine.topology
 
     @property
     def threads(self) -> int:
         """How many threads of each rank share a large collective, as the ranks have agreed."""
-        return self._engine.threads
+        return self.engine.threads
 
     def account(self) -> Account:
         """What was sealed, opened and waited for so far.
 
         Bytes and memory are those of collectives and of messages, all else of collectives alone.
         """
-        account, messages = self._engine.account(), self._messages.account()
+        account, messages = self.engine.account(), self.messages.account()
         account["sealed_bytes"] += messages["sealed_bytes"]
         account["opened_bytes"] += messages["opened_bytes"]
         account["memory_bytes"] += messages["memory_bytes"]
@@ -207,7 +204,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
 
     def _end_coalescing(self, device: torch.device | None = None) -> dist.Work:
         works, self._coalesced = self._coalesced or [], None
-        return SealedWork.of_all(works, give_up=self._engine.interrupt)
+        return SealedWork.of_all(works, give_up=self.engine.interrupt)
 
     # ---- a barrier that says who did not come
 
@@ -258,14 +255,14 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
 
         `why` follows the name of the member, if there is one: it "was taken out", for instance.
         """
-        text = f"{self._engine.name_of(member)} {why}" if member >= 0 else why
+        text = f"{self.engine.name_of(member)} {why}" if member >= 0 else why
         self._end_with(Failure(FailureCode.NO_LONGER_ADMITTED, text, member))
 
     def _end_with(self, failure: Failure) -> None:
         if not self._process.here:
             return
-        self._messages.fail(self._engine.error_of(failure))
-        self._engine.fail(failure)
+        self.messages.fail(self.engine.error_of(failure))
+        self.engine.fail(failure)
 
     def leave(self) -> None:
         """At the process's exit. A forked child that ends has no part in the group."""
@@ -283,19 +280,23 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             return self.selection(operation, nbytes)
         self._gpu.require_no_capture(device, operation.name.lower())
         timeout_s = self._timeout.total_seconds()
-        self._gpu_setup.ensure_done(device, self._introduce, timeout_s)
-        return self._gpu_setup.selection(self.selection)(operation, nbytes)
+        self._gpu.agree(device, self._introduce, timeout_s)
+        return self._gpu.selection(self.selection)(operation, nbytes)
 
     def require_agreement(self, objection: str) -> None:
         """Called on every rank; Unsupported on all of them if one of them has an objection."""
-        self._introduce(self._engine.require_agreement(objection))
+        self._introduce(self.engine.require_agreement(objection))
 
     def _introduce(self, exchanges: Iterable[Collective]) -> None:
-        work = SealedWork([], give_up=self._engine.interrupt)
+        work = SealedWork([], give_up=self.engine.interrupt)
         timeout = self._timeout.total_seconds()
-        job = Job("sealring::introduction", exchanges, timeout, work, (), None)
+        job = Job("sealring::introduction", exchanges, timeout, work)
         self._dispatcher.submit(job, wait=True)
         work.wait()
+
+    def use_gpu_calls(self, gpu: GpuCalls) -> None:
+        """From here on, `gpu` says which calls are a GPU's, and how they are made."""
+        self._gpu = self.messages.gpu = gpu
 
     def _message_timeout(self) -> float:
         return self._timeout.total_seconds()
@@ -322,19 +323,20 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             raise error
         # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
-        ready = prelaunch = None
+        prepared = stream = event = None
         if self._gpu.serves(device):
             self._gpu.require_no_capture(device, name.removeprefix("sealring::"))
-        if self._gpu.serves(device) and isinstance(collectives, Collective):
-            collectives, ready = self._gpu.prepare(collectives, device)
-            self._gpu_setup.ensure_linked(
-                collectives, self._introduce, self._timeout.total_seconds()
-            )
-            prelaunch = self._gpu.prelaunch(collectives, on_success, (*keep, *tensors_of(result)))
-            on_success = self._gpu.finished(on_success, device)
-        if prelaunch is not None and (failure := self._dispatcher.failure) is not None:
+            if isinstance(collectives, Collective):
+                used = (*keep, *tensors_of(result))
+                limit = self._timeout.total_seconds()
+                prepared = self._gpu.prepare(
+                    collectives, device, on_success, used, self._introduce, limit
+                )
+                collectives, stream, event = prepared.collective, prepared.stream, prepared.event
+                on_success = prepared.copy_back
+        if stream is not None and (failure := self._dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it
-        work = SealedWork(result, self._engine.interrupt, self._deferred)
+        work = SealedWork(result, self.engine.interrupt, self._deferred)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
@@ -342,27 +344,23 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         waits = not getattr(opts, "asyncOp", True)
         if isinstance(collectives, Collective):
             called = collectives.operation
-            if self._engine.lacks_lanes(collectives):
-                collectives = self._engine.with_lanes(collectives, timeout)
-        known = collectives if isinstance(collectives, Collective) else None
-        several = (collectives,) if isinstance(collectives, Collective) else collectives
+            if self.engine.lacks_lanes(collectives):
+                collectives = self.engine.with_lanes(collectives, timeout)
         job = Job(
             name,
-            several,
+            collectives,
             timeout,
             work,
-            (*keep, *storages(keep)),
-            on_success,
-            known,
-            called,
-            ready,
-            prelaunch,
+            kept=(*keep, *storages(keep), event),
+            on_success=on_success,
+            called=called,
+            stream=stream,
         )
-        if ready is not None and prelaunch is None:
+        if prepared is not None and stream is None:
             driver_calls.track(work.when_done, lambda: self._dispatcher.submit(job, wait=waits))
             return work
         self._dispatcher.submit(job, wait=waits)
-        if prelaunch is not None and not work.completes_on_stream:
+        if stream is not None and not work.completes_on_stream:
             driver_calls.track(work.when_done)
         return work
 

@@ -10,6 +10,7 @@ from typing import Final, Literal, cast
 
 from sealring import _native, limits
 from sealring.core.engine.cuda.wires import Wire
+from sealring.core.engine.gpu_calls import CudaWait
 from sealring.core.group.cores import usable_cores
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.choose import NOTHING_SET, parse_fixed
@@ -18,7 +19,6 @@ from sealring.errors import ConfigurationError
 
 Transport = Literal["auto", "tcp", "shm"]
 TRANSPORTS: Final = ("auto", "tcp", "shm")
-CudaWait = Literal["auto", "stream", "host"]
 CUDA_WAITS: Final = ("auto", "stream", "host")
 MAX_TABLE_BYTES: Final = 1 << 20
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from sealring import _native
 from sealring.core.engine.failures import timed_out
 from sealring.core.engine.flight import MessageEntry
+from sealring.core.engine.streams import StreamWait, driver_calls, future_of, last_of_each
 from sealring.core.group import profiles
-from sealring.core.group.completions import Completion, combined, completed, driver_calls
 from sealring.core.group.deferred_errors import DeferredError
 from sealring.errors import GroupError, PeerSilent
 
@@ -45,7 +45,8 @@ class SealedWork(dist.Work):
         self._process = _native.ProcessMark()
         self._result = result
         self.give_up = give_up
-        self._completion: Completion | None = None
+        self._waits: tuple[StreamWait, ...] = ()
+        """What streams wait for; empty where the host waits."""
         self._deferred = deferred
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -65,7 +66,8 @@ class SealedWork(dist.Work):
             give_up,
             next((work._deferred for work in works if work._deferred is not None), None),
         )
-        together._completion = combined(work._completion for work in works)
+        if all(work._waits for work in works):
+            together._waits = last_of_each(wait for work in works for wait in work._waits)
         unfinished = [len(works)]
         counting = threading.Lock()
 
@@ -83,18 +85,18 @@ class SealedWork(dist.Work):
             together.finish()
         return together
 
-    def complete_on_stream(self, completion: Completion) -> None:
+    def complete_on_stream(self, wait: StreamWait) -> None:
         """Streams wait for the work, and the host only with a time limit."""
-        self._completion = completion
+        self._waits = (wait,)
 
     @property
     def completes_on_stream(self) -> bool:
-        return self._completion is not None
+        return bool(self._waits)
 
     @property
     def awaited_by_stream(self) -> bool:
         """A stream waits for it, so the script takes the work for done."""
-        return self._completion is not None and self._completion.awaited
+        return any(wait.awaited for wait in self._waits)
 
     def stand_for(self, result: Result) -> None:
         """Take the results of the calls before this one for its own; they are done first."""
@@ -120,12 +122,13 @@ class SealedWork(dist.Work):
             callback()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if self._completion is None:
+        if not self._waits:
             return self._block(timeout)
         if timeout > timedelta(0) or self._done:
             self._block(timeout)  # raises its error
         # Also when it is done: what copies the result may still be to come on the GPU.
-        self._completion.make_stream_wait()
+        for each in self._waits:
+            each.begin()
         # It may have failed meanwhile, before it was known that a stream waits for it.
         return not self._done or self._block(timeout)
 
@@ -186,7 +189,7 @@ class SealedWork(dist.Work):
         return f" (collective {known})" if known else ""
 
     def is_completed(self) -> bool:
-        return self._done and (self._completion is None or self._completion.is_done())
+        return self._done and all(wait.operation.done for wait in self._waits)
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -207,9 +210,9 @@ class SealedWork(dist.Work):
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Result]:
-        if self._completion is not None and self._error is None:
+        if self._waits and self._error is None:
             # Its error, if there will be one, is deferred: DDP's C++ would not wait for it anyway.
-            done = completed(self._completion, self._result)
+            done = future_of(self._waits, self._result)
             if self._error is None:
                 return done
         devices = {tensor.device for tensor in tensors_of(self._result) if tensor.is_cuda}
@@ -247,7 +250,7 @@ class FinishedWork(SealedWork):
 
     __init__ = dist.Work.__init__
 
-    _completion = None
+    _waits = ()
     _deferred: DeferredError | None = None
     _error: BaseException | None = None
     _done = True
@@ -320,7 +323,7 @@ class MessageWork(SealedWork):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         # With a limit of its own it only watches: the group's thread drives the traffic.
-        if self._completion is None and timeout <= timedelta(0) and not self.is_completed():
+        if not self._waits and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):
                 self._drive(self)
         return super().wait(timeout)

@@ -76,7 +76,7 @@ def sealed_over(wire: str, device: Any) -> Any:
     with over(wire, dist.get_rank(), dist.get_world_size()):
         group: Any = dist.new_group(backend="sealring")
     _meet_a_tensor(group, device)
-    if device.type == "cuda" and not group._engine.wired:
+    if device.type == "cuda" and not group.engine.wired:
         raise ConfigurationError(f"the ranks' GPUs have no such wire: {wire}")
     return group
 

@@ -429,7 +429,7 @@ def _from_pinned_memory(
     import torch
 
     from sealring.core.engine.cuda.chunks import ChunkKernels
-    from sealring.core.engine.cuda.streams import new_event, new_stream
+    from sealring.core.engine.streams import new_event, new_stream
     from sealring.vault.gpu_plan import Sample, plan_of
 
     plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])

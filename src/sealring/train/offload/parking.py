@@ -23,7 +23,7 @@ from sealring.core.engine.cuda.kernels import (
     record_count,
     wire_bytes,
 )
-from sealring.core.engine.cuda.streams import new_event, new_stream, reached, require_no_capture
+from sealring.core.engine.streams import new_event, new_stream, reached, require_no_capture
 from sealring.errors import ConfigurationError, TamperedRecord
 
 RECORD_BYTES: Final = 256 << 10

@@ -14,12 +14,14 @@ import pytest
 
 from sealring.core.engine.cuda.wires import Wire
 from sealring.core.engine.datatypes import DType, ReduceKind, supported_kinds
+from sealring.core.engine.streams import StreamCaller
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent, TamperedRecord
 from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES
 from tests.core.engine.attacker import Flip
 from tests.core.engine.cases import Case, each_program, tensors_of
 from tests.core.engine.cuda.test_on_a_device import all_on_devices, check, check_sizes
+from tests.core.engine.host_streams import HostStreams
 from tests.core.engine.local_world import LocalWorld
 from tests.core.engine.test_attacks import SUM, assert_all
 
@@ -102,10 +104,11 @@ def test_one_that_is_not_run_ends_the_group() -> None:
         tensors, again = tensors_of(SUM, 2), tensors_of(SUM, 2)
         before = tensors[1].bits()
         engine = local.engines[0]
-        launched = engine.prelaunch(
-            replace(tensors[0].collective(), ready=0), engine.prelaunch_stream
+        launched = engine.submit(
+            replace(tensors[0].collective(), ready=0),
+            StreamCaller(HostStreams(engine.prelaunch_stream)),
         )
-        assert launched is not None
+        assert launched.streams_wait
         engine.release_streams(launched)
         assert poisoned(tensors[0])
         assert tensors[1].bits() == before

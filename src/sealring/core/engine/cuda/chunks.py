@@ -15,7 +15,7 @@ import torch
 from sealring import _native
 from sealring.core.engine.cuda import compiler
 from sealring.core.engine.cuda.driver import Kernel
-from sealring.core.engine.cuda.streams import new_stream
+from sealring.core.engine.streams import new_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ class Calling(dist.ProcessGroup):
 
     _rank: int
     _world: int
-    _engine: CollectiveEngine
+    engine: CollectiveEngine
 
     def has_torch_hooks(self) -> bool:
         raise NotImplementedError

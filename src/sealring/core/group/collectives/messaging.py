@@ -16,7 +16,7 @@ from sealring.errors import Unsupported
 
 
 class Messaging(Calling):
-    _messages: Messages
+    messages: Messages
 
     def _message_timeout(self) -> float:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Messaging(Calling):
         self._check_peer(dst, "send")
         tag = arguments.message_tag(tag)
         timeout = self._message_timeout()
-        return self._called(self._messages.send(dst, tag, contiguous(tensor), timeout, tensors))
+        return self._called(self.messages.send(dst, tag, contiguous(tensor), timeout, tensors))
 
     @entry(list, int, 3)
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> dist.Work:
@@ -51,7 +51,7 @@ class Messaging(Calling):
         memory, _ = results.of_one(tensor)
         timeout = self._message_timeout()
         return self._called(
-            self._messages.receive(source, tag, memory, timeout, tensors, results.copy_back)
+            self.messages.receive(source, tag, memory, timeout, tensors, results.copy_back)
         )
 
     def _check_peer(self, peer: int, operation: str) -> None:

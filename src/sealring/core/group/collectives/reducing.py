@@ -47,7 +47,7 @@ class Reducing(Calling):
         sparse.check(tensor, _op(opts))
         return self._submit(
             "sealring::all_reduce",
-            sparse.all_reduce(tensor, self._world, self._gathering, self._engine.require_agreement),
+            sparse.all_reduce(tensor, self._world, self._gathering, self.engine.require_agreement),
             opts,
             result=result,
             keep=(tensor,),
