@@ -20,13 +20,23 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from sealring.errors import VaultError, WorkerFailed
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
-from sealring.vault.children import Child
+from sealring.vault.children import Child, Door
 from tests.attacks.false_helper import MESSAGES
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 from tests.workers import SECRET
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 _PTRACE_SEIZE = 0x4206
+_LAST_NUMBER = Path("/proc/sys/kernel/ns_last_pid")
+_LEAVES_ITS_CONNECTION = """
+import os, socket, sys
+here = socket.socket(socket.AF_UNIX)
+here.connect(b"\\0" + sys.argv[1].encode())
+if os.fork() == 0:
+    print("connected", flush=True)
+    while taken := here.recv(1024):
+        here.sendall(taken)
+"""
 
 
 @pytest.fixture
@@ -61,6 +71,40 @@ def test_another_process_of_the_user_takes_neither_key_nor_plaintext() -> None:
     assert not {"socket", "/memfd", "bytes"} & told.keys(), told
     assert told["EBADF"] + told.get("EPERM", 0) > 0  # it saw the helper, and tried
     assert told["closed"] > 0  # it connected to the worker, which closed the connection
+
+
+def started_as(number: int) -> subprocess.Popen[bytes]:
+    """A process with a number that is free: an attacker who starts enough processes chooses it."""
+    for _ in range(100):
+        try:
+            _LAST_NUMBER.write_text(str(number - 1))
+        except OSError as problem:
+            pytest.skip(f"the next process's number cannot be chosen: {problem.strerror}")
+        process = subprocess.Popen(["sleep", "60"])
+        if process.pid == number:
+            return process
+        process.kill()
+        process.wait()
+    pytest.skip("other processes took the number each time")
+
+
+def test_a_process_that_had_the_helpers_number_does_not_pass_for_it() -> None:
+    """It connects, leaves its connection with a child and ends, before the helper is started."""
+    door = Door()
+    command = [sys.executable, "-c", _LEAVES_ITS_CONNECTION, door.address]
+    thief = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert thief.stdout is not None
+    assert thief.stdout.readline() == b"connected\n"
+    thief.wait()
+    helper = started_as(thief.pid)
+    try:
+        with pytest.raises(TimeoutError):
+            door.accept(lambda pid: pid == helper.pid, helper.poll, 1.0)
+    finally:
+        door.close()
+        helper.kill()
+        helper.wait()
+        thief.stdout.close()
 
 
 def test_modules_of_the_working_directory_do_not_run_in_it(

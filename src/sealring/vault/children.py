@@ -2,7 +2,8 @@
 
 Another process of this user could take over what a new process inherits. So the child inherits no
 descriptor: it shuts such processes out of its memory first, then connects to an address that is no
-secret, and the kernel says to each end which process the other is.
+secret, and the kernel says to each end which process the other is. The child answers a question
+besides: who connected may have ended, and left its connection and its number to others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sealring import _native
+from sealring.core.identity.process import (
+    CREDENTIALS,
+    allows_debuggers,
+    peer_of,
+    shut_out_debuggers,
+)
 from sealring.core.identity.process import SETTING as ALLOW_DEBUGGERS
-from sealring.core.identity.process import allows_debuggers, peer_of, shut_out_debuggers
 from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES
@@ -29,6 +35,9 @@ START_SECONDS: Final = 120.0
 _END_SECONDS: Final = 5.0
 _LARGEST_MESSAGE: Final = 64 << 20
 _MOST_KEYS: Final = 8
+_QUESTION_BYTES: Final = 16
+SHORTEST_WAIT: Final = 0.001
+"""Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
 Progress = Callable[[int], None]
 
 
@@ -60,13 +69,43 @@ class Door:
                 if (status := ended()) is not None:
                     raise ConnectionError(f"it ended with status {status}") from None
                 continue
-            if is_child(peer_of(here).pid):
+            pid = peer_of(here).pid
+            if is_child(pid) and _holds(here, pid, deadline) and is_child(pid):
                 return here
             here.close()
         raise TimeoutError(f"it did not connect within {seconds:.0f} seconds")
 
     def close(self) -> None:
         self._listening.close()
+
+
+def _holds(here: socket.socket, pid: int, deadline: float) -> bool:
+    """Whether the process that connected answers, and not another that it left the connection to.
+
+    When it has ended, a new child may get its number. The kernel adds the sender's to each message.
+    """
+    question = secrets.token_bytes(_QUESTION_BYTES)
+    came = b""
+    try:
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        here.sendall(question)
+        while len(came) < len(question):
+            here.settimeout(max(SHORTEST_WAIT, deadline - time.monotonic()))
+            room = socket.CMSG_SPACE(CREDENTIALS.size)
+            piece, added, _, _ = here.recvmsg(len(question) - len(came), room)
+            senders = {
+                CREDENTIALS.unpack(data)[0]
+                for _, kind, data in added
+                if kind == socket.SCM_CREDENTIALS
+            }
+            if not piece or senders != {pid}:
+                return False
+            came += piece
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        here.settimeout(None)
+    except OSError:
+        return False
+    return came == question
 
 
 def connect_to_parent(address: str) -> socket.socket:
@@ -80,6 +119,9 @@ def connect_to_parent(address: str) -> socket.socket:
         parent.connect(b"\0" + address.encode())
         if peer_of(parent).pid != os.getppid():
             raise ConnectionError("the address is not that of the process that started this one")
+        question = bytearray(_QUESTION_BYTES)
+        fill(parent, memoryview(question))
+        parent.sendall(question)
     except BaseException:
         parent.close()
         raise

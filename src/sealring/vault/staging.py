@@ -19,7 +19,7 @@ from sealring import _native
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.errors import VaultError, WorkerFailed
 from sealring.formats.strict import read_json
-from sealring.vault.children import START_SECONDS, Door, without_secrets
+from sealring.vault.children import SHORTEST_WAIT, START_SECONDS, Door, without_secrets
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place, shown
 
@@ -31,8 +31,6 @@ _BYTES_A_SECOND: Final = 1 << 20
 """A helper that seals more slowly than this does not work."""
 _LARGEST_ANSWER: Final = 4096
 _LONGEST_REASON: Final = 300
-_SHORTEST_WAIT: Final = 0.001
-"""Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
 _COMMITMENT: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -118,7 +116,7 @@ def _answer(here: socket.socket, deadline: float) -> bytes:
     """All that the helper sends until it closes the connection: in time, and not endless."""
     came = bytearray()
     while len(came) <= _LARGEST_ANSWER:
-        here.settimeout(max(_SHORTEST_WAIT, deadline - time.monotonic()))
+        here.settimeout(max(SHORTEST_WAIT, deadline - time.monotonic()))
         piece = here.recv(_LARGEST_ANSWER)
         if not piece:
             break

@@ -51,7 +51,8 @@ def shut_out_debuggers(environ: Mapping[str, str] | None = None) -> None:
         )
 
 
-_CREDENTIALS: Final = struct.Struct("3i")
+CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group, as SO_PEERCRED and SCM_CREDENTIALS have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class PeerProcess:
 
 def peer_of(sock: socket.socket) -> PeerProcess:
     """For a connection to a listening socket: the process that called listen()."""
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(packed)
     return PeerProcess(pid, uid)
 
 
