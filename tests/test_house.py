@@ -6,15 +6,15 @@ import pytest
 from tools import house
 
 CEILINGS = {
-    "code lines": 51_300,
-    "files": 506,
+    "code lines": 50_750,
+    "files": 393,
     "packages": 9,
-    "verbs": 16,
-    "commands": 62,
-    "options": 417,
+    "verbs": 11,
+    "commands": 50,
+    "options": 366,
     "variables": 33,
-    "errors": 131,
-    "private names in tests": 161,
+    "errors": 118,
+    "private names in tests": 146,
 }
 """Lowered when the numbers fall. What raises one needs a reason that a user would give."""
 

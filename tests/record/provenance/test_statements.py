@@ -176,7 +176,7 @@ def test_an_owner_speaks_for_no_worker() -> None:
 
 
 def test_parameters_whose_digest_is_another() -> None:
-    with pytest.raises(MalformedStatement, match="digest of the parameters"):
+    with pytest.raises(ConfigurationError, match="digest of the parameters"):
         transformation(parameters={"text": "{}", "sha256": "00" * 32})
     assert parameters_of({"b": 1, "a": 2}) == parameters_of({"a": 2, "b": 1})
 
@@ -478,11 +478,11 @@ def test_an_envelope_has_one_spelling(number: int) -> None:
 @pytest.mark.parametrize("name", ["groups", "collectives", "links"])
 def test_two_accounts_of_one_thing_in_one_statement(name: str) -> None:
     """Each reader would take another of them."""
-    with pytest.raises(MalformedStatement, match="is named twice"):
+    with pytest.raises(ConfigurationError, match="is named twice"):
         interval(**{name: [*FIELDS[name], *FIELDS[name]]})
 
 
 def test_counts_and_links_of_a_group_that_is_not_named() -> None:
     for name in ("collectives", "links"):
-        with pytest.raises(MalformedStatement, match="of a group that is not named"):
+        with pytest.raises(ConfigurationError, match="of a group that is not named"):
             interval(**{name: [{**one, "epoch": "e2"} for one in FIELDS[name]]})
