@@ -15,7 +15,7 @@ from sealring.attest.broker.sqlite import SqliteStore
 from sealring.attest.broker.store import View
 from sealring.errors import BrokenAuditLog, StoreUnavailable
 from sealring.formats.log.notes import Kind, Signer
-from tests.record.provenance import slow
+from tests.record.statements import slow
 
 KEY = Signer.generate("broker.sealring/test", Kind.NOTE)
 

@@ -36,8 +36,8 @@ from sealring.record.statements.forms import (
 )
 from sealring.record.statements.run_folder import RunFolder, create_run
 from sealring.record.statements.signing import sign_statement, statement_digest, verify_statement
-from tests.record.provenance.test_independent_verifier import key_of
-from tests.record.provenance.test_statements import AUTHORITY, authority_of, interval, worker
+from tests.record.statements.test_independent_verifier import key_of
+from tests.record.statements.test_statements import AUTHORITY, authority_of, interval, worker
 
 OWNER = Ed25519PrivateKey.generate()
 NOW = int(datetime.now(UTC).timestamp())

@@ -18,7 +18,7 @@ from sealring.formats.log.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, par
 from sealring.record.statements.signing import write_signer
 from sealring.record.witness import OtherSize, WitnessState
 from tests.crashes import STEPS, killed_at
-from tests.record.provenance.logs import numbered
+from tests.record.statements.logs import numbered
 from tests.record.witness.local import witness_key
 from tests.record.witness.test_protocol import ENTRIES, KEY, LOG, POLICY, submission
 

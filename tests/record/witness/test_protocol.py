@@ -16,8 +16,8 @@ from sealring.formats.log.checkpoints import Checkpoint, Submission
 from sealring.formats.log.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.witness import LIMITS, WitnessState
-from tests.record.provenance import slow
-from tests.record.provenance.logs import ORIGIN, numbered, signed_note
+from tests.record.statements import slow
+from tests.record.statements.logs import ORIGIN, numbered, signed_note
 from tests.record.witness.local import answering, request, witness_key
 
 LOG = Signer.generate(ORIGIN, Kind.NOTE)

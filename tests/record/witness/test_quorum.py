@@ -30,8 +30,8 @@ from sealring.formats.log.notes import Note
 from sealring.formats.log.policy import LogPolicy
 from sealring.record.statements.signing import write_signer
 from tests.codes import coded
-from tests.record.provenance import slow
-from tests.record.provenance.logs import LocalLog, new_log, numbered, signed_note
+from tests.record.statements import slow
+from tests.record.statements.logs import LocalLog, new_log, numbered, signed_note
 from tests.record.witness.local import (
     LocalWitness,
     WitnessProcess,

@@ -44,7 +44,7 @@ from sealring.record.statements.signing import (
     statement_digest,
     verify_statement,
 )
-from tests.record.provenance import schema
+from tests.record.statements import schema
 
 NOW = datetime(2026, 11, 1, 12, tzinfo=UTC)
 AUTHORITY_KEY = Ed25519PrivateKey.generate()

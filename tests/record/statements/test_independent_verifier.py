@@ -12,7 +12,7 @@ from securesystemslib.signer._key import SSlibKey
 
 from sealring.formats.signed import key_id
 from sealring.record.statements.signing import sign_statement
-from tests.record.provenance.test_statements import interval, transformation, worker
+from tests.record.statements.test_statements import interval, transformation, worker
 
 
 def key_of(public: Ed25519PublicKey) -> SSlibKey:

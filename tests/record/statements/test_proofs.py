@@ -13,8 +13,8 @@ from sealring.formats.log.checkpoints import LogProof, check_proof, parse_proof
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.codes import coded
-from tests.record.provenance import slow
-from tests.record.provenance.logs import ORIGIN, new_log, numbered, signed_note
+from tests.record.statements import slow
+from tests.record.statements.logs import ORIGIN, new_log, numbered, signed_note
 
 SIGNER = Signer.generate(ORIGIN, Kind.NOTE)
 POLICY = LogPolicy((Log(SIGNER.verifier),))

@@ -1,6 +1,6 @@
 """The JSON schemas of predicates, from their dataclasses: what docs/*-v1.schema.json must be.
 
-`python -m tests.record.provenance.schema` writes the files.
+`python -m tests.record.statements.schema` writes the files.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.notes import Kind, Note, Signer, Verifier, parse_note
 from sealring.formats.log.policy import Log, Witness, byzantine_policy, parse_policy
 from tests.codes import coded
-from tests.record.provenance.logs import ORIGIN, signed_note
+from tests.record.statements.logs import ORIGIN, signed_note
 
 LOG = Signer.generate(ORIGIN, Kind.NOTE)
 WITNESSES = [Signer.generate(f"witness.example/{n}", Kind.COSIGNATURE) for n in range(7)]

@@ -29,8 +29,8 @@ from sealring.formats.log.folder import LogWriter, StoredTree, create_log
 from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.codes import coded
-from tests.record.provenance import slow
-from tests.record.provenance.logs import ORIGIN, LocalLog, new_log, numbered, signed_note
+from tests.record.statements import slow
+from tests.record.statements.logs import ORIGIN, LocalLog, new_log, numbered, signed_note
 
 
 def test_names_of_tiles_are_those_of_the_specification() -> None:

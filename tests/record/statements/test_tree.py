@@ -10,8 +10,8 @@ from sealring.errors import ForkedLog, TamperedLog
 from sealring.formats.log import tree
 from sealring.formats.log.tree import Edge
 from tests.codes import coded
-from tests.record.provenance import slow
-from tests.record.provenance.logs import numbered
+from tests.record.statements import slow
+from tests.record.statements.logs import numbered
 
 # The inputs and roots of Certificate Transparency's own tests.
 INPUTS = [

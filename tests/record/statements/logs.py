@@ -10,7 +10,7 @@ from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
 from sealring.formats.log.notes import Kind, Note, Signer
 from sealring.formats.log.policy import Log, LogPolicy
-from tests.record.provenance import slow
+from tests.record.statements import slow
 
 ORIGIN = "example.com/log"
 

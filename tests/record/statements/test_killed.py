@@ -11,7 +11,7 @@ import pytest
 
 from sealring.errors import ConfigurationError
 from tests.crashes import killed_at
-from tests.record.provenance.logs import new_log, numbered
+from tests.record.statements.logs import new_log, numbered
 
 
 @pytest.mark.parametrize("before", [0, 250])
