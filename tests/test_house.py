@@ -6,7 +6,7 @@ import pytest
 from tools import house
 
 CEILINGS = {
-    "code lines": 50_750,
+    "code lines": 50_772,
     "files": 393,
     "packages": 9,
     "verbs": 11,
