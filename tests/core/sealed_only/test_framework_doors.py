@@ -32,6 +32,8 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
+        for package in file.relative_to(folder).parents[:-1]:
+            (folder / package / "__init__.py").touch()  # else an installed framework goes first
     (folder / "script.py").write_text(code)
     return subprocess.run(
         [sys.executable, folder / "script.py"],
