@@ -127,6 +127,26 @@ def test_a_second_token_of_a_rank_is_answered_as_well() -> None:
                 time.sleep(0.01)
 
 
+def test_a_rank_that_is_ahead_does_not_take_the_epoch_of_the_attempt_it_has_left() -> None:
+    """Such as one that destroys a group and makes the next while the lowest is not done with it."""
+    store = DictStore()
+
+    def join(rank: int) -> str:
+        with agreed_epoch(store, MEMBERS, rank, time.monotonic() + 20) as epoch:
+            return epoch
+
+    with ThreadPoolExecutor(2) as pool:
+        with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20) as first:
+            assert join(2) == first
+            asked, early = store.values["sealring/epoch/ask/2"], pool.submit(join, 2)
+            while (again := store.values["sealring/epoch/ask/2"]) == asked:
+                time.sleep(0.01)
+            while store.values["sealring/epoch/answer/2"] != first.encode() + b" " + again:
+                time.sleep(0.01)
+        with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20) as second:
+            assert early.result() == second
+
+
 @pytest.mark.parametrize("asked_for", ["set", "check", "get"])
 def test_a_store_that_answers_no_more_is_not_waited_for(asked_for: str) -> None:
     with SilentStore(asked_for) as store:

@@ -7,8 +7,10 @@ the failure. So the lowest rank draws the epoch, and answers the token of each r
     sealring/epoch/ask/<rank>       <token>           by that rank, fresh for each attempt
     sealring/epoch/answer/<rank>    <epoch> <token>   by the lowest rank
 
-A rank that reads its own token knows that the answer is not one of an earlier attempt. A store that
-lies can only make the ranks disagree, which the handshake tells them.
+A rank that reads its own token knows that the answer was not given before it asked. The lowest rank
+may be in the earlier attempt still, where others have left it already: it would answer with that
+one's epoch, so a rank takes no epoch twice. A store that lies can only make the ranks disagree,
+which the handshake tells them.
 
 Groups within torch's default group are of the processes that formed it. The name of that set, its
 `run`, is in the keys above and in the epoch: where a job was started twice, the two runs do not
@@ -29,6 +31,7 @@ from typing import Final
 from sealring.core.handshake.terms import digest_of, is_instance
 from sealring.core.links.rendezvous import Store, StoreCalls
 from sealring.core.links.threads import Job, borrow
+from sealring.core.no_fork import OwnLock
 from sealring.errors import PeerUnreachable
 
 _LOG = logging.getLogger("sealring")
@@ -45,6 +48,8 @@ _AGAIN_SECONDS: Final = 1.0
 """How often, at most, a rank writes the same token again, and one that was answered is looked at.
 A store serves one request at a time, and in a large world most requests would be these."""
 _MAX_VALUE_BYTES: Final = 128
+_MOST_TAKEN: Final = 4096
+"""Of those that ranks of this process took last."""
 
 
 @contextmanager
@@ -137,12 +142,27 @@ def _answered(
             next_write = time.monotonic() + _AGAIN_SECONDS
         ended.wait(pause)
         epoch, _, answered = _read(store, keys.answer(rank)).partition(" ")
-        if answered == token and is_instance(epoch):
+        if answered == token and is_instance(epoch) and _take(rank, epoch):
             return epoch
         if time.monotonic() >= deadline:
             break
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
     return None
+
+
+_taken: Final[dict[tuple[int, str], None]] = {}
+_taken_lock: Final = OwnLock()
+
+
+def _take(rank: int, epoch: str) -> bool:
+    """Whether this rank has not taken it before."""
+    with _taken_lock:
+        if (rank, epoch) in _taken:
+            return False
+        _taken[rank, epoch] = None
+        if len(_taken) > _MOST_TAKEN:
+            del _taken[next(iter(_taken))]
+        return True
 
 
 def _answer(
