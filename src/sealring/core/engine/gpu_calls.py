@@ -20,13 +20,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from sealring import _native
 from sealring.core.engine.collective import Collective
-from sealring.core.engine.cuda.wires import Wire
+from sealring.core.engine.cuda.wires import CudaWait, Wire
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.engine.streams import (
@@ -41,8 +41,6 @@ from sealring.core.engine.streams import (
 )
 from sealring.core.schedule import Selection
 from sealring.errors import Unsupported
-
-CudaWait = Literal["auto", "stream", "host"]
 
 Introduce = Callable[[Iterable[Collective]], None]
 """Runs the collectives by which ranks agree; returns when they are done."""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, cast
 
 from sealring import _native, limits
-from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.gpu_calls import CudaWait
+from sealring.core.engine.cuda.wires import CudaWait, Wire
 from sealring.core.group.cores import usable_cores
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.choose import NOTHING_SET, parse_fixed
