@@ -49,7 +49,6 @@ COMMANDS = {
     "a vault": "vault init {disk}/another --key {out}/k",
     "a vault's object": "vault seal {disk}/v {out}/large --key {out}/k",
     "plaintext of a vault": "vault open {out}/other large --out {disk}/opened --key {out}/k",
-    "a log": "audit init {disk}/log --origin example.org/log",
 }
 
 
