@@ -4,7 +4,7 @@
 
 Code lines are lines of src/ without comments, docstrings, blank lines and imports. A private name
 is one that begins with an underscore, which a test takes from something other than itself.
-tests/test_house.py compares the counts with ceilings.
+tests/test_house.py limits all but code lines and files.
 """
 
 from __future__ import annotations
