@@ -49,6 +49,7 @@ COMMANDS = {
     "a vault": "vault init {disk}/another --key {out}/k",
     "a vault's object": "vault seal {disk}/v {out}/large --key {out}/k",
     "plaintext of a vault": "vault open {out}/other large --out {disk}/opened --key {out}/k",
+    "a log": "audit init {disk}/log --log example.org/log --key {out}/log.key",
 }
 
 
