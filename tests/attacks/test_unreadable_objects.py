@@ -24,7 +24,7 @@ from sealring.errors import (
     UnsafePath,
     VaultError,
 )
-from sealring.vault import Vault, files, keys, objects, removal, trees
+from sealring.vault import Vault, files, keys, objects, trees
 
 
 def nothing(count: int) -> None:
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
 
     verbs: dict[str, Callable[[], object]] = {
         "seal": lambda: trees.seal_path(vault, Path(__file__), "one", None, nothing),
-        "rm": lambda: removal.remove(vault, "one"),
+        "rm": lambda: vault.remove("one"),
         "rotate": lambda: trees.rotate(vault, nothing),
     }
     with monkeypatch.context() as patch:

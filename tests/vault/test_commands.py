@@ -132,8 +132,12 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
         ("open v f --out link", "vault.output_exists", "will not be overwritten"),
         ("open v f --out missing/o", "configuration", "cannot be written"),
         ("open v f --out o --version 7", "vault.no_such_object", "it has 1"),
+        ("open v f --out o --format onnx", "configuration", "torch or safetensors"),
+        ("open v f --out o --only model", "configuration", "is no checkpoint"),
         ("open v f --out o --key k9", "configuration.bad_key_file", "cannot be read"),
         ("open v f --out o --identity k", "configuration.bad_key_file", "vault identity"),
+        ("ls v nothing", "vault.no_such_object", "is not in v"),
+        ("ls v --version 1", "configuration", "name the object too"),
         ("ls v --key other.key", "vault.not_granted", "not open to this key file"),
         ("verify v nothing", "vault.no_such_object", "is not in v"),
         ("verify v --version 1", "configuration", "name the object too"),
@@ -145,7 +149,7 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
         ("grant v --name owner --to-key k3", "configuration", "has a grant named"),
         ("revoke v nothing", "configuration", "no grant named"),
         ("revoke v owner", "configuration", "last key"),
-        ("rekey other", "vault.not_a_vault", "there is no vault"),
+        ("rotate other --keys-only", "vault.not_a_vault", "there is no vault"),
         ("rotate other", "vault.not_a_vault", "there is no vault"),
         ("identity exposed", "configuration.bad_key_file", "chmod 600"),
     ],
@@ -216,7 +220,9 @@ def test_grants_that_stay_are_presented(sh: Shell) -> None:
     data.write_bytes(b"d" * 32)
     data.chmod(0o600)
     sh("grant", "v", "--name", "job", "--to-broker", "a/b/c", "--data-key", "data.key")
-    told = sh("rekey", "v", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key")
+    told = sh(
+        "rotate", "v", "--keys-only", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key"
+    )
     assert "three gets no new key of v" in " ".join(told.split())
     assert "two gets no" not in told
     grants = json.loads(sh("ls", "v", "--json"))["grants"]
@@ -229,7 +235,7 @@ def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
     for name in ("bob", "carol"):
         Path(f"{name}.public").write_text(sh("identity", name))
         sh("grant", "v", "--name", name, "--to-person", f"{name}.public")
-    told = sh("rekey", "v", "--also-person", "bob.public")
+    told = sh("rotate", "v", "--keys-only", "--also-person", "bob.public")
     assert "carol gets no new key of v" in told
     assert "bob" not in told
     told = sh("rotate", "v", "--also-person", Path("bob.public").read_text().strip())
@@ -237,7 +243,9 @@ def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
     assert "bob (person)" in sh("ls", "v")
 
 
-@pytest.mark.parametrize("verb", [["revoke", "v", "two"], ["rekey", "v"], ["rotate", "v"]])
+@pytest.mark.parametrize(
+    "verb", [["revoke", "v", "two"], ["rotate", "v", "--keys-only"], ["rotate", "v"]]
+)
 def test_dropped_grants_are_named_also_if_an_object_does_not_open(
     verb: list[str], sh: Shell
 ) -> None:
