@@ -158,8 +158,8 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
         sealring.cli.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.split("\n")[0] == (
-        "DiskFull: /somewhere cannot be written: No space left on device. Free some space there or "
-        "choose another disk, and run it again"
+        "configuration.disk_full: /somewhere cannot be written: No space left on device. "
+        "Free some space there or choose another disk, and run it again"
     )
 
 

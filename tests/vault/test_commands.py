@@ -74,10 +74,15 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
 def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
     """The manifest lists a part's commitment to its key, so a changed salt is no wrong key."""
     sh("seal", "v", "f")
+    tampered, foreign = "vault.tampered_chunk", "vault.foreign_part"
     expected = {
-        "00000000": {0: "TamperedChunk", 23: "TamperedChunk", 24: "ForeignPart"},
-        "manifest": {0: "ForeignPart", 55: "ForeignPart", 56: "TamperedChunk"},
-        "key.json": {-5: "ForeignPart"},
+        "00000000": {
+            0: "vault.tampered_chunk",
+            23: "vault.tampered_chunk",
+            24: "vault.foreign_part",
+        },
+        "manifest": {0: foreign, 55: foreign, 56: tampered},
+        "key.json": {-5: foreign},
     }
     for name, flips in expected.items():
         (file,) = (sh.folder / "v").rglob(name)
@@ -305,7 +310,7 @@ def test_a_kind_that_cannot_be_printed(kind: str, sh: Shell) -> None:
     vault = Vault.open("v", keys.key_file(Path("k")))
     vault.commit(vault.new_version("n"), kind, "n", [], "{}")
     (problem,) = json.loads(sh("ls", "v", "--json"))["problems"]
-    assert problem["error"] == "NotAVault"
+    assert problem["error"] == "vault.not_a_vault"
     assert "a kind that cannot be printed" in problem["message"]
 
 

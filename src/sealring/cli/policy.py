@@ -52,7 +52,7 @@ from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
 from sealring.cli.terminal import console, errors, print_json, say
-from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
+from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError, named
 from sealring.formats.files import read_public, write_public
 
 CacheFolder = Annotated[
@@ -121,7 +121,7 @@ def check(
             else verify_evidence(sent, challenge, trust)
         )
     except AttestationError as error:
-        shown |= {"error": type(error).__name__, "message": str(error), "rules": []}
+        shown |= {"error": named(error), "message": str(error), "rules": []}
         verdict = None
     else:
         verdict = judge(rules, worker, rank)

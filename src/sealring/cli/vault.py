@@ -38,7 +38,7 @@ from sealring.cli.vault_options import (
     on_vault,
     public_key,
 )
-from sealring.errors import ConfigurationError, NoSuchObject, VaultError
+from sealring.errors import ConfigurationError, NoSuchObject, VaultError, named
 from sealring.record.papers.write import files_of
 from sealring.record.recording.hooks import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
@@ -234,7 +234,7 @@ def ls(
     ancestors = list(lineage(opened, str(name), version)) if made else []
     grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
     if as_json:
-        wrong = [{"error": type(one).__name__, "message": str(one)} for one in problems]
+        wrong = [{"error": named(one), "message": str(one)} for one in problems]
         document = {"objects": rows, "grants": grants, "problems": wrong}
         shown = {"lineage": [asdict(one) for one in ancestors]} if made else {}
         print_json({"vault": opened.header.id} | document | shown)
@@ -255,7 +255,7 @@ def ls(
             + "."
         )
     for problem in problems:
-        say(f"{type(problem).__name__}: {problem}")
+        say(f"{named(problem)}: {problem}")
     if problems:
         raise typer.Exit(2)
 
@@ -400,7 +400,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
         problems += [one for one in missing if str(one) not in map(str, problems)]
     rows: list[dict[str, Any]] = [
         dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
-        | {"error": type(problem).__name__, "message": str(problem)}
+        | {"error": named(problem), "message": str(problem)}
         for problem in problems
     ]
     with _bar("verifying", sum(map(_length, wanted))) as progress:
@@ -409,7 +409,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
             try:
                 trees.verify(stored, progress)
             except VaultError as problem:
-                row |= {"error": type(problem).__name__, "message": str(problem)}
+                row |= {"error": named(problem), "message": str(problem)}
             rows.append(row)
     return rows
 
