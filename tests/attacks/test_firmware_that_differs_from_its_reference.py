@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sealring.attest.evidence import verify_evidence
-from sealring.attest.evidence.policy import DeviceRules, judge_devices
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import MeasurementNotAllowed
 from sealring.lab.bench.minting import CHALLENGE
 from sealring.lab.bench.minting.amd import Amd
 from sealring.lab.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
+from tests.attest.evidence.judging import device_rules
 
 AMD, GPU = Amd(), Nvidia()
 
@@ -24,18 +24,18 @@ def test_a_device_that_differs_from_the_one_reference_that_is_at_hand(
     (known,) = [one for one in GPU.references() if one.version == version]
     trust = replace(AMD.trust(), nvidia=frozenset({GPU.root.fingerprint}), references=(known,))
     nonce = CHALLENGE.device_nonce("snp")
-    lenient = DeviceRules(require_reference=False)
+    lenient = device_rules(require_reference=False)
 
     def judged(measurements: dict[int, bytes]) -> tuple[set[object], AttestedDevice]:
         devices = (GPU.evidence(nonce, measurements=measurements),)
         worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
-        return {one.refusal for one in judge_devices(lenient, worker)}, worker.devices[0]
+        return {one.refusal for one in lenient.judge(worker)}, worker.devices[0]
 
     assert judged(MEASUREMENTS)[0] == {None}
     refusals, device = judged(MEASUREMENTS | {index: bytes(48)})
     assert refusals == {None, MeasurementNotAllowed}
     assert device.mismatches == (index,)
-    strict = DeviceRules()
+    strict = device_rules()
     whole = verify_evidence(AMD.evidence(devices=(GPU.evidence(nonce),)), CHALLENGE, trust)
-    found = [one.found for one in judge_devices(strict, whole) if one.refusal]
+    found = [one.found for one in strict.judge(whole) if one.refusal]
     assert found == [f"no reference for the {'driver' if version == VBIOS else 'vbios'}"]

@@ -8,11 +8,12 @@ import pytest
 
 from sealring.attest.evidence import verify_evidence
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.policy import DeviceRules, judge_devices
+from sealring.attest.evidence.rules import Rules
 from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
 from sealring.lab.bench.minting import CHALLENGE, issue
 from sealring.lab.bench.minting.amd import Amd
 from sealring.lab.bench.minting.nvidia import SWITCH, Nvidia, own_fields
+from tests.attest.evidence.judging import device_rules
 
 AMD = Amd()
 ROOT = issue("NVIDIA Device Identity CA", None, ca=True)
@@ -20,7 +21,7 @@ GPUS = [Nvidia(serial=f"48B02D92494BADF{n}", root=ROOT) for n in range(3)]
 SWITCHES = [Nvidia("LS_10", serial=f"48B02DFE0092CDD{n}", root=ROOT) for n in range(2)]
 OWN = [SWITCH, SWITCH[::-1]]
 LINKS = b"".join(one[::-1] for one in OWN) * 9
-RULES = DeviceRules(gpus=2, switches=1, require_reference=False)
+RULES = device_rules(gpus=2, switches=1, require_reference=False)
 NONCE = CHALLENGE.device_nonce("snp")
 
 
@@ -34,11 +35,11 @@ def switch(n: int, gpus: int = 3, links: bytes | None = None) -> DeviceEvidence:
 
 
 def failed(
-    *devices: DeviceEvidence, rules: DeviceRules = RULES
+    *devices: DeviceEvidence, rules: Rules = RULES
 ) -> list[tuple[str, type[AttestationError]]]:
     trust = replace(AMD.trust(), nvidia=frozenset({ROOT.fingerprint}))
     worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
-    return [(one.name, one.refusal) for one in judge_devices(rules, worker) if one.refusal]
+    return [(one.name, one.refusal) for one in rules.judge(worker) if one.refusal]
 
 
 def test_devices_that_belong_together() -> None:
@@ -78,7 +79,7 @@ def test_a_switch_whose_list_of_gpus_is_cut() -> None:
     "says", [{21: b"\xaa"}, {36: b"\2\0"}, {21: b"\x55", 36: b"\2\0"}, {21: b"\1"}]
 )
 def test_gpus_in_protected_pcie_mode_whose_switches_are_left_out(says: dict[int, bytes]) -> None:
-    rules = replace(RULES, switches=0)
+    rules = device_rules(gpus=2, switches=0, require_reference=False)
     protected = [
         GPUS[n].evidence(NONCE, opaque=own_fields("GH100") | {22: LINKS} | says) for n in range(3)
     ]

@@ -30,29 +30,29 @@ from sealring.attest.evidence import (
     read_cache,
     verify_evidence,
 )
-from sealring.attest.evidence.attesters import make_simulator
+from sealring.attest.evidence.attesters import Wanted, find_attester, make_simulator
 from sealring.attest.evidence.cache import read_list, read_policy
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.attest.evidence.guest import Answer, ask
 from sealring.attest.evidence.intel_collateral import TDX
-from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS, find_attester
-from sealring.attest.evidence.policy import DeviceRules
-from sealring.attest.evidence.policy_text import explain
+from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS
+from sealring.attest.evidence.policy import explain
 from sealring.attest.evidence.policy_writing import (
     PolicyTable,
     check_admits,
     new_policy,
+    tables_asked,
     tables_from,
 )
-from sealring.attest.evidence.snp import PLATFORM_BITS, TCB_BYTES, parse_report
+from sealring.attest.evidence.snp import parse_report
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import seal_credential
 from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
 from sealring.cli.terminal import console, errors, print_json, say
-from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError, named
+from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
 from sealring.formats.files import read_public, write_public
 
 CacheFolder = Annotated[
@@ -121,7 +121,7 @@ def check(
             else verify_evidence(sent, challenge, trust)
         )
     except AttestationError as error:
-        shown |= {"error": named(error), "message": str(error), "rules": []}
+        shown |= {"error": type(error).__name__, "message": str(error), "rules": []}
         verdict = None
     else:
         verdict = judge(rules, worker, rank)
@@ -133,7 +133,7 @@ def check(
                 "passed": rule.refusal is None,
                 "wanted": rule.wanted,
                 "found": rule.found,
-                "error": rule.refusal.code if rule.refusal else None,
+                "error": rule.refusal.__name__ if rule.refusal else None,
             }
             for rule in verdict.rules
         ]
@@ -179,7 +179,7 @@ def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
     for column in ("rule", "wanted", "found", ""):
         table.add_column(column)
     for rule in verdict.rules:
-        outcome = Text(rule.refusal.code, "bold red") if rule.refusal else Text("ok", "green")
+        outcome = Text(rule.refusal.__name__, "bold red") if rule.refusal else Text("ok", "green")
         table.add_row(rule.name, rule.wanted, Text(rule.found, overflow="fold"), outcome)
     console.print(table)
     for unusable in shown["unusable_references"]:
@@ -302,77 +302,27 @@ def _root(evidence: Evidence) -> str:
     return load_certificate(evidence.chain[-1]).fingerprint(SHA256()).hex()
 
 
+class _Prompter:
+    """Asks on stderr: stdout is the policy, and may be a file."""
+
+    def values(self, question: str, none: str = "none") -> list[str]:
+        asked = f"{question} (several with spaces; empty: {none})"
+        return str(typer.prompt(asked, default="", err=True)).split()
+
+    def choice(self, question: str, known: Sequence[str]) -> str:
+        """An empty answer is `any`, where that is one."""
+        default = "any" if "any" in known else None
+        asked = f"{question} ({', '.join(known)})"
+        answer = str(typer.prompt(asked, default=default, err=True))
+        if answer not in known:
+            raise ConfigurationError(f"{question} is one of {', '.join(known)}")
+        return answer
+
+
 def _ask() -> dict[str, PolicyTable]:
-    kind = _choice("Kind of evidence", [one for one in KINDS if one != "simulated"])
-    table: PolicyTable = {}
-    left: list[str] = []
-
-    def each(name: str, question: str) -> list[str]:
-        answer = _prompt(f"{question} (several with spaces; empty: none)", default="")
-        found = answer.split()
-        if not found:
-            left.append(name)
-        return found
-
-    if kind == "tpm":
-        table["roots"] = each("roots", "SHA-256 of the TPM maker's root certificate")
-        left.clear()
-    else:
-        table["measurements"] = each("measurements", "Measurements, hexadecimal")
-        left.clear()
-    if "snp" in kind:
-        table |= _ask_snp(left)
-    if kind == "tdx":
-        names = ("rtmr0", "rtmr1", "rtmr2")
-        found = {name: each(name, f"Values of {name}") for name in names}
-        table["registers"] = {name: values for name, values in found.items() if values}
-    if kind in ("tpm", "az-snp-vtpm", "az-tdx-vtpm"):
-        numbers = (0, 4, 7) if kind == "tpm" else (4, 7)
-        found = {str(pcr): each(f"pcr{pcr}", f"Values of PCR {pcr}") for pcr in numbers}
-        table["pcrs"] = {pcr: values for pcr, values in found.items() if values}
-        # A list of files is not typed in: it comes from evidence, or is added by hand.
-        left.append("ima")
-    if left:
-        table["unchecked"] = left
-    return {kind: {name: value for name, value in table.items() if value}}
-
-
-def _ask_snp(left: list[str]) -> PolicyTable:
-    table: PolicyTable = {}
-    minimum: PolicyTable = {}
-    for product, parts in TCB_BYTES.items():
-        asked = f"{product}: least versions of {' '.join(parts)} (empty: not admitted)"
-        versions = _prompt(asked, default="").split()
-        if versions:
-            if len(versions) != len(parts) or not all(one.isdigit() for one in versions):
-                raise ConfigurationError(f"{product} takes {len(parts)} numbers")
-            minimum[product] = dict(zip(parts, map(int, versions), strict=True))
-    if minimum:
-        table["minimum_tcb"] = minimum
-    else:
-        left.append("minimum_tcb")
-    platform = {}
-    for name in PLATFORM_BITS:
-        answer = _choice(f"Platform's {name}", ["on", "off", "any"], default="any")
-        if answer != "any":
-            platform[name] = answer == "on"
-    if platform:
-        table["platform_info"] = platform
-    else:
-        left.append("platform_info")
-    return table
-
-
-def _choice(question: str, known: Sequence[str], default: str | None = None) -> str:
-    answer = _prompt(f"{question} ({', '.join(known)})", default=default)
-    if answer not in known:
-        raise ConfigurationError(f"{question} is one of {', '.join(known)}")
-    return answer
-
-
-def _prompt(question: str, default: str | None) -> str:
-    """On stderr: stdout is the policy, and may be a file."""
-    return str(typer.prompt(question, default=default, err=True))
+    prompter = _Prompter()
+    kinds = [one for one in KINDS if one != "simulated"]
+    return tables_asked(prompter.choice("Kind of evidence", kinds), prompter)
 
 
 _DEVICES: Final = {
@@ -432,8 +382,7 @@ def attest(
 
 def _write_evidence(out: Path, gpus: bool, ima: bool, tpm: str, json: bool) -> None:
     environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
-    devices = DeviceRules() if gpus else None
-    attester = find_attester(environ, Policy({}, devices=devices), ima=ima)
+    attester = find_attester(environ, Wanted(gpus, ima))
     public_key = Ed25519PrivateKey.generate().public_key()
     key = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     extra = _credential(attester.introduce())

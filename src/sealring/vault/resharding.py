@@ -29,7 +29,6 @@ from sealring.errors import (
     SealringError,
     Unsupported,
     WorkerFailed,
-    named,
 )
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.checkpoint_form import dtype_name, load_entry
@@ -88,7 +87,7 @@ def reshard(
         own: SealringError | None = None
     except SealringError as problem:
         own = problem
-        said = _Said(f"{named(problem)}: {problem}", [], [], [])
+        said = _Said(f"{type(problem).__name__}: {problem}", [], [], [])
     everyone = _gathered(said, process_group)
     if own is not None:
         raise own

@@ -13,8 +13,11 @@ from sealring.attest.evidence import (
     Evidence,
     Trust,
     parse_evidence,
+    parse_policy,
     verify_evidence,
 )
+from sealring.attest.evidence.policy_writing import toml
+from sealring.attest.evidence.rules import Rules
 from sealring.errors import AttestationError
 
 
@@ -41,3 +44,14 @@ def refusal(error: type[AttestationError], verify: Callable[[], object]) -> str:
         verify()
     assert type(caught.value) is error, caught.value
     return str(caught.value)
+
+
+def device_rules(**values: int) -> Rules:
+    """The rules of a [nvidia] table with these fields."""
+    table = "".join(f"{name} = {toml(value)}\n" for name, value in values.items())
+    devices = parse_policy(
+        f'version = 1\n[simulated]\nroots = ["{"ab" * 32}"]\nmeasurements = ["ab"]\n'
+        f"[nvidia]\n{table}"
+    ).devices
+    assert devices is not None
+    return devices

@@ -23,7 +23,6 @@ from sealring.attest.evidence import (
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.nvidia import canonical_report, verify_nvidia, verify_report
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
-from sealring.attest.evidence.policy import DeviceRules, judge_devices
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import (
     AttestationError,
@@ -39,7 +38,7 @@ from sealring.errors import (
 from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
 from sealring.lab.bench.minting.amd import Amd
 from sealring.lab.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
-from tests.attest.evidence.judging import refusal
+from tests.attest.evidence.judging import device_rules, refusal
 from tests.attest.evidence.vectors import vectors
 from tests.codes import coded
 
@@ -339,21 +338,20 @@ def real_machine() -> list[AttestedDevice]:
 
 def test_a_real_machine_of_eight_gpus_and_four_switches_is_one_machine() -> None:
     devices = real_machine()
-    rules = DeviceRules(gpus=8, switches=4, require_reference=False)
-    assert refused_devices(rules, devices) == []
+    assert refused_devices(devices) == []
     assert all(len(one.gpus) == 8 for one in devices if one.is_switch)
     # Another count, or switches left out, is refused by name.
-    assert refused_devices(replace(rules, gpus=9), devices) == ["gpus"]
-    lenient = replace(rules, switches=0)
+    assert refused_devices(devices, gpus=9) == ["gpus"]
     gpus = [one for one in devices if not one.is_switch]
-    assert refused_devices(lenient, gpus) == ["switches of gpus"]
-    assert refused_devices(lenient, devices[:-1]) == ["links of gpus"]
-    assert refused_devices(replace(lenient, gpus=7), devices[1:]) == ["links of switches"]
+    assert refused_devices(gpus, switches=0) == ["switches of gpus"]
+    assert refused_devices(devices[:-1], switches=0) == ["links of gpus"]
+    assert refused_devices(devices[1:], gpus=7, switches=0) == ["links of switches"]
 
 
-def refused_devices(rules: DeviceRules, devices: list[AttestedDevice]) -> list[str]:
+def refused_devices(devices: list[AttestedDevice], gpus: int = 8, switches: int = 4) -> list[str]:
+    rules = device_rules(gpus=gpus, switches=switches, require_reference=False)
     worker = replace(describe_evidence(AMD.evidence(), AMD.trust()), devices=tuple(devices))
-    return [one.name for one in judge_devices(rules, worker) if one.refusal]
+    return [one.name for one in rules.judge(worker) if one.refusal]
 
 
 def test_every_field_of_a_real_report_changed_in_turn() -> None:

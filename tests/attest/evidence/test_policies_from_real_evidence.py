@@ -20,7 +20,7 @@ from sealring.attest.evidence.az_vtpm import _hash, canonical_hcl_report, parse_
 from sealring.attest.evidence.chains import VerifiedChain, check_issued, load_certificate
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.intel import canonical_quote, quote_size
-from sealring.attest.evidence.policy_text import explain
+from sealring.attest.evidence.policy import explain
 from sealring.attest.evidence.policy_writing import check_admits, new_policy, tables_from
 from sealring.attest.evidence.snp import (
     _check_signature,
@@ -245,7 +245,7 @@ def test_nvidia(tmp_path: Path, devices: str, gpus: int, switches: int, at: str)
     assert "no reference for the vbios" in written.made.stderr
     rules = parse_policy((tmp_path / "policy.toml").read_text()).devices
     assert rules is not None
-    assert (rules.gpus, rules.switches) == (gpus, switches)
+    assert (rules["gpus"], rules["switches"]) == (gpus, switches)
 
 
 def test_the_gpus_of_a_real_machine_without_its_switches_get_no_policy(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence.claims import encode_claims
 from sealring.attest.evidence.evidence import Challenge, Evidence
-from sealring.attest.evidence.policy import Policy
-from sealring.attest.evidence.policy_text import parse_policy
+from sealring.attest.evidence.policy import Policy, parse_policy
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.verify import verify_evidence

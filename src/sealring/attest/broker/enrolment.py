@@ -38,9 +38,8 @@ from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.messages import broker_urls
 from sealring.attest.evidence import Policy
 from sealring.attest.evidence.admission import Admission, key_digest
-from sealring.attest.evidence.attesters import Attester
+from sealring.attest.evidence.attesters import Attester, Wanted, find_attester
 from sealring.attest.evidence.cache import read_policy, trust_in
-from sealring.attest.evidence.kinds import find_attester
 from sealring.core.hooks import Expellable
 from sealring.core.identity.credentials import Credentials, read_authorities
 from sealring.core.identity.kept_key import KeptKey
@@ -57,7 +56,6 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
     WorkerRevoked,
-    named,
 )
 
 T = TypeVar("T")
@@ -200,7 +198,7 @@ class Enrolment:
                     return
                 _LOG.warning(
                     "sealring: rank %d was not renewed, and is admitted for %.0f s more: %s: %s",
-                    self._name.rank, self._left(), named(problem), problem,
+                    self._name.rank, self._left(), type(problem).__name__, problem,
                 )  # fmt: skip
             due = min(_PAUSE, self._left())
 
@@ -269,7 +267,7 @@ class Enrolment:
             if isinstance(problem, SealringError)
             else NoLongerAdmitted(
                 f"the certificate of rank {self._name.rank} could not be renewed: "
-                f"{named(problem)}: {problem}",
+                f"{type(problem).__name__}: {problem}",
                 peer=self._name.rank,
             )
         )
@@ -282,7 +280,7 @@ class Enrolment:
 
 
 def _expel_self(group: Expellable, why: SealringError) -> None:
-    group.expel(-1, f"this worker was not renewed: {named(why)}: {why}")
+    group.expel(-1, f"this worker was not renewed: {type(why).__name__}: {why}")
 
 
 def _run(conversation: Coroutine[Any, Any, T]) -> T:
@@ -317,7 +315,7 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
     with _making:
         if key not in _enrolments:
             name = WorkerName(settings.job, rank)
-            attester = find_attester(environ, settings.policy)
+            attester = find_attester(environ, Wanted.by(settings.policy))
             _enrolments[key] = Enrolment(settings, name, world, attester, deadline)
         return _enrolments[key]
 

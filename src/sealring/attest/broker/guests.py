@@ -51,7 +51,6 @@ from sealring.errors import (
     ResourceNotGranted,
     UnknownToken,
     UntrustedChain,
-    named,
 )
 
 GIFTS: Final = 64
@@ -85,7 +84,7 @@ def admit(
     learn_names(view, guest.machines)
     who = {"guest": guest.session[:16], "key": guest.key, "kind": guest.label}
     if (refusal := why_machine_barred(view, guest.machines)) is not None:
-        error = named(refusal)
+        error = type(refusal).__name__
         ledger.note(view, now, "refused", **who, error=error, why=str(refusal))
         return refusal
     view.put(
@@ -131,7 +130,7 @@ def give(
         return None
     if row["refusals"] < REFUSALS_LOGGED:
         view.put(_place(session), {**row, "refusals": row["refusals"] + 1})
-        error = named(refusal)
+        error = type(refusal).__name__
         ledger.note(view, now, "refused", **who, error=error, why=str(refusal))
     return refusal
 

@@ -36,7 +36,6 @@ from sealring.errors import (
     ReusedNonce,
     ReusedToken,
     WorkerRevoked,
-    named,
 )
 from sealring.formats.log.notes import Signer
 
@@ -196,7 +195,7 @@ class Ledger:
                 event = "joined again"
                 _out(view, name, holder["key"], now, "another worker joined its rank")
         if refusal is not None:
-            error = named(refusal)
+            error = type(refusal).__name__
             self.note(view, now, "refused", **who, error=error, why=str(refusal))
             return refusal
         before = holder or {"joins": 0, "joined": now, "certificate_until": None}
@@ -334,7 +333,7 @@ class Ledger:
         refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
         if refusals < REFUSALS_LOGGED:
             view.put(_token(grant), {"refusals": refusals + 1})
-            error = named(refusal)
+            error = type(refusal).__name__
             facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
             self.note(view, now, "refused", **_who(grant.name), **facts)
 

@@ -31,7 +31,6 @@ from sealring.errors import (
     SealringError,
     UnknownNonce,
     UnknownToken,
-    named,
 )
 from sealring.formats.http import (
     Explain,
@@ -341,7 +340,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _LOG.error("%s: %s", named(error), error)
+        _LOG.error("%s: %s", type(error).__name__, error)
 
 
 def _raise_descriptor_limit() -> None:

@@ -248,7 +248,7 @@ class Broker:
         return worker, hashlib.sha256(evidence.encode()).hexdigest()
 
     def _facts(self, worker: AttestedWorker, digest: str) -> Row:
-        ima = self._rules.policy.kinds[worker.kind].ima
+        ima = self._rules.policy.kinds[worker.kind].get("ima")
         rules = ima.digest if ima is not None else ""
         claims = encode_claims(worker, digest, self._rules.policy_digest, rules)
         return {

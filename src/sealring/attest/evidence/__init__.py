@@ -15,13 +15,12 @@ nvidia         GPUs and switches, inside any of these machines; nvidia_reference
 simulated      for laptops and tests; says SIMULATED wherever it appears
 agent_evidence  guest-components' JSON form of evidence, and evidence from their agent
 guest          this guest's own SNP report or TDX quote, also on Azure
-attesters      what makes evidence on a worker's machine
-kinds          the table of all kinds of evidence and of all attesters
+rules          rules of a policy: how each is read, judged, told in words and written
+kinds          the table of all kinds of evidence: a verifier of each, and its rules
 verify         evidence in, AttestedWorker out
-policy         what may join, and why something may not
-policy_tables  a policy's table for each kind, read: the rules that must be stated
-policy_text    a whole policy, read from TOML and told in words
+policy         a whole policy: what may join, and why something may not
 policy_writing a strict policy made from evidence
+attesters      what makes evidence on a worker's machine
 revocation     lists and OCSP answers of a chain's issuers
 cache          what vendors say of their hardware, fetched beforehand and read again as it changes
 claims         what a certificate says of its holder's attestation
@@ -30,8 +29,7 @@ admission      a worker's own judgement of its peers, and an auditor's of record
 
 from sealring.attest.evidence.cache import Cache, read_cache
 from sealring.attest.evidence.evidence import Challenge, Evidence, parse_evidence
-from sealring.attest.evidence.policy import Policy, Verdict, judge
-from sealring.attest.evidence.policy_text import parse_policy
+from sealring.attest.evidence.policy import Policy, Verdict, judge, parse_policy
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.verify import describe_evidence, verify_evidence
 from sealring.attest.evidence.worker import AttestedWorker

@@ -17,20 +17,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from sealring.attest.evidence.cache import Cache
 from sealring.attest.evidence.claims import ClaimedWorker, claims_in
 from sealring.attest.evidence.evidence import MAX_EVIDENCE_BYTES, Challenge, parse_evidence
-from sealring.attest.evidence.policy import Policy, judge
-from sealring.attest.evidence.policy_text import parse_policy
+from sealring.attest.evidence.policy import Policy, judge, parse_policy
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.verify import verify_evidence
 from sealring.attest.evidence.worker import DescribedWorker
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
-from sealring.errors import (
-    AttestationError,
-    CertificateRevoked,
-    NotAttested,
-    PeerNotAdmitted,
-    named,
-)
+from sealring.errors import AttestationError, CertificateRevoked, NotAttested, PeerNotAdmitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,7 @@ class Admission:
         try:
             judge(self.policy, worker, name.rank, name.job).require()
         except AttestationError as error:
-            raise PeerNotAdmitted(f"{who}: {named(error)}: {error}") from error
+            raise PeerNotAdmitted(f"{who}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class JudgedPeer:
             worker = verify_evidence(parse_evidence(evidence), challenge, trust)
         except AttestationError as error:
             raise NotAttested(
-                f"the evidence of {who} is not believed: {named(error)}: {error}"
+                f"the evidence of {who} is not believed: {type(error).__name__}: {error}"
             ) from error
         self.admission.judge(worker, self.name, who)
 

@@ -1,9 +1,9 @@
-"""Attesters: what makes evidence on a worker's machine. kinds.py lists them by name."""
+"""Attesters: what makes evidence on a worker's machine, by the names of SEALRING_ATTESTER."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from sealring.attest.evidence.agent_evidence import CocoMachine
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.attest.evidence.guest import AzureMachine, TsmMachine
 from sealring.attest.evidence.nvidia import collect_gpus
+from sealring.attest.evidence.policy import Policy
 from sealring.attest.evidence.simulated import KIND as SIMULATED
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.tpm.commands import Tpm
@@ -149,32 +150,41 @@ class Wanted:
     ima: bool = False
     """The kernel's list of measured files."""
 
+    @classmethod
+    def by(cls, policy: Policy) -> Wanted:
+        return cls(gpus=policy.devices is not None, ima=policy.shows_files)
+
     @property
     def logs(self) -> Logs:
         return Logs(files=IMA_LOG if self.ima else None)
 
 
-def tsm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    return GuestAttester(TsmMachine(_chain(environ)), wanted.gpus)
+OpenMachine = Callable[[Mapping[str, str], Wanted], Machine]
+_MACHINES: Final[Mapping[str, OpenMachine]] = {
+    "tsm": lambda environ, wanted: TsmMachine(_chain(environ)),
+    "azure": lambda environ, wanted: AzureMachine(_tpm(environ), _chain(environ), logs=wanted.logs),
+    "tpm-ak": lambda environ, wanted: CertifiedTpmMachine(
+        _tpm(environ), _chain(environ), wanted.logs
+    ),
+    "coco": lambda environ, wanted: CocoMachine(_chain(environ)),
+}
 
 
-def azure_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    machine = AzureMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
-    return GuestAttester(machine, wanted.gpus)
-
-
-def coco_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    return GuestAttester(CocoMachine(_chain(environ)), wanted.gpus)
-
-
-def certified_tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    machine = CertifiedTpmMachine(_tpm(environ), _chain(environ), wanted.logs)
-    return GuestAttester(machine, wanted.gpus)
-
-
-def tpm_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    machine = TpmMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
-    return TpmAttester(machine, wanted.gpus)
+def find_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
+    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+    source = environ.get("SEALRING_ATTESTER") or "tsm"
+    if source in _MACHINES:
+        return GuestAttester(_MACHINES[source](environ, wanted), wanted.gpus)
+    if source == TPM:
+        machine = TpmMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
+        return TpmAttester(machine, wanted.gpus)
+    name, _, directory = source.partition(":")
+    if name == SIMULATED and directory:
+        return open_simulator(Path(directory))
+    known = ", ".join((*_MACHINES, TPM))
+    raise ConfigurationError(
+        f"SEALRING_ATTESTER is {source!r}; set it to {known} or {SIMULATED}:DIR"
+    )
 
 
 def _tpm(environ: Mapping[str, str]) -> Tpm:

@@ -19,17 +19,19 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from sealring.attest.evidence.chains import VerifiedChain
 from sealring.attest.evidence.encoding import Cursor, check_spelling
 from sealring.attest.evidence.evidence import Challenge, Evidence
-from sealring.attest.evidence.intel import canonical_quote
+from sealring.attest.evidence.intel import TDX_TCB, canonical_quote, tdx_registers
 from sealring.attest.evidence.intel import verify_quote as verify_td_quote
 from sealring.attest.evidence.intel_collateral import TDX
+from sealring.attest.evidence.rules import Form, measurements, refused_unless
 from sealring.attest.evidence.snp import (
     REPORT_BYTES,
     Report,
     canonical_report,
     claims_of,
+    snp_form,
     verify_report,
 )
-from sealring.attest.evidence.tpm.verify import events, measured, registers, verify_quote
+from sealring.attest.evidence.tpm.verify import booted, events, measured, registers, verify_quote
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
@@ -183,3 +185,16 @@ def _booted(
 
 def _hash(hcl: HclReport) -> bytes:
     return hashlib.sha256(hcl.text).digest().ljust(64, b"\0")
+
+
+# The launch measurement is the paravisor's; only PCRs tell what the guest itself booted.
+_BOOTED, _NEEDS = booted(4, 7)
+_SECURE_BOOT: Final = refused_unless(
+    "secure_boot", "insecure_boot", "guests pass that booted with Secure Boot off.", strict=True
+)
+SNP_FORM: Final = snp_form(_BOOTED, (_SECURE_BOOT,), _NEEDS)
+TDX_FORM: Final = Form(
+    rules=(measurements(48), tdx_registers(), *_BOOTED, *TDX_TCB, _SECURE_BOOT),
+    needs=_NEEDS,
+    one_of=(("measurements",), ("pcrs", "events")),
+)

@@ -26,8 +26,7 @@ from cryptography.x509 import ocsp
 
 from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
-from sealring.attest.evidence.policy import Policy
-from sealring.attest.evidence.policy_text import parse_policy
+from sealring.attest.evidence.policy import Policy, parse_policy
 from sealring.attest.evidence.trust import Trust
 from sealring.core.identity.loading import (
     certificates_from_pem,

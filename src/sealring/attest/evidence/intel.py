@@ -6,7 +6,7 @@ to date, and its revocation lists. They are fetched beforehand and kept; how old
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +23,25 @@ from sealring.attest.evidence.encoding import P256_ORDER, Cursor, check_spelling
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.intel_collateral import SGX, TDX, Collateral
 from sealring.attest.evidence.revocation import out_of_dates
+from sealring.attest.evidence.rules import (
+    Events,
+    Finding,
+    Form,
+    MinimumTcb,
+    Need,
+    Registers,
+    Rule,
+    Rules,
+    Workers,
+    any_of,
+    digest_lists,
+    digests,
+    measurements,
+    minimum_of,
+    numbers,
+    some,
+    words,
+)
 from sealring.attest.evidence.tpm.event_log import (
     EV_NO_ACTION,
     only_pcrs,
@@ -32,7 +51,7 @@ from sealring.attest.evidence.tpm.event_log import (
 )
 from sealring.attest.evidence.tpm.structures import SHA384
 from sealring.attest.evidence.trust import Trust
-from sealring.attest.evidence.worker import Claims
+from sealring.attest.evidence.worker import Claims, DescribedWorker
 from sealring.core.identity.loading import certificate_from_der, revocation_list_from
 from sealring.errors import (
     AttestationError,
@@ -346,3 +365,86 @@ def _dcap_qvl() -> ModuleType:
         ) from None
     module: ModuleType = dcap_qvl
     return module
+
+
+_STATUSES: Final = {
+    "UpToDate", "SWHardeningNeeded", "ConfigurationNeeded", "ConfigurationAndSWHardeningNeeded",
+    "OutOfDate", "OutOfDateConfigurationNeeded",
+}  # fmt: skip
+
+
+class _MinimumTcb(MinimumTcb):
+    def stated(self, value: Mapping[str, Mapping[str, int]]) -> Collection[str]:
+        return [part for parts in value.values() for part in parts]
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        yield from MinimumTcb.weak(self, rules)
+        if rules.get("signers") and rules[self.name].get("SGX", {}).get("isvsvn") == 0:
+            yield f"isvsvn: {rules.form.passes('isvsvn')}, since 0 is any."
+
+
+def _minimum(own: str, product: str) -> Rule:
+    return _MinimumTcb("minimum_tcb", minimum_of(product, numbers({own, "evaluation"}, 65535)))
+
+
+class _TcbStatus(Rule):
+    refusal = TcbTooOld
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        good, found = rules[self.name], " ".join((worker.tcb_status, *worker.advisories))
+        yield "tcb status", worker.tcb_status in good, any_of(good), found
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        if others := rules[self.name] - {"UpToDate"}:
+            yield f"{self.name}: platforms pass that Intel calls {any_of(others)}."
+
+    def write(self, workers: Workers) -> Any:
+        statuses = _STATUSES.intersection(one.tcb_status for one in workers)
+        return sorted(statuses) if statuses - {"UpToDate"} else None
+
+
+_STATUS: Final = _TcbStatus(
+    "tcb_status",
+    some(words(_STATUSES, ["UpToDate"])),
+    "What Intel calls the TCB. Update the machines, then leave UpToDate alone.",
+)
+_TDX_BYTES: Final = dict.fromkeys(
+    (*_REGISTERS.values(), "mrconfigid", "mrowner", "mrownerconfig"), (48,)
+)
+_TDX_NEEDS: Final = (
+    Need("rtmr0", "any configuration of the firmware passes, with Secure Boot on or off"),
+    Need("rtmr1", "any boot loader and kernel pass, since MRTD is of the firmware alone"),
+    Need("rtmr2", "any kernel command line and initial RAM disk pass"),
+)
+
+
+def tdx_registers(*written: str) -> Rule:
+    comment = "What was measured or given at launch, and after it."
+    return Registers("registers", digest_lists(_TDX_BYTES), comment, written=written)
+
+
+TDX_TCB: Final = (_minimum("module", "TDX"), _STATUS)
+TDX_FORM: Final = Form(
+    rules=(
+        measurements(48),
+        tdx_registers("rtmr0", "rtmr1", "rtmr2"),
+        Events("events", digest_lists(dict.fromkeys(_REGISTERS.values(), (48,)))),
+        *TDX_TCB,
+    ),
+    needs=_TDX_NEEDS,
+    one_of=(("measurements",),),
+)
+SGX_FORM: Final = Form(
+    rules=(
+        measurements(32),
+        Rule("signers", digests(32)),
+        Registers("registers", digest_lists({"isvprodid": (2,)})),
+        _minimum("isvsvn", "SGX"),
+        _STATUS,
+    ),
+    needs=(
+        Need("isvsvn", "every older enclave that the signer signed passes", only_with="signers"),
+        Need("isvprodid", "the signer's other products pass", only_with="signers"),
+    ),
+    one_of=(("measurements", "signers"),),
+)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -18,13 +18,29 @@ from sealring.attest.evidence.chains import VerifiedChain, verify_chain
 from sealring.attest.evidence.encoding import P384_ORDER, Cursor, check_spelling, with_lower_s
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.nvidia_reference import Reference
+from sealring.attest.evidence.rules import (
+    Finding,
+    Form,
+    Rule,
+    Rules,
+    Workers,
+    any_of,
+    at_least,
+    distinct,
+    flag,
+    number,
+    words,
+)
 from sealring.attest.evidence.trust import Trust
-from sealring.attest.evidence.worker import AttestedDevice
+from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 from sealring.core.identity.loading import certificates_from_pem
 from sealring.errors import (
+    AttestationError,
     AttestationUnavailable,
+    DeviceNotAllowed,
     ForgedEvidence,
     MalformedEvidence,
+    MeasurementNotAllowed,
     NotBound,
     UnknownEvidence,
 )
@@ -388,3 +404,98 @@ def _check(name: str, outcome: int) -> None:
         raise AttestationUnavailable(
             f"{name} answers with error {outcome}: is the GPU in confidential-computing mode?"
         )
+
+
+class _Count(Rule):
+    """How many GPUs, or switches, a machine must at least show."""
+
+    refusal = DeviceNotAllowed
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        yield at_least(self.name, len(self._shown(worker)), rules[self.name])
+        if self.name == "switches":
+            yield from _linked(worker)
+
+    def write(self, workers: Workers) -> Any:
+        return min(len(self._shown(worker)) for worker in workers)
+
+    def _shown(self, worker: DescribedWorker) -> set[str]:
+        switches = self.name == "switches"
+        return {one.identity for one in worker.devices if one.is_switch == switches}
+
+
+def _linked(worker: DescribedWorker) -> Iterable[Finding]:
+    """From both ends, where switches are shown: these GPUs and switches, and nothing besides.
+
+    GPUs in protected PCIe mode share NVLinks that are not encrypted, so their switches must be
+    shown, whatever the policy's count of switches is.
+    """
+    switches = [one for one in worker.devices if one.is_switch]
+    gpus = [one for one in worker.devices if not one.is_switch]
+    if not switches:
+        if alone := " ".join(sorted(one.identity for one in gpus if one.protected_pcie)):
+            wanted = "shown with every GPU in protected PCIe mode"
+            yield "switches of gpus", False, wanted, f"none, for {alone}"
+        return
+    shown = {one for device in switches for one in device.switches}
+    wrong = " ".join(sorted(one.identity for one in gpus if set(one.switches) != shown))
+    found = f"not so: {wrong}" if wrong else "so"
+    yield "links of gpus", not wrong, "each to all switches shown and no other", found
+    count = len({one.identity for one in gpus})
+    ends = {frozenset(device.gpus) for device in switches}
+    counts = ", ".join(sorted(str(len(one)) for one in ends))
+    passed = len(ends) == 1 and {len(one) for one in ends} == {count}
+    found = f"{counts} GPUs, {len(ends)} sets of them"
+    yield "links of switches", passed, f"all to the same {count} GPUs", found
+
+
+@dataclass(frozen=True, slots=True)
+class _OfEach(Rule):
+    """The words that each device may have for one of its properties; without any, all."""
+
+    about: str = "model"
+    refusal: ClassVar[type[AttestationError]] = DeviceNotAllowed
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        for device in worker.devices:
+            has = self._of(device)
+            if rules[self.name] and has is not None:
+                listed = rules[self.name]
+                yield f"{device.identity} {self.about}", has in listed, any_of(listed), has
+
+    def write(self, workers: Workers) -> Any:
+        found = [self._of(device) for worker in workers for device in worker.devices]
+        known = [one for one in found if one is not None]
+        return distinct(known) if all(known) else None
+
+    def _of(self, device: AttestedDevice) -> str | None:
+        return device.model if self.about == "model" else device.firmware.get(self.about)
+
+
+class _References(Rule):
+    refusal = MeasurementNotAllowed
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        needed = rules[self.name]
+        wanted = "as NVIDIA's references" if needed else "as any reference there is"
+        for device in worker.devices:
+            said = [f"{' '.join(map(str, device.mismatches))} differ"] if device.mismatches else []
+            said += [f"no reference for the {part}" for part in device.unreferenced]
+            fits = not device.mismatches and not (device.unreferenced and needed)
+            yield f"{device.identity} measurements", fits, wanted, "; ".join(said) or "the same"
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        if not rules[self.name]:
+            yield f"{self.name}: firmware passes for which no reference is at hand."
+
+
+NVIDIA_FORM: Final = Form(
+    rules=(
+        _Count("gpus", number(0, 16, 1), "At least so many GPUs."),
+        _Count("switches", number(0, 16, 0)),
+        _OfEach("models", words(GPUS | NVSWITCHES)),
+        _OfEach("drivers", words(), about="driver"),
+        _OfEach("vbios", words(), about="vbios"),
+        _References("require_reference", flag(True)),
+    )
+)

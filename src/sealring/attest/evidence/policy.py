@@ -1,4 +1,4 @@
-"""What a policy demands, and rule by rule why something may or may not join.
+"""A whole policy: read from TOML, judged rule by rule, and told in words.
 
 The evidence is true by now; here it is held against what the job's owner wrote down. Every rule is
 judged, so that an operator sees all that fails at once. Debug guests have no rule that admits them.
@@ -6,247 +6,51 @@ judged, so that an operator sees all that fails at once. Debug guests have no ru
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
+import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
+from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS
+from sealring.attest.evidence.rules import (
+    Document,
+    Finding,
+    Judged,
+    Rules,
+    Table,
+    Type,
+    any_of,
+    flag,
+    number,
+    words,
+)
 from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
+from sealring.core.identity.names import is_job, is_resource
 from sealring.errors import (
     AttestationError,
+    BadPolicy,
     DebugGuest,
     DeviceNotAllowed,
-    GuestNotAllowed,
     JobNotAllowed,
     KindNotAllowed,
-    MeasurementNotAllowed,
     RankNotAllowed,
     StaleRevocationList,
-    TcbTooOld,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    name: str
-    wanted: str
-    found: str
-    refusal: type[AttestationError] | None
-    """None if it passed."""
-
-
-def judged(
-    name: str, passed: bool, wanted: str, found: str, refusal: type[AttestationError]
-) -> Rule:
-    return Rule(name, wanted, found, None if passed else refusal)
-
-
-def any_of(names: Collection[str]) -> str:
-    return " or ".join(sorted(names)) or "nothing"
-
-
-def bits(value: int) -> str:
-    """bits 6 9; no bits"""
-    found = [str(at) for at in range(value.bit_length()) if value >> at & 1]
-    return f"bits {' '.join(found)}" if found else "no bits"
-
-
-def shown(value: int | None) -> str:
-    return "not stated" if value is None else str(value)
-
-
-_SHOWN: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class ImaRules:
-    files: Mapping[str, frozenset[str]]
-    """By path, the digests that it may have."""
-    exclude: frozenset[str]
-    """Paths, and directories with a slash at their end, that are not asked for."""
-    violations: bool
-    """False: a file that changed while it was measured or in use is refused."""
-
-    digest: str = field(init=False)
-    """The same for rules that say the same. A certificate names the rules that it was given by: it
-    cannot hold the list of files."""
-
-    def __post_init__(self) -> None:
-        text = json.dumps(
-            [
-                {path: sorted(digests) for path, digests in self.files.items()},
-                sorted(self.exclude),
-                self.violations,
-            ],
-            sort_keys=True,
-        )
-        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest())
-
-    def admits(self, path: str, digests: tuple[str, ...]) -> bool:
-        if any(path == one or (one.endswith("/") and path.startswith(one)) for one in self.exclude):
-            return True
-        return set(digests) <= self.files.get(path, frozenset())
-
-
-def judge_ima(rules: ImaRules | None, worker: DescribedWorker) -> list[Rule]:
-    if rules is None:
-        return []
-    wanted = f"only files of {len(rules.files)} listed"
-    if worker.ima_rules:
-        # A certificate's word: its broker saw the list, and judged it by rules of this digest.
-        same = worker.ima_rules == rules.digest
-        found = "judged by the same rules" if same else "judged by other rules"
-        return [_judged("ima", same, wanted, found), *_violations(rules, worker)]
-    if not worker.ima_entries:
-        return [_judged("ima", False, wanted, "no list of measured files")]
-    others = [path for path, digests in worker.ima_files.items() if not rules.admits(path, digests)]
-    shown = ", ".join(f"{path} ({worker.ima_files[path][-1]})" for path in others[:_SHOWN])
-    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-    found = f"{worker.ima_entries} entries, others: {shown or 'none'}{more}"
-    return [_judged("ima", not others, wanted, found), *_violations(rules, worker)]
-
-
-def _violations(rules: ImaRules, worker: DescribedWorker) -> list[Rule]:
-    if rules.violations:
-        return []
-    found = str(worker.ima_violations)
-    return [_judged("ima violations", not worker.ima_violations, "none", found)]
-
-
-def _judged(name: str, passed: bool, wanted: str, found: str) -> Rule:
-    return judged(name, passed, wanted, found, MeasurementNotAllowed)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRules:
-    """What the machine's GPUs and switches must show."""
-
-    gpus: int = 1
-    switches: int = 0
-    models: frozenset[str] = frozenset()
-    firmware: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By name (driver, vbios): the admitted versions, where the policy lists some."""
-    require_reference: bool = True
-
-
-def judge_devices(rules: DeviceRules | None, worker: DescribedWorker) -> list[Rule]:
-    if rules is None:
-        shown = " ".join(device.model for device in worker.devices)
-        return (
-            [judged("devices", False, "none: the policy has no [nvidia]", shown, DeviceNotAllowed)]
-            if worker.devices
-            else []
-        )
-    gpus = {one.identity for one in worker.devices if not one.is_switch}
-    switches = {one.identity for one in worker.devices if one.is_switch}
-    results = []
-    for name, shown_ones, least in (
-        ("gpus", gpus, rules.gpus),
-        ("switches", switches, rules.switches),
-    ):
-        fits, wanted = len(shown_ones) >= least, f"at least {least}"
-        results.append(judged(name, fits, wanted, str(len(shown_ones)), DeviceNotAllowed))
-    results += _linked(worker, len(gpus))
-    for device in worker.devices:
-        results += _device(rules, device)
-    return results
-
-
-def _linked(worker: DescribedWorker, gpus: int) -> list[Rule]:
-    """From both ends, where switches are shown: these GPUs and switches, and nothing besides.
-
-    GPUs in protected PCIe mode share NVLinks that are not encrypted, so their switches must be
-    shown, whatever the policy's count of switches is.
-    """
-    switches = [one for one in worker.devices if one.is_switch]
-    if not switches:
-        alone = sorted(one.identity for one in worker.devices if one.protected_pcie)
-        said = f"none, for {' '.join(alone)}"
-        wanted = "shown with every GPU in protected PCIe mode"
-        return [judged("switches of gpus", False, wanted, said, DeviceNotAllowed)] if alone else []
-    shown = {one for device in switches for one in device.switches}
-    wrong = sorted(
-        device.identity
-        for device in worker.devices
-        if not device.is_switch and set(device.switches) != shown
-    )
-    ends = {frozenset(device.gpus) for device in switches}
-    counts = ", ".join(sorted(str(len(one)) for one in ends))
-    return [
-        judged(
-            "links of gpus", not wrong, "each to all switches shown and no other",
-            f"not so: {' '.join(wrong)}" if wrong else "so", DeviceNotAllowed,
-        ),
-        judged(
-            "links of switches", len(ends) == 1 and {len(one) for one in ends} == {gpus},
-            f"all to the same {gpus} GPUs", f"{counts} GPUs, {len(ends)} sets of them",
-            DeviceNotAllowed,
-        ),
-    ]  # fmt: skip
-
-
-def _device(rules: DeviceRules, device: AttestedDevice) -> list[Rule]:
-    name = device.identity
-    results = []
-    if rules.models:
-        fits, wanted = device.model in rules.models, any_of(rules.models)
-        results.append(judged(f"{name} model", fits, wanted, device.model, DeviceNotAllowed))
-    for part, versions in rules.firmware.items():
-        has = device.firmware.get(part)
-        if has is not None:
-            fits, wanted = has in versions, any_of(versions)
-            results.append(judged(f"{name} {part}", fits, wanted, has, DeviceNotAllowed))
-    said = [f"{' '.join(map(str, device.mismatches))} differ"] if device.mismatches else []
-    said += [f"no reference for the {part}" for part in device.unreferenced]
-    fits = not device.mismatches and not (device.unreferenced and rules.require_reference)
-    wanted = "as NVIDIA's references" if rules.require_reference else "as any reference there is"
-    found = "; ".join(said) or "the same"
-    results.append(judged(f"{name} measurements", fits, wanted, found, MeasurementNotAllowed))
-    return results
-
-
-@dataclass(frozen=True, slots=True)
-class KindRules:
-    """What one kind of evidence must show."""
-
-    measurements: frozenset[str] = frozenset()
-    signers: frozenset[str] = frozenset()
-    products: frozenset[str] = frozenset()
-    minimum_tcb: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """By product, as each vendor numbers the parts of each. A product without one is refused."""
-    launch_tcb: bool = False
-    """The guest must have been launched under a TCB that meets the same minimum."""
-    limits: Mapping[str, int] = field(default_factory=dict)
-    """The most that each fact of the launch may be: vmpl 0, migration 0."""
-    masks: Mapping[str, int] = field(default_factory=dict)
-    """The bits that each fact of the launch may have set."""
-    floors: Mapping[str, int] = field(default_factory=dict)
-    """The least that each fact of the launch may be: guest_svn 3."""
-    facts: Mapping[str, int] = field(default_factory=dict)
-    """What each fact of the launch must be: platform_smt 0."""
-    registers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """What each of these registers must hold: one of the values."""
-    events: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """What each of these registers may have been extended with, by a log that replays."""
-    ima: ImaRules | None = None
-    """Which files may have been measured since boot; None: the policy does without."""
-    tcb_status: frozenset[str] = frozenset()
-    """The vendor's words on a TCB that are good enough; empty where the vendor gives none."""
-    unchecked: frozenset[str] = frozenset()
-    """The rules that the policy leaves out and says so."""
+from sealring.limits import MAX_NONCE_SECONDS, MAX_WORLD
 
 
 @dataclass(frozen=True, slots=True)
 class RankRules:
-    first: int
-    last: int
+    ranks: tuple[int, int]
+    """First and last."""
     kinds: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRules:
-    """Who gets one of the broker's data keys."""
+    """Who gets one of the broker's data keys: all admitted workers, unless it says who."""
 
     path: str
     ranks: tuple[int, int] | None
@@ -258,12 +62,10 @@ class ResourceRules:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    kinds: Mapping[str, KindRules]
+    kinds: Mapping[str, Rules]
     ranks: tuple[RankRules, ...] = ()
     """Empty: any rank may be any admitted kind. Otherwise a rank must be in one of them."""
-    simulated_roots: frozenset[str] = frozenset()
-    tpm_roots: frozenset[str] = frozenset()
-    devices: DeviceRules | None = None
+    devices: Rules | None = None
     """None: a worker shows no devices."""
     nonce_seconds: int = 120
     require_revocation_lists: bool = True
@@ -279,11 +81,131 @@ class Policy:
     """Workers show each other the evidence itself, not only the broker's word on it."""
     resources: tuple[ResourceRules, ...] = ()
 
+    @property
+    def simulated_roots(self) -> frozenset[str]:
+        return self._roots("simulated")
+
+    @property
+    def tpm_roots(self) -> frozenset[str]:
+        return self._roots("tpm")
+
+    def _roots(self, kind: str) -> frozenset[str]:
+        return self.kinds[kind]["roots"] if kind in self.kinds else frozenset()
+
+    @property
+    def shows_files(self) -> bool:
+        """A kind must show the files that its kernel measured."""
+        return any(rules.get("ima") is not None for rules in self.kinds.values())
+
+
+_DEVICES: Final = "nvidia"
+_FRESHNESS: Final[Mapping[str, Type]] = {
+    "nonce_seconds": number(1, MAX_NONCE_SECONDS, 120),
+    "require_revocation_lists": flag(True),
+    "issuers_without_lists": words(longest=100),
+    "revocation_list_days": number(1, 3650, 30),
+}
+_FIELDS: Final = {
+    "version", "job", "rejoins", "freshness", "certificate", "peers", "ranks", "resources",
+    *DEVICE_KINDS, *KINDS,
+}  # fmt: skip
+
+
+def parse_policy(text: str) -> Policy:
+    """Every rule that keeps a known hole shut is stated, or the policy names it as left open."""
+    try:
+        values = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise BadPolicy(f"the policy is not TOML: {problem}") from None
+    document = Document(text.splitlines())
+    policy = _read(Table(values, "", document))
+    if document.missing:
+        raise BadPolicy(f"the policy, {'; '.join(document.missing)}")
+    return policy
+
+
+def _read(top: Table) -> Policy:
+    top.only(_FIELDS)
+    if top.values.get("version") != 1 or type(top.values["version"]) is not int:
+        raise top.bad("version", "is 1")
+    kinds = {name: KINDS[name].form.read(top.inner(name)) for name in KINDS if name in top.values}
+    if not kinds:
+        raise top.bad("snp", "or another kind of evidence is missing: the policy admits nothing")
+    devices = None
+    if _DEVICES in top.values:
+        devices = DEVICE_KINDS[_DEVICES].form.read(top.inner(_DEVICES))
+    peer_evidence = top.inner("peers").read({"evidence": flag(False)})["evidence"]
+    if peer_evidence and "tpm" in kinds:
+        # That its key lives in a TPM is shown to the broker, by a secret between those two.
+        raise top.inner("peers").bad("evidence", "cannot be true with [tpm]: peers cannot judge it")
+    every = frozenset(kinds)
+    rank = {"ranks": _ranks, "kinds": _kinds_of(every)}
+    resource = {
+        "path": _path,
+        "ranks": _or(_ranks, None),
+        "kinds": _or(_kinds_of(every), every),
+        "guests": flag(False),
+    }
+    return Policy(
+        kinds=kinds,
+        ranks=tuple(RankRules(**one.read(rank)) for one in top.entries("ranks")),
+        devices=devices,
+        rejoins=number(0, 1000)(top, "rejoins"),
+        job=_or(_job, None)(top, "job"),
+        certificate_minutes=top.inner("certificate").read({"minutes": number(1, 1440, 10)})[
+            "minutes"
+        ],
+        peer_evidence=peer_evidence,
+        resources=tuple(ResourceRules(**one.read(resource)) for one in top.entries("resources")),
+        **top.inner("freshness").read(_FRESHNESS),
+    )
+
+
+def _or(read: Type, default: object) -> Type:
+    return lambda table, name: read(table, name) if name in table.values else default
+
+
+def _job(table: Table, name: str) -> str:
+    job = table.values[name]
+    if not isinstance(job, str) or not is_job(job):
+        raise table.bad(name, "has 1 to 63 of A-Z a-z 0-9 . _ -")
+    return job
+
+
+def _path(table: Table, name: str) -> str:
+    path = table.values.get(name)
+    if not isinstance(path, str) or not is_resource(path) or path.startswith("sealring/"):
+        raise table.bad(name, "is repository/type/tag, and the repository not sealring")
+    return path
+
+
+def _ranks(table: Table, name: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(table.values.get(name)), re.ASCII)
+    first = int(match[1]) if match else 1
+    last = int(match[2] or match[1]) if match else 0
+    if not first <= last < MAX_WORLD:
+        raise table.bad(name, 'is "3" or "0-7"')
+    return first, last
+
+
+def _kinds_of(known: Collection[str]) -> Type:
+    def read(table: Table, name: str) -> frozenset[str]:
+        named = table.values.get(name)
+        if (
+            not isinstance(named, list)
+            or not named
+            or not all(isinstance(one, str) and one in known for one in named)
+        ):
+            raise table.bad(name, "is a list of kinds that this policy describes")
+        return frozenset(named)
+
+    return read
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     label: str
-    rules: tuple[Rule, ...]
+    rules: tuple[Judged, ...]
 
     @property
     def admitted(self) -> bool:
@@ -302,19 +224,51 @@ def judge(
 ) -> Verdict:
     """`rank` and `job` are None where none is asked for yet, as in `sealring policy check`."""
     rules = policy.kinds.get(worker.kind)
-    results = [
-        judged("kind", rules is not None, any_of(policy.kinds), worker.label, KindNotAllowed),
-        judged("debug", not worker.debug, "off", "on" if worker.debug else "off", DebugGuest),
-    ]
+    kind = "kind", rules is not None, any_of(policy.kinds), worker.label
+    debug = "debug", not worker.debug, "off", "on" if worker.debug else "off"
+    results = [_judged(KindNotAllowed, *kind), _judged(DebugGuest, *debug)]
     if rules is not None:
-        results += [*_runs(rules, worker), *judge_ima(rules.ima, worker), *_launch(rules, worker)]
-    results += judge_devices(policy.devices, worker)
+        results += rules.judge(worker)
+    if policy.devices is not None:
+        results += policy.devices.judge(worker)
+    elif models := " ".join(device.model for device in worker.devices):
+        wanted = "none: the policy has no [nvidia]"
+        results.append(_judged(DeviceNotAllowed, "devices", False, wanted, models))
     if rank is not None:
-        results.append(_rank(policy, worker.kind, rank))
+        results.append(_judged(RankNotAllowed, *_rank(policy, worker.kind, rank)))
     if job is not None and policy.job is not None:
-        results.append(judged("job", job == policy.job, policy.job, job, JobNotAllowed))
-    results.append(_lists(policy, worker))
+        results.append(_judged(JobNotAllowed, "job", job == policy.job, policy.job, job))
+    results.append(_judged(StaleRevocationList, *_lists(policy, worker)))
     return Verdict(worker.label, tuple(results))
+
+
+def _judged(
+    refusal: type[AttestationError], name: str, passed: bool, wanted: str, found: str
+) -> Judged:
+    return Judged(name, wanted, found, None if passed else refusal)
+
+
+def _rank(policy: Policy, kind: str, rank: int) -> Finding:
+    fitting = [one for one in policy.ranks if one.ranks[0] <= rank <= one.ranks[1]]
+    kinds = set().union(*(one.kinds for one in fitting)) if policy.ranks else set(policy.kinds)
+    return f"rank {rank}", kind in kinds, any_of(kinds), kind
+
+
+def _lists(policy: Policy, worker: DescribedWorker) -> Finding:
+    """Nothing that an issuer may have revoked. Simulated evidence has no vendor, and so no list."""
+    own = [] if worker.simulated else [(worker.lists, worker.unlisted)]
+    chains = [*own, *((device.lists, device.unlisted) for device in worker.devices)]
+    ages = [(worker.verified_at - one.made).days for lists, _ in chains for one in lists]
+    missing = {issuer for _, unlisted in chains for issuer in unlisted}
+    missing -= policy.issuers_without_lists
+    found = f"{len(ages)} lists, the oldest of {max(ages)} days" if ages else "no list"
+    if missing:
+        found += f"; none of {', '.join(sorted(missing))}"
+    fresh = all(age <= policy.revocation_list_days for age in ages)
+    needed = policy.require_revocation_lists
+    whose = "one of every issuer" if needed else "any"
+    wanted = f"{whose}, of at most {policy.revocation_list_days} days"
+    return "revocation", fresh and not (needed and missing), wanted, found
 
 
 def granted(policy: Policy, kind: str, rank: int) -> list[str]:
@@ -331,98 +285,74 @@ def granted_to_guests(policy: Policy, kind: str) -> list[str]:
     return [one.path for one in policy.resources if one.guests and kind in one.kinds]
 
 
-def _runs(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
-    results = []
-    if rules.measurements or rules.signers:
-        known = worker.measurement in rules.measurements or worker.signer in rules.signers
-        wanted = f"one of {len(rules.measurements)} measurements or {len(rules.signers)} signers"
-        found = worker.measurement
-        results.append(judged("measurement", known, wanted, found, MeasurementNotAllowed))
-    for name, values in rules.registers.items():
-        has = worker.registers.get(name, "not quoted")
-        wanted = f"one of {len(values)} values"
-        results.append(judged(name, has in values, wanted, has, MeasurementNotAllowed))
-    for name, allowed in rules.events.items():
-        digests = worker.events.get(name)
-        others = [one for one in digests or () if one not in allowed]
-        found = (
-            "no log" if digests is None else f"{len(digests)}, others: {' '.join(others) or 'none'}"
-        )
-        passed = digests is not None and not others
-        wanted = f"only events of {len(allowed)} listed"
-        results.append(judged(f"{name} events", passed, wanted, found, MeasurementNotAllowed))
-    return results
+@dataclass(frozen=True, slots=True)
+class Clause:
+    about: str
+    """The table: snp, nvidia, freshness."""
+    text: str
+    open: bool = False
+    """Something known gets in here, and the policy says so."""
 
 
-def _launch(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
-    results = []
-    if rules.products:
-        fits = worker.product in rules.products
-        wanted = any_of(rules.products)
-        results.append(judged("product", fits, wanted, worker.product, GuestNotAllowed))
-    results += _tcb(rules, worker)
-    if rules.tcb_status:
-        fits, wanted = worker.tcb_status in rules.tcb_status, any_of(rules.tcb_status)
-        found = " ".join((worker.tcb_status, *worker.advisories))
-        results.append(judged("tcb status", fits, wanted, found, TcbTooOld))
-    for name, most in rules.limits.items():
-        has = worker.guest.get(name)
-        fits = has is not None and has <= most
-        results.append(judged(name, fits, f"at most {most}", shown(has), GuestNotAllowed))
-    for name, mask in rules.masks.items():
-        has = worker.guest.get(name)
-        fits = has is not None and not has & ~mask
-        found = shown(has) if has is None else bits(has)
-        results.append(judged(name, fits, f"at most {bits(mask)}", found, GuestNotAllowed))
-    for name, least in rules.floors.items():
-        has = worker.guest.get(name)
-        fits = has is not None and has >= least
-        results.append(judged(name, fits, f"at least {least}", shown(has), GuestNotAllowed))
-    for name, value in rules.facts.items():
-        has = worker.guest.get(name)
-        results.append(judged(name, has == value, str(value), shown(has), GuestNotAllowed))
-    return results
+_EACH: Final = AttestedDevice(
+    kind="nvidia", model="", is_switch=False, identity="each device",
+    firmware={"driver": "", "vbios": ""}, reference=(), unreferenced=(), mismatches=(),
+    protected_pcie=False, switches=(), gpus=(), lists=(), unlisted=(), not_after=datetime.max,
+)  # fmt: skip
+_BLANK: Final = DescribedWorker(
+    kind="", product="", devices=(_EACH,), verified_at=datetime.max, not_after=datetime.max
+)
+"""A worker that shows nothing: what each rule wants of it is what the rule says."""
 
 
-def _tcb(rules: KindRules, worker: DescribedWorker) -> list[Rule]:
-    if not rules.minimum_tcb:
-        return []
-    minimum = rules.minimum_tcb.get(worker.product)
-    if minimum is None:
-        wanted = f"{any_of(rules.minimum_tcb)}: no minimum is stated for others"
-        return [judged("tcb", False, wanted, worker.product, TcbTooOld)]
-    found = {"tcb": worker.tcb} | ({"launch tcb": worker.launch_tcb} if rules.launch_tcb else {})
-    results = []
-    for which, parts in found.items():
-        for name, least in minimum.items():
-            has = parts.get(name)
-            fits = has is not None and has >= least
-            results.append(
-                judged(f"{which} {name}", fits, f"at least {least}", shown(has), TcbTooOld)
-            )
-    return results
+def explain(policy: Policy) -> list[Clause]:
+    clauses = []
+    for kind, rules in policy.kinds.items():
+        admits = f"Admits {KINDS[kind].description}, if:"
+        clauses += [Clause(kind, admits, open=KINDS[kind].hole), *_clauses(kind, rules)]
+    if policy.devices is None:
+        text = "No worker may show GPUs: the policy has no [nvidia]."
+        clauses.append(Clause(_DEVICES, text))
+    else:
+        clauses += _clauses(_DEVICES, policy.devices)
+    return [*clauses, *_revocation(policy), *_joining(policy)]
 
 
-def _rank(policy: Policy, kind: str, rank: int) -> Rule:
-    fitting = [one for one in policy.ranks if one.first <= rank <= one.last]
-    kinds = set().union(*(one.kinds for one in fitting)) if policy.ranks else set(policy.kinds)
-    return judged(f"rank {rank}", kind in kinds, any_of(kinds), kind, RankNotAllowed)
+def _clauses(about: str, rules: Rules) -> list[Clause]:
+    return [
+        *(Clause(about, f"{one.name}: {one.wanted}.") for one in rules.judge(_BLANK)),
+        *(Clause(about, text, open=True) for text in rules.weaknesses()),
+    ]
 
 
-def _lists(policy: Policy, worker: DescribedWorker) -> Rule:
-    """Nothing that an issuer may have revoked. Simulated evidence has no vendor, and so no list."""
-    own = [] if worker.simulated else [(worker.lists, worker.unlisted)]
-    chains = [*own, *((device.lists, device.unlisted) for device in worker.devices)]
-    ages = [(worker.verified_at - one.made).days for lists, _ in chains for one in lists]
-    missing = {issuer for _, unlisted in chains for issuer in unlisted}
-    missing -= policy.issuers_without_lists
-    found = f"{len(ages)} lists, the oldest of {max(ages)} days" if ages else "no list"
-    if missing:
-        found += f"; none of {', '.join(sorted(missing))}"
-    fresh = all(age <= policy.revocation_list_days for age in ages)
-    needed = policy.require_revocation_lists
-    whose = "one of every issuer" if needed else "any"
-    wanted = f"{whose}, of at most {policy.revocation_list_days} days"
-    return judged(
-        "revocation", fresh and not (needed and missing), wanted, found, StaleRevocationList
-    )
+def _revocation(policy: Policy) -> list[Clause]:
+    about = "freshness"
+    if not policy.require_revocation_lists:
+        text = "require_revocation_lists: hardware passes whose vendor may have revoked it."
+        return [Clause(about, text, open=True)]
+    days = policy.revocation_list_days
+    found = [Clause(about, f"Every issuer's revocation list is at hand, of at most {days} days.")]
+    for issuer in sorted(policy.issuers_without_lists):
+        text = f"issuers_without_lists: what {issuer} revoked is not asked."
+        found.append(Clause(about, text, open=True))
+    return found
+
+
+def _joining(policy: Policy) -> list[Clause]:
+    job = "Any job" if policy.job is None else f"Only the job {policy.job}"
+    again = f"a rank may be joined again {policy.rejoins} times"
+    found = [Clause("job", f"{job} may be joined; {again}.")]
+    for rank in policy.ranks:
+        first, last = rank.ranks
+        found.append(Clause("ranks", f"Ranks {first} to {last} are {any_of(rank.kinds)}."))
+    for one in policy.resources:
+        ranks = "all ranks" if one.ranks is None else f"ranks {one.ranks[0]} to {one.ranks[1]}"
+        kinds = ", ".join(sorted(one.kinds))
+        found.append(Clause("resources", f"{one.path} goes to {ranks} of {kinds}."))
+        if one.guests:
+            whom = f"every guest of {kinds} that is no rank of a job"
+            found.append(Clause("resources", f"guests: {one.path} also goes to {whom}."))
+    if not policy.peer_evidence:
+        text = "Workers believe the broker's certificates: [peers] evidence = true makes them look."
+        found.append(Clause("peers", text))
+    return found

@@ -26,6 +26,14 @@ from sealring.attest.evidence.evidence import (
     Evidence,
     encode_devices,
 )
+from sealring.attest.evidence.rules import (
+    ROOTS,
+    Form,
+    MinimumTcb,
+    measurements,
+    minimum_of,
+    numbers,
+)
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims
 from sealring.errors import ForgedEvidence, MalformedEvidence, UntrustedChain
@@ -144,3 +152,13 @@ def _report_data(text: str) -> bytes:
     if len(raw) != REPORT_DATA_BYTES:
         raise MalformedEvidence("the SIMULATED statement holds no report data")
     return raw
+
+
+SIMULATED_FORM: Final = Form(
+    rules=(
+        ROOTS,
+        measurements(),
+        MinimumTcb("minimum_tcb", minimum_of("SIMULATED", numbers({"simulated"}, 255))),
+    ),
+    one_of=(("roots",), ("measurements",)),
+)

@@ -6,8 +6,11 @@ must be zero, and the signature in its one spelling (ecdsa.py): so a report has 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from functools import reduce
+from operator import or_
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -19,9 +22,38 @@ from cryptography.x509.oid import NameOID
 from sealring.attest.evidence.chains import VerifiedChain, verify_chain
 from sealring.attest.evidence.encoding import P384_ORDER, check_spelling, with_lower_s
 from sealring.attest.evidence.evidence import Challenge, Evidence
+from sealring.attest.evidence.rules import (
+    Finding,
+    Form,
+    MinimumTcb,
+    Need,
+    Prompter,
+    Registers,
+    Rule,
+    Rules,
+    Table,
+    Workers,
+    any_of,
+    at_least,
+    digest_lists,
+    digests,
+    flag,
+    limit,
+    measurements,
+    number,
+    numbers,
+    refused_unless,
+    shown,
+    words,
+)
 from sealring.attest.evidence.trust import Trust
-from sealring.attest.evidence.worker import Claims
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.attest.evidence.worker import Claims, DescribedWorker
+from sealring.errors import (
+    ConfigurationError,
+    ForgedEvidence,
+    MalformedEvidence,
+    UnknownEvidence,
+)
 
 KIND: Final = "snp"
 REPORT_BYTES: Final = 1184
@@ -59,6 +91,7 @@ PLATFORM_BITS: Final = {
 }
 OTHER_BITS: Final = "other_bits"
 """In a policy's `platform_info`: the positions of bits without a name that may be set."""
+_BITS: Final = 64
 REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "author_key": 48}
 
 
@@ -262,3 +295,178 @@ def common_name(certificate: x509.Certificate) -> str:
 
 def _number(data: bytes, at: int, size: int) -> int:
     return int.from_bytes(data[at : at + size], "little")
+
+
+class _Products(Rule):
+    """Where there is none, those with a minimum."""
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        if products := rules["products"] or set(rules["minimum_tcb"]):
+            yield "product", worker.product in products, any_of(products), worker.product
+
+
+class _MinimumTcb(MinimumTcb):
+    def write(self, workers: Workers) -> Any:
+        """By product, the oldest version of each part that any of them has."""
+        least: dict[str, dict[str, int]] = {}
+        for one in workers:
+            have = least.setdefault(one.product, dict(one.tcb))
+            for name, value in (*one.tcb.items(), *one.launch_tcb.items()):
+                have[name] = min(have[name], value)
+        return least
+
+    def ask(self, prompter: Prompter) -> Any:
+        minimum = {}
+        for product, parts in TCB_BYTES.items():
+            asked = f"{product}: least versions of {' '.join(parts)}"
+            if versions := prompter.values(asked, "not admitted"):
+                if len(versions) != len(parts) or not all(one.isdigit() for one in versions):
+                    raise ConfigurationError(f"{product} takes {len(parts)} numbers")
+                minimum[product] = dict(zip(parts, map(int, versions), strict=True))
+        return minimum
+
+
+def _read_minimum(table: Table, name: str) -> dict[str, dict[str, int]]:
+    """By product: AMD numbers each product's parts on its own, and Turin has one more."""
+    found = table.inner(name, "a table of products", TCB_BYTES)
+    minimum = {one: numbers(TCB_BYTES[one], 255)(found, one) for one in found.values}
+    for product, parts in minimum.items():
+        if left_out := ", ".join(sorted(set(TCB_BYTES[product]) - set(parts))):
+            raise found.bad(product, f"does not state {left_out}; 0 admits any")
+    products = words(TCB_BYTES)(table, "products")
+    if products and minimum and products != set(minimum):
+        raise table.bad("products", "and minimum_tcb do not name the same products")
+    return minimum
+
+
+class _GuestSvn(Rule):
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        if rules[self.name] is not None:
+            yield at_least(self.name, worker.guest.get(self.name), rules[self.name])
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        if rules["signers"] and rules[self.name] == 0:
+            yield f"{self.name}: {rules.form.passes(self.name)}, since 0 is any."
+
+
+class _Platform(Rule):
+    """Named bits of PLATFORM_INFO, and those without a name that may be set."""
+
+    def stated(self, value: Mapping[str, Any]) -> Collection[str]:
+        return [self.name] if set(value) - {OTHER_BITS} else []
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        if not self.stated(rules[self.name]):
+            return
+        has, others = worker.guest.get("platform_unknown"), _others(rules)
+        fits = has is not None and not has & ~others
+        found = shown(has) if has is None else _bits(has)
+        yield "platform_unknown", fits, f"at most {_bits(others)}", found
+        for name, value in rules[self.name].items():
+            if name != OTHER_BITS:
+                has = worker.guest.get(f"platform_{name}")
+                yield f"platform_{name}", has == value, str(int(value)), shown(has)
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        if self.stated(rules[self.name]) and (others := _others(rules)):
+            unknown = f"{_bits(others)}, whose meaning is not known"
+            yield f"{self.name}: hosts pass that report {unknown}."
+
+    def write(self, workers: Workers) -> Any:
+        """What all of them report alike, and the bits without a name that any of them reports."""
+        first, *others = (one.guest for one in workers)
+        named: dict[str, Any] = {
+            name: bool(first[f"platform_{name}"])
+            for name in PLATFORM_BITS
+            if all(one[f"platform_{name}"] == first[f"platform_{name}"] for one in others)
+        }
+        unnamed = reduce(or_, (one.guest["platform_unknown"] for one in workers))
+        return named | ({OTHER_BITS: _positions(unnamed)} if named and unnamed else {})
+
+    def ask(self, prompter: Prompter) -> Any:
+        known = ("on", "off", "any")
+        found = {name: prompter.choice(f"Platform's {name}", known) for name in PLATFORM_BITS}
+        return {name: answer == "on" for name, answer in found.items() if answer != "any"}
+
+
+def _read_platform(table: Table, name: str) -> dict[str, Any]:
+    found = table.inner(name, "a table of true and false", {*PLATFORM_BITS, OTHER_BITS})
+    positions = found.values.get(OTHER_BITS, [])
+    if not isinstance(positions, list) or not all(
+        type(one) is int and 0 <= one < _BITS for one in positions
+    ):
+        raise found.bad(OTHER_BITS, f"is a list of positions of bits, 0 to {_BITS - 1}")
+    return {
+        key: positions if key == OTHER_BITS else flag(False)(found, key) for key in found.values
+    }
+
+
+def _others(rules: Rules) -> int:
+    """The mask of the bits without a name that may be set."""
+    return sum(1 << one for one in set(rules["platform_info"].get(OTHER_BITS, ())))
+
+
+def _positions(value: int) -> list[int]:
+    return [at for at in range(value.bit_length()) if value >> at & 1]
+
+
+def _bits(value: int) -> str:
+    """bits 6 9; no bits"""
+    return f"bits {' '.join(map(str, _positions(value)))}" if value else "no bits"
+
+
+_REGISTERS: Final = Registers(
+    "registers",
+    digest_lists({name: (size,) for name, size in REGISTER_BYTES.items()}),
+    "What was measured or given at launch, and after it.",
+    written=("host_data",),
+    unless_zero=True,
+)
+_LAUNCHED: Final = (
+    _Products("products", words(TCB_BYTES)),
+    _MinimumTcb(
+        "minimum_tcb",
+        _read_minimum,
+        "The least versions of firmware and microcode, by product. Raise them in time.",
+    ),
+    limit("vmpl", 3, "software of privilege level {} passes, below the guest's kernel."),
+    limit("migration", 1, "guests pass that a migration agent may move to another machine."),
+    refused_unless(
+        "vlek",
+        "vlek",
+        "reports pass that a cloud provider's key signed; they do not name the chip.",
+    ),
+)
+_NEEDS: Final = (
+    Need("minimum_tcb", "hosts pass whose firmware and microcode have known holes"),
+    Need(
+        "launch_tcb",
+        "guests pass that were launched before the host's firmware was repaired",
+        only_with="minimum_tcb",
+        holds=True,
+    ),
+    Need("guest_svn", "every older image that the signer signed passes", only_with="signers"),
+    Need("platform_info", "hosts pass whatever their memory checks, SMT and power reporting are"),
+)
+
+
+def snp_form(
+    booted: tuple[Rule, ...] = (), limits: tuple[Rule, ...] = (), needs: tuple[Need, ...] = ()
+) -> Form:
+    """`booted`: the rules of what the guest itself booted, where another part of it tells that."""
+    svn = "The least security version of images by these signers."
+    platform = "What the host's platform must report."
+    return Form(
+        rules=(
+            measurements(48),
+            Rule("signers", digests(48)),
+            _REGISTERS,
+            *booted,
+            *_LAUNCHED,
+            *limits,
+            _GuestSvn("guest_svn", number(0, 2**32 - 1, None), svn),
+            _Platform("platform_info", _read_platform, platform),
+        ),
+        needs=(*_NEEDS, *needs),
+        one_of=(("measurements", "signers"), *((("pcrs", "events"),) if booted else ())),
+    )

@@ -51,7 +51,7 @@ def _claims(
 
 
 def _device(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
-    verifier = DEVICE_KINDS.get(evidence.kind)
-    if verifier is None:
+    kind = DEVICE_KINDS.get(evidence.kind)
+    if kind is None:
         raise UnknownEvidence(f"devices of kind {evidence.kind} cannot be judged by this sealring")
-    return verifier(evidence, nonce, trust)
+    return kind.verify(evidence, nonce, trust)

@@ -17,16 +17,35 @@ place of the hash, and the PCR was extended with ones: no signature covers the p
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from sealring.attest.evidence.rules import (
+    Finding,
+    Need,
+    Rule,
+    Rules,
+    Table,
+    Workers,
+    digest_lists,
+    distinct,
+    some,
+    words,
+)
 from sealring.attest.evidence.tpm.structures import BANKS, SHA256, SHA384
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.attest.evidence.worker import DescribedWorker
+from sealring.errors import (
+    ForgedEvidence,
+    MalformedEvidence,
+    MeasurementNotAllowed,
+    UnknownEvidence,
+)
 
 IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
 PCR: Final = 10
@@ -169,3 +188,108 @@ def _aggregates(pcrs: Mapping[int, bytes], bank: int) -> set[str]:
         for count in (8, 10)
         if all(pcr in pcrs for pcr in range(count))
     }
+
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ImaRules:
+    """Which files may have been measured since boot."""
+
+    files: Mapping[str, frozenset[str]]
+    """By path, the digests that it may have."""
+    exclude: frozenset[str]
+    """Paths, and directories with a slash at their end, that are not asked for."""
+    violations: bool
+    """False: a file that changed while it was measured or in use is refused."""
+
+    @property
+    def digest(self) -> str:
+        """Equal for rules that say the same. A certificate names the rules that it was given by: it
+        cannot hold the list of files."""
+        files = {path: sorted(digests) for path, digests in self.files.items()}
+        text = json.dumps([files, sorted(self.exclude), self.violations], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def admits(self, path: str, digests: tuple[str, ...]) -> bool:
+        if any(path == one or (one.endswith("/") and path.startswith(one)) for one in self.exclude):
+            return True
+        return set(digests) <= self.files.get(path, frozenset())
+
+
+def _read_rules(table: Table, name: str) -> ImaRules | None:
+    """None where the policy says that it does without."""
+    found = table.inner(name, known=("files", "exclude"))
+    if name not in table.values:
+        return None
+    files = some(digest_lists(None, *_BARE.values()))(found, "files")
+    exclude = words(longest=1024)(found, "exclude")
+    for path in exclude:
+        if not path.startswith("/") or path == "/":
+            raise found.bad("exclude", f"holds {path!r}; it lists /a/file or /a/directory/")
+    violations = "ima_violations" in table.values.get("unchecked", ())
+    return ImaRules(files, exclude, violations)
+
+
+class _Ima(Rule):
+    refusal = MeasurementNotAllowed
+
+    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
+        ima: ImaRules | None = rules["ima"]
+        if ima is None:
+            return
+        yield "ima", *_files_pass(ima, worker)
+        if not ima.violations and (worker.ima_rules or worker.ima_entries):
+            count = worker.ima_violations
+            yield "ima violations", not count, "none", str(count)
+
+    def weak(self, rules: Rules) -> Iterable[str]:
+        if rules["ima"] is not None and rules["ima"].exclude:
+            listed = ", ".join(sorted(rules["ima"].exclude))
+            yield f"ima.exclude: any file passes that is measured as one of {listed}."
+
+    def write(self, workers: Workers) -> Any:
+        """What all of them have measured since boot; None where one does not show it.
+
+        Or shows digests of an algorithm that no policy can list.
+        """
+        every = [digest for one in workers for found in one.ima_files.values() for digest in found]
+        if not all(one.ima_entries for one in workers) or any(":" in digest for digest in every):
+            return None
+        files: dict[str, list[str]] = {}
+        for one in workers:
+            for path, digests in one.ima_files.items():
+                files.setdefault(path, []).extend(digests)
+        return {"files": {path: distinct(found) for path, found in sorted(files.items())}}
+
+    def opened(self, workers: Workers) -> list[str]:
+        violated = self.write(workers) and any(one.ima_violations for one in workers)
+        return ["ima_violations"] if violated else []
+
+
+def _files_pass(ima: ImaRules, worker: DescribedWorker) -> tuple[bool, str, str]:
+    wanted = f"only files of {len(ima.files)} listed"
+    if worker.ima_rules:
+        # A certificate's word: its broker saw the list, and judged it by rules of this digest.
+        same = worker.ima_rules == ima.digest
+        return same, wanted, f"judged by {'the same' if same else 'other'} rules"
+    if not worker.ima_entries:
+        return False, wanted, "no list of measured files"
+    others = [path for path, digests in worker.ima_files.items() if not ima.admits(path, digests)]
+    listed = ", ".join(f"{path} ({worker.ima_files[path][-1]})" for path in others[:_SHOWN])
+    more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+    return not others, wanted, f"{worker.ima_entries} entries, others: {listed or 'none'}{more}"
+
+
+_COMMENT: Final = "The files that may be measured from boot on. Compare them with your own build."
+IMA: Final = _Ima("ima", _read_rules, _COMMENT)
+IMA_NEEDS: Final = (
+    Need("ima", "whatever files ran after the boot pass"),
+    Need(
+        "ima_violations",
+        "files pass that were written while they were measured or in use",
+        only_with="ima",
+        holds=True,
+    ),
+)

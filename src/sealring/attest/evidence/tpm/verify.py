@@ -10,6 +10,16 @@ from typing import Any, Final
 
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import Challenge, Evidence
+from sealring.attest.evidence.rules import (
+    ROOTS,
+    Events,
+    Form,
+    Need,
+    Registers,
+    Rule,
+    digest_lists,
+    refused_unless,
+)
 from sealring.attest.evidence.tpm.credential import (
     certifies,
     check_ak,
@@ -19,7 +29,7 @@ from sealring.attest.evidence.tpm.credential import (
     verify_tpm_chain,
 )
 from sealring.attest.evidence.tpm.event_log import check_log
-from sealring.attest.evidence.tpm.ima import replay_ima
+from sealring.attest.evidence.tpm.ima import IMA, IMA_NEEDS, replay_ima
 from sealring.attest.evidence.tpm.structures import (
     BANKS,
     PublicKey,
@@ -103,3 +113,45 @@ def measured(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
 def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
     found = check_log(log, pcrs, bank) if log else {}
     return {f"pcr{pcr}": digests for pcr, digests in found.items()}
+
+
+_PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr not in RESETTABLE}
+_PASSES: Final = {
+    "pcr0": "any firmware passes, and firmware can bring every other PCR to the listed values",
+    "pcr4": "any boot loader passes, and it can bring the PCRs above 7 to the listed values",
+    "pcr7": "a machine with Secure Boot off, or with other keys for it, passes",
+}
+
+
+def booted(*pcrs: int) -> tuple[tuple[Rule, ...], tuple[Need, ...]]:
+    """The rules of what a machine booted, and that these PCRs must be stated.
+
+    They are stated by their values, by what they were extended with, or both.
+    """
+    return (
+        Registers(
+            "pcrs",
+            digest_lists(_PCR_BYTES),
+            "What was measured at boot, by PCR.",
+            prefix="pcr",
+            written=tuple(map(str, pcrs)),
+        ),
+        Events("events", digest_lists(_PCR_BYTES), prefix="pcr"),
+        IMA,
+    ), (*(Need(f"pcr{pcr}", _PASSES[f"pcr{pcr}"]) for pcr in pcrs), *IMA_NEEDS)
+
+
+_BOOTED: Final = booted(0, 4, 7)
+TPM_FORM: Final = Form(
+    rules=(
+        ROOTS,
+        *_BOOTED[0],
+        refused_unless(
+            "ak_certificates",
+            "ak_certificate",
+            "quotes pass whose key an issuer, not this verifier, found in a TPM.",
+        ),
+    ),
+    needs=_BOOTED[1],
+    one_of=(("roots",), ("pcrs", "events")),
+)
