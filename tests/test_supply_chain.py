@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import subprocess
 import sys
@@ -32,14 +34,31 @@ def test_each_pinned_package_is_locked_by_hash_and_nothing_else_is() -> None:
     assert all(not line or line.startswith("#") for line in left), "an entry without a hash"
 
 
-def test_the_environment_is_what_the_lock_says() -> None:
+def locked_here(**settings: str) -> dict[str, str]:
+    """What the lock's tool would install with these settings of pip alone."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "lock.py", "here"], capture_output=True, text=True
-    )
+        [sys.executable, ROOT / "tools" / "lock.py", "here"],
+        capture_output=True, text=True, env={**environ, **settings},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    wanted = {name: version for name, version, _ in ENTRY.findall(done.stdout)}
-    assert wanted.keys() == {name for name, _, _ in ENTRY.findall(LOCK)}
-    assert wanted.pop("torch").split("+")[0] == "2.13.0"
+    return {name: version for name, version, _ in ENTRY.findall(done.stdout)}
+
+
+def test_the_index_s_torch_comes_with_the_libraries_of_cuda() -> None:
+    """Without them `import torch` fails, and so did `make demo` wherever no CPU build lay ready."""
+    found = locked_here(PIP_CONFIG_FILE=os.devnull)
+    assert found == {name: version for name, version, _ in ENTRY.findall(LOCK)}
+    assert {"torch", "nvidia-cudnn-cu13", "cuda-bindings", "triton"} <= found.keys()
+
+
+def test_a_local_cpu_build_of_torch_leaves_them_out(tmp_path: Path) -> None:
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    (tmp_path / f"torch-2.13.0+cpu-{python}-{python}-linux_{platform.machine()}.whl").touch()
+    found = locked_here(PIP_CONFIG_FILE=os.devnull, PIP_FIND_LINKS=tmp_path.as_uri(), PIP_QUIET="1")
+    assert found["torch"] == "2.13.0+cpu"
+    assert not [name for name in found if name.startswith(("nvidia-", "cuda-", "triton"))]
+    assert {"numpy", "torchdata"} <= found.keys()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def gather(role: str, python: str, into: Path) -> None:
 def cpu_torch(tag: str, lock: str) -> Path:
     """torch's build without CUDA, from a folder that pip was given; the lock has its hash.
 
-    The index's build needs gigabytes of CUDA's libraries, which the lock does not name.
+    The index's build needs gigabytes of CUDA's libraries.
     """
     version = next(version for name, version in pinned() if name == "torch")
     for place in pip_settings("find-links"):

@@ -20,9 +20,10 @@ INTRODUCTION: Final = """\
 
 All errors are subclasses of `sealring.errors.SealringError`, a `RuntimeError`. Each message names
 the rank, its host, the collective and the next step where they are known. A class is what a script
-may want to catch; `error.code` says more, in a spelling that stays. `error.fault` says whose it is:
-"yours" is who set the worker up. [failures.md](failures.md) says which event leads to which error,
-and when. The [reference](api.md) has the attributes of each class.
+may want to catch; `error.code` says exactly what happened, in a spelling that stays: commands, logs
+and `--json` print it. `error.fault` says whose it is: "yours" is who set the worker up.
+[failures.md](failures.md) says which event leads to which error, and when. The
+[reference](api.md) has the attributes of each class.
 
 Errors arrive in `backward()` too: DDP's own RuntimeError is replaced by the error that caused it.
 """
@@ -36,7 +37,8 @@ def rows(kind: type[SealringError]) -> Iterator[str]:
         yield f"| `{each.__name__}`{under} | `{each.code}` | {each.fault} | {said} |"
         if "codes" in vars(each):
             for code, meaning in each.codes.items():
-                yield f"| `{each.__name__}` | `{code}` | {each.fault} | {meaning} |"
+                fault = each.faults.get(code, each.fault)
+                yield f"| `{each.__name__}` | `{code}` | {fault} | {meaning} |"
 
 
 def table(title: str, kinds: list[type[SealringError]]) -> Iterator[str]:

@@ -7,11 +7,13 @@ Wheels for Linux on x86-64 and 64-bit Arm are listed, and source archives. torch
 which build of it to take (CPU, CUDA) is the machine's choice, and an operator often provides one in
 a local folder (pip's `find-links`). What lies there was put there by the operator, so `here` takes
 it, and says if the lock does not know it. What comes over the network must have a hash of the lock.
+The index's build is CUDA's: its libraries are locked too, and left out with a local CPU build.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +32,9 @@ HEAD = """\
 _WHEEL = re.compile(
     r"-(py2\.py3|py3|cp3\d+)-(none|abi3|cp31[1-4])-(any|.*manylinux.*_(x86_64|aarch64))\.whl$"
 )
+
+# Packages that only torch's CUDA build needs.
+_CUDA = re.compile(r"cuda-|nvidia-|triton==")
 
 
 def pinned() -> list[tuple[str, str]]:
@@ -83,7 +88,9 @@ def wanted(file: str) -> bool:
 def pip_settings(key: str) -> list[str]:
     """All values of one of pip's settings, from files and environment."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    # pip's own PIP_QUIET would leave the list out.
+    loud = {**os.environ, "PIP_QUIET": "0"}
+    listed = subprocess.run(command, check=True, capture_output=True, text=True, env=loud).stdout
     values = [
         line.partition("=")[2].strip("'") for line in listed.splitlines() if f".{key}=" in line
     ]
@@ -138,7 +145,7 @@ def read_lock() -> str:
 
 
 def print_requirements() -> None:
-    """The lock, with torch's entry narrowed to the build in a local folder, if there is one."""
+    """The lock, narrowed to the build of torch in a local folder, if there is one."""
     (version,) = (version for name, version in pinned() if name == "torch")
     lock, locked = read_lock(), locked_torch(version)
     for labelled, digest in local_builds(version).items():
@@ -147,9 +154,12 @@ def print_requirements() -> None:
         # By its full version: pip would prefer a file of the index, whose hash it sees beforehand.
         entry = requirement("torch", version, locked)
         assert entry in lock
-        print(lock.replace(entry, requirement("torch", labelled, [digest])), end="")
-        return
-    print(lock, end="")
+        lock = lock.replace(entry, requirement("torch", labelled, [digest]))
+        if labelled.endswith("+cpu"):
+            entries = re.split(r"\n(?=\S)", lock)
+            lock = "\n".join(one for one in entries if not _CUDA.match(one)) + "\n"
+        break
+    print(lock.rstrip())
 
 
 if __name__ == "__main__":

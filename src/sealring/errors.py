@@ -1,14 +1,16 @@
 """Every error that sealring raises, in one tree. tools/errors_page.py makes docs/errors.md of it.
 
-A class is what a script may want to catch. Its `code` is stable, for logs and alerts; where a class
-stands for several causes, `codes` has those that the raiser tells apart. `fault` says
-whose it is, and each message what to do. All of them are RuntimeErrors, because
-torch.distributed's own failures are and scripts catch these.
+A class is what a script may want to catch. An error's `code` says exactly what happened, in a
+spelling that stays: sealring prints it, writes it into logs and tells it to other processes. Where
+a class stands for several causes, `codes` lists them. `fault` says whose it is, and each message
+what to do. All of them are RuntimeErrors, because torch.distributed's own failures are and scripts
+catch these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -20,10 +22,12 @@ class SealringError(RuntimeError):
 
     code: str = "sealring"
     """What happened, in a stable spelling. One of the class's `codes` if the raiser gave it."""
-    fault: ClassVar[str] = ""
+    fault: str = ""
     """Whose it is; empty where the message says so. "yours" is who set the worker up."""
     codes: ClassVar[Mapping[str, str]] = {}
     """Further codes of this class, and what each means."""
+    faults: ClassVar[Mapping[str, str]] = {}
+    """The fault of a code, where it is not the class's."""
     audited = False
     """A broker has written it into its audit log."""
 
@@ -35,6 +39,7 @@ class SealringError(RuntimeError):
         super().__init__(message)
         if code is not None:
             self.code = code
+            self.fault = self.faults.get(code, self.fault)
 
 
 class ConfigurationError(SealringError, code="configuration", fault="yours"):
@@ -103,8 +108,8 @@ class AttestationUnavailable(SealringError, code="attestation"):
 class TpmFailed(AttestationUnavailable, code="attestation.tpm_failed"):
     """This machine's TPM cannot be reached, or does not do what was asked of it."""
 
-    def __init__(self, message: str, *, response: int = 0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, response: int = 0, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.response = response
         """The TPM's own response code; 0 where it gave none."""
 
@@ -132,8 +137,9 @@ class HandshakeError(SealringError, code="handshake"):
         proven: bool = False,
         misdirected: bool = False,
         reported_by: int | None = None,
+        code: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, code=code)
         self.peer = peer
         """The rank that the error is about; only a claim unless `proven`."""
         self.proven = proven
@@ -254,8 +260,9 @@ class GroupEnded(HandshakeError, code="handshake.group_ended"):
         failure: GroupError | None = None,
         peer: int | None = None,
         proven: bool = False,
+        code: str | None = None,
     ) -> None:
-        super().__init__(message, peer=peer, proven=proven)
+        super().__init__(message, peer=peer, proven=proven, code=code)
         self.failure = failure
         """How it failed, as the peer says."""
 
@@ -707,8 +714,9 @@ class GroupError(SealringError, code="group"):
         operation: str | None = None,
         collective: int | None = None,
         reported_by: int | None = None,
+        code: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, code=code)
         self.peer = peer
         """The rank that the error is about, by its number in the job."""
         self.host = host
@@ -781,11 +789,19 @@ def every_class(kind: type[SealringError] = SealringError) -> Iterator[type[Seal
             yield from every_class(each)
 
 
+@cache
+def classes_by_code() -> Mapping[str, type[SealringError]]:
+    return {
+        code: kind for kind in every_class() for code in (kind.code, *vars(kind).get("codes", ()))
+    }
+
+
 def error_with(code: str, message: str) -> SealringError | None:
     """The error that another process reported by its code; None if there is no such code."""
-    for kind in every_class():
-        if code == kind.code:
-            return kind(message)
-        if code in kind.codes and "codes" in vars(kind):
-            return kind(message, code=code)
-    return None
+    kind = classes_by_code().get(code)
+    return None if kind is None else kind(message, code=code)
+
+
+def named(error: BaseException) -> str:
+    """What people and logs know an error by: its code, or the class of one that is not ours."""
+    return error.code if isinstance(error, SealringError) else type(error).__name__

@@ -151,7 +151,7 @@ def test_a_revoked_worker_gains_nothing_by_another_key_exchange(tmp_path: Path) 
         context = foreign(tmp_path, evicted, ssl.PROTOCOL_TLS_CLIENT)
         sock = socket.create_connection(mesh.store.address(0), timeout=10)
         with context.wrap_socket(sock) as tls:
-            assert read_message(tls)["error"] == "CertificateRevoked"
+            assert read_message(tls)["error"] == "handshake.certificate_revoked"
 
 
 # ---- an address in the store that leads to the evicted worker --------------------------------

@@ -151,7 +151,7 @@ def test_junk_keeps_no_holder_from_being_revoked(
             trees.rotate(vault, nothing)
 
     if complete:
-        with pytest.raises(NotAVault, match=r"1 in all did not open.*vault rekey"):
+        with pytest.raises(NotAVault, match=r"1 in all did not open.*vault rotate --keys-only"):
             act()
     else:
         with caplog.at_level(logging.WARNING, logger="sealring"):

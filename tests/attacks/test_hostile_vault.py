@@ -118,7 +118,7 @@ def test_a_revocation_that_is_killed_never_shares_the_next_key(
         assert gone == (left.header.key == 2)
         trees.verify(left.find("object"), lambda _: None)
         if gone:
-            advice = "sealring vault rekey" if left.header.older else "it has owner$"
+            advice = "sealring vault rotate --keys-only" if left.header.older else "it has owner$"
             with pytest.raises(ConfigurationError, match=advice):
                 left.revoke("second")
         shutil.rmtree(place)

@@ -78,9 +78,9 @@ def test_a_rank_that_describes_what_it_cannot_hold(workers: Workers) -> None:
     assert first == third
     assert len(first) == len(LIES) + 1
     for lie, said in zip(LIES, first, strict=False):
-        assert said.startswith("ForeignPart: "), lie
+        assert said.startswith("vault.foreign_part: "), lie
         assert "rank 1" in said, lie
-    assert first[-1].startswith("WorkerFailed: rank 1 cannot take part")
+    assert first[-1].startswith("worker_failed: rank 1 cannot take part")
     assert first[-1].isprintable()
     assert len(first[-1]) < 500
 

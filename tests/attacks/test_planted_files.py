@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import NoSuchObject, UnsafePath
-from sealring.vault import Vault, keys, removal, trees
+from sealring.vault import Vault, keys, trees
 from tests.vault.test_checkpoints import load, refused, same, save, state
 from tests.workers import SECRET
 
@@ -99,7 +99,7 @@ def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault
     (folder / "manifest").local.unlink()
     (folder / "manifest").local.mkdir()
     (folder / "manifest" / "file").local.touch()
-    removal.remove(vault, "run")
+    vault.remove("run")
     assert not folder.local.exists()
     with pytest.raises(NoSuchObject):
         vault.find("run")

@@ -20,12 +20,12 @@ from tests.attest.broker.kbs_client import KbsClient, KbsRefusal, open_jwe, publ
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_stock_clients import CONTENT, GUESTS, PATH, client, entries, kbs, put
 
-UNBOUND = (401, "AttestationError", "NotBound")
-UNKNOWN_NONCE = (401, "AttestationError", "UnknownNonce")
-REUSED_NONCE = (401, "AttestationError", "ReusedNonce")
-NO_TOKEN = (401, "TokenNotFound", "UnknownToken")
-ENDED = (401, "TokenVerifierError", "ExpiredToken")
-NOWHERE = (404, "InvalidRequestPath", "NoSuchResource")
+UNBOUND = (401, "AttestationError", "evidence.not_bound")
+UNKNOWN_NONCE = (401, "AttestationError", "broker.unknown_nonce")
+REUSED_NONCE = (401, "AttestationError", "broker.reused_nonce")
+NO_TOKEN = (401, "TokenNotFound", "broker.unknown_token")
+ENDED = (401, "TokenVerifierError", "broker.expired_token")
+NOWHERE = (404, "InvalidRequestPath", "broker.no_such_resource")
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_guest_is_given_only_so_much_in_one_session(
         guest.handshake()
         for number in range(20):
             denied = guest.refused(lambda number=number: guest.fetch(f"a/b/{number}"))
-            assert denied == (403, "PolicyDeny", "ResourceNotGranted")
+            assert denied == (403, "PolicyDeny", "broker.resource_not_granted")
         assert len(entries(broker)) == 6 + 1 + 8
 
 
@@ -190,7 +190,7 @@ def test_sessions_at_the_same_time_are_apart(place: Place) -> None:
             one = client(broker)
             body = one.attestation(one.auth())
             outcomes = list(pool.map(lambda _: attempt(one, body), range(8)))
-        assert sorted(outcomes) == ["ReusedNonce"] * 7 + ["attested"]
+        assert sorted(outcomes) == ["broker.reused_nonce"] * 7 + ["attested"]
         log = entries(broker)
     assert len({entry["guest"] for entry in log}) == 17
 
@@ -228,13 +228,13 @@ def test_a_revoked_machine_gets_nothing_more(place: Place) -> None:
         with pytest.raises(ConfigurationError):
             broker.decide(lambda ledger, view: ledger.bar_machine(view, 1.0, machine[:-1] + "x"))
         broker.decide(lambda ledger, view: ledger.bar_machine(view, 1.0, machine))
-        revoked = (403, "PolicyDeny", "WorkerRevoked")
+        revoked = (403, "PolicyDeny", "broker.worker_revoked")
         assert guest.refused(lambda: guest.fetch(PATH)) == revoked
         assert guest.refused(lambda: guest.fetch(PATH, token=True)) == revoked
         again = client(broker)
         assert again.refused(again.handshake) == revoked
         last = entries(broker)[-1]
-    assert (last["event"], last["error"]) == ("refused", "WorkerRevoked")
+    assert (last["event"], last["error"]) == ("refused", "broker.worker_revoked")
 
 
 def test_a_guests_token_makes_no_worker(tmp_path: Path) -> None:
@@ -248,4 +248,4 @@ def test_a_guests_token_makes_no_worker(tmp_path: Path) -> None:
         for path in ("sealring/certificate/worker", "gpt/key/workers"):
             for token in (False, True):
                 refused = guest.refused(lambda p=path, t=token: guest.fetch(p, token=t))
-                assert refused == (403, "PolicyDeny", "ResourceNotGranted")
+                assert refused == (403, "PolicyDeny", "broker.resource_not_granted")

@@ -19,7 +19,7 @@ from tests.attest.broker.local import Place, running
 from tests.attest.broker.test_stock_clients import client, kbs
 from tests.attest.broker.variants import variants
 
-MALFORMED = (401, "SerdeError", "MalformedRequest")
+MALFORMED = (401, "SerdeError", "broker.malformed_request")
 ADDITIONAL = {"additional_evidence": ""}
 
 
@@ -43,7 +43,12 @@ def test_every_field_of_a_request_changed_in_turn(place: Place) -> None:
                 lambda changed=changed: guest.attest({**body, "runtime-data": changed})
             )
             assert refused[0] == 401
-            assert refused[2] in ("MalformedRequest", "UnknownNonce", "NotBound", "ReusedNonce")
+            assert refused[2] in (
+                "broker.malformed_request",
+                "broker.unknown_nonce",
+                "evidence.not_bound",
+                "broker.reused_nonce",
+            )
         lone = json.dumps(body).replace('evidence": ""', 'evidence": "\\ud800"').encode()
         odd: list[Any] = [
             b"", b"[]", b"{", b"\xff", b'{"runtime-data": 1, "runtime-data": 1}', b"[" * 100_000,
@@ -107,7 +112,7 @@ def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
                 return shown
 
             guest = client(broker, prove=prove)
-            refused = (401, "AttestationError", "MalformedEvidence")
+            refused = (401, "AttestationError", "evidence.malformed_evidence")
             assert guest.refused(guest.handshake) == refused
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 << 10, f"{grown >> 10} MiB"
@@ -122,7 +127,7 @@ def test_chains_that_are_long_are_not_followed(place: Place) -> None:
         return shown
 
     with running(place) as broker:
-        malformed = (401, "AttestationError", "MalformedEvidence")
+        malformed = (401, "AttestationError", "evidence.malformed_evidence")
         for count in (9, 4000):
             guest = client(broker, prove=lambda digest, count=count: prove(digest, count))
             assert guest.refused(guest.handshake) == malformed
@@ -142,4 +147,4 @@ def test_requests_that_are_too_large(place: Place) -> None:
             refused = guest.refused(lambda: guest.attest(body))
         except (ConnectionError, BrokenPipeError):
             return  # It was cut off while it was still sending.
-        assert refused == (413, "PluginInternalError", "RequestTooLarge")
+        assert refused == (413, "PluginInternalError", "broker.request_too_large")

@@ -24,7 +24,7 @@ from sealring.errors import (
     UnsafePath,
     VaultError,
 )
-from sealring.vault import Vault, files, keys, objects, removal, trees
+from sealring.vault import Vault, files, keys, objects, trees
 
 
 def nothing(count: int) -> None:
@@ -158,8 +158,8 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
         sealring.cli.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.split("\n")[0] == (
-        "DiskFull: /somewhere cannot be written: No space left on device. Free some space there or "
-        "choose another disk, and run it again"
+        "configuration.disk_full: /somewhere cannot be written: No space left on device. "
+        "Free some space there or choose another disk, and run it again"
     )
 
 
@@ -194,7 +194,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
 
     verbs: dict[str, Callable[[], object]] = {
         "seal": lambda: trees.seal_path(vault, Path(__file__), "one", None, nothing),
-        "rm": lambda: removal.remove(vault, "one"),
+        "rm": lambda: vault.remove("one"),
         "rotate": lambda: trees.rotate(vault, nothing),
     }
     with monkeypatch.context() as patch:

@@ -87,9 +87,9 @@ def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
         entries = broker.store.submit(lambda view: audit.check(view, public)).result().entries
     told = [(entry["event"], entry.get("what"), entry.get("error")) for entry in entries]
     assert told[1:5] == [
-        ("refused", "data/key/secret", "ResourceNotGranted"),
-        ("refused", "data/key/granted", "NoSuchResource"),
+        ("refused", "data/key/secret", "broker.resource_not_granted"),
+        ("refused", "data/key/granted", "broker.no_such_resource"),
         ("gave", "sealring/certificate/worker", None),
-        ("refused", "sealring/certificate/worker", "ReusedToken"),
+        ("refused", "sealring/certificate/worker", "broker.reused_token"),
     ]
     assert len(told) < 12

@@ -110,8 +110,8 @@ def test_one_error_once_and_last(place: Place) -> None:
         )  # fmt: skip
     assert done.returncode == 1
     *before, last = done.stderr.strip().splitlines()
-    assert last.startswith("UntrustedChain: "), done.stderr
-    assert "UntrustedChain" not in "".join(before)
+    assert last.startswith("evidence.untrusted_chain: "), done.stderr
+    assert "evidence.untrusted_chain" not in "".join(before)
     assert "Traceback" not in done.stderr
     assert len(before) < 6, done.stderr
 

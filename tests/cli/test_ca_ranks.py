@@ -124,6 +124,8 @@ def test_a_worker_notices_by_itself_that_its_certificate_has_ended(
     )  # fmt: skip
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("BadCertificate: the certificate of this worker, rank 1, ended at ")
+    assert last.startswith(
+        "configuration.bad_certificate: the certificate of this worker, rank 1, ended at "
+    )
     assert "issue a new one (`sealring ca issue`), or set the clock (rank 1" in last
-    assert "CertificateExpired" not in done.stderr
+    assert "handshake.certificate_expired" not in done.stderr

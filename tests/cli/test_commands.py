@@ -103,7 +103,7 @@ def test_an_error_of_ours_is_a_sentence_and_exit_status_2() -> None:
     done = sealring("bench", "allreduce", "--size", "many")
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "ConfigurationError: 'many' is not a size; write bytes, or 4KiB, 25MiB, 1GiB"
+        "configuration: 'many' is not a size; write bytes, or 4KiB, 25MiB, 1GiB"
     )
 
 
@@ -167,7 +167,7 @@ def test_doctor_names_a_bad_identity_as_a_problem() -> None:
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 1
     assert checks["identity"]["verdict"] == "problem"
-    assert checks["identity"]["found"] == "BadSecret"
+    assert checks["identity"]["found"] == "configuration.bad_secret"
 
 
 @pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE"])
@@ -175,7 +175,7 @@ def test_doctor_names_a_variable_that_is_no_number(variable: str) -> None:
     done = sealring("doctor", "--json", SEALRING_SECRET=os.urandom(32).hex(), **{variable: "one"})
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.returncode == 1
-    assert checks["identity"]["found"] == "ConfigurationError"
+    assert checks["identity"]["found"] == "configuration"
     assert checks["identity"]["fix"] == f"{variable} is 'one', which is not a number: unset it"
 
 

@@ -81,7 +81,7 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     for others in ("; 1 more ended with it", " (1 more ended with it)"):
         found = found.replace(others, "")
     assert found.endswith(last)
-    assert "PeerLost" not in done.stderr  # rank 0 got it, and it says nothing new
+    assert "group.peer_lost" not in done.stderr  # rank 0 got it, and it says nothing new
 
 
 def test_what_the_launcher_ended_itself_is_no_cause(
@@ -168,9 +168,11 @@ def test_a_tampered_checkpoint_is_one_named_error_and_the_last(tmp_path: Path) -
     assert done.returncode == 1
     *_, script, last = done.stderr.splitlines()
     assert script.strip().startswith("dcp.load(")
-    assert last.startswith("TamperedChunk: part rank-00000 of 'run' version 1: chunk 6 of 17 ")
+    assert last.startswith(
+        "vault.tampered_chunk: part rank-00000 of 'run' version 1: chunk 6 of 17 "
+    )
     assert "Restore the file from a copy (rank 0" in last
-    assert done.stderr.count("TamperedChunk") == 1
+    assert done.stderr.count("vault.tampered_chunk") == 1
     assert "Traceback" not in done.stderr
     assert "CheckpointException" not in done.stderr
 
@@ -180,7 +182,7 @@ def test_a_full_disk_in_a_save_is_one_named_error_and_the_last(small_disk: Path)
     done = job.run("save", str(4 << 10))  # 16 MiB
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("DiskFull: v/objects/")
+    assert last.startswith("configuration.disk_full: v/objects/")
     assert "cannot be written: No space left on device" in last
     assert "Free some space" in last
     assert "Traceback" not in done.stderr

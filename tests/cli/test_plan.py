@@ -123,7 +123,7 @@ def test_bad_input_is_one_sentence_and_status_2(
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert said.out == ""
-    assert said.err.startswith("ConfigurationError: ")
+    assert said.err.startswith("configuration: ")
     assert sentence in said.err
     assert len(said.err.splitlines()) == 1
 

@@ -42,17 +42,17 @@ def test_evidence_that_does_not_says_which_rule(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 1
     failed = [rule for rule in json.loads(done.stdout)["rules"] if not rule["passed"]]
-    assert [(rule["rule"], rule["error"]) for rule in failed] == [("debug", "DebugGuest")]
+    assert [(rule["rule"], rule["error"]) for rule in failed] == [("debug", "policy.debug_guest")]
     table = CliRunner().invoke(app, arguments)
     assert table.exit_code == 1
     assert "SIMULATED: refused" in table.stdout
-    assert "DebugGuest" in table.stdout
+    assert "policy.debug_guest" in table.stdout
 
 
 def test_another_nonce_is_refused_before_the_policy_is_asked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*written(tmp_path), "--json", "--nonce", "01" * 32])
     assert done.exit_code == 1
-    assert json.loads(done.stdout)["error"] == "NotBound"
+    assert json.loads(done.stdout)["error"] == "evidence.not_bound"
 
 
 def test_a_policy_with_a_mistake(tmp_path: Path) -> None:

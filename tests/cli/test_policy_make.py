@@ -143,7 +143,7 @@ def test_foreign_evidence_is_judged_but_for_its_binding(tmp_path: Path) -> None:
     asked = ("policy", "check", policy, evidence)
     plain = sealring(*asked)
     assert plain.exit_code == 1
-    assert "NotBound" in plain.stdout
+    assert "evidence.not_bound" in plain.stdout
     assert "--without-binding judges everything else" in plain.stdout
     done = sealring(*asked, "--without-binding")
     assert done.exit_code == 0
@@ -153,7 +153,10 @@ def test_foreign_evidence_is_judged_but_for_its_binding(tmp_path: Path) -> None:
     assert (shown["passed"], shown["admitted"], shown["nonce"]) == (True, False, "not judged")
     policy.write_text(policy.read_text().replace("abcd", "ab"))
     refused = json.loads(sealring(*asked, "--without-binding", "--json").stdout)
-    assert (refused["passed"], refused["rules"][2]["error"]) == (False, "MeasurementNotAllowed")
+    assert (refused["passed"], refused["rules"][2]["error"]) == (
+        False,
+        "policy.measurement_not_allowed",
+    )
     both = sealring(*asked, "--without-binding", "--nonce", "00" * 32)
     assert type(both.exception) is ConfigurationError
 

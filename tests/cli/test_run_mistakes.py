@@ -79,7 +79,7 @@ def test_what_judges_peers_of_a_broker_is_refused_without_one(option: str) -> No
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        f"ConfigurationError: {option} is for workers that join through a broker, and there is "
+        f"configuration: {option} is for workers that join through a broker, and there is "
         "none: pass --broker too, or leave it out"
     )
 
@@ -106,7 +106,7 @@ def test_a_run_names_a_misspelled_variable_and_a_wrong_value() -> None:
     assert done.returncode == 2
     told = " ".join(done.stderr.split())
     assert "sealring: SEALRING_TRANSPRT is set, but sealring does not read it" in told
-    assert "ConfigurationError: PET_TEE is 'x'; set it to 1 for standard output" in told
+    assert "configuration: PET_TEE is 'x'; set it to 1 for standard output" in told
 
 
 def test_a_machine_that_there_is_not() -> None:

@@ -57,9 +57,9 @@ def test_statement_and_log(place: Path) -> None:
     done = sealring(*verify, str(place / "secret"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("rank 0 of job-")
-    assert "ForgedStatement" in sealring(*verify, str(place / "other")).stderr
+    assert "log.forged_statement" in sealring(*verify, str(place / "other")).stderr
     log = str(place / "log")
     assert sealring("audit", "init", log, "--log", "example.org/log").returncode == 0
     append = ("audit", "append", log, statement, "--secret-file")
-    assert "ForgedStatement" in sealring(*append, str(place / "other")).stderr
+    assert "log.forged_statement" in sealring(*append, str(place / "other")).stderr
     assert sealring(*append, str(place / "secret")).returncode == 0

@@ -95,7 +95,7 @@ def test_a_pod_fetches_authority_and_policy_only_with_this_initdata(tmp_path: Pa
         assert {name: own.fetch(f"gpt/config/{name}") for name in contents} == contents
         with pytest.raises(KbsRefusal) as refusal:
             guest(bytes(32)).handshake()
-    assert refusal.value.error == "MeasurementNotAllowed"
+    assert refusal.value.error == "policy.measurement_not_allowed"
     assert "host_data" in refusal.value.detail
 
 

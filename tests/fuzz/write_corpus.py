@@ -107,11 +107,12 @@ def hellos() -> Iterator[tuple[str, bytes]]:
 
 def refusals() -> Iterator[tuple[str, bytes]]:
     yield "good", encode_message(refusal_of(WrongRank("it is rank 3")))
-    for name in ("Unsupported", "SealringError", "SystemExit", "__class__", ""):
-        message = {"type": "refusal", "error": name, "text": "\x1b[2J" + "a" * 700}
-        yield f"error-{name.strip('_').lower() or 'none'}", encode_message(message)
-    yield "no-text", b'{"type":"refusal","error":"WrongRank"}'
-    yield "list", b'{"type":"refusal","error":["WrongRank"],"text":""}'
+    codes = ("configuration.unsupported", "sealring", "SystemExit", "__class__", "")
+    for number, code in enumerate(codes):
+        message = {"type": "refusal", "error": code, "text": "\x1b[2J" + "a" * 700}
+        yield f"error-{number}", encode_message(message)
+    yield "no-text", b'{"type":"refusal","error":"handshake.wrong_rank"}'
+    yield "list", b'{"type":"refusal","error":["handshake.wrong_rank"],"text":""}'
     yield "long-type", encode_message({"type": "\x1b" * 1000})
 
 
@@ -394,7 +395,7 @@ def broker_answers() -> Iterator[tuple[str, bytes]]:
     for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
         yield f"refusal-{number}", response_of(error).body
     yield "unknown", b'{"type": "x", "detail": "x", "error": "SystemExit"}'
-    yield "terminal-escape", b'{"type": "x", "detail": "\\u001b[2J", "error": "RankTaken"}'
+    yield "terminal-escape", b'{"type": "x", "detail": "\\u001b[2J", "error": "broker.rank_taken"}'
     yield "numbers", b'{"type": 1, "detail": 2, "error": 3}'
     yield "list", b"[]"
 

@@ -162,10 +162,10 @@ def test_the_first_failure_is_told_once_and_nothing_of_it_is_held() -> None:
         flight.started(call, call, ALL_REDUCE)
         flight.ended(PeerLost("rank 2 is gone", peer=2))
     assert failures == ["told"]
-    assert flight.failed == {"PeerLost": 2}
+    assert flight.failed == {"group.peer_lost": 2}
     account = flight.account()
     assert account.state == "failed"
-    assert [each.error for each in account.collectives] == ["PeerLost: rank 2 is gone"] * 2
+    assert [each.error for each in account.collectives] == ["group.peer_lost: rank 2 is gone"] * 2
     assert [each.state for each in account.collectives] == ["failed"] * 2
 
 
@@ -236,9 +236,9 @@ def test_a_failed_message_is_a_failure_of_the_group() -> None:
     flight.started(1, 1, ALL_REDUCE)
     flight.ended(PeerLost("rank 2 is gone", peer=2))
     assert failures == ["told"], "once, whichever failed first"
-    assert flight.failed == {"PeerLost": 2}
+    assert flight.failed == {"group.peer_lost": 2}
     (failed,) = flight.account().messages
-    assert (failed.state, failed.error) == ("failed", "PeerLost: rank 2 is gone")
+    assert (failed.state, failed.error) == ("failed", "group.peer_lost: rank 2 is gone")
     assert flight.account().state == "failed"
     assert flight.mail.finished == {}
 

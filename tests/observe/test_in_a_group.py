@@ -88,7 +88,7 @@ def test_a_failure_leaves_a_record_and_a_trace_of_every_rank(
         assert group.state == "failed"
         failed = group.collective(2)
         assert failed is not None
-        assert failed.error == f"OutOfStep: {error}"
+        assert failed.error == f"group.out_of_step: {error}"
         assert failed.bytes == (8000 if account.rank else 4000)
         assert os.stat(place / f"{stem}.flight.json").st_mode & 0o777 == 0o600
     assert sorted(path.suffix for path in place.iterdir()) == [".json"] * 4
@@ -163,7 +163,7 @@ def test_a_failed_message_leaves_a_record_of_every_rank(workers: Workers, tmp_pa
     for account, error in zip(read_flight_records([tmp_path]), errors, strict=True):
         group = account.groups[-1]
         assert group.state == "failed"
-        assert group.messages[-1].error == f"OutOfStep: {error}"
+        assert group.messages[-1].error == f"group.out_of_step: {error}"
         assert group.messages[-1].bytes == (12 if account.rank == 0 else 8)
 
 

@@ -77,7 +77,7 @@ def test_metrics_count_what_was_sealed_opened_rekeyed_and_waited_for() -> None:
         assert "sealring.errors" not in first
         assert second["sealring.sealed"].keys() == {identity}
         assert second["sealring.sealed"][identity] >= sealed
-        assert second["sealring.errors"] == {identity | {("error.type", "OutOfStep")}: 1}
+        assert second["sealring.errors"] == {identity | {("error.type", "group.out_of_step")}: 1}
 
 
 def test_without_opentelemetry_there_are_no_metrics_and_no_error() -> None:

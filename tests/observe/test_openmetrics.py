@@ -54,7 +54,7 @@ def worker(rank: int = 0, *, name: str = "dp") -> WorkerStatus:
     group = GroupStatus(
         id="00ff", name=name, rank=rank, size=2, state="failed", age_s=7.5, sealed_bytes=10,
         opened_bytes=20, gpu_wire=None, peers=[PeerStatus(1 - rank, "host-b", "tcp", 12.5)],
-        last_error=ErrorStatus("PeerLost: rank 3", 1.0),
+        last_error=ErrorStatus("group.peer_lost: rank 3", 1.0),
     )  # fmt: skip
     counts = [
         Count("sealed_bytes", name, "", float(2**53 - 1)),
@@ -63,7 +63,7 @@ def worker(rank: int = 0, *, name: str = "dp") -> WorkerStatus:
         Count("wait_seconds", name, str(1 - rank), 1.25),
         Count("collectives", name, "all_reduce", 5.0),
         Count("messages", name, "send", 2.0),
-        Count("errors", name, "PeerLost", 1.0),
+        Count("errors", name, "group.peer_lost", 1.0),
     ]
     return WorkerStatus(
         job="train", rank=rank, size=2, host="host-a", pid=100 + rank, version="0.1.0",

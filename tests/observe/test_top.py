@@ -103,7 +103,9 @@ def test_a_screen_of_eighty_columns(tmp_path: Path) -> None:
     from rich.console import Console
 
     before = Reading([worker(0, 0, 1.0), worker(1, 0, 1.0)])
-    after = Reading([worker(0, 3 << 30, 3.0), worker(1, 0, 3.0, error="PeerLost: rank 3 left")])
+    after = Reading(
+        [worker(0, 3 << 30, 3.0), worker(1, 0, 3.0, error="group.peer_lost: rank 3 left")]
+    )
     rates = top.rates_between(before, after)
     assert rates == {("host-a", 100): (1.5 * 2**30,) * 2, ("host-a", 101): (0.0, 0.0)}
     narrow = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -115,7 +117,7 @@ def test_a_screen_of_eighty_columns(tmp_path: Path) -> None:
     assert text.splitlines()[0] == "job train: 2 of 4 ranks are on this machine; others on host-b"
     for words in ("1.5 GiB/s", "90 min left", "peer", "rank 3: 12 s (tcp)", "2 h"):
         assert words in text, text
-    assert "rank 1, 3.0 s ago: PeerLost: rank 3 left" in text
+    assert "rank 1, 3.0 s ago: group.peer_lost: rank 3 left" in text
 
 
 def test_a_socket_that_does_not_answer_as_a_worker_is_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_number_is_not_a_messages(tmp_path: Path) -> None:
 
 
 def test_show_lists_messages_when_asked(tmp_path: Path) -> None:
-    lost = message(6, peer=2, state="failed", error="PeerLost: \x1b[31mgone")
+    lost = message(6, peer=2, state="failed", error="group.peer_lost: \x1b[31mgone")
     save(tmp_path, with_messages(0, message(3), lost), with_messages(1))
     done = CliRunner().invoke(app, ["top", "trace", str(tmp_path), "--messages"])
     assert done.exit_code == 0, done.output
@@ -112,7 +112,7 @@ def test_show_lists_messages_when_asked(tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["top", "trace", str(tmp_path), "--messages", "--json"])
     rows = json.loads(listed.stdout)
     assert [(row["rank"], row["message"]["peer"]) for row in rows] == [(0, 1), (0, 2)]
-    assert rows[1]["message"]["error"] == "PeerLost: \x1b[31mgone"
+    assert rows[1]["message"]["error"] == "group.peer_lost: \x1b[31mgone"
 
 
 def save(directory: Path, *accounts: ProcessAccount) -> None:
@@ -181,7 +181,7 @@ def test_merge_writes_one_trace_of_a_directory(tmp_path: Path) -> None:
 
 def test_show_puts_a_number_side_by_side(tmp_path: Path) -> None:
     other = collective(2, 20, operation="broadcast", root=1, state="failed",
-                       error="OutOfStep: \x1b[2Jranks disagree")  # fmt: skip
+                       error="group.out_of_step: \x1b[2Jranks disagree")  # fmt: skip
     save(tmp_path, process(0, collective(1, 10), collective(2, 20)), process(1, other))
     shown = CliRunner().invoke(
         app, ["top", "trace", str(tmp_path), "--number", "2"], env={"COLUMNS": "200"}

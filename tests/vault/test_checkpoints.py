@@ -530,7 +530,7 @@ def test_export_by_command(
 
     def export(*options: str) -> Any:
         where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
-        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+        return CliRunner().invoke(app, ["vault", "open", *where, *options])
 
     assert isinstance(export().exception, SealringError)  # no identity says whose it must be
     trusted = ["--authority", str(authority), "--job"]
@@ -560,7 +560,7 @@ def test_one_entry_of_a_checkpoint_is_exported_and_the_rest_is_named(
 
     def export(*options: str) -> Any:
         where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
-        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+        return CliRunner().invoke(app, ["vault", "open", *where, *options])
 
     refused = export("--format", "safetensors").exception
     assert type(refused) is Unsupported
@@ -617,7 +617,7 @@ def test_export_of_a_job_that_ran_under_a_secret_file(
 
     def export(*options: str) -> Any:
         where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
-        return CliRunner().invoke(app, ["vault", "export", *where, *options])
+        return CliRunner().invoke(app, ["vault", "open", *where, *options])
 
     assert type(export("--secret-file", str(other)).exception) is UnadmittedSigner
     assert type(export("--job", "other").exception) is ConfigurationError

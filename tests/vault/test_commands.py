@@ -74,10 +74,15 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
 def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
     """The manifest lists a part's commitment to its key, so a changed salt is no wrong key."""
     sh("seal", "v", "f")
+    tampered, foreign = "vault.tampered_chunk", "vault.foreign_part"
     expected = {
-        "00000000": {0: "TamperedChunk", 23: "TamperedChunk", 24: "ForeignPart"},
-        "manifest": {0: "ForeignPart", 55: "ForeignPart", 56: "TamperedChunk"},
-        "key.json": {-5: "ForeignPart"},
+        "00000000": {
+            0: "vault.tampered_chunk",
+            23: "vault.tampered_chunk",
+            24: "vault.foreign_part",
+        },
+        "manifest": {0: foreign, 55: foreign, 56: tampered},
+        "key.json": {-5: foreign},
     }
     for name, flips in expected.items():
         (file,) = (sh.folder / "v").rglob(name)
@@ -132,8 +137,12 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
         ("open v f --out link", "vault.output_exists", "will not be overwritten"),
         ("open v f --out missing/o", "configuration", "cannot be written"),
         ("open v f --out o --version 7", "vault.no_such_object", "it has 1"),
+        ("open v f --out o --format onnx", "configuration", "torch or safetensors"),
+        ("open v f --out o --only model", "configuration", "is no checkpoint"),
         ("open v f --out o --key k9", "configuration.bad_key_file", "cannot be read"),
         ("open v f --out o --identity k", "configuration.bad_key_file", "vault identity"),
+        ("ls v nothing", "vault.no_such_object", "is not in v"),
+        ("ls v --version 1", "configuration", "name the object too"),
         ("ls v --key other.key", "vault.not_granted", "not open to this key file"),
         ("verify v nothing", "vault.no_such_object", "is not in v"),
         ("verify v --version 1", "configuration", "name the object too"),
@@ -145,7 +154,7 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
         ("grant v --name owner --to-key k3", "configuration", "has a grant named"),
         ("revoke v nothing", "configuration", "no grant named"),
         ("revoke v owner", "configuration", "last key"),
-        ("rekey other", "vault.not_a_vault", "there is no vault"),
+        ("rotate other --keys-only", "vault.not_a_vault", "there is no vault"),
         ("rotate other", "vault.not_a_vault", "there is no vault"),
         ("identity exposed", "configuration.bad_key_file", "chmod 600"),
     ],
@@ -216,7 +225,9 @@ def test_grants_that_stay_are_presented(sh: Shell) -> None:
     data.write_bytes(b"d" * 32)
     data.chmod(0o600)
     sh("grant", "v", "--name", "job", "--to-broker", "a/b/c", "--data-key", "data.key")
-    told = sh("rekey", "v", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key")
+    told = sh(
+        "rotate", "v", "--keys-only", "--also-key", "two.key", "--also-data-key", "a/b/c=data.key"
+    )
     assert "three gets no new key of v" in " ".join(told.split())
     assert "two gets no" not in told
     grants = json.loads(sh("ls", "v", "--json"))["grants"]
@@ -229,7 +240,7 @@ def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
     for name in ("bob", "carol"):
         Path(f"{name}.public").write_text(sh("identity", name))
         sh("grant", "v", "--name", name, "--to-person", f"{name}.public")
-    told = sh("rekey", "v", "--also-person", "bob.public")
+    told = sh("rotate", "v", "--keys-only", "--also-person", "bob.public")
     assert "carol gets no new key of v" in told
     assert "bob" not in told
     told = sh("rotate", "v", "--also-person", Path("bob.public").read_text().strip())
@@ -237,7 +248,9 @@ def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
     assert "bob (person)" in sh("ls", "v")
 
 
-@pytest.mark.parametrize("verb", [["revoke", "v", "two"], ["rekey", "v"], ["rotate", "v"]])
+@pytest.mark.parametrize(
+    "verb", [["revoke", "v", "two"], ["rotate", "v", "--keys-only"], ["rotate", "v"]]
+)
 def test_dropped_grants_are_named_also_if_an_object_does_not_open(
     verb: list[str], sh: Shell
 ) -> None:
@@ -297,7 +310,7 @@ def test_a_kind_that_cannot_be_printed(kind: str, sh: Shell) -> None:
     vault = Vault.open("v", keys.key_file(Path("k")))
     vault.commit(vault.new_version("n"), kind, "n", [], "{}")
     (problem,) = json.loads(sh("ls", "v", "--json"))["problems"]
-    assert problem["error"] == "NotAVault"
+    assert problem["error"] == "vault.not_a_vault"
     assert "a kind that cannot be printed" in problem["message"]
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import ConfigurationError, NoSuchObject, RolledBack
-from sealring.vault import Vault, keys, removal, trees
+from sealring.vault import Vault, keys, trees
 
 
 def seal(vault: Vault, content: str, name: str = "data") -> int:
@@ -28,7 +28,7 @@ def test_an_object_is_gone_and_can_be_sealed_anew(vault: Vault, key: Path) -> No
     seal(vault, "other", "other")
     before = vault.path.local.with_name("before")
     shutil.copytree((vault.path / "objects").local, before)
-    assert removal.remove(vault, "data") == 2
+    assert vault.remove("data") == 2
     with pytest.raises(NoSuchObject, match="'data' was removed"):
         vault.find("data")
     assert [one.manifest.name for one in vault.newest()] == ["other"]
@@ -42,7 +42,7 @@ def test_an_object_is_gone_and_can_be_sealed_anew(vault: Vault, key: Path) -> No
 
 def test_a_removed_name_goes_on_with_the_next_number(vault: Vault) -> None:
     seal(vault, "one")
-    removal.remove(vault, "data")
+    vault.remove("data")
     assert seal(vault, "again") == 3
     assert vault.find("data").manifest.object_version == 3
 
@@ -50,23 +50,23 @@ def test_a_removed_name_goes_on_with_the_next_number(vault: Vault) -> None:
 def test_one_version_that_is_not_the_newest(vault: Vault) -> None:
     for content in ("one", "two", "three"):
         seal(vault, content)
-    removal.remove_version(vault, "data", 2)
+    vault.remove("data", 2)
     assert vault.find("data").manifest.object_version == 3
     with pytest.raises(NoSuchObject):
         vault.find("data", 2)
     with pytest.raises(NoSuchObject):
-        removal.remove_version(vault, "data", 2)
+        vault.remove("data", 2)
     with pytest.raises(ConfigurationError, match="is the newest of 'data'"):
-        removal.remove_version(vault, "data", 3)
+        vault.remove("data", 3)
     with pytest.raises(NoSuchObject):
-        removal.remove(vault, "nothing")
+        vault.remove("nothing")
 
 
 def test_an_object_that_does_not_open_is_removed(vault: Vault) -> None:
     seal(vault, "one")
     manifest = vault.find("data").copy.folder / "manifest"
     manifest.local.write_bytes(b"junk")
-    assert removal.remove(vault, "data") == 1
+    assert vault.remove("data") == 1
     assert list(vault.newest()) == []
 
 

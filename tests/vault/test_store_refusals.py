@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.errors import MissingPart, RolledBack, StoreFailed
-from sealring.vault import Vault, answers, keys, removal, requests, trees
+from sealring.vault import Vault, answers, keys, requests, trees
 from sealring.vault.opened import KeyChange
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
@@ -52,7 +52,7 @@ def test_files_that_a_store_refuses_to_remove_are_told(
     with pytest.raises(StoreFailed, match="is still there after it was removed"):
         trees.rotate(stored, lambda _: None)
     with pytest.raises(StoreFailed, match="is still there after it was removed"):
-        removal.remove(stored, "data")
+        stored.remove("data")
     proxy.answer = lambda method, path: None
     assert before.store.size((before / "manifest").key) is not None
     trees.rotate(stored, lambda _: None)
@@ -192,5 +192,5 @@ def test_a_key_change_while_a_listing_leaves_something_out(
     clear = [one for one in MemoryFileSystem.store if "/objects/" in one]
     for one in clear:
         del MemoryFileSystem.store[one]
-    removal.remove(vault, "data")
+    vault.remove("data")
     work()

@@ -11,7 +11,7 @@ import typer
 from sealring.cli import terminal
 from sealring.cli.terminal import errors, harmless
 from sealring.cli.verbs import VerbsOnDemand
-from sealring.errors import ConfigurationError, SealringError
+from sealring.errors import ConfigurationError, SealringError, named
 from sealring.formats.files import is_full, not_written
 from sealring.version import __version__
 
@@ -59,6 +59,6 @@ def main(commands: typer.Typer = app) -> None:
 def _end(error: Exception, advice: str) -> NoReturn:
     if terminal.debug:
         raise error
-    errors.print(type(error).__name__, style="bold red", end=": ")
+    errors.print(named(error), style="bold red", end=": ")
     errors.print(f"{harmless(str(error))}{advice}", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)

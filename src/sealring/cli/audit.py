@@ -276,7 +276,7 @@ def compared_in(
 def papers(
     run: Annotated[Path, typer.Argument(help="The folder of the run.")],
     model: Annotated[
-        Path, typer.Argument(help="What `vault export --record RUN` wrote: a file, or a folder.")
+        Path, typer.Argument(help="What `vault open --record RUN` wrote: a file, or a folder.")
     ],
     owner_key: Annotated[Path, typer.Option(help="The key that signed the export.")],
     model_key: Annotated[

@@ -20,7 +20,7 @@ from sealring import limits
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.cli.variables import unknown_variables
-from sealring.errors import ConfigurationError, SealringError
+from sealring.errors import ConfigurationError, SealringError, named
 from sealring.lab.bench.harness import aes_rate
 from sealring.observe.watch import ALARMS, WatchedProcess, watch
 from sealring.version import untested_torch
@@ -95,7 +95,7 @@ def _findings() -> Iterator[Finding]:
         try:
             yield from check(name)
         except SealringError as error:
-            yield Finding(name, "problem", type(error).__name__, str(error))
+            yield Finding(name, "problem", named(error), str(error))
 
 
 def _cpu_words() -> set[str]:
@@ -281,7 +281,7 @@ def _gpus(name: str) -> Iterator[Finding]:
         try:
             yield Finding(f"{name}, {device}", "ok", _gpu(device))
         except SealringError as error:
-            yield Finding(f"{name}, {device}", "problem", type(error).__name__, str(error))
+            yield Finding(f"{name}, {device}", "problem", named(error), str(error))
 
 
 def _gpu(device: torch.device) -> str:

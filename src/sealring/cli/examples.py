@@ -49,7 +49,6 @@ EXAMPLES: Final = {
     "ca show": "sealring ca show train-rank-0.pem",
     "vault ingest": "sealring vault ingest my-vault corpus --name corpus",
     "vault build": "sealring vault build my-vault pipeline.py",
-    "vault lineage": "sealring vault lineage my-vault tokenised",
     "vault": "sealring vault seal my-vault data",
     "vault init": "sealring vault init my-vault --key my.key",
     "vault identity": "sealring vault identity alice.identity",
@@ -57,9 +56,7 @@ EXAMPLES: Final = {
     "vault open": "sealring vault open my-vault data --out data.opened",
     "vault ls": "sealring vault ls my-vault --json",
     "vault verify": "sealring vault verify my-vault",
-    "vault export": "sealring vault export my-vault run --out run.pt",
     "vault grant": "sealring vault grant my-vault --name alice --to-person alice.public",
     "vault revoke": "sealring vault revoke my-vault alice",
-    "vault rekey": "sealring vault rekey my-vault",
     "vault rotate": "sealring vault rotate my-vault",
 }

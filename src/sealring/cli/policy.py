@@ -52,7 +52,7 @@ from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
 from sealring.cli.terminal import console, errors, print_json, say
-from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError
+from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError, named
 from sealring.formats.files import read_public, write_public
 
 CacheFolder = Annotated[
@@ -121,7 +121,7 @@ def check(
             else verify_evidence(sent, challenge, trust)
         )
     except AttestationError as error:
-        shown |= {"error": type(error).__name__, "message": str(error), "rules": []}
+        shown |= {"error": named(error), "message": str(error), "rules": []}
         verdict = None
     else:
         verdict = judge(rules, worker, rank)
@@ -133,7 +133,7 @@ def check(
                 "passed": rule.refusal is None,
                 "wanted": rule.wanted,
                 "found": rule.found,
-                "error": rule.refusal.__name__ if rule.refusal else None,
+                "error": rule.refusal.code if rule.refusal else None,
             }
             for rule in verdict.rules
         ]
@@ -179,7 +179,7 @@ def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
     for column in ("rule", "wanted", "found", ""):
         table.add_column(column)
     for rule in verdict.rules:
-        outcome = Text(rule.refusal.__name__, "bold red") if rule.refusal else Text("ok", "green")
+        outcome = Text(rule.refusal.code, "bold red") if rule.refusal else Text("ok", "green")
         table.add_row(rule.name, rule.wanted, Text(rule.found, overflow="fold"), outcome)
     console.print(table)
     for unusable in shown["unusable_references"]:

@@ -3,51 +3,60 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli import vault_removal
-from sealring.cli.terminal import console, counted, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_data import build, ingest, lineage
-from sealring.cli.vault_export import export
+from sealring.cli.authorities import SecretFile, believed
+from sealring.cli.terminal import (
+    console,
+    counted,
+    human_bytes,
+    print_json,
+    printable,
+    progress_bar,
+    say,
+)
+from sealring.cli.vault_data import build, ingest, lineage_table
 from sealring.cli.vault_options import (
-    AlsoDataKey,
-    AlsoKey,
-    AlsoPerson,
     AsJson,
-    Broker,
     Directory,
-    Identity,
     Key,
-    VaultId,
+    KeyChangeTarget,
+    ReadTarget,
+    Target,
     Version,
     holder_of,
-    opener_of,
-    presented,
+    on_vault,
     public_key,
 )
-from sealring.errors import ConfigurationError, NoSuchObject, VaultError
+from sealring.errors import ConfigurationError, NoSuchObject, VaultError, named
+from sealring.record.papers.write import files_of
+from sealring.record.recording.hooks import record_transformation
+from sealring.record.statements.forms import Named, Transformation, parameters_of
+from sealring.record.statements.signing import read_owner_key
 from sealring.vault import keys, trees
+from sealring.vault.datasets.pipeline import lineage
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 from sealring.vault.versions import Stored
+from sealring.version import __version__
+
+if TYPE_CHECKING:
+    from sealring.vault import CheckpointReader
 
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
 )
-app.command()(vault_removal.rm)
-
-
-for verb in (ingest, build, lineage):
-    app.command()(verb)
 
 
 @app.command()
@@ -88,17 +97,15 @@ def identity(
 
 
 @app.command()
+@on_vault
 def seal(
-    vault: Directory,
+    target: Target,
     source: Annotated[Path, typer.Argument(help="A file or a folder.")],
     name: Annotated[str | None, typer.Option(help="The object's name; else SOURCE's.")] = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
     as_json: AsJson = False,
 ) -> None:
     """Seal a file or a folder as the next version of an object."""
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    opened = target.open()
     called = source.absolute().name if name is None else name
     with _bar(f"sealing {called}", trees.size_of(source)) as progress:
         version = trees.seal_path(opened, source, called, None, progress)
@@ -109,76 +116,185 @@ def seal(
 
 
 @app.command("open")
+@on_vault
 def open_(
-    vault: Directory,
+    target: ReadTarget,
     name: Annotated[str, typer.Argument(help="The object.")],
     out: Annotated[Path, typer.Option(help="Where the plaintext goes; must not exist.")],
     version: Version = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    identity: Identity = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="Of a checkpoint: torch or safetensors; else torch."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Of a checkpoint: the one entry to write, such as model; else all."),
+    ] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(help="Of the workers that signed a checkpoint; else the environment's."),
+    ] = None,
+    secret_file: SecretFile = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job that saved it; with a secret, the one named after it."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the run that made the checkpoint; records this."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(help="With --record: the key that signs (`audit init`).")
+    ] = None,
 ) -> None:
-    """Write an object's plaintext, after all of it was found authentic."""
-    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    """Write an object's plaintext, after all of it was found authentic.
+
+    A checkpoint is written as torch.save or safetensors does.
+    """
+    if form not in (None, "torch", "safetensors"):
+        raise ConfigurationError(f"--format {form}: it is torch or safetensors")
+    trusted = believed([] if authority is None else [authority], secret_file)
+    if authority is not None and job is None:
+        raise ConfigurationError("--authority and --job go together")
+    if job is not None and trusted is None:
+        raise ConfigurationError("--job goes with --authority or --secret-file")
+    if (record is None) != (owner_key is None):
+        raise ConfigurationError("--record and --owner-key go together")
+    owner = None if owner_key is None else read_owner_key(owner_key)
+    opened = target.open()
     with opened.reading():
         stored = opened.find(name, version)
-        with _bar(f"opening {name}", _length(stored)) as progress:
-            trees.open_object(stored, out, progress)
-    say(f"{name} version {stored.manifest.object_version} is in {out}.")
+        if stored.manifest.kind != "checkpoint":
+            if (form, only, trusted, record) != (None, None, None, None):
+                raise ConfigurationError(
+                    f"{name} is no checkpoint: --format, --only, --authority, --secret-file, --job "
+                    "and --record are options for one"
+                )
+            with _bar(f"opening {name}", _length(stored)) as progress:
+                trees.open_object(stored, out, progress)
+            say(f"{name} version {stored.manifest.object_version} is in {out}.")
+            return
+    # With torch, which the other commands do not need.
+    from sealring.vault import CheckpointReader, export_safetensors, export_torch
+
+    authorities = None if trusted is None else trusted.authorities
+    if trusted is not None:
+        job = job or trusted.default_job
+    reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
+    started = int(time.time())
+    export = export_safetensors if form == "safetensors" else export_torch
+    left_out = export(reader, out, only=only)
+    part = "" if only is None else f"{only} of "
+    say(f"{part}{name} is in {out}, in plaintext.")
+    if left_out:
+        say(f"Left out: {', '.join(map(printable, left_out))}.")
+    if record is not None and owner is not None:
+        how = {"format": form or "torch", "sealring": __version__}
+        done = _transformation(reader, out, how if only is None else how | {"only": only}, started)
+        say(f"recorded in {record_transformation(record, done, owner, authorities or ())}")
+
+
+def _transformation(
+    reader: CheckpointReader, out: Path, how: dict[str, str], started: int
+) -> Transformation:
+    return Transformation(
+        kind="export",
+        name=out.name,
+        inputs=[Named(*reader.loaded)],
+        outputs=files_of(out),
+        code=[],
+        parameters=parameters_of(how),
+        started=started,
+        finished=int(time.time()),
+    )
 
 
 @app.command()
+@on_vault
 def ls(
-    vault: Directory,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    identity: Identity = None,
+    target: ReadTarget,
+    name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
+    version: Version = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the objects, and who may open the vault."""
-    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    """List the objects, and who may open the vault; of a dataset NAME also what it was made from.
+
+    It shows the versions, the code and the parameters that a dataset was made from.
+    """
+    opened = target.open()
     problems: list[VaultError] = []
-    rows = [_row(stored) for stored in opened.newest(problems)]
+    if name is not None:
+        found = [opened.find(name, version)]
+    elif version is not None:
+        raise ConfigurationError("--version is that of one object: name the object too")
+    else:
+        found = list(opened.newest(problems))
+    rows = [_row(stored) for stored in found]
+    made = name is not None and rows[0]["kind"] == "dataset"
+    ancestors = list(lineage(opened, str(name), version)) if made else []
     grants = [{"name": one.name, "kind": one.kind} for one in opened.header.grants]
     if as_json:
-        wrong = [{"error": type(one).__name__, "message": str(one)} for one in problems]
-        print_json(
-            {"vault": opened.header.id, "objects": rows, "grants": grants, "problems": wrong}
-        )
+        wrong = [{"error": named(one), "message": str(one)} for one in problems]
+        document = {"objects": rows, "grants": grants, "problems": wrong}
+        shown = {"lineage": [asdict(one) for one in ancestors]} if made else {}
+        print_json({"vault": opened.header.id} | document | shown)
         raise typer.Exit(2 if problems else 0)
     table = Table("object", "version", "kind", "parts", "size")
     for row in rows:
         size = human_bytes(row["bytes"])
         # As text: what somebody else has sealed is no markup.
-        name, kind = Text(row["name"]), Text(row["kind"])
-        table.add_row(name, str(row["version"]), kind, str(row["parts"]), size)
+        called, kind = Text(row["name"]), Text(row["kind"])
+        table.add_row(called, str(row["version"]), kind, str(row["parts"]), size)
     console.print(table)
-    say(
-        f"The vault {opened.header.id} is open to "
-        + ", ".join(f"{one['name']} ({one['kind']})" for one in grants)
-        + "."
-    )
+    if made:
+        console.print(lineage_table(ancestors))
+    else:
+        say(
+            f"The vault {opened.header.id} is open to "
+            + ", ".join(f"{one['name']} ({one['kind']})" for one in grants)
+            + "."
+        )
     for problem in problems:
-        say(f"{type(problem).__name__}: {problem}")
+        say(f"{named(problem)}: {problem}")
     if problems:
         raise typer.Exit(2)
 
 
 @app.command()
+@on_vault
+def rm(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The object.")],
+    version: Version = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove an object with all its versions, or one version that is not the newest."""
+    opened = target.open()
+    what = name if version is None else f"version {version} of {name}"
+    if not yes:
+        # On stderr: what programs read from stdout is JSON alone.
+        question = f"Remove {what} from {target.vault}? It cannot be brought back."
+        typer.confirm(question, abort=True, err=True)
+    count = opened.remove(name, version)
+    if as_json:
+        print_json({"name": name, "version": version, "removed": count})
+    elif version is None:
+        say(f"{name} is removed from {target.vault}: {counted(count, 'version')}.")
+    else:
+        say(f"Version {version} of {name} is removed from {target.vault}.")
+
+
+@app.command()
+@on_vault
 def verify(
-    vault: Directory,
+    target: ReadTarget,
     name: Annotated[str | None, typer.Argument(help="One object; else all of them.")] = None,
     version: Annotated[int | None, typer.Option(help="Of the object; else all of its.")] = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    identity: Identity = None,
     as_json: AsJson = False,
 ) -> None:
     """Open every chunk of every version and keep nothing; exit status 2 where one does not open."""
-    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
+    opened = target.open()
     with opened.reading():
         rows = _verified(opened, name, version)
     bad = [row for row in rows if row["error"]]
@@ -194,90 +310,70 @@ def verify(
         raise typer.Exit(2)
 
 
-app.command()(export)
-
-
 @app.command()
+@on_vault
 def grant(
-    vault: Directory,
+    target: Target,
     name: Annotated[str, typer.Option(help="What the grant is called.")],
     to_key: Annotated[Path | None, typer.Option(help="A key file; made if there is none.")] = None,
     to_person: Annotated[str | None, typer.Option(help="A public key, or a file of it.")] = None,
     to_broker: Annotated[str | None, typer.Option(help="A resource of a broker's.")] = None,
     data_key: Annotated[Path | None, typer.Option(help="The broker's file of it.")] = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
 ) -> None:
     """Open the vault to another key file, a person, or workers that a broker admits."""
     if sum(one is not None for one in (to_key, to_person, to_broker)) != 1:
         raise ConfigurationError("name one of --to-key, --to-person and --to-broker")
     if data_key is not None and to_broker is None:
         raise ConfigurationError("--data-key is that of --to-broker: name the resource too")
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    opened = target.open()
     if to_person is not None:
         opened.grant(name, public_key(to_person))
     else:
         opened.grant(name, holder_of(to_key, to_broker, data_key))
-    say(f"{name} can open {vault}.")
+    say(f"{name} can open {target.vault}.")
 
 
 @app.command()
+@on_vault
 def revoke(
-    vault: Directory,
+    target: KeyChangeTarget,
     name: Annotated[str, typer.Argument(help="The grant, as `ls` names it.")],
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    also_key: AlsoKey = None,
-    also_data_key: AlsoDataKey = None,
-    also_person: AlsoPerson = None,
 ) -> None:
     """Take a grant away, and wrap everything under a key that its holder does not have."""
-    also = presented(also_key, also_data_key, also_person)
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
-    opened.revoke(name, also, _naming_dropped(vault))
-    say(f"{name} gets no key of {vault} from now on, and cannot open what is sealed from now on.")
+    also = target.presented()
+    target.open().revoke(name, also, _naming_dropped(target.vault))
+    say(
+        f"{name} gets no key of {target.vault} from now on, and cannot open what is sealed from "
+        "now on."
+    )
     say(
         "Keys that were handed out stay known: a holder who kept them, or a copy of the vault, can "
-        f"open what was sealed before. `sealring vault rotate {vault}` seals it anew."
+        f"open what was sealed before. `sealring vault rotate {target.vault}` seals it anew."
     )
 
 
 @app.command()
-def rekey(
-    vault: Directory,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    also_key: AlsoKey = None,
-    also_data_key: AlsoDataKey = None,
-    also_person: AlsoPerson = None,
-) -> None:
-    """Wrap all objects' keys under a new key of the vault; the data stay as they are."""
-    also = presented(also_key, also_data_key, also_person)
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
-    change = opened.rekey(also, _naming_dropped(vault))
-    wrapped = counted(change.versions, "version")
-    say(f"The keys of {wrapped} are wrapped under a new key.")
-
-
-@app.command()
+@on_vault
 def rotate(
-    vault: Directory,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    also_key: AlsoKey = None,
-    also_data_key: AlsoDataKey = None,
-    also_person: AlsoPerson = None,
+    target: KeyChangeTarget,
+    keys_only: Annotated[
+        bool, typer.Option("--keys-only", help="Wrap the objects' keys; leave the data.")
+    ] = False,
 ) -> None:
     """Seal everything anew under new keys. It can be stopped and started again."""
-    also = presented(also_key, also_data_key, also_person)
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    also, tell = target.presented(), _naming_dropped(target.vault)
+    opened = target.open()
+    if keys_only:
+        wrapped = counted(opened.rekey(also, tell).versions, "version")
+        say(f"The keys of {wrapped} are wrapped under a new key.")
+        return
     with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
-        change = trees.rotate(opened, progress, also, _naming_dropped(vault))
+        change = trees.rotate(opened, progress, also, tell)
     say(f"Sealed under new keys: {counted(change.versions, 'version')}.")
+
+
+for command in (ingest, build):
+    app.command()(on_vault(command))
 
 
 def _naming_dropped(vault: str) -> Tell:
@@ -304,7 +400,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
         problems += [one for one in missing if str(one) not in map(str, problems)]
     rows: list[dict[str, Any]] = [
         dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
-        | {"error": type(problem).__name__, "message": str(problem)}
+        | {"error": named(problem), "message": str(problem)}
         for problem in problems
     ]
     with _bar("verifying", sum(map(_length, wanted))) as progress:
@@ -313,7 +409,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
             try:
                 trees.verify(stored, progress)
             except VaultError as problem:
-                row |= {"error": type(problem).__name__, "message": str(problem)}
+                row |= {"error": named(problem), "message": str(problem)}
             rows.append(row)
     return rows
 

@@ -1,48 +1,54 @@
-"""`sealring vault ingest`, `build` and `lineage`: datasets, and datasets made from datasets."""
+"""`sealring vault ingest` and `build`: datasets made from files or datasets, and records of it."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rich.markup import escape
 from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.sizes import parse_bytes
-from sealring.cli.terminal import console, counted, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_options import (
-    AsJson,
-    Broker,
-    Directory,
-    Identity,
-    Key,
-    VaultId,
-    Version,
-    opener_of,
-)
-from sealring.cli.vault_record import OwnerKey, Record, recorder_of
-from sealring.errors import ConfigurationError
+from sealring.cli.terminal import counted, human_bytes, print_json, progress_bar, say
+from sealring.cli.vault_options import AsJson, Target
+from sealring.errors import ConfigurationError, SealringError
+from sealring.formats.strict import read_json
+from sealring.record.recording.hooks import record_transformation
+from sealring.record.statements.forms import Named, Transformation, parameters_of
+from sealring.record.statements.run_folder import SUFFIX
+from sealring.record.statements.signing import parse_statement, read_owner_key
 from sealring.vault.datasets.building import Built
 from sealring.vault.datasets.ingest import ingest as ingest_source
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
-from sealring.vault.datasets.pipeline import lineage as ancestors
-from sealring.vault.datasets.pipeline import run_stages, stages_of
+from sealring.vault.datasets.pipeline import Ancestor, lineage, run_stages, stages_of
 from sealring.vault.datasets.running import InProcesses, Run
 from sealring.vault.datasets.sources import Limits
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
+from sealring.version import __version__
 
 Progress = Callable[[int], None]
 _SUITES: Final = {"aes-256-gcm": AES, "chacha20-poly1305": CHACHA}
 Processes = Annotated[
     int | None, typer.Option(min=1, max=256, help="That work at the same time; else the CPUs.")
+]
+Record = Annotated[
+    Path | None, typer.Option(help="The folder of a run: a signed statement goes there.")
+]
+OwnerKey = Annotated[
+    Path | None, typer.Option(help="What signs it: a key of `sealring audit init`.")
 ]
 Engine = Annotated[
     str, typer.Option(help="local, or ray: on the cluster of RAY_ADDRESS (the extra ray).")
@@ -54,7 +60,7 @@ Suite = Annotated[
 
 
 def ingest(
-    vault: Directory,
+    target: Target,
     source: Annotated[
         Path, typer.Argument(help="A file or folder: Parquet, JSON lines, tars, images, tokens.")
     ],
@@ -76,49 +82,43 @@ def ingest(
     engine: Engine = "local",
     record: Record = None,
     owner_key: OwnerKey = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
     as_json: AsJson = False,
 ) -> None:
     """Seal data as shards of a dataset. Run again, it goes on where it was stopped."""
     limits = Limits(parse_bytes(shard_size), parse_bytes(largest_sample))
     called = source.absolute().stem if name is None else name
-    chosen = suite_named(suite)
-    write_record = recorder_of(record, owner_key)
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    chosen = _suite_named(suite)
+    write_record = _recorder_of(record, owner_key)
+    opened = target.open()
     with (
-        running(engine, processes, opened, key, broker) as run,
-        bar(f"sealing {called}") as (expect, done),
+        _running(engine, processes, opened, target) as run,
+        _bar(f"sealing {called}") as (expect, done),
     ):
         built = ingest_source(
             opened, source, called, run, form=form, dtype=dtype, suite=chosen, limits=limits,
             progress=done, expect=expect,
         )  # fmt: skip
     write_record(opened, built, str(source))
-    tell(built, as_json=as_json)
+    _tell(built, as_json=as_json)
 
 
 def build(
-    vault: Directory,
+    target: Target,
     pipeline: Annotated[Path, typer.Argument(help="A Python file with a list STAGES.")],
     suite: Suite = None,
     processes: Processes = None,
     engine: Engine = "local",
     record: Record = None,
     owner_key: OwnerKey = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
     as_json: AsJson = False,
 ) -> None:
     """Make datasets from datasets, stage by stage: only what a change has touched."""
-    chosen = suite_named(suite)
-    write_record = recorder_of(record, owner_key)
+    chosen = _suite_named(suite)
+    write_record = _recorder_of(record, owner_key)
     stages = stages_of(pipeline)
-    opened = Vault.open(vault, opener_of(key, broker, None), vault_id)
+    opened = target.open()
     made = []
-    with running(engine, processes, opened, key, broker) as run, progress_bar() as shown:
+    with _running(engine, processes, opened, target) as run, progress_bar() as shown:
         tasks: dict[str, TaskID] = {}
 
         def expect(name: str, total: int) -> None:
@@ -135,25 +135,11 @@ def build(
         print_json({"stages": [asdict(one) for one in made]})
         return
     for built in made:
-        tell(built, as_json=False)
+        _tell(built, as_json=False)
 
 
-def lineage(
-    vault: Directory,
-    name: Annotated[str, typer.Argument(help="A dataset.")],
-    version: Version = None,
-    key: Key = None,
-    vault_id: VaultId = None,
-    broker: Broker = None,
-    identity: Identity = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what a dataset was made from, by which code and with which parameters."""
-    opened = Vault.open(vault, opener_of(key, broker, identity), vault_id)
-    found = list(ancestors(opened, name, version))
-    if as_json:
-        print_json({"datasets": [asdict(one) for one in found]})
-        return
+def lineage_table(found: Sequence[Ancestor]) -> Table:
+    """What a dataset was made from, by which code and with which parameters."""
     table = Table("dataset", "version", "samples", "digest", "made by", "of")
     for one in found:
         how = f"ingest of {one.recipe['ingest']}" if "ingest" in one.recipe else _stage(one.recipe)
@@ -161,7 +147,7 @@ def lineage(
         table.add_row(
             Text(one.name), str(one.version), str(one.samples), one.digest[:12], Text(how), Text(of)
         )
-    console.print(table)
+    return table
 
 
 def _stage(recipe: dict[str, Any]) -> str:
@@ -170,34 +156,28 @@ def _stage(recipe: dict[str, Any]) -> str:
 
 
 @contextmanager
-def running(
-    engine: str, processes: int | None, vault: Vault, key: Path | None, broker: str | None
-) -> Iterator[Run]:
+def _running(engine: str, processes: int | None, vault: Vault, target: Target) -> Iterator[Run]:
     if engine == "local":
-        with InProcesses(processes or usable_cpus()) as run:
+        with InProcesses(processes or len(os.sched_getaffinity(0))) as run:
             yield run
     elif engine == "ray":
         if processes is not None:
             raise ConfigurationError("--processes is for --engine local: Ray has its own number")
-        path = None if key is None else str(key.absolute())
-        where = VaultReference(str(vault.path.absolute()), vault.header.id, path, broker)
+        path = None if target.key is None else str(target.key.absolute())
+        where = VaultReference(str(vault.path.absolute()), vault.header.id, path, target.broker)
         with OnRay(where) as on_ray:
             yield on_ray
     else:
         raise ConfigurationError(f"--engine {engine}: it is local or ray")
 
 
-def suite_named(name: str | None) -> str | None:
+def _suite_named(name: str | None) -> str | None:
     if name is not None and name not in _SUITES:
         raise ConfigurationError(f"--suite {name}: it is {' or '.join(_SUITES)}")
     return None if name is None else _SUITES[name]
 
 
-def usable_cpus() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def tell(built: Built, *, as_json: bool) -> None:
+def _tell(built: Built, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(built))
         return
@@ -215,7 +195,7 @@ def tell(built: Built, *, as_json: bool) -> None:
 
 
 @contextmanager
-def bar(what: str) -> Iterator[tuple[Progress, Progress]]:
+def _bar(what: str) -> Iterator[tuple[Progress, Progress]]:
     """What is to be called with the number of bytes in all, and with those done since."""
     with progress_bar("{task.percentage:>3.0f} %") as shown:
         task = shown.add_task(escape(what), total=None)
@@ -223,3 +203,52 @@ def bar(what: str) -> Iterator[tuple[Progress, Progress]]:
             lambda total: shown.update(task, total=max(1, total)),
             lambda count: shown.advance(task, count),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    run: Path
+    key: Ed25519PrivateKey
+    started: int
+
+    def write(self, vault: Vault, built: Built, source: str | None = None) -> None:
+        """One statement for each content: what is there already is left."""
+        made = next(lineage(vault, built.name, built.version))
+        outputs = (Named(built.name, built.digest),)
+        if outputs in set(_subjects(self.run)):
+            return
+        if source is None:
+            inputs = [Named(one.name, one.digest) for one in made.inputs]
+            code = Named(str(made.recipe["stage"]), str(made.recipe["code"]["sha256"]))
+            done = self._done("stage", built, inputs, [code], made.recipe["parameters"])
+        else:
+            # Of a source its files' digests are not kept: the shards' sources stand for it.
+            digest = hashlib.sha256("\n".join(made.sources).encode()).hexdigest()
+            how = {"format": made.recipe["ingest"], "sealring": __version__}
+            done = self._done("ingest", built, [Named(source, digest)], [], how)
+        record_transformation(self.run, done, self.key)
+
+    def _done(
+        self, kind: Literal["ingest", "stage"], built: Built, inputs: list[Named],
+        code: list[Named], parameters: Any,
+    ) -> Transformation:  # fmt: skip
+        return Transformation(
+            kind, built.name, inputs, [Named(built.name, built.digest)], code,
+            parameters_of(parameters), self.started, int(time.time()),
+        )  # fmt: skip
+
+
+def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
+    """Of the statements in the folder, believed or not: they only keep this from repeating one."""
+    for path in sorted((run / "statements").glob(f"*{SUFFIX}")):
+        with contextlib.suppress(SealringError, ValueError, KeyError, TypeError, OSError):
+            yield parse_statement(base64.b64decode(read_json(path.read_bytes())["payload"]))[0]
+
+
+def _recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., None]:
+    """What is called for each dataset that was made; it does nothing without --record."""
+    if (record is None) != (owner_key is None):
+        raise ConfigurationError("--record and --owner-key go together: what is recorded is signed")
+    if record is None or owner_key is None:
+        return lambda *others: None
+    return _Recorder(record, read_owner_key(owner_key), int(time.time())).write

@@ -1,10 +1,13 @@
-"""Options that the verbs of `sealring vault` share, and the keys that they name."""
+"""Options that the commands of `sealring vault` share, and what they name: a vault and its keys."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +16,7 @@ from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import read_public
 from sealring.vault import keys
 from sealring.vault.keys import Opener, Presented, PublicKey, SymmetricKey
+from sealring.vault.vault import Vault
 
 Directory = Annotated[
     str, typer.Argument(help="The vault's directory, or the URL of its folder in a store.")
@@ -41,6 +45,66 @@ VaultId = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The vault that a command works on, and what opens it."""
+
+    vault: Directory
+    key: Key = None
+    vault_id: VaultId = None
+    broker: Broker = None
+
+    def open(self) -> Vault:
+        return Vault.open(self.vault, opener_of(self.key, self.broker, None), self.vault_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTarget(Target):
+    """A vault that is only read: a person's identity opens it too."""
+
+    identity: Identity = None
+
+    def open(self) -> Vault:
+        opener = opener_of(self.key, self.broker, self.identity)
+        return Vault.open(self.vault, opener, self.vault_id)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChangeTarget(Target):
+    """A vault that gets a new key, and who keeps a grant."""
+
+    also_key: AlsoKey = None
+    also_data_key: AlsoDataKey = None
+    also_person: AlsoPerson = None
+
+    def presented(self) -> list[Presented]:
+        """Other holders that are to have the vault's next key."""
+        found: list[Presented] = [keys.key_file(file) for file in self.also_key or []]
+        found += [public_key(text) for text in self.also_person or []]
+        for text in self.also_data_key or []:
+            resource, given, file = text.partition("=")
+            if not given:
+                raise ConfigurationError(f"--also-data-key {text}: it is REPOSITORY/TYPE/TAG=FILE")
+            found.append(holder_of(None, resource, Path(file)))
+        return found
+
+
+def on_vault(command: Callable[..., None]) -> Callable[..., None]:
+    """The command has the options of the class of its first parameter, and gets one of that."""
+    target, *own = inspect.signature(command, eval_str=True).parameters.values()
+    vault, *shared = inspect.signature(target.annotation, eval_str=True).parameters.values()
+
+    def run(**given: Any) -> None:
+        of_target = {one.name: given.pop(one.name) for one in (vault, *shared)}
+        command(target.annotation(**of_target), **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__module__ = command.__module__
+    options = [one.replace(kind=one.KEYWORD_ONLY) for one in (vault, *own, *shared)]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
 
 
 def opener_of(key: Path | None, broker: str | None, identity: Path | None) -> Opener:
@@ -78,17 +142,3 @@ def public_key(text: str) -> PublicKey:
     if os.path.exists(path):
         text = read_public(path, "the public key", ConfigurationError).decode("ascii", "replace")
     return PublicKey(text.strip())
-
-
-def presented(
-    files: list[Path] | None, data_keys: list[str] | None, persons: list[str] | None
-) -> list[Presented]:
-    """Other holders that are to have the vault's next key."""
-    found: list[Presented] = [keys.key_file(file) for file in files or []]
-    found += [public_key(text) for text in persons or []]
-    for text in data_keys or []:
-        resource, given, file = text.partition("=")
-        if not given:
-            raise ConfigurationError(f"--also-data-key {text}: it is REPOSITORY/TYPE/TAG=FILE")
-        found.append(holder_of(None, resource, Path(file)))
-    return found

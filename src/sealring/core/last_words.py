@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, SealringError
+from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, SealringError, named
 from sealring.formats.strict import read_json
 
 LAUNCHED: Final = "_SEALRING_LAUNCHED"
@@ -77,7 +77,7 @@ def _content(
         said = str(error)
     except Exception:  # the script's own class
         said = "<exception str() failed>"  # Python's words for it
-    text = f"{type(error).__name__}: {said}"
+    text = f"{named(error)}: {said}"
     return {
         "message": {
             "message": text if len(text) <= _MOST else f"{text[:_MOST]}...",

@@ -26,6 +26,7 @@ from sealring.errors import (
     StoreUnavailable,
     TamperedStore,
     TooManyRequests,
+    named,
 )
 from sealring.formats.bounded_connections import BoundedConnections, source_of
 
@@ -226,7 +227,7 @@ async def _guarded(routes: Handle, request: Request) -> Response:
         return await routes(request)
     except SealringError as error:
         if isinstance(error, ConfigurationError | StoreUnavailable | TamperedStore):
-            _LOG.error("%s: %s", type(error).__name__, error)
+            _LOG.error("%s: %s", named(error), error)
         raise
     except Exception as problem:
         _LOG.exception("a request failed")

@@ -27,7 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.core.identity.credentials import load_credentials
-from sealring.errors import ConfigurationError, MalformedRun, SealringError
+from sealring.errors import ConfigurationError, MalformedRun, SealringError, named
 from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.formats.strict import read_json, strictly
 from sealring.record.statements.forms import CheckpointRef, DataRange, Interval, Named
@@ -331,7 +331,7 @@ def replay(
             return Outcome(stretch, "equal", repeated.checkpoint.content, None, "")
         difference = None if compare is None else compare(stretch.end, repeated)
     except SealringError as problem:
-        return Outcome(stretch, "failed", None, None, f"{type(problem).__name__}: {problem}")
+        return Outcome(stretch, "failed", None, None, f"{named(problem)}: {problem}")
     near = difference is not None and difference.size <= tolerance and math.isfinite(tolerance)
     verdict: Verdict = "within" if near else "different"
     return Outcome(stretch, verdict, repeated.checkpoint.content, difference, "")

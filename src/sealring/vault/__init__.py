@@ -8,7 +8,6 @@ keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
 objects, vault     versions of a name, and the directory of them
 ledger, broker_ledger  by which a rollback is seen
-removal            objects that are removed
 trees, outputs     files and folders in and out; rotation; plaintext that is not finished
 
 signing            what a rank vouches for

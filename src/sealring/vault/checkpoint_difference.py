@@ -66,13 +66,7 @@ def _state(vault: Vault, named: NamedCheckpoint) -> dict[str, Any]:
     reader = CheckpointReader(
         vault, name, version=int(version), authorities=named.authorities, job=named.job
     )
-    try:
-        state = load_whole(reader)
-    except BaseException as problem:
-        # torch wraps what a rank raises, in an exception of its own kind.
-        for error, _ in getattr(problem, "failures", {}).values():
-            raise error from None
-        raise
+    state = load_whole(reader)
     if (reader.loaded[1], reader.content_digest) != (named.manifest, named.content):
         raise ForeignPart(
             f"{named.name} in {vault.path} is not the checkpoint that the records name: give a "

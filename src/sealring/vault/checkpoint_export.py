@@ -27,8 +27,7 @@ def load_whole(reader: CheckpointReader) -> dict[str, Any]:
     """The whole state of a checkpoint, in this process alone."""
     state: dict[str, Any] = {}
     reader.reset()
-    planner = _EmptyStateDictLoadPlanner()  # type: ignore[no-untyped-call]
-    _load_state_dict(state, reader, planner=planner, no_dist=True)
+    _load(reader, state, _EmptyStateDictLoadPlanner())  # type: ignore[no-untyped-call]
     return state
 
 
@@ -40,8 +39,20 @@ def load_only(reader: CheckpointReader, only: str) -> tuple[dict[str, Any], list
     state: dict[str, Any] = {}
     reader.reset()
     planner = _Below(only)
-    _load_state_dict(state, reader, planner=planner, no_dist=True)
+    _load(reader, state, planner)
     return _below(state, only, only), list(planner.left_out)
+
+
+def _load(
+    reader: CheckpointReader, state: dict[str, Any], planner: _EmptyStateDictLoadPlanner
+) -> None:
+    try:
+        _load_state_dict(state, reader, planner=planner, no_dist=True)
+    except BaseException as problem:
+        # torch wraps what a rank raises, in an exception of its own kind.
+        for error, _ in getattr(problem, "failures", {}).values():
+            raise error from None
+        raise
 
 
 def export_torch(

@@ -134,7 +134,7 @@ def without_grant(header: Header, ring: KeyRing, name: str) -> Header:
     if len(left) == len(header.grants):
         names = ", ".join(grant.name for grant in header.grants)
         unfinished = (
-            ". An earlier change of keys is not finished: run `sealring vault rekey`"
+            ". An earlier change of keys is not finished: run `sealring vault rotate --keys-only`"
             if header.older
             else ""
         )

@@ -225,8 +225,8 @@ class OpenedHeader(Closable):
             raise type(problems[0])(
                 f"{problems[0]} ({len(problems)} in all did not open and stay as they are. All "
                 "others have the new key. Restore them from a copy, or remove what never was an "
-                "object of this vault, and run `sealring vault rekey`: until then the vault "
-                "accepts objects under its older keys too)"
+                "object of this vault, and run `sealring vault rotate --keys-only`: until "
+                "then the vault accepts objects under its older keys too)"
             )
         header, self._ring = headers.without_older_keys(self.header, self.ring)
         self._write(header)

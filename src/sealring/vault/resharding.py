@@ -29,6 +29,7 @@ from sealring.errors import (
     SealringError,
     Unsupported,
     WorkerFailed,
+    named,
 )
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.checkpoint_form import dtype_name, load_entry
@@ -87,7 +88,7 @@ def reshard(
         own: SealringError | None = None
     except SealringError as problem:
         own = problem
-        said = _Said(f"{type(problem).__name__}: {problem}", [], [], [])
+        said = _Said(f"{named(problem)}: {problem}", [], [], [])
     everyone = _gathered(said, process_group)
     if own is not None:
         raise own

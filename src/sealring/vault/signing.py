@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.core.hooks import credentials_of as credentials_of
 from sealring.core.identity import Credentials, verify
 from sealring.core.identity.loading import certificate_from_pem
-from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner
+from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner, named
 from sealring.formats import signed as signatures
 from sealring.formats.strict import read_json, strictly
 
@@ -90,6 +90,6 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
     except HandshakeError as problem:
         raise UnadmittedSigner(
             f"{where} was signed by a worker that this job does not admit: "
-            f"{type(problem).__name__}: {problem}"
+            f"{named(problem)}: {problem}"
         ) from None
     return Signer(rank, world, document)

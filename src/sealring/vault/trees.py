@@ -38,7 +38,7 @@ from sealring.vault.watched import Watched
 
 KIND: Final = "files"
 _OTHER_KINDS: Final = {
-    "checkpoint": "load it with sealring.vault.CheckpointReader, or run `sealring vault export`",
+    "checkpoint": "load it with sealring.vault.CheckpointReader, or run `sealring vault open`",
     "dataset": "read it with sealring.vault.Dataset",
 }
 _BLOCK: Final = 8 << 20

@@ -10,6 +10,7 @@ from typing import Final
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
+    NoSuchObject,
     RolledBack,
     SealringError,
     StoreFailed,
@@ -35,7 +36,7 @@ from sealring.vault.opened import HEADER, KeyChange, Tell, tell_later
 from sealring.vault.sealed import AES, SUITES
 from sealring.vault.storage import VaultPath
 from sealring.vault.stores import Where, vault_path
-from sealring.vault.versions import Stored, Versions, entry_of, numbered
+from sealring.vault.versions import REMOVED, Stored, Versions, entry_of, numbered
 
 _LOG = logging.getLogger("sealring")
 LAST_VERSION: Final = 9_999_999_999
@@ -252,6 +253,48 @@ class Vault(Versions):
             else:
                 if name not in listed or newer.manifest.object_version == known.version:
                     yield RolledBack(f"{newer.whose} is in {self.path}, which did not list it")
+
+    def remove(self, name: str, version: int | None = None) -> int:
+        """Removes an object, or one version that is not the newest; how many versions were removed.
+
+        A ledger only goes forward, so an object that it knows cannot just be gone: that would be a
+        rollback. A last version says that the object was removed, and is recorded like any other.
+        Who puts the object back later is then seen as well.
+        """
+        self.require_writer()
+        with self.held(alone=True):
+            self.refresh()
+            if version is not None:
+                found = [self._removable(name, version)]
+            else:
+                found = self.folder_of(name).entries(VERSION)  # also those that do not open
+                self._commit_removal(name, known=bool(found))
+            for one in found:
+                self.remove_version(one)
+        return len(found)
+
+    def _removable(self, name: str, version: int) -> VaultPath:
+        newest = self.find(name).manifest.object_version
+        if version == newest:
+            raise ConfigurationError(
+                f"version {version} is the newest of {name!r}: without it the vault would look "
+                "older than it is. Remove the object, or seal a new version first"
+            )
+        wanted = self.folder_of(name) / f"{version:010}"
+        if wanted not in wanted.parent.entries(VERSION):
+            raise NoSuchObject(f"{name!r} has no version {version} in {self.path}")
+        return wanted
+
+    def _commit_removal(self, name: str, *, known: bool) -> None:
+        if not known and self.ledger.newest(self.folder_of(name).name) is None:
+            raise NoSuchObject(f"{name!r} is not in {self.path}: `sealring vault ls` shows what is")
+        copy = self.new_version(name)
+        try:
+            self.commit(copy, REMOVED, name, [], "{}")
+        except BaseException:
+            if not copy.complete:
+                objects.remove(copy.folder)
+            raise
 
     def remove_version(self, version: VaultPath) -> None:
         self.require_open()

@@ -29,7 +29,7 @@ from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
 REMOVED: Final = "removed"
-"""The kind of the version that says that an object was removed (removal.py)."""
+"""The kind of the version that says that an object was removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
     assert time.time() >= until - 1
     assert group.why is not None
     assert group.why[0] == -1
-    assert "BrokerUnreachable" in group.why[1]
+    assert "broker.unreachable" in group.why[1]
     with pytest.raises(BrokerUnreachable):
         held.credentials(soon(1))
 

@@ -100,7 +100,7 @@ def test_an_azure_guest_whose_virtual_tpm_is_real(tmp_path: Path) -> None:
             one.handshake()
             assert one.fetch(PATH) == CONTENT
             swtpm.extend(tpm, 4, b"\x05" * 32)
-            refused = (403, "PolicyDeny", "MeasurementNotAllowed")
+            refused = (403, "PolicyDeny", "policy.measurement_not_allowed")
             assert one.refused(one.handshake) == refused
 
 
@@ -111,17 +111,25 @@ def test_gpus_come_as_additional_evidence_and_are_judged(tmp_path: Path) -> None
         guest.handshake()
         assert guest.fetch(PATH) == CONTENT
         without = client(broker)
-        assert without.refused(without.handshake) == (403, "PolicyDeny", "DeviceNotAllowed")
+        assert without.refused(without.handshake) == (
+            403,
+            "PolicyDeny",
+            "policy.device_not_allowed",
+        )
         # The machine vouches for just these devices: others, or none, are not bound.
         body = guest.attestation(guest.auth())
         body["tee-evidence"]["additional_evidence"] = ""
-        unbound = (401, "AttestationError", "NotBound")
+        unbound = (401, "AttestationError", "evidence.not_bound")
         assert guest.refused(lambda: guest.attest(body)) == unbound
         recorded = guest_evidence.gpus(bytes(48))
         replayed = client(broker, additional=lambda digest: recorded)
         assert replayed.refused(replayed.handshake) == unbound
         other = client(broker, additional=lambda digest: '{"hygondcu": {}}')
-        assert other.refused(other.handshake) == (401, "AttestationError", "UnknownEvidence")
+        assert other.refused(other.handshake) == (
+            401,
+            "AttestationError",
+            "evidence.unknown_evidence",
+        )
 
 
 def test_only_what_the_policy_grants_to_guests_is_given(tmp_path: Path) -> None:
@@ -131,7 +139,10 @@ def test_only_what_the_policy_grants_to_guests_is_given(tmp_path: Path) -> None:
         put(broker.place, "gpt/key/workers", b"not for guests")
         guest = client(broker)
         guest.handshake()
-        denied, absent = (403, "PolicyDeny", "ResourceNotGranted"), (404, "InvalidRequestPath")
+        denied, absent = (
+            (403, "PolicyDeny", "broker.resource_not_granted"),
+            (404, "InvalidRequestPath"),
+        )
         for path in ("gpt/key/workers", "sealring/certificate/worker", "a/b/c"):
             assert guest.refused(lambda path=path: guest.fetch(path)) == denied
         assert guest.refused(lambda: guest.fetch("gpt/key/missing"))[:2] == absent
@@ -146,14 +157,14 @@ def test_only_what_the_policy_grants_to_guests_is_given(tmp_path: Path) -> None:
 def test_a_policy_that_grants_nothing_to_guests_attests_none(tmp_path: Path) -> None:
     with running(kbs(tmp_path, AMD.trust(), SNP, f'[[resources]]\npath = "{PATH}"\n')) as broker:
         guest = client(broker)
-        assert guest.refused(guest.handshake) == (403, "PolicyDeny", "ResourceNotGranted")
+        assert guest.refused(guest.handshake) == (403, "PolicyDeny", "broker.resource_not_granted")
         assert entries(broker) == []
 
 
 def test_requests_that_the_protocol_refuses_at_the_first_step(tmp_path: Path) -> None:
     with running(kbs(tmp_path, AMD.trust(), SNP)) as broker:
         guest = client(broker)
-        serde = (401, "SerdeError", "MalformedRequest")
+        serde = (401, "SerdeError", "broker.malformed_request")
         for changes in (
             {"version": "0.1.1"},
             {"version": "0.5.0"},
@@ -168,7 +179,7 @@ def test_requests_that_the_protocol_refuses_at_the_first_step(tmp_path: Path) ->
         for extra in ("", {}, None):  # type: ignore[var-annotated]
             assert guest.auth(**{"extra-params": extra})
         assert guest.refused(lambda: guest.ask("GET", "/kbs/v0/auth").good()) == serde
-        gone = (404, "InvalidRequestPath", "NoSuchResource")
+        gone = (404, "InvalidRequestPath", "broker.no_such_resource")
         assert guest.refused(lambda: guest.ask("GET", "/kbs/v0/pkcs11/x").good()) == gone
 
 
@@ -176,26 +187,35 @@ def test_stock_evidence_that_no_maker_of_hardware_vouches_for(tmp_path: Path) ->
     with running(kbs(tmp_path, AMD.trust(), SNP)) as broker:
         for tee in ("sample", "tpm", "cca", "tdx"):
             guest = client(broker, tee, lambda digest: {"svn": "1", "report_data": ""})
-            denied = (403, "PolicyDeny", "ResourceNotGranted")
+            denied = (403, "PolicyDeny", "broker.resource_not_granted")
             assert guest.refused(guest.handshake) == denied
     maker = '[tpm]\nroots = ["' + "00" * 32 + '"]\nunchecked = ["pcr0", "pcr4", "pcr7", "ima"]\n'
     maker += 'pcrs = {1 = ["' + "00" * 32 + '"]}\n'
     with running(kbs(tmp_path / "tpm", AMD.trust(), SNP + maker)) as broker:
         guest = client(broker, "tpm", lambda digest: {"tpm_quote": {}, "ak_public": ""})
-        assert guest.refused(guest.handshake) == (401, "AttestationError", "UnknownEvidence")
+        assert guest.refused(guest.handshake) == (
+            401,
+            "AttestationError",
+            "evidence.unknown_evidence",
+        )
 
 
 def test_evidence_that_is_refused(tmp_path: Path) -> None:
     with running(kbs(tmp_path, AMD.trust(), SNP)) as broker:
         for error, status, kind, prove in (
-            ("DebugGuest", 403, "PolicyDeny", lambda d: snp(d, policy=0x30000 | 1 << 19)),
-            ("MeasurementNotAllowed", 403, "PolicyDeny", lambda d: snp(d, measurement=bytes(48))),
-            ("NotBound", 401, "AttestationError", lambda d: snp(bytes(48))),
-            ("NotBound", 401, "AttestationError", lambda d: snp(d[:32])),
-            ("UntrustedChain", 401, "AttestationError", lambda d: snp(d, chain=1)),
-            ("UntrustedChain", 401, "AttestationError", lambda d: snp(d, amd=OTHER)),
-            ("MalformedEvidence", 401, "AttestationError", lambda d: {}),
-            ("MalformedEvidence", 401, "AttestationError", lambda d: {"quote": ""}),
+            ("policy.debug_guest", 403, "PolicyDeny", lambda d: snp(d, policy=0x30000 | 1 << 19)),
+            (
+                "policy.measurement_not_allowed",
+                403,
+                "PolicyDeny",
+                lambda d: snp(d, measurement=bytes(48)),
+            ),
+            ("evidence.not_bound", 401, "AttestationError", lambda d: snp(bytes(48))),
+            ("evidence.not_bound", 401, "AttestationError", lambda d: snp(d[:32])),
+            ("evidence.untrusted_chain", 401, "AttestationError", lambda d: snp(d, chain=1)),
+            ("evidence.untrusted_chain", 401, "AttestationError", lambda d: snp(d, amd=OTHER)),
+            ("evidence.malformed_evidence", 401, "AttestationError", lambda d: {}),
+            ("evidence.malformed_evidence", 401, "AttestationError", lambda d: {"quote": ""}),
         ):
             guest = client(broker, prove=prove)
             assert guest.refused(guest.handshake) == (status, kind, error)
@@ -220,5 +240,5 @@ def test_the_body_of_an_error_is_the_protocols(tmp_path: Path) -> None:
     assert value == {
         "type": "https://github.com/confidential-containers/kbs/errors/TokenNotFound",
         "detail": "there is no token and no session: attest first",
-        "error": "UnknownToken",
+        "error": "broker.unknown_token",
     }

@@ -80,10 +80,10 @@ def test_policy_check_with_a_cache_and_a_stated_time(tmp_path: Path) -> None:
     assert (done.exit_code, shown["admitted"]) == (0, True)
     assert shown["worker"]["revocation_lists"] == [{"issuer": "CN=TPM maker's root", "age_days": 1}]
     late = json.loads(CliRunner().invoke(app, [*asked, "--json", "--at", "2026-06-20"]).stdout)
-    assert late["error"] == "StaleRevocationList"
+    assert late["error"] == "evidence.stale_revocation_list"
     nonce = ["--nonce", "01" * 32]
     other = CliRunner().invoke(app, [*asked, *nonce, "--json", "--at", "2026-06-01"])
-    assert json.loads(other.stdout)["error"] == "NotBound"
+    assert json.loads(other.stdout)["error"] == "evidence.not_bound"
     table = CliRunner().invoke(app, [*asked, "--at", "2026-06-01"])
     assert "tpm 2.0: admitted" in table.stdout
 

@@ -34,15 +34,35 @@ FIELDS: Final = {
 }  # fmt: skip
 """Of every message that is JSON; a refusal may have two or four more."""
 REFUSALS: Final = {
-    "WrongJob", "WrongRank", "WrongWorldSize", "WrongGroup", "DuplicateRank", "CertificateExpired",
-    "CertificateNotYetValid", "UnknownAuthority", "ProtocolMismatch", "SuiteMismatch",
-    "SettingsMismatch", "MalformedSetup", "PeerUnreachable", "Unsupported", "CertificateRevoked",
-    "NotAttested", "PeerNotAdmitted", "GroupEnded",
-}  # fmt: skip
+    "handshake.wrong_job",
+    "handshake.wrong_rank",
+    "handshake.wrong_world_size",
+    "handshake.wrong_group",
+    "handshake.duplicate_rank",
+    "handshake.certificate_expired",
+    "handshake.certificate_not_yet_valid",
+    "handshake.certificate_revoked",
+    "handshake.unknown_authority",
+    "handshake.protocol_mismatch",
+    "handshake.suite_mismatch",
+    "handshake.settings_mismatch",
+    "handshake.malformed_setup",
+    "handshake.peer_unreachable",
+    "handshake.not_attested",
+    "handshake.peer_not_admitted",
+    "handshake.group_ended",
+    "configuration.unsupported",
+}
 FAILURES: Final = {
-    "PeerLost", "PeerSilent", "NoLongerAdmitted", "GroupClosed", "OutOfStep", "TamperedRecord",
-    "MissingRecord", "ReplayedRecord",
-}  # fmt: skip
+    "group.peer_lost",
+    "group.peer_silent",
+    "group.no_longer_admitted",
+    "group.closed",
+    "group.out_of_step",
+    "group.tampered_record",
+    "group.missing_record",
+    "group.replayed_record",
+}
 UP, DOWN, AGREED = 1, 2, 3
 
 
@@ -192,7 +212,7 @@ def message_of(raw: bytes) -> dict[str, Any]:
     require(FIELDS[kind] <= set(message), "its fields")
     if kind == "refusal":
         require(message["error"] in REFUSALS and len(message["text"]) <= 600, "a refusal")
-        if message["error"] == "GroupEnded":
+        if message["error"] == "handshake.group_ended":
             require(fields == {"failure", "about", "by", "collective"}, "its fields")
             require(message["failure"] in FAILURES, "a failure")
         else:

@@ -190,7 +190,7 @@ def test_a_dialer_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
     with in_background(lambda: accept(far, ZERO, terms(0), soon())) as outcome:
         context = foreign(tmp_path, ONE, ssl.PROTOCOL_TLS_CLIENT)
         with context.wrap_socket(near) as tls:
-            assert read_message(tls)["error"] == "SuiteMismatch"
+            assert read_message(tls)["error"] == "handshake.suite_mismatch"
     assert type(outcome[0]) is SuiteMismatch
     assert "X25519MLKEM768" in str(outcome[0])
 
@@ -207,7 +207,7 @@ def test_an_acceptor_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
     with in_background(serve) as outcome, pytest.raises(SuiteMismatch):
         dial(near, ONE, terms(1), 0, soon())
     assert isinstance(outcome[0], dict)
-    assert outcome[0]["error"] == "SuiteMismatch"
+    assert outcome[0]["error"] == "handshake.suite_mismatch"
 
 
 @pytest.mark.filterwarnings("ignore:ssl:DeprecationWarning")

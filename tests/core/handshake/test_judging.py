@@ -118,7 +118,7 @@ def test_each_worker_judges_by_its_own_policy() -> None:
     said = assert_refused(
         end(1, attest(OTHER), wide), end(0, attest(), policy()), PeerNotAdmitted, 1
     )
-    assert "MeasurementNotAllowed" in said
+    assert "policy.measurement_not_allowed" in said
     assert "SIMULATED" in said
     assert_refused(end(1, attest(), policy()), end(0, attest(OTHER), wide), PeerNotAdmitted, 0)
 
@@ -135,7 +135,7 @@ def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> No
     stolen = replace(honest, key=thief)
     acceptor = end(0, attest(), rules)
     said = assert_refused(end(1, stolen, rules), acceptor, NotAttested, 1)
-    assert "NotBound" in said
+    assert "evidence.not_bound" in said
     # Without that demand the authority's word is all there is.
     with meeting(end(1, stolen, policy()), end(0, attest(), policy())) as met:
         met.channels()
@@ -148,7 +148,7 @@ def test_evidence_that_is_not_the_certificates_or_not_believed() -> None:
     said = assert_refused(end(1, swapped, rules), acceptor, NotAttested, 1)
     assert "other evidence than its certificate names" in said
     foreign = end(1, attest(simulator=FOREIGN), rules)
-    assert "UntrustedChain" in assert_refused(foreign, acceptor, NotAttested, 1)
+    assert "evidence.untrusted_chain" in assert_refused(foreign, acceptor, NotAttested, 1)
     nothing = replace(attest(), evidence=b"")
     assert_refused(end(1, nothing, rules), acceptor, NotAttested, 1)
 

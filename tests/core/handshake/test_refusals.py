@@ -207,14 +207,16 @@ def test_other_hellos(
 
 
 def test_a_refusal_carries_no_more_than_a_class_of_ours_and_clean_text() -> None:
-    told = error_of({"type": "refusal", "error": "WrongJob", "text": "a\x1b[31m\nb" * 500}, "x", 3)
+    told = error_of(
+        {"type": "refusal", "error": "handshake.wrong_job", "text": "a\x1b[31m\nb" * 500}, "x", 3
+    )
     assert type(told) is WrongJob
     assert str(told).isprintable()
     assert len(str(told)) < 700
-    for name in ("SystemExit", "HandshakeError", "TamperedRecord", ""):
+    for name in ("SystemExit", "handshake", "group.tampered_record", ""):
         told = error_of({"type": "refusal", "error": name, "text": ""}, "x", 3)
         assert type(told) is MalformedSetup
-    assert refusal_of(HandshakeError("secret detail"))["error"] == "PeerUnreachable"
+    assert refusal_of(HandshakeError("secret detail"))["error"] == "handshake.peer_unreachable"
 
 
 def test_an_error_that_many_pass_on_still_names_the_missing_rank() -> None:

@@ -246,7 +246,7 @@ def test_a_refusal(changes: dict[str, Any], error: type[HandshakeError], misdire
     (refusal,) = [each for each in connection.said if not each.by_dialer]
     assert hello.words["type"] == "hello"
     for each in (refusal, *again):  # the dialer may say it back
-        assert each.words["error"] == error.__name__
+        assert each.words["error"] == error.code
         assert ("misdirected" in each.words) == misdirected
 
 

@@ -398,7 +398,10 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
         assert failed.wait(30)
         del late
     assert [(each.code, each.peer) for each in failures] == [(FailureCode.PEER_LOST, 11)]
-    assert "MalformedSetup: rank 11's statement: the rendezvous store holds" in failures[0].text
+    assert (
+        "handshake.malformed_setup: rank 11's statement: the rendezvous store holds"
+        in failures[0].text
+    )
 
 
 def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,9 @@ def tapped(**changes: Any) -> Tapped:
     )
 
 
-CAUGHT = Ending(2, "TamperedRecord", "TamperedRecord", "changed", None, 1.0, "aa", "aa")
+CAUGHT = Ending(
+    2, "group.tampered_record", "group.tampered_record", "changed", None, 1.0, "aa", "aa"
+)
 TOLD = replace(CAUGHT, reported_by=1)
 UNHARMED = replace(CAUGHT, raised=None, error=None, message="")
 
@@ -66,7 +68,7 @@ def test_a_run_as_promised_has_no_surprises() -> None:
             "weights are not those",
         ),
         (
-            Outcome(training(), tapped(), attacked(replace(TOLD, error="PeerLost"), CAUGHT)),
+            Outcome(training(), tapped(), attacked(replace(TOLD, error="group.peer_lost"), CAUGHT)),
             r"ranks \[0\] .* \[\] did",
         ),
     ],
@@ -112,7 +114,9 @@ def test_the_demo_itself() -> None:
     assert told["wiretap"]["longest_plaintext_run"] == 0
     assert told["wiretap"]["searched_bytes"] > 1 << 20
     assert told["attack"]["caught_by"] == [1]
-    assert [ending["error"] for ending in told["attack"]["endings"]] == ["TamperedRecord"] * 2
+    assert [ending["error"] for ending in told["attack"]["endings"]] == [
+        "group.tampered_record"
+    ] * 2
     assert [ending["reported_by"] for ending in told["attack"]["endings"]] == [1, None]
     assert "rank 1 reported: " in told["attack"]["endings"][0]["message"]
     assert {ending["whole_steps"] for ending in told["attack"]["endings"]} == {2}

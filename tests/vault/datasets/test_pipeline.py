@@ -210,7 +210,7 @@ def test_stages_that_make_no_pipeline(vault: Vault, raw: Built) -> None:
         Stream(Dataset(vault, "none"))
 
 
-def test_build_and_lineage_as_commands(
+def test_build_and_what_a_dataset_was_made_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -224,9 +224,9 @@ def test_build_and_lineage_as_commands(
     assert "tokenised is sealed as version 1" in said
     found = json.loads(sh("build", "v", "pipeline.py", "--json"))["stages"]
     assert [one["changed"] for one in found] == [False, False]
-    shown = json.loads(sh("lineage", "v", "tokenised", "--json"))["datasets"]
+    shown = json.loads(sh("ls", "v", "tokenised", "--json"))["lineage"]
     assert [one["name"] for one in shown] == ["tokenised", "cleaned", "raw"]
-    table = sh("lineage", "v", "tokenised")
+    table = sh("ls", "v", "tokenised")
     assert "cleaned 1" in table
     assert shown[0]["digest"][:12] in table
     with pytest.raises(ConfigurationError, match="it is local or ray"):

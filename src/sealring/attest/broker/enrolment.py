@@ -56,6 +56,7 @@ from sealring.errors import (
     StoreUnavailable,
     TooManyRequests,
     WorkerRevoked,
+    named,
 )
 
 T = TypeVar("T")
@@ -198,7 +199,7 @@ class Enrolment:
                     return
                 _LOG.warning(
                     "sealring: rank %d was not renewed, and is admitted for %.0f s more: %s: %s",
-                    self._name.rank, self._left(), type(problem).__name__, problem,
+                    self._name.rank, self._left(), named(problem), problem,
                 )  # fmt: skip
             due = min(_PAUSE, self._left())
 
@@ -267,7 +268,7 @@ class Enrolment:
             if isinstance(problem, SealringError)
             else NoLongerAdmitted(
                 f"the certificate of rank {self._name.rank} could not be renewed: "
-                f"{type(problem).__name__}: {problem}",
+                f"{named(problem)}: {problem}",
                 peer=self._name.rank,
             )
         )
@@ -280,7 +281,7 @@ class Enrolment:
 
 
 def _expel_self(group: Expellable, why: SealringError) -> None:
-    group.expel(-1, f"this worker was not renewed: {type(why).__name__}: {why}")
+    group.expel(-1, f"this worker was not renewed: {named(why)}: {why}")
 
 
 def _run(conversation: Coroutine[Any, Any, T]) -> T:

@@ -51,6 +51,7 @@ from sealring.errors import (
     ResourceNotGranted,
     UnknownToken,
     UntrustedChain,
+    named,
 )
 
 GIFTS: Final = 64
@@ -84,7 +85,7 @@ def admit(
     learn_names(view, guest.machines)
     who = {"guest": guest.session[:16], "key": guest.key, "kind": guest.label}
     if (refusal := why_machine_barred(view, guest.machines)) is not None:
-        error = type(refusal).__name__
+        error = named(refusal)
         ledger.note(view, now, "refused", **who, error=error, why=str(refusal))
         return refusal
     view.put(
@@ -130,7 +131,7 @@ def give(
         return None
     if row["refusals"] < REFUSALS_LOGGED:
         view.put(_place(session), {**row, "refusals": row["refusals"] + 1})
-        error = type(refusal).__name__
+        error = named(refusal)
         ledger.note(view, now, "refused", **who, error=error, why=str(refusal))
     return refusal
 

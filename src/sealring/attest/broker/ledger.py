@@ -36,6 +36,7 @@ from sealring.errors import (
     ReusedNonce,
     ReusedToken,
     WorkerRevoked,
+    named,
 )
 from sealring.formats.log.notes import Signer
 
@@ -195,7 +196,7 @@ class Ledger:
                 event = "joined again"
                 _out(view, name, holder["key"], now, "another worker joined its rank")
         if refusal is not None:
-            error = type(refusal).__name__
+            error = named(refusal)
             self.note(view, now, "refused", **who, error=error, why=str(refusal))
             return refusal
         before = holder or {"joins": 0, "joined": now, "certificate_until": None}
@@ -333,7 +334,7 @@ class Ledger:
         refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
         if refusals < REFUSALS_LOGGED:
             view.put(_token(grant), {"refusals": refusals + 1})
-            error = type(refusal).__name__
+            error = named(refusal)
             facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
             self.note(view, now, "refused", **_who(grant.name), **facts)
 

@@ -31,6 +31,7 @@ from sealring.errors import (
     SealringError,
     UnknownNonce,
     UnknownToken,
+    named,
 )
 from sealring.formats.http import (
     Explain,
@@ -340,7 +341,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _LOG.error("%s: %s", type(error).__name__, error)
+        _LOG.error("%s: %s", named(error), error)
 
 
 def _raise_descriptor_limit() -> None:

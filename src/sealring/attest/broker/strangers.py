@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from typing import Any, Final
 
 from sealring.attest.broker.store import Row, View
-from sealring.errors import ReusedNonce, SealringError
+from sealring.errors import ReusedNonce, SealringError, named
 
 _LOG = logging.getLogger("sealring.attest.broker")
 PREFIX: Final = "refused/"
@@ -37,7 +37,7 @@ class Strangers:
         self._minute, self._lines = 0, 0
 
     def note(self, error: SealringError, address: str, now: float) -> None:
-        name, why = type(error).__name__, str(error)[:_MAX_TEXT]
+        name, why = named(error), str(error)[:_MAX_TEXT]
         with self._lock:
             self._counts[name] += 1
             entry = {"time": round(now, 3), "address": address, "error": name, "why": why}

@@ -23,7 +23,13 @@ from sealring.attest.evidence.verify import verify_evidence
 from sealring.attest.evidence.worker import DescribedWorker
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
-from sealring.errors import AttestationError, CertificateRevoked, NotAttested, PeerNotAdmitted
+from sealring.errors import (
+    AttestationError,
+    CertificateRevoked,
+    NotAttested,
+    PeerNotAdmitted,
+    named,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class Admission:
         try:
             judge(self.policy, worker, name.rank, name.job).require()
         except AttestationError as error:
-            raise PeerNotAdmitted(f"{who}: {type(error).__name__}: {error}") from error
+            raise PeerNotAdmitted(f"{who}: {named(error)}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ class JudgedPeer:
             worker = verify_evidence(parse_evidence(evidence), challenge, trust)
         except AttestationError as error:
             raise NotAttested(
-                f"the evidence of {who} is not believed: {type(error).__name__}: {error}"
+                f"the evidence of {who} is not believed: {named(error)}: {error}"
             ) from error
         self.admission.judge(worker, self.name, who)
 

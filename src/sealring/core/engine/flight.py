@@ -17,6 +17,7 @@ from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from sealring.core.engine.datatypes import ReduceKind
+from sealring.errors import named
 
 if TYPE_CHECKING:
     from sealring._native import Account, MailAccount
@@ -160,7 +161,7 @@ class MailRecorder:
             if peer is not None:
                 entry.peer = peer
             if error is not None:
-                entry.error = f"{type(error).__name__}: {error}"
+                entry.error = f"{named(error)}: {error}"
             else:
                 self.finished[entry.way] = self.finished.get(entry.way, 0) + 1
             entry.ended_ns = monotonic_ns()
@@ -322,7 +323,7 @@ class FlightRecorder:
                 self._sealed, self._opened = sealed, opened
             entry.ended_ns = monotonic_ns()
             if error is not None:
-                entry.error = f"{type(error).__name__}: {error}"
+                entry.error = f"{named(error)}: {error}"
             self._ended.append(entry)
             self._running = None
         if error is not None:
@@ -341,7 +342,7 @@ class FlightRecorder:
     def _count_failure(self, error: BaseException) -> None:
         with self._failing:  # a collective and a message may fail at once
             first = not self.failed
-            name = type(error).__name__
+            name = named(error)
             self.failed[name] = self.failed.get(name, 0) + 1
             self.last_error = (f"{name}: {error}", monotonic_ns())
         if first and self.on_failure is not None:

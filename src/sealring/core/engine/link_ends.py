@@ -22,6 +22,7 @@ from sealring.errors import (
     NoLongerAdmitted,
     SealringError,
     WorkerRevoked,
+    named,
 )
 
 
@@ -150,7 +151,7 @@ def _failure_of(
         return _native.Failure(code, str(ended), *told)
     out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
     code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
-    why = f"no link could be made: {type(error).__name__}: {error}"
+    why = f"no link could be made: {named(error)}: {error}"
     return _native.Failure(code, why[:500], place(rank))
 
 

@@ -23,7 +23,7 @@ from sealring.core.group.backward import remember
 from sealring.core.group.deferred_errors import DeferredError
 from sealring.core.group.work import SealedWork
 from sealring.core.schedule import Operation
-from sealring.errors import GroupClosed, GroupError, SealringError, Unsupported
+from sealring.errors import GroupClosed, GroupError, SealringError, Unsupported, named
 
 _TOLD: Final = 300
 """How many letters of an exception the other ranks are told."""
@@ -294,7 +294,7 @@ class Dispatcher:
 
     def _end_interrupted(self, by: BaseException) -> None:
         if self._process.here:
-            what = f": {type(by).__name__}: {by}"[:_TOLD] if isinstance(by, Exception) else ""
+            what = f": {named(by)}: {by}"[:_TOLD] if isinstance(by, Exception) else ""
             interrupted = GroupClosed(f"the script was interrupted{what}")
             self._engine.fail(failure_of(interrupted))
             self._failure = unraised(self._on_failure(interrupted))
@@ -327,4 +327,4 @@ def _several(name: str, collectives: Iterable[Collective]) -> Iterator[Collectiv
         raise
     except Exception as raised:
         called = name.removeprefix("sealring::")
-        raise GroupClosed(f"{called} failed: {type(raised).__name__}: {raised}") from raised
+        raise GroupClosed(f"{called} failed: {named(raised)}: {raised}") from raised

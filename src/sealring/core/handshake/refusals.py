@@ -1,13 +1,14 @@
 """How an error on one side becomes the same error on the other.
 
-Over TLS a refusal names its class and says why; the class is looked up in a fixed table and the
-text is cut and cleaned, so a peer chooses among our errors and can do nothing else. Where TLS
+Over TLS a refusal has an error's code and says why; the code is looked up among those of
+sealring/errors.py and the text is cut and cleaned, so a peer chooses among our errors and can do
+nothing else. Where TLS
 itself fails there is only an alert or a verify code, and the tables for those are here too.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from OpenSSL.SSL import X509VerificationCodes as Code
 
@@ -15,33 +16,17 @@ from sealring.core.handshake.messages import Message, exactly, integer, text
 from sealring.errors import (
     CertificateExpired,
     CertificateNotYetValid,
-    CertificateRevoked,
-    DuplicateRank,
-    GroupClosed,
     GroupEnded,
     GroupError,
     HandshakeError,
     MalformedSetup,
-    MissingRecord,
-    NoLongerAdmitted,
-    NotAttested,
-    OutOfStep,
-    PeerLost,
-    PeerNotAdmitted,
-    PeerSilent,
     PeerUnreachable,
     ProtocolMismatch,
-    ReplayedRecord,
     SealringError,
-    SettingsMismatch,
     SuiteMismatch,
-    TamperedRecord,
     UnknownAuthority,
     Unsupported,
-    WrongGroup,
-    WrongJob,
-    WrongRank,
-    WrongWorldSize,
+    classes_by_code,
 )
 from sealring.limits import MAX_WORLD
 
@@ -55,41 +40,16 @@ _ABOUT: Final = "about"
 """Beside them, in what a worker tells that has ended: the rank that its error is about."""
 _ENDED: Final = _REFUSAL | {"failure", "about", "by", "collective"}
 
-_REFUSALS: Final[dict[str, type[HandshakeError]]] = {
-    error.__name__: error
-    for error in (
-        WrongJob,
-        WrongRank,
-        WrongWorldSize,
-        WrongGroup,
-        DuplicateRank,
-        CertificateExpired,
-        CertificateNotYetValid,
-        CertificateRevoked,
-        UnknownAuthority,
-        NotAttested,
-        PeerNotAdmitted,
-        ProtocolMismatch,
-        SuiteMismatch,
-        SettingsMismatch,
-        MalformedSetup,
-        PeerUnreachable,
-    )
-}
-
-_FAILURES: Final[dict[str, type[GroupError]]] = {
-    error.__name__: error
-    for error in (
-        TamperedRecord,
-        MissingRecord,
-        ReplayedRecord,
-        OutOfStep,
-        PeerLost,
-        PeerSilent,
-        NoLongerAdmitted,
-        GroupClosed,
-    )
-}
+_REFUSALS: Final = frozenset(
+    code
+    for code, kind in classes_by_code().items()
+    if issubclass(kind, HandshakeError) and code not in (HandshakeError.code, GroupEnded.code)
+)
+_FAILURES: Final = frozenset(
+    code
+    for code, kind in classes_by_code().items()
+    if issubclass(kind, GroupError) and code != GroupError.code
+)
 
 _BAD_CERTIFICATE: Final = (
     UnknownAuthority,
@@ -122,12 +82,12 @@ _REASONS: Final[dict[str, tuple[type[HandshakeError], str]]] = {
 
 
 def refusal_of(error: SealringError) -> Message:
-    name = type(error).__name__
     if isinstance(error, GroupEnded) and error.failure is not None:
         return _refusal_with(error.failure)
     # Other errors are ours alone: the peer learns that we are gone, not what happened here.
-    known = name if name in _REFUSALS or isinstance(error, Unsupported) else "PeerUnreachable"
-    refusal: Message = {"type": "refusal", "error": known, "text": _clean(passed_on(error))}
+    told = error.code in _REFUSALS or isinstance(error, Unsupported)
+    code = error.code if told else PeerUnreachable.code
+    refusal: Message = {"type": "refusal", "error": code, "text": _clean(passed_on(error))}
     if isinstance(error, HandshakeError) and error.misdirected:
         refusal[_MISDIRECTED] = True
     if isinstance(error, HandshakeError) and None not in (error.reported_by, error.peer):
@@ -140,27 +100,29 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
 
     That it refuses this worker is seen here; what it says about a rank is its word alone.
     """
-    if message.get("error") == GroupEnded.__name__:
+    if message.get("error") == GroupEnded.code:
         return _ended(message, who, peer)
     misdirected = message.get(_MISDIRECTED) is True
     beside = {_ABOUT, _MISDIRECTED} if misdirected else {_ABOUT}
     exactly(message, _REFUSAL | (message.keys() & beside))
     reported = _ABOUT in message
     about = integer(message, _ABOUT, 0, MAX_WORLD - 1) if reported else peer
-    name, said = text(message, "error"), _clean(text(message, "text"))
+    code, said = text(message, "error"), _clean(text(message, "text"))
     reason = f"{who}{_SAYS}{said}"
-    if name == Unsupported.__name__:
+    if code == Unsupported.code:
         return Unsupported(reason)
-    if name not in _REFUSALS:
+    if code not in _REFUSALS:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
-    error = _REFUSALS[name](
+    kind: Any = classes_by_code()[code]
+    error: HandshakeError = kind(
         reason,
         peer=about,
         proven=not reported,
         misdirected=misdirected,
         reported_by=peer if reported else None,
+        code=code,
     )
     error.passed_on = said if _SAYS in said else reason
     return error
@@ -179,9 +141,9 @@ def _refusal_with(failure: GroupError) -> Message:
     """A group's failure, with what every other member must learn of it."""
     return {
         "type": "refusal",
-        "error": GroupEnded.__name__,
+        "error": GroupEnded.code,
         "text": _clean(str(failure) if failure.native is None else failure.native.text),
-        "failure": type(failure).__name__,
+        "failure": failure.code,
         "about": _number(failure.peer),
         "by": _number(failure.reported_by),
         "collective": failure.collective or 0,
@@ -194,16 +156,18 @@ def _number(rank: int | None) -> int:
 
 def _ended(message: Message, who: str, peer: int) -> HandshakeError:
     exactly(message, _ENDED)
-    name = text(message, "failure")
-    if name not in _FAILURES:
+    code = text(message, "failure")
+    if code not in _FAILURES:
         raise MalformedSetup(f"{who} says that its group ended for a reason unknown here")
     about, by = (integer(message, field, -1, MAX_WORLD - 1) for field in ("about", "by"))
     reason = _clean(text(message, "text"))
-    failure = _FAILURES[name](
+    kind: Any = classes_by_code()[code]
+    failure: GroupError = kind(
         reason,
         peer=about if about >= 0 else None,
         collective=integer(message, "collective") or None,
         reported_by=by if by >= 0 else peer,
+        code=code,
     )
     return GroupEnded(f"{who} says: {reason}", failure=failure, peer=peer, proven=True)
 

@@ -250,7 +250,7 @@ class Meeting(RendezvousHandler):
             return calls.make(lambda: store.compare_set(key, "", value))
 
         def refuse(error: HandshakeError) -> NoReturn:
-            put(problem, json.dumps([type(error).__name__, str(error)]))
+            put(problem, json.dumps([error.code, str(error)]))
             raise error
 
         try:
@@ -276,14 +276,17 @@ class Meeting(RendezvousHandler):
             ) from None
 
 
+_CONTRADICTIONS: Final[dict[str, type[HandshakeError]]] = {
+    kind.code: kind for kind in (DuplicateRank, UnknownAuthority, WrongJob, WrongWorldSize)
+}
+
+
 def _told(text: bytes) -> HandshakeError:
     """A contradiction that another launcher found."""
-    kinds = {
-        kind.__name__: kind for kind in (DuplicateRank, UnknownAuthority, WrongJob, WrongWorldSize)
-    }
     try:
-        name, message = read_json(text, _MOST_BYTES)
-        return kinds[name]("".join(each if each.isprintable() else "?" for each in str(message)))
+        code, message = read_json(text, _MOST_BYTES)
+        clean = "".join(each if each.isprintable() else "?" for each in str(message))
+        return _CONTRADICTIONS[code](clean)
     except (ValueError, TypeError, KeyError):
         return MalformedSetup("another launcher reported a problem that cannot be read")
 

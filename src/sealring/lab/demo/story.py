@@ -168,7 +168,7 @@ class Attacked:
         return [
             rank
             for rank, ending in sorted(self.endings.items())
-            if ending.error == TamperedRecord.__name__ and ending.reported_by is None
+            if ending.error == TamperedRecord.code and ending.reported_by is None
         ]
 
     @property
@@ -177,7 +177,7 @@ class Attacked:
         return [
             rank
             for rank, ending in sorted(self.endings.items())
-            if ending.error == TamperedRecord.__name__ and ending.reported_by == self.lured
+            if ending.error == TamperedRecord.code and ending.reported_by == self.lured
         ]
 
     @property

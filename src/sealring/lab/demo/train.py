@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import GradBucket, Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from sealring.core.identity import load_credentials
-from sealring.errors import ConfigurationError, GroupError
+from sealring.errors import ConfigurationError, GroupError, named
 from sealring.formats.log.notes import Verifier
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.lab.bench.models import Shape, make_model
@@ -304,13 +304,13 @@ def _ending(
     raised: RuntimeError | None = None,
     at: float = 0.0,
 ) -> Ending:
-    named = None if raised is None else _error_of_the_group(raised)
+    failure = None if raised is None else _error_of_the_group(raised)
     return Ending(
         whole_steps=whole_steps,
-        raised=None if raised is None else type(raised).__name__,
-        error=None if named is None else type(named).__name__,
-        message=str(named or raised or ""),
-        reported_by=None if named is None else named.reported_by,
+        raised=None if raised is None else named(raised),
+        error=None if failure is None else failure.code,
+        message=str(failure or raised or ""),
+        reported_by=None if failure is None else failure.reported_by,
         at=at,
         weights=weights,
         weights_before=weights_before,
@@ -428,8 +428,8 @@ def surprises(audited: list[Audited]) -> list[str]:
     """What the audits did not say as they should; empty if all is well."""
     found = []
     for one in audited:
-        named = any(finding.startswith("rank 1") for finding in one.findings)
-        if one.name == "lying" and not (one.status == 1 and named):
+        blamed = any(finding.startswith("rank 1") for finding in one.findings)
+        if one.name == "lying" and not (one.status == 1 and blamed):
             found.append(f"the audit did not name the rank that lied, but said {one.findings}")
         if one.name != "lying" and one.status != 0:
             found.append(f"the audit of the {one.name} run says {one.findings}")

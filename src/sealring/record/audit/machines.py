@@ -24,6 +24,7 @@ from sealring.errors import (
     NotAttested,
     PolicyRefusal,
     WrongLog,
+    named,
 )
 from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
 from sealring.record.audit.findings import Fault, Finding
@@ -72,7 +73,7 @@ def _check_evidence(
         return
 
     def fault(kind: Fault, problem: Exception) -> None:
-        text = f"{type(problem).__name__}: {problem}"
+        text = f"{named(problem)}: {problem}"
         found.findings.append(Finding(kind, (party,), text, signed))
 
     # Evidence is judged as of its date. At another time it may pass what it did not pass then.

@@ -28,6 +28,7 @@ from sealring.errors import (
     TamperedLog,
     TruncatedLog,
     WrongLog,
+    named,
 )
 from sealring.formats.log.broker_entries import log_of_broker
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
@@ -170,7 +171,7 @@ def read_log(
 
 def refused(problem: LogError, parties: tuple[str, ...] = ()) -> Finding:
     parties = parties or _PARTIES.get(type(problem), (OWNER,))
-    return Finding(Fault.LOG_REFUSED, parties, f"{type(problem).__name__}: {problem}")
+    return Finding(Fault.LOG_REFUSED, parties, f"{named(problem)}: {problem}")
 
 
 def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Finding]:
@@ -362,7 +363,7 @@ def _read(
             Finding(
                 _fault_of(problem),
                 (_signer_said(envelope),),
-                f"{name} is not believed. {type(problem).__name__}: {problem}",
+                f"{name} is not believed. {named(problem)}: {problem}",
                 (digest,),
             )
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sealring.errors import SealringError
+from sealring.errors import SealringError, named
 from sealring.record.audit.findings import Fault, Finding
 from sealring.record.audit.records import AuditTrust, LogSeen, Records
 from sealring.record.audit.result import Answer, Repetitions, Said
@@ -84,7 +84,7 @@ def _repeat(
             timeout=wanted.timeout, compare=wanted.compare, tolerance=wanted.tolerance,
         )  # fmt: skip
     except SealringError as problem:
-        return Outcome(part, "failed", None, None, f"{type(problem).__name__}: {problem}")
+        return Outcome(part, "failed", None, None, f"{named(problem)}: {problem}")
 
 
 def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:

@@ -75,7 +75,7 @@ class RunFacts:
             )
         raise MalformedRun(
             f"no export of run {self.run} wrote a file with the SHA-256 {digest}: export with "
-            "`sealring vault export --record RUN`, and give the file as it was written"
+            "`sealring vault open --record RUN`, and give the file as it was written"
         )
 
 

@@ -16,6 +16,7 @@ from sealring.errors import (
     ConfigurationError,
     SealringError,
     UnsafePath,
+    named,
 )
 from sealring.vault import watched
 from sealring.vault.trees import files_below
@@ -86,7 +87,7 @@ def parsing(name: object, form: str) -> Iterator[None]:
     except SealringError:
         raise
     except Exception as problem:
-        reason = f"{type(problem).__name__}: {problem}"[:300]
+        reason = f"{named(problem)}: {problem}"[:300]
         raise BadSource(f"{name} cannot be read as {form}. {reason}") from None
 
 

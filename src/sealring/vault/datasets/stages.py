@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from sealring.errors import BadSource, ConfigurationError
+from sealring.errors import BadSource, ConfigurationError, named
 from sealring.formats.strict import read_json
 from sealring.vault.datasets.fields import Field, decoder, encoder, fields_of
 from sealring.vault.datasets.shards import ShardReader
@@ -144,5 +144,5 @@ def _several(made: Any) -> Iterator[dict[str, Any]]:
         return
     for one in [made] if isinstance(made, dict) else made:
         if not isinstance(one, dict):
-            raise BadSource(f"a sample is a dict, and not {type(one).__name__}")
+            raise BadSource(f"a sample is a dict, and not {named(one)}")
         yield one
