@@ -590,11 +590,8 @@ def test_an_export_of_one_entry_drops_nothing_below_it(vault: Vault, tmp_path: P
     reader = CheckpointReader(vault, "run")
     assert export_torch(reader, tmp_path / "a.pt", only="model.a") == ["model.list"]
     assert sorted(torch.load(tmp_path / "a.pt")) == ["b", "c", "d"]
-    refused(
-        lambda: export_torch(reader, tmp_path / "b.pt", only="model.list.1"),
-        ConfigurationError,
-        "'model.list.1' is in the list 'model.list': export that",
-    )
+    with pytest.raises(ConfigurationError, match=r"'model\.list\.1' is in the list 'model\.list'"):
+        export_torch(reader, tmp_path / "b.pt", only="model.list.1")
 
 
 def test_export_of_a_job_that_ran_under_a_secret_file(
