@@ -172,7 +172,7 @@ def test_a_vault_key_of_a_broker_needs_a_provider(no_providers: None) -> None:
 def test_a_ledger_at_the_broker_needs_a_provider(
     no_providers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sealring.vault.broker_ledger import BrokerLedger
+    from sealring.vault.ledger import BrokerLedger
 
     monkeypatch.setenv("SEALRING_BROKER", "https://broker:8443")
     with pytest.raises(ConfigurationError, match="a ledger at the broker needs one provider"):

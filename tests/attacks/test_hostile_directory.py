@@ -30,8 +30,7 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
-from sealring.vault.files import move_into_place, remove_directory
-from sealring.vault.outputs import unfinished
+from sealring.vault.files import move_into_place, remove_directory, unfinished
 from tests.codes import coded
 from tests.workers import SECRET
 

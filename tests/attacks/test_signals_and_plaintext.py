@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from sealring.vault.outputs import unfinished
+from sealring.vault.files import unfinished
 
 CODE = """
 import os, shutil, signal, sys
 from pathlib import Path
-from sealring.vault.outputs import unfinished
+from sealring.vault.files import unfinished
 
 first, later, when = int(sys.argv[2]), [int(one) for one in sys.argv[3].split()], sys.argv[4]
 real = shutil.rmtree

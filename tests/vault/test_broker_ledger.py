@@ -10,8 +10,8 @@ from sealring.attest.broker import vault_client
 from sealring.attest.broker.vault_client import Answered, Recorded
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.errors import RolledBack
-from sealring.vault import broker_ledger
-from sealring.vault.broker_ledger import BrokerLedger
+from sealring.vault import ledger as ledgers
+from sealring.vault.ledger import BrokerLedger
 
 VAULT = "0" * 32
 ONE, TWO = "1" * 32, "2" * 32
@@ -36,7 +36,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setenv("SEALRING_BROKER", "https://broker")
     monkeypatch.setattr(vault_client, "this_worker", lambda: made)
-    monkeypatch.setattr(broker_ledger, "_ANSWERED", {})
+    monkeypatch.setattr(ledgers, "_ANSWERED", {})
     return made
 
 

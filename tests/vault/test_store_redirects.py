@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from sealring.errors import StoreFailed
 from sealring.vault import Vault, keys
-from sealring.vault.layout import OBJECT
+from sealring.vault.objects import OBJECT_NAME
 from sealring.vault.stores import Store
 from tests.vault.http_store import Answer, HttpStore, serving
 from tests.vault.test_checkpoints import load, refused
@@ -147,7 +147,7 @@ def test_s3_sends_no_token_to_another_address(
     store = Store("s3://bucket/vault")
     for work in (
         lambda: Vault.open("s3://bucket/vault", keys.key_file(key)),
-        lambda: store.names("objects", OBJECT),
+        lambda: store.names("objects", OBJECT_NAME),
         lambda: store.put("manifest", b"sealed", new=True),
         lambda: store.read_range("manifest", 0, 9),
     ):

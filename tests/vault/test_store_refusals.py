@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from sealring.errors import MissingPart, RolledBack, StoreFailed
-from sealring.vault import Vault, answers, keys, requests, trees
+from sealring.vault import Vault, keys, requests, trees
 from sealring.vault.opened import KeyChange
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
@@ -76,8 +76,8 @@ def test_a_listing_whose_pages_do_not_end(
 ) -> None:
     """No page is long. All of them were kept in memory until the request's time had passed."""
     seal(stored, tmp_path, b"1")
-    monkeypatch.setattr(answers, "LARGEST_LISTING", 2 << 20)
-    monkeypatch.setattr(answers, "_OVERHEAD", 1 << 20)
+    monkeypatch.setattr(requests, "LARGEST_LISTING", 2 << 20)
+    monkeypatch.setattr(requests, "_OVERHEAD", 1 << 20)
     monkeypatch.setattr(requests, "SILENT_SECONDS", 20.0)
     numbers, sent = itertools.count(), [0]
 

@@ -11,7 +11,7 @@ import pytest
 
 from sealring.errors import NoSuchObject, RolledBack, StoreFailed
 from sealring.vault import Vault, keys, objects, requests
-from sealring.vault.layout import VERSION
+from sealring.vault.objects import VERSION_NAME
 from sealring.vault.stores import Store
 from tests.vault.conftest import clear_memory_store
 from tests.vault.test_checkpoints import load, refused, same, save, state
@@ -185,7 +185,7 @@ def test_a_folder_that_does_not_answer_is_an_error(
 
 
 def names(vault: Vault) -> list[str]:
-    return [one.name for one in vault.folder_of("run").entries(VERSION)]
+    return [one.name for one in vault.folder_of("run").entries(VERSION_NAME)]
 
 
 def folder(vault: Vault) -> str:

@@ -47,8 +47,7 @@ from sealring.vault import keys, trees
 from sealring.vault.datasets.pipeline import lineage
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
-from sealring.vault.vault import Vault
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored, Vault
 from sealring.version import __version__
 
 if TYPE_CHECKING:

@@ -4,11 +4,12 @@ closing            what close() means: keys wiped, and an error for every later 
 files, sealed      what survives a crash; sealed files by the native core
 freeing            the space of removed files, given back beside
 storage, stores    where a vault lies: a directory, or a store that fsspec reaches
+requests           questions to a store in bounded time, and what its answers prove
 keys, header       who opens a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
-objects, vault     versions of a name, and the directory of them
-ledger, broker_ledger  by which a rollback is seen
-trees, outputs     files and folders in and out; rotation; plaintext that is not finished
+objects, vault     versions of a name as files, and the directory of them
+ledger             by which a rollback is seen
+trees              files and folders in and out; rotation
 
 signing            what a rank vouches for
 checkpoint_form    tensors and other entries as bytes

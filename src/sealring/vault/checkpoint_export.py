@@ -19,8 +19,7 @@ from sealring.vault import safetensors
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader
 from sealring.vault.checkpoint_writer import CheckpointWriter
-from sealring.vault.files import check_output, move_into_place
-from sealring.vault.outputs import new_output, unfinished
+from sealring.vault.files import check_output, move_into_place, new_output, unfinished
 
 
 def load_whole(reader: CheckpointReader) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from sealring.vault.checkpoint_check import Location
 from sealring.vault.checkpoint_form import KIND, has_own_memory, pickled_anew, raw_bytes
 from sealring.vault.closing import Closable
 from sealring.vault.storage import VaultPath
-from sealring.vault.vault import Vault
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored, Vault
 
 _LOG = logging.getLogger("sealring")
 _TOLD: Final[set[VaultPath]] = set()

@@ -48,8 +48,7 @@ from sealring.vault.checkpoint_form import (
     paths_of_all,
 )
 from sealring.vault.closing import Closable
-from sealring.vault.layout import COPY, OBJECT
-from sealring.vault.objects import Copy, Part
+from sealring.vault.objects import COPY_NAME, OBJECT_NAME, Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import LAST_VERSION, Vault
@@ -319,8 +318,8 @@ class _Draft:
 
 
 _FORMS: Final = {
-    "object": OBJECT,
-    "copy": COPY,
+    "object": OBJECT_NAME,
+    "copy": COPY_NAME,
     "save": re.compile(r"[0-9a-f]{32}"),
     "plan": re.compile(r"[0-9a-f]{64}"),
 }

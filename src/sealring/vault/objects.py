@@ -32,6 +32,7 @@ from sealring.errors import (
     TamperedChunk,
     TruncatedFile,
     UnsafePath,
+    VaultError,
     WrongKey,
 )
 from sealring.formats.strict import read_json, strictly
@@ -55,6 +56,10 @@ KEY_FILE: Final = "key.json"
 _PART: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
 _COMMITMENT: Final = slice(24, 56)
 _LONGEST_KIND: Final = 100
+OBJECT_NAME: Final = re.compile(r"[0-9a-f]{32}")
+VERSION_NAME: Final = re.compile(r"[0-9]{10}")
+COPY_NAME: Final = re.compile(r"[0-9a-f]{8}")
+_ONE_BY_ONE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +308,60 @@ def open_copy(folder: VaultPath, ring: KeyRing, vault: bytes) -> Copy:
 def remove(folder: VaultPath) -> None:
     """Removes a copy: the manifest first, so that no half of it looks complete."""
     folder.remove(4, first=MANIFEST)
+
+
+def is_complete(copy: VaultPath) -> bool:
+    return (copy / MANIFEST).has_file()
+
+
+def complete_copies(version: VaultPath) -> list[VaultPath]:
+    return [one for one in version.entries(COPY_NAME) if is_complete(one)]
+
+
+def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
+    """Of versions of one object, in the order given: those that may be complete.
+
+    Nothing is asked about versions behind the one that the caller stops at. A store is asked about
+    the first versions one by one, each for a request or two; the files of all others come from
+    one listing. Then the requests do not grow with the versions, but for the listing's pages.
+    """
+    at_once: set[str] | None = None
+    for count, version in enumerate(versions):
+        if count == _ONE_BY_ONE:
+            at_once = _with_manifest(version.parent)
+        if may_be_complete(version) if at_once is None else version.name in at_once:
+            yield version
+
+
+def _with_manifest(folder: VaultPath) -> set[str] | None:
+    """The names of versions that have a complete copy; None where each is to be looked at."""
+    files = folder.below()
+    if files is None:
+        return None
+    ways = (one.split("/") for one in files)
+    return {
+        way[0]
+        for way in ways
+        if len(way) == 3 and COPY_NAME.fullmatch(way[1]) and way[2] == MANIFEST
+    }
+
+
+def may_be_complete(version: VaultPath) -> bool:
+    """Whether it has a complete copy, or cannot be read."""
+    try:
+        return bool(complete_copies(version))
+    except VaultError:
+        return True  # to open it gives the error
+
+
+def collected(
+    folder: VaultPath, form: re.Pattern[str], problems: list[VaultError]
+) -> list[VaultPath]:
+    """Entries; what is wrong with the folder, and links in it, are put into `problems`."""
+    try:
+        found = folder.entries(form)
+        problems += folder.links(form)
+    except VaultError as problem:
+        problems.append(problem)
+        return []
+    return found

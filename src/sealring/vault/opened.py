@@ -23,8 +23,7 @@ from sealring.formats.files import writing
 from sealring.vault import header as headers
 from sealring.vault.closing import Closable
 from sealring.vault.keys import Holder, Opener, Presented, SymmetricKey
-from sealring.vault.ledger import Ledger
-from sealring.vault.ledgers import ledger_of
+from sealring.vault.ledger import Ledger, ledger_of
 from sealring.vault.sealed import LARGEST_DOCUMENT, check_small
 from sealring.vault.storage import VaultPath
 

@@ -1,14 +1,25 @@
-"""Requests to a store, through fsspec's client for it. Each ends in bounded time."""
+"""Requests to a store, through fsspec's client for it, and what their answers may be and prove.
+
+Each request ends in bounded time. A client collects in memory whatever comes until then: a whole
+file where a proxy does not serve ranges, and gigabytes where an answer does not end. It follows
+redirects to any address, with the request's body and the session's token. And fsspec's client for
+HTTP calls a file absent for whatever reason it cannot be read. So each answer is looked at as it
+comes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
 
-from sealring.errors import StoreFailed
-from sealring.vault import answers
+from sealring.errors import ConfigurationError, SealringError, StoreFailed, Unsupported
+from sealring.vault.sealed import shown
 
 SILENT_SECONDS: Final = 120.0
 """A request may take so long, with its client's repetitions, and longer by its size:"""
@@ -16,6 +27,210 @@ _BYTES_A_SECOND: Final = 1 << 18
 _STOP_SECONDS: Final = 5.0
 """For a request to end that is stopped. It does no more than close its connection."""
 _MOVES_CONTENT: Final = frozenset({"cat_file", "pipe_file", "put_file"})
+_OVERHEAD: Final = 16 << 20
+"""Bytes: a page of a listing, or an error, is much shorter."""
+LARGEST_LISTING: Final = 64 << 20
+"""Bytes, of the answers that list files: for about 200,000 of them."""
+_ABSENT: Final = frozenset({404, 410})
+_CONTENT: Final = frozenset({200, 206})
+"""Statuses of answers that hold what was asked for."""
+_READING: Final = frozenset({"GET", "HEAD"})
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_S3: Final = frozenset({"s3", "s3a"})
+HTTP: Final = frozenset({"http", "https"})
+OF_THIS_MACHINE: Final = frozenset({"file", "local", "memory"})
+_LONGEST_ADDRESS: Final = 100
+
+
+@dataclass(slots=True)
+class Room:
+    """What the answers to one call of the client may hold: it may need several requests."""
+
+    wanted: int
+    """Bytes of content that each request asks for."""
+    listing: bool
+    """The pages of a listing count together: a store can always say that another one follows."""
+    absent: frozenset[int] = _ABSENT
+    """Statuses after which the client's word that a file is not there is believed."""
+    came: int = 0
+    status: int | None = None
+    """Of the answer to the last request; None if there was none."""
+    elsewhere: str = ""
+    """Where that answer sends the client, if that is another address."""
+
+    def asked(self) -> None:
+        self.status, self.elsewhere = None, ""
+
+    def answered(self, answer: Any) -> None:
+        self.status, self.elsewhere = answer.status, _other_address(answer)
+        # Clients take every such status for success, and the answer for the file: an empty one.
+        if answer.method in _READING and answer.status < 300 and answer.status not in _CONTENT:
+            _refuse(answer)
+        answer.content = _Content(answer, self)
+
+    def judged(self, url: str, problem: Exception) -> Exception:
+        """What the failure of the client's call means: here alone a file is found to be absent."""
+        if self.elsewhere:
+            return StoreFailed(
+                f"{url} redirects to {self.elsewhere}, and nothing is sent there. If the store has "
+                "moved, use its new URL"
+            )
+        if isinstance(problem, SealringError):
+            return problem
+        if isinstance(problem, FileNotFoundError):
+            if self.status in self.absent:
+                return problem
+            return problem.__cause__ if isinstance(problem.__cause__, Exception) else _no_word()
+        return FileNotFoundError(url) if self.status in _ABSENT else problem
+
+    def take(self, answer: int, count: int) -> None:
+        """`answer`: bytes of the answer that these are the last `count` of."""
+        self.came += count
+        if answer > (longest := self.wanted + _OVERHEAD):
+            raise StoreFailed(f"an answer has more than {longest} bytes")
+        if self.listing and self.came > (longest := LARGEST_LISTING + _OVERHEAD):
+            raise StoreFailed(f"the answers to one question have more than {longest} bytes")
+
+
+room: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+def _proving_absence(files: Any) -> frozenset[int]:
+    """S3 lists a folder that is not there with success: nothing is in it."""
+    return _ABSENT | {200} if _S3.intersection(files.protocol) else _ABSENT
+
+
+def options_of(url: str) -> dict[str, Any]:
+    """What fsspec gives to a client, so that its answers are looked at."""
+    scheme = url.partition("://")[0]
+    if scheme in OF_THIS_MACHINE:
+        return {}
+    if scheme not in _S3 | HTTP:
+        raise Unsupported(
+            f"no vault is used in a store of the kind {scheme[:20]!r}: its client may call a file "
+            "absent that it could not read, and an older version would be taken. Use s3://, "
+            "http://, https:// or a directory"
+        )
+    import fsspec
+
+    watching: Any
+    try:
+        if scheme in HTTP:
+            import aiohttp
+
+            _require(aiohttp.ClientSession, "middlewares")
+            option, name, watching = "client_kwargs", "middlewares", (_follow_inside,)
+        else:
+            from aiobotocore.config import AioConfig
+
+            _require(AioConfig, "http_session_cls")
+            option, name, watching = "config_kwargs", "http_session_cls", _session_class()
+    except ImportError:
+        return {}  # fsspec says what to install
+    chosen: dict[str, Any] = {}
+    for one in sorted(HTTP if scheme in HTTP else _S3):
+        chosen |= fsspec.config.conf.get(one, {}).get(option) or {}
+    return {option: {**chosen, name: watching}}
+
+
+def _require(client: Any, parameter: str) -> None:
+    if parameter not in inspect.signature(client.__init__).parameters:
+        raise ConfigurationError(
+            f"this {client.__module__.partition('.')[0]} is too old for stores: "
+            "pip install --upgrade 'sealring[stores]' aiohttp aiobotocore",
+            code="configuration.missing_extra",
+        )
+
+
+def _other_address(answer: Any) -> str:
+    """Scheme, host and port that a redirect leads to, if they are not those of the request."""
+    if not (target := _target(answer)):
+        return ""
+    try:
+        origin = answer.url.join(type(answer.url)(target)).origin()
+    except ValueError:
+        return "no address"
+    if origin == answer.url.origin():
+        return ""
+    return shown(str(origin), _LONGEST_ADDRESS)
+
+
+def _refuse(answer: Any) -> NoReturn:
+    answer.close()
+    raise StoreFailed(f"{answer.url} cannot be used: the server answers {answer.status}")
+
+
+def _target(answer: Any) -> str:
+    """Where the client goes on after this answer."""
+    found = answer.headers.get("Location") or answer.headers.get("URI") or ""
+    return str(found) if answer.status in _REDIRECTS else ""
+
+
+def _no_word() -> OSError:
+    return OSError("no answer says whether the file is there")
+
+
+async def _follow_inside(request: Any, send: Any) -> Any:
+    """aiohttp's middleware for one request, also for each that follows a redirect."""
+    allowed = room.get() or Room(0, listing=False)
+    allowed.asked()
+    answer = await send(request)
+    allowed.answered(answer)
+    if allowed.elsewhere:
+        answer.close()
+        raise StoreFailed(f"a redirect to {allowed.elsewhere}")
+    if 300 <= answer.status < 400 and not _target(answer):
+        _refuse(answer)
+    return answer
+
+
+@functools.cache
+def _session_class() -> type:
+    """Always the same: fsspec knows a connection that it has by its options."""
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Session(AIOHTTPSession):  # type: ignore[misc]  # it has no types
+        async def _get_session(self, *args: Any, **options: Any) -> Any:
+            return _Requests(await super()._get_session(*args, **options))
+
+    return Session
+
+
+class _Requests:
+    """aiohttp's session, for aiobotocore. It follows no redirects, as boto3 follows none."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    async def request(self, *args: Any, **options: Any) -> Any:
+        allowed = room.get() or Room(0, listing=False)
+        allowed.asked()
+        answer = await self._session.request(*args, allow_redirects=False, **options)
+        allowed.answered(answer)
+        return answer
+
+
+class _Content:
+    """aiohttp's reader of one answer's body."""
+
+    def __init__(self, answer: Any, allowed: Room) -> None:
+        self._answer, self._reader, self._room = answer, answer.content, allowed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    async def read(self, size: int = -1) -> bytes:
+        if size >= 0:
+            return bytes(await self._reader.read(size))
+        came = bytearray()
+        while block := await self._reader.readany():
+            came += block
+            try:
+                self._room.take(len(came), len(block))
+            except StoreFailed:
+                self._answer.close()
+                raise
+        return bytes(came)
 
 
 def can_be_stopped(files: Any) -> bool:
@@ -36,10 +251,8 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
     seconds = SILENT_SECONDS + size / _BYTES_A_SECOND
 
     async def bounded() -> Any:
-        room = answers.Room(
-            size, listing=method not in _MOVES_CONTENT, absent=answers.proving_absence(files)
-        )
-        answers.room.set(room)
+        allowed = Room(size, listing=method not in _MOVES_CONTENT, absent=_proving_absence(files))
+        room.set(allowed)
         try:
             return await asyncio.wait_for(getattr(files, f"_{method}")(*args, **options), seconds)
         except TimeoutError:
@@ -47,7 +260,7 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
                 f"{url} did not answer within {seconds:.0f} seconds: try again later"
             ) from None
         except Exception as problem:
-            if (meant := room.judged(url, problem)) is problem:
+            if (meant := allowed.judged(url, problem)) is problem:
                 raise
             raise meant from None
 

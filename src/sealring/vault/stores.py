@@ -28,7 +28,7 @@ from sealring.errors import (
     Unsupported,
     VaultError,
 )
-from sealring.vault import answers, requests
+from sealring.vault import requests
 from sealring.vault.sealed import shown
 from sealring.vault.storage import LocalPath, VaultPath
 
@@ -60,11 +60,11 @@ def _reason(problem: Exception) -> str:
 def _refuse_credentials(url: str) -> None:
     """The URL is printed, and kept in the ledger. This error does not show it."""
     scheme = url.partition("://")[0]
-    if scheme in answers.OF_THIS_MACHINE:
+    if scheme in requests.OF_THIS_MACHINE:
         return
     try:
         parts = urlsplit(url)
-        plain = "@" not in parts.netloc and (scheme not in answers.HTTP or not parts.query)
+        plain = "@" not in parts.netloc and (scheme not in requests.HTTP or not parts.query)
         plain = plain and (parts.port is None or parts.port >= 0)
     except ValueError:  # what stands in the place of the port or the host is none
         plain = False
@@ -100,7 +100,7 @@ class Store:
             with self._asking():
                 # What others have put meanwhile must be seen.
                 self._reached = fsspec.core.url_to_fs(
-                    self.url, use_listings_cache=False, **answers.options_of(self.url)
+                    self.url, use_listings_cache=False, **requests.options_of(self.url)
                 )
             self._process = os.getpid()
         return self._reached
@@ -148,7 +148,7 @@ class Store:
         return sorted(one for one in last if form.fullmatch(one))
 
     def _list(self, folder: str) -> list[str]:
-        if answers.HTTP.isdisjoint(self._files.protocol):
+        if requests.HTTP.isdisjoint(self._files.protocol):
             return self._do(0, "ls", self._at(folder), detail=False)  # type: ignore[no-any-return]
         # fsspec looks for links with an expression that takes hours for some pages.
         page = bytes(self._do(0, "cat_file", self._at(folder) + "/"))
@@ -165,7 +165,7 @@ class Store:
         with self._asking():
             self._files.invalidate_cache()
             try:
-                found = self._do(answers.LARGEST_LISTING, "find", start.rstrip("/"))
+                found = self._do(requests.LARGEST_LISTING, "find", start.rstrip("/"))
             except (FileNotFoundError, NotADirectoryError):
                 found = [""]
         if not all(str(one).startswith(start) for one in found):

@@ -26,14 +26,17 @@ from sealring.errors import (
 from sealring.formats.files import NEW_FILE, not_written, sync_directory
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
-from sealring.vault.files import check_inside, check_output, make_folders, move_into_place
+from sealring.vault.files import (
+    check_inside,
+    check_output,
+    make_folders,
+    move_into_place,
+    unfinished,
+)
 from sealring.vault.keys import Presented
-from sealring.vault.layout import complete_copies
-from sealring.vault.objects import Copy, Part
+from sealring.vault.objects import Copy, Part, complete_copies
 from sealring.vault.opened import KeyChange, Tell, tell_later
-from sealring.vault.outputs import unfinished
-from sealring.vault.vault import Vault
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored, Vault
 from sealring.vault.watched import Watched
 
 KIND: Final = "files"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
+from sealring.core.hooks import VaultEntry
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
+    ForeignPart,
     NoSuchObject,
+    NotAVault,
     RolledBack,
     SealringError,
     StoreFailed,
@@ -21,34 +24,55 @@ from sealring.formats.files import not_written, writing
 from sealring.vault import header as headers
 from sealring.vault import objects
 from sealring.vault.keys import Opener, Presented, SymmetricKey
-from sealring.vault.layout import (
-    COPY,
-    OBJECT,
-    VERSION,
+from sealring.vault.ledger import ledger_of
+from sealring.vault.objects import (
+    COPY_NAME,
+    OBJECT_NAME,
+    VERSION_NAME,
+    Copy,
+    Manifest,
     collected,
+    complete,
     complete_copies,
     is_complete,
     may_be_complete,
 )
-from sealring.vault.ledgers import ledger_of
-from sealring.vault.objects import Copy
-from sealring.vault.opened import HEADER, KeyChange, Tell, tell_later
-from sealring.vault.sealed import AES, SUITES
+from sealring.vault.opened import HEADER, KeyChange, OpenedHeader, Tell, tell_later
+from sealring.vault.sealed import AES, SUITES, disk_failed
 from sealring.vault.storage import VaultPath
 from sealring.vault.stores import Where, vault_path
-from sealring.vault.versions import REMOVED, Stored, Versions, entry_of, numbered
 
 _LOG = logging.getLogger("sealring")
 LAST_VERSION: Final = 9_999_999_999
 _MOST_TAKEN: Final = 100
 """Numbers that other writers take after they were listed."""
+REMOVED: Final = "removed"
+"""The kind of the version that says that an object was removed."""
 
 
-class Vault(Versions):
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A complete version of an object, its manifest opened and authentic."""
+
+    copy: Copy
+    manifest: Manifest
+
+    @property
+    def whose(self) -> str:
+        return f"{self.manifest.name!r} version {self.manifest.object_version}"
+
+
+class Vault(OpenedHeader):
     """Use `Vault.create` or `Vault.open`. `close()` wipes its keys.
 
     A dataset that was opened from it has keys of its own and stays open.
     """
+
+    def __init__(
+        self, path: VaultPath, opener: Opener, expect: str | None = None, *, made_now: bool = False
+    ) -> None:
+        self._known_complete: set[VaultPath] = set()
+        super().__init__(path, opener, expect, made_now=made_now)
 
     @classmethod
     def create(
@@ -123,6 +147,177 @@ class Vault(Versions):
         self.end_rotation([*problems, *unwritten])
         return replace(change, versions=count)
 
+    # ---- versions --------------------------------------------------------------------------------
+
+    def find(self, name: str, version: int | None = None) -> Stored:
+        """The newest version, which must not be older than the ledger's; or the one asked for."""
+        stored = self._find(self.folder_of(name), repr(name), version)
+        if stored.manifest.kind == REMOVED:
+            raise NoSuchObject(f"{name!r} was removed from {self.path}")
+        return stored
+
+    def folder_of(self, name: str) -> VaultPath:
+        object_bytes = objects.object_id(self.ring, objects.check_name(name))
+        return self.path / "objects" / object_bytes.hex()
+
+    def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
+        """Of every object, in the order of their names; also those that only the ledger knows.
+
+        What is wrong with an object is raised, or put into `problems`.
+        """
+        found = {one.name for one in (self.path / "objects").entries(OBJECT_NAME)}
+        recorded = self.ledger.objects()
+        stored = []
+        for name in sorted(found | recorded):
+            try:
+                if name not in recorded and self._newest_complete(name) is None:
+                    continue
+                found_one = self._find(self.path / "objects" / name, f"object {name}")
+                if found_one.manifest.kind != REMOVED:
+                    stored.append(found_one)
+            except VaultError as problem:
+                if problems is None:
+                    raise
+                problems.append(problem)
+        yield from sorted(stored, key=lambda one: one.manifest.name)
+
+    def incomplete(self, name: str) -> list[VaultPath]:
+        """Versions of this name that were never finished."""
+        found = self.folder_of(name).entries(VERSION_NAME)
+        whole = set(self._complete(found))  # and what cannot be read
+        return [one for one in found if one not in whole and not may_be_complete(one)]
+
+    def left_behind(self, name: str) -> list[VaultPath]:
+        """Those of them that no process can be writing."""
+        found = self.folder_of(name).entries(VERSION_NAME)
+        whole = set(self._complete(found))
+        newest = max((one.name for one in whole), default="")
+        return [
+            one
+            for one in found
+            if one not in whole
+            # A listing may have left it out, and what is left behind is removed.
+            and not may_be_complete(one)
+            and not one.claimed(superseded=one.name < newest)
+        ]
+
+    def _complete(self, versions: Sequence[VaultPath]) -> list[VaultPath]:
+        """Of these versions of one object, which are in order, those that may be complete.
+
+        A store is not asked again about what was complete when this process asked before.
+        """
+        unknown = [one for one in reversed(versions) if one not in self._known_complete]
+        found = set(complete(unknown))
+        whole = [one for one in versions if one in found or one in self._known_complete]
+        if versions and not versions[0].locks:
+            self._known_complete |= found
+        return whole
+
+    def surplus(self, name: str, version: int, keep: int) -> list[VaultPath]:
+        """The versions of this name below a number that are whole, but for the newest `keep`."""
+        lower = [
+            one for one in self.folder_of(name).entries(VERSION_NAME) if int(one.name) < version
+        ]
+        if len(lower) <= keep:
+            return []
+        found = []
+        for one in complete(reversed(lower)):
+            try:
+                stored = self._open_version(one)
+                for part in stored.manifest.parts:
+                    with stored.copy.opened(part, stored.whose):
+                        pass
+                found.append(one)
+            except VaultError as problem:
+                _LOG.warning("sealring: %s is left as it is: %s", one, problem)
+        return found[keep:]
+
+    def _find(self, folder: VaultPath, what: str, version: int | None = None) -> Stored:
+        known = self.ledger.newest(folder.name)
+        versions = numbered(folder)
+        if version is not None:
+            if version not in versions or not may_be_complete(versions[version]):
+                whole = complete(versions[one] for one in sorted(versions))
+                there = ", ".join(str(int(one.name)) for one in whole) or "none"
+                raise NoSuchObject(
+                    f"{what} has no version {version} in {self.path}: it has {there}"
+                )
+            return self._open_version(versions[version])
+        recorded = known.version if known else 0
+        stored = self._newest_above(recorded, versions)
+        if stored is not None:
+            self.record_quietly(self._seen, entry_of(stored.copy, stored.manifest.digest))
+            return stored
+        if recorded and (recorded not in versions or not may_be_complete(versions[recorded])):
+            lower = sorted((one for one in versions if one < recorded), reverse=True)
+            older = next(complete(versions[one] for one in lower), None)
+            raise RolledBack(
+                f"{what} was last written as version {recorded}, says {self.ledger.where}, and "
+                f"{self.path} has {f'version {int(older.name)}' if older else 'none'}: an older "
+                "copy of the vault lies there. Restore the newest, or ask for a version by its "
+                "number"
+            )
+        newest = versions[recorded] if recorded else self._newest_complete(folder.name)
+        if newest is None:
+            raise NoSuchObject(f"{what} is not in {self.path}: `sealring vault ls` shows what is")
+        return self._open_version(newest)
+
+    def _newest_complete(self, object_name: str) -> VaultPath | None:
+        """Whether it opens or not."""
+        versions = (self.path / "objects" / object_name).entries(VERSION_NAME)
+        return next(complete(reversed(versions)), None)
+
+    def _newest_above(self, recorded: int, versions: Mapping[int, VaultPath]) -> Stored | None:
+        """The newest version that opens, of those that the ledger does not know yet.
+
+        One that does not open may be an attacker's, so it hides no genuine one below it.
+        """
+        above = sorted((one for one in versions if one > recorded), reverse=True)
+        for version in complete(versions[one] for one in above):
+            try:
+                return self._open_version(version)
+            except VaultError as problem:
+                if disk_failed(problem):
+                    raise
+                _LOG.warning("sealring: %s is left out: %s", version, problem)
+        return None
+
+    def _open_version(self, version: VaultPath) -> Stored:
+        """The copy under the newest key of the vault. It is the recorded one, if one is."""
+        opened: list[Copy] = []
+        failure: VaultError | None = None
+        for folder in complete_copies(version):
+            try:
+                opened.append(objects.open_copy(folder, self.ring, self.header.vault))
+            except VaultError as problem:
+                failure = problem
+        if not opened:
+            raise failure or NotAVault(f"{version} holds no complete copy")
+        failure = None
+        newest = max(one.vault_key for one in opened)
+        for copy in opened:
+            if copy.vault_key == newest:
+                try:
+                    return self._as_recorded(version, copy)
+                except VaultError as problem:  # it does not hide the right one beside it
+                    failure = failure or problem
+        assert failure is not None
+        raise failure
+
+    def _as_recorded(self, version: VaultPath, copy: Copy) -> Stored:
+        stored = Stored(copy, copy.manifest())
+        if objects.object_id(self.ring, stored.manifest.name) != copy.place.object:
+            raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
+        found = copy.place.version, stored.manifest.digest
+        known = self.ledger.newest(version.parent.name)
+        if known is not None and known.version == found[0] and known.manifest != found[1]:
+            raise RolledBack(
+                f"{stored.whose} has another content than {self.ledger.where} has recorded: "
+                "another copy was put in its place, a holder of the vault's key has changed it, or "
+                "the ledger is another copy's"
+            )
+        return stored
+
     # ---- objects ---------------------------------------------------------------------------------
 
     def new_version(self, name: str, suite: str | None = None) -> Copy:
@@ -188,7 +383,7 @@ class Vault(Versions):
         save that was killed has left it, or an attacker has put it there.
         """
         for version in self._versions(problems):
-            for one in collected(version, COPY, problems):
+            for one in collected(version, COPY_NAME, problems):
                 whole = True
                 try:
                     whole = is_complete(one)
@@ -211,7 +406,7 @@ class Vault(Versions):
         versions = (
             self._versions(problems)
             if name is None
-            else collected(self.folder_of(name), VERSION, problems)
+            else collected(self.folder_of(name), VERSION_NAME, problems)
         )
         for version in versions:
             try:
@@ -223,7 +418,7 @@ class Vault(Versions):
                     yield stored
 
     def _versions(self, problems: list[VaultError]) -> Iterator[VaultPath]:
-        found = collected(self.path / "objects", OBJECT, problems)
+        found = collected(self.path / "objects", OBJECT_NAME, problems)
         if not self.path.locks:
             problems += self._left_out({one.name for one in found})
         for name in sorted(self.ledger.objects() - {one.name for one in found}):
@@ -233,7 +428,7 @@ class Vault(Versions):
                 name, self.ledger.where, self.path,
             )  # fmt: skip
         for folder in found:
-            yield from collected(folder, VERSION, problems)
+            yield from collected(folder, VERSION_NAME, problems)
 
     def _left_out(self, listed: set[str]) -> Iterator[VaultError]:
         """What the ledger knows, and a store does not list: a single wrong answer can do that.
@@ -244,7 +439,11 @@ class Vault(Versions):
             folder, known = self.path / "objects" / name, self.ledger.newest(name)
             assert known is not None
             version = folder / f"{known.version:010}"
-            if name in listed and version in folder.entries(VERSION) and may_be_complete(version):
+            if (
+                name in listed
+                and version in folder.entries(VERSION_NAME)
+                and may_be_complete(version)
+            ):
                 continue
             try:
                 newer = self._find(folder, f"object {name}")
@@ -267,7 +466,7 @@ class Vault(Versions):
             if version is not None:
                 found = [self._removable(name, version)]
             else:
-                found = self.folder_of(name).entries(VERSION)  # also those that do not open
+                found = self.folder_of(name).entries(VERSION_NAME)  # also those that do not open
                 self._commit_removal(name, known=bool(found))
             for one in found:
                 self.remove_version(one)
@@ -281,7 +480,7 @@ class Vault(Versions):
                 "older than it is. Remove the object, or seal a new version first"
             )
         wanted = self.folder_of(name) / f"{version:010}"
-        if wanted not in wanted.parent.entries(VERSION):
+        if wanted not in wanted.parent.entries(VERSION_NAME):
             raise NoSuchObject(f"{name!r} has no version {version} in {self.path}")
         return wanted
 
@@ -298,9 +497,18 @@ class Vault(Versions):
 
     def remove_version(self, version: VaultPath) -> None:
         self.require_open()
-        for copy in version.entries(COPY):
+        for copy in version.entries(COPY_NAME):
             objects.remove(copy)
         version.remove(3)
+
+
+def numbered(folder: VaultPath) -> dict[int, VaultPath]:
+    """The versions of an object, complete or not."""
+    return {int(one.name): one for one in folder.entries(VERSION_NAME)}
+
+
+def entry_of(copy: Copy, manifest: str) -> VaultEntry:
+    return VaultEntry(copy.place.object.hex(), copy.place.version, manifest)
 
 
 def _remove_unfinished(copy: Copy) -> None:

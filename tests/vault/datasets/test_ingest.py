@@ -19,7 +19,7 @@ from sealring.vault.datasets import formats, work
 from sealring.vault.datasets.ingest import ingest
 from sealring.vault.datasets.running import InProcesses, in_this_process
 from sealring.vault.datasets.sources import Limits
-from sealring.vault.layout import VERSION, complete
+from sealring.vault.objects import VERSION_NAME, complete
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
@@ -183,7 +183,7 @@ def test_killed_at_every_step_it_goes_on_and_ends_the_same(tmp_path: Path, key: 
         assert [sample["n"] for sample in content(vault)] == list(range(12))
         made.append(built.made)
         (folder,) = (path / "objects").iterdir()
-        assert len(list(complete(LocalPath(folder).entries(VERSION)))) == 1
+        assert len(list(complete(LocalPath(folder).entries(VERSION_NAME)))) == 1
         left = {one.name for one in folder.glob("*/*/*")}
         assert {"manifest", "key.json"} <= left
         if not there:

@@ -27,11 +27,9 @@ from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, in
 from sealring.vault.datasets.running import Run, Task
 from sealring.vault.datasets.shards import SealedPlace, Written
 from sealring.vault.files import remove_directory, write_file
-from sealring.vault.layout import COPY
-from sealring.vault.objects import Copy, Part
+from sealring.vault.objects import COPY_NAME, Copy, Part
 from sealring.vault.sealed import read_small
-from sealring.vault.vault import Vault
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored, Vault
 
 _RECEIPT: Final = ".receipt"
 Progress = Callable[[int], None]
@@ -165,7 +163,7 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
         newest = _before(vault, plan.name)
         last = newest[0].manifest.object_version if newest else 0
         for version in vault.incomplete(plan.name):
-            for folder in version.entries(COPY):
+            for folder in version.entries(COPY_NAME):
                 with contextlib.suppress(VaultError):
                     copy = objects.open_copy(folder, vault.ring, vault.header.vault)
                     # Under an older key of the vault, a holder that was revoked may know its key.

@@ -16,7 +16,7 @@ from sealring.errors import ConfigurationError, NotAVault, Unsupported
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.datasets.fields import Field
 from sealring.vault.header import check_version
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored
 
 KIND: Final = "dataset"
 VERSION: Final = 1

@@ -19,8 +19,7 @@ from sealring.vault.datasets.index import Index, Input, Shard, index_of
 from sealring.vault.datasets.running import Run
 from sealring.vault.datasets.stages import Stage, module_of, recorded
 from sealring.vault.objects import Part, check_name
-from sealring.vault.vault import Vault
-from sealring.vault.versions import Stored
+from sealring.vault.vault import Stored, Vault
 
 STAGES: Final = "STAGES"
 
