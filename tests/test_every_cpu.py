@@ -25,7 +25,7 @@ MAKERS: Final = {
     "full": 2, "fromiter": 1, "frombuffer": 1, "fromfile": 1, "arange": 3, "linspace": 5,
 }  # fmt: skip
 # These keep the type of the array that they are given.
-KEEPERS: Final = {"src/sealring/vault/datasets/exact.py": {"asarray"}}
+KEEPERS: Final = {"src/sealring/vault/datasets/fields.py": {"asarray"}}
 
 
 def untyped_arrays(path: Path) -> list[str]:

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import torch
 
+from sealring.vault.checkpoint_export import safetensors_header
 from sealring.vault.header import new_header, next_key, with_grant, write_header
 from sealring.vault.keys import Grant
-from sealring.vault.safetensors import Entry
-from sealring.vault.safetensors import header as safetensors_header
 from sealring.vault.sealed import AES
 from tests.fuzz.vault_targets import KEY
 
@@ -29,8 +28,8 @@ def vault_headers() -> Iterator[tuple[str, bytes]]:
 
 
 def safetensors_files() -> Iterator[tuple[str, bytes]]:
-    entries = [Entry("a", torch.float32, (2, 3)), Entry("b", torch.bool, (0, 4))]
-    yield "two", safetensors_header(entries, {"format": "pt"}) + bytes(24)
-    yield "empty", safetensors_header([], {})
+    tensors = {"a": torch.empty(2, 3), "b": torch.empty((0, 4), dtype=torch.bool)}
+    yield "two", safetensors_header(tensors, {"format": "pt"}) + bytes(24)
+    yield "empty", safetensors_header({}, {})
     large = json.dumps({"a": {"dtype": "F32", "shape": [1 << 62, 4, 0], "data_offsets": [0, 0]}})
     yield "large_shape", len(large).to_bytes(8, "little") + large.encode()

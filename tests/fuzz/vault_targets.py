@@ -8,9 +8,9 @@ import torch
 
 from sealring import _native
 from sealring.errors import ConfigurationError, NotAVault, NotGranted, VaultError
+from sealring.vault.checkpoint_export import read_safetensors
 from sealring.vault.header import open_header, read_header
 from sealring.vault.keys import SymmetricKey
-from sealring.vault.safetensors import read
 
 KEY = SymmetricKey("file", "", _native.Secret(bytes(range(1, 33))))
 
@@ -31,7 +31,7 @@ def vault_header(data: bytes) -> None:
 
 def safetensors(data: bytes) -> None:
     try:
-        tensors = dict(read(io.BytesIO(data), len(data), "the file"))
+        tensors = dict(read_safetensors(io.BytesIO(data), len(data), "the file"))
     except ConfigurationError:
         return
     for tensor in tensors.values():

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from sealring import _native
 from sealring.core.engine.cuda.chunks import NO_FAILURE
 from sealring.vault.datasets.gpu_loader import GpuLoader
-from sealring.vault.gpu_opening import Opened
+from sealring.vault.gpu_batches import Opened
 from sealring.vault.gpu_plan import Plan, SealedPart, SealedParts
 
 SALT_BYTES = 24

@@ -44,7 +44,7 @@ from sealring.record.recording.hooks import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
 from sealring.record.statements.signing import read_owner_key
 from sealring.vault import keys, trees
-from sealring.vault.datasets.pipeline import lineage
+from sealring.vault.datasets.building import lineage
 from sealring.vault.opened import Tell
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Stored, Vault

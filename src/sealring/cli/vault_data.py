@@ -29,12 +29,11 @@ from sealring.record.recording.hooks import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
 from sealring.record.statements.run_folder import SUFFIX
 from sealring.record.statements.signing import parse_statement, read_owner_key
-from sealring.vault.datasets.building import Built
-from sealring.vault.datasets.ingest import ingest as ingest_source
+from sealring.vault.datasets.building import Ancestor, Built, lineage, run_stages, stages_of
+from sealring.vault.datasets.building import ingest as ingest_source
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
-from sealring.vault.datasets.pipeline import Ancestor, lineage, run_stages, stages_of
-from sealring.vault.datasets.running import InProcesses, Run
 from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.work import InProcesses, Run
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 from sealring.version import __version__

@@ -16,10 +16,10 @@ checkpoint_form    tensors and other entries as bytes
 checkpoint_check   what makes a checkpoint valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
 staging, sealing_process    sealing in a process of its own
-checkpoint_export, safetensors  other forms of checkpoints
+checkpoint_export  other forms of checkpoints
 movement, resharding  another layout between running workers, without a disk
 
-gpu_plan, gpu_opening, gpu_batches   ciphertext from the disk to a GPU, which opens it
+gpu_plan, gpu_batches   ciphertext from the disk to a GPU, which opens it
 children           processes of this one, and how they get keys
 datasets           sealed shards, read in one order by any number of ranks
 """
@@ -41,11 +41,9 @@ if TYPE_CHECKING:
     )
     from sealring.vault.checkpoint_reader import CheckpointReader
     from sealring.vault.checkpoint_writer import CheckpointWriter
-    from sealring.vault.datasets.dataset import Dataset, Stream
+    from sealring.vault.datasets.dataset import Dataset, Loader, Stream
     from sealring.vault.datasets.gpu_loader import GpuLoader
-    from sealring.vault.datasets.loader import Loader
-    from sealring.vault.gpu_batches import GpuBatches
-    from sealring.vault.gpu_opening import CudaOpener
+    from sealring.vault.gpu_batches import CudaOpener, GpuBatches
     from sealring.vault.gpu_plan import Sample, SealedPart
     from sealring.vault.resharding import Moved, reshard
 
@@ -75,11 +73,11 @@ __all__ = [
 _WITH_TORCH: Final = {
     "CheckpointReader": "checkpoint_reader",
     "CheckpointWriter": "checkpoint_writer",
-    "CudaOpener": "gpu_opening",
+    "CudaOpener": "gpu_batches",
     "Dataset": "datasets.dataset",
     "GpuBatches": "gpu_batches",
     "GpuLoader": "datasets.gpu_loader",
-    "Loader": "datasets.loader",
+    "Loader": "datasets.dataset",
     "Moved": "resharding",
     "Sample": "gpu_plan",
     "SealedPart": "gpu_plan",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import torch
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
@@ -15,36 +18,105 @@ from torch.distributed.checkpoint.state_dict_saver import _save_state_dict
 
 from sealring.errors import ConfigurationError, Unsupported
 from sealring.formats.files import not_written
-from sealring.vault import safetensors
+from sealring.formats.strict import read_json
 from sealring.vault.checkpoint_form import raw_bytes
 from sealring.vault.checkpoint_reader import CheckpointReader
 from sealring.vault.checkpoint_writer import CheckpointWriter
 from sealring.vault.files import check_output, move_into_place, new_output, unfinished
 
+_METADATA: Final = "__metadata__"
+_LARGEST_HEADER: Final = 100 << 20
+_MOST_ELEMENTS: Final = 1 << 56
+DTYPES: Final = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_MALFORMED: Final = (struct.error, ValueError, KeyError, TypeError, AttributeError)
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def safetensors_header(tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> bytes:
+    """What goes in front of the tensors' bytes, which follow in this order."""
+    document: dict[str, Any] = {_METADATA: dict(notes)} if notes else {}
+    start = 0
+    for name, tensor in tensors.items():
+        if name == _METADATA:
+            raise Unsupported(f"safetensors has no tensor named {_METADATA!r}: rename it")
+        if tensor.dtype not in _NAMES:
+            raise Unsupported(f"{name} is {tensor.dtype}, which safetensors has no name for")
+        end = start + tensor.nbytes
+        document[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+        start = end
+    text = json.dumps(document).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def read_safetensors(file: BinaryIO, size: int, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file, one after the other. Each range must be inside and of its shape."""
+    try:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(_LARGEST_HEADER, size):
+            raise ValueError("its header is too long")
+        document = read_json(file.read(length))
+        notes = document.pop(_METADATA, {})
+        if not all(isinstance(one, str) for one in notes.values()):
+            raise ValueError(f"{_METADATA} is no table of strings")
+        found = []
+        for name, described in document.items():
+            shape, dtype = tuple(described["shape"]), DTYPES[described["dtype"]]
+            if not all(type(one) is int and one >= 0 for one in shape):
+                raise ValueError(f"the shape of {name} is none")
+            if math.prod(max(one, 1) for one in shape) > _MOST_ELEMENTS:
+                raise ValueError(f"the shape of {name} is too large")
+            start, end = described["data_offsets"]
+            fits = end - start == dtype.itemsize * math.prod(shape)
+            if not 0 <= start <= end <= size - 8 - length or not fits:
+                raise ValueError(f"{name} has another length than its shape")
+            found.append((start, name, shape, dtype))
+    except _MALFORMED as problem:
+        raise ConfigurationError(f"{where} is not a safetensors file: {problem}") from None
+    for start, name, shape, dtype in sorted(found, key=lambda one: one[0]):
+        tensor = torch.empty(shape, dtype=dtype)
+        file.seek(8 + length + start)
+        if tensor.nbytes and file.readinto(raw_bytes(tensor)) != tensor.nbytes:  # type: ignore[attr-defined]
+            raise ConfigurationError(f"{where} became shorter while it was read")
+        yield name, tensor
+
 
 def load_whole(reader: CheckpointReader) -> dict[str, Any]:
     """The whole state of a checkpoint, in this process alone."""
-    state: dict[str, Any] = {}
-    reader.reset()
-    _load(reader, state, _EmptyStateDictLoadPlanner())  # type: ignore[no-untyped-call]
-    return state
+    return _loaded(reader, None)[0]
 
 
-def load_only(reader: CheckpointReader, only: str) -> tuple[dict[str, Any], list[str]]:
-    """The state below one entry of a checkpoint, and the names of what was left out.
+def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any], list[str]]:
+    """A checkpoint's state, or what is below one entry, and the names of what was left out.
 
     Nothing else is read.
     """
     state: dict[str, Any] = {}
     reader.reset()
-    planner = _Below(only)
-    _load(reader, state, planner)
-    return _below(state, only, only), list(planner.left_out)
-
-
-def _load(
-    reader: CheckpointReader, state: dict[str, Any], planner: _EmptyStateDictLoadPlanner
-) -> None:
+    planner: _EmptyStateDictLoadPlanner = (
+        _EmptyStateDictLoadPlanner() if only is None else _Below(only)  # type: ignore[no-untyped-call]
+    )
     try:
         _load_state_dict(state, reader, planner=planner, no_dist=True)
     except BaseException as problem:
@@ -52,6 +124,9 @@ def _load(
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
+    if only is None or not isinstance(planner, _Below):
+        return state, []
+    return _below(state, only, only), list(planner.left_out)
 
 
 def export_torch(
@@ -63,7 +138,7 @@ def export_torch(
     """
     target = Path(out)
     check_output(target)
-    state, left_out = (load_whole(reader), []) if only is None else load_only(reader, only)
+    state, left_out = _loaded(reader, only)
     with _plaintext_file(target) as file:
         torch.save(state, file)
     return left_out
@@ -79,11 +154,10 @@ def export_safetensors(
     """
     target = Path(out)
     check_output(target)
-    state, left_out = (load_whole(reader), []) if only is None else load_only(reader, only)
+    state, left_out = _loaded(reader, only)
     flat: dict[str, torch.Tensor] = {}
     _flatten("", state, flat)
-    entries = [safetensors.Entry(name, one.dtype, tuple(one.shape)) for name, one in flat.items()]
-    head = safetensors.header(entries, {"format": "pt"})
+    head = safetensors_header(flat, {"format": "pt"})
     with _plaintext_file(target) as file:
         file.write(head)
         for tensor in flat.values():
@@ -97,7 +171,7 @@ def import_safetensors(writer: CheckpointWriter, source: str | os.PathLike[str])
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            state = dict(safetensors.read(file, size, str(path)))
+            state = dict(read_safetensors(file, size, str(path)))
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
     writer.reset()

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from sealring.vault import Dataset, GpuLoader, Loader, Stream
-from sealring.vault.datasets.pipeline import run_stages, stages_of
-from sealring.vault.datasets.running import in_this_process
+from sealring.vault.datasets.building import run_stages, stages_of
+from sealring.vault.datasets.work import in_this_process
 from sealring.vault.sealed import CHACHA
 from sealring.vault.vault import Vault
 from tests.vault.datasets import array_stages

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sealring.vault.datasets.building import Built
-from sealring.vault.datasets.ingest import ingest
-from sealring.vault.datasets.running import in_this_process
+from sealring.vault.datasets.building import Built, ingest
 from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.work import in_this_process
 from sealring.vault.vault import Vault
 
 COUNT = 103

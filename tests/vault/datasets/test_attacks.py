@@ -19,7 +19,7 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.vault import Dataset, keys, trees
-from sealring.vault.datasets.index import index_of
+from sealring.vault.datasets.shards import index_of
 from sealring.vault.vault import Vault
 from tests.codes import coded
 from tests.vault.datasets.made import json_lines, sealed

@@ -16,9 +16,9 @@ import pytest
 from sealring.errors import BadSource, ConfigurationError, Unsupported, WorkerFailed
 from sealring.vault import Dataset, keys, trees
 from sealring.vault.datasets import formats, work
-from sealring.vault.datasets.ingest import ingest
-from sealring.vault.datasets.running import InProcesses, in_this_process
+from sealring.vault.datasets.building import ingest
 from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.work import InProcesses, in_this_process
 from sealring.vault.objects import VERSION_NAME, complete
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.storage import LocalPath
@@ -309,7 +309,7 @@ def test_a_child_gets_the_keys_of_two_shards_at_most(
         seen.append((json.dumps(order), [bytes(one) for one in given]))
         return work.carry_out(order, given, progress)
 
-    monkeypatch.setattr("sealring.vault.datasets.running.carry_out", looking)
+    monkeypatch.setattr("sealring.vault.datasets.work.carry_out", looking)
     sealed(vault, json_lines(tmp_path / "source"))
     place = vault.find("data").copy.place
     secrets = [bytes(place.key), bytes(vault.ring.key), bytes(vault.ring.names)]

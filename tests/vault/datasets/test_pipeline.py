@@ -10,10 +10,9 @@ import pytest
 
 from sealring.errors import BadSource, ConfigurationError, NoSuchObject, NotAVault
 from sealring.vault import Dataset, Stage, Stream, keys
-from sealring.vault.datasets.building import Built
-from sealring.vault.datasets.index import KIND, Index, Input
-from sealring.vault.datasets.pipeline import arranged, lineage, run_stages, stages_of
-from sealring.vault.datasets.running import InProcesses, Run, in_this_process
+from sealring.vault.datasets.building import Built, arranged, lineage, run_stages, stages_of
+from sealring.vault.datasets.shards import KIND, Index, Input
+from sealring.vault.datasets.work import InProcesses, Run, in_this_process
 from sealring.vault.vault import Vault
 from tests.codes import coded
 from tests.crashes import killed_at

@@ -26,8 +26,8 @@ from sealring import _native
 from sealring.lab.bench.harness import alternate, reports_of, seconds_of
 from sealring.lab.bench.workers import Place, Report
 from sealring.vault import freeing, keys
-from sealring.vault.datasets.ingest import ingest
-from sealring.vault.datasets.running import in_this_process
+from sealring.vault.datasets.building import ingest
+from sealring.vault.datasets.work import in_this_process
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.sealed import Place as SealedPlace
 from sealring.vault.vault import Vault

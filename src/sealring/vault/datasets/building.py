@@ -4,34 +4,58 @@ A shard is written under a name of its own and gets its part's name when it is w
 receipt of it is written beside it. The manifest, written last, makes the version complete. A build
 that is started again takes the shards that have a receipt, and those of the version before whose
 source is the same.
+
+A source is files of a published format, or a dataset that a stage makes another of. A shard of a
+stage is made from one shard of its input. So a changed input, another code or other parameters make
+those shards anew that depend on them, and no other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any, Final
 
 from sealring import _native
-from sealring.errors import ConfigurationError, NoSuchObject, VaultBusy, VaultError
+from sealring.errors import (
+    BadSource,
+    ConfigurationError,
+    NoSuchObject,
+    NotAVault,
+    VaultBusy,
+    VaultError,
+)
 from sealring.formats.files import sync_directory
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
 from sealring.vault.datasets.fields import Field
-from sealring.vault.datasets.index import KIND, VERSION, Index, Input, Shard, index_of
-from sealring.vault.datasets.running import Run, Task
-from sealring.vault.datasets.shards import SealedPlace, Written
+from sealring.vault.datasets.formats import FORMATS, format_of
+from sealring.vault.datasets.shards import (
+    KIND,
+    VERSION,
+    Index,
+    Input,
+    SealedPlace,
+    Shard,
+    Written,
+    index_of,
+)
+from sealring.vault.datasets.sources import Limits, source_files
+from sealring.vault.datasets.stages import Stage, canonical, module_of, recorded
+from sealring.vault.datasets.work import Run, Task
 from sealring.vault.files import remove_directory, write_file
-from sealring.vault.objects import COPY_NAME, Copy, Part
-from sealring.vault.sealed import read_small
+from sealring.vault.objects import COPY_NAME, Copy, Part, check_name
+from sealring.vault.sealed import SUITES, read_small
 from sealring.vault.vault import Stored, Vault
 
 _RECEIPT: Final = ".receipt"
+STAGES: Final = "STAGES"
 Progress = Callable[[int], None]
 
 
@@ -265,6 +289,172 @@ def _keep(copy: Copy, plan: Plan, number: int, answer: Any) -> Receipt:
     sync_directory(folder)
     recipe = hashlib.sha256(plan.recipe.encode()).hexdigest()
     receipt = Receipt(recipe, written.commitment, written.shard)
-    text = json.dumps(dataclasses.asdict(receipt)).encode()
+    text = json.dumps(asdict(receipt)).encode()
     write_file(folder / (part + _RECEIPT), copy.place.seal(part + _RECEIPT, text))
     return receipt
+
+
+def ingest(
+    vault: Vault,
+    source: Path,
+    name: str,
+    run: Run,
+    *,
+    form: str | None = None,
+    dtype: str | None = None,
+    suite: str | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+    expect: Callable[[int], None] = lambda total: None,
+) -> Built:
+    """Seals the source as the next version of a dataset; nothing is done if it is the newest.
+
+    `expect` is called with the number of bytes of the source.
+    """
+    check_name(name)
+    if suite is not None and suite not in SUITES:
+        raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
+    limits = limits or Limits()
+    if limits.shard < 1 or limits.sample < 1:
+        raise ConfigurationError("a shard and a sample have at least one byte")
+    files = source_files(source)
+    kind = format_of(files, form)
+    fields = FORMATS[kind].fields(files, dtype)
+    units = list(FORMATS[kind].units(files, limits, dtype))
+    expect(sum(unit.bytes for unit in units))
+    recipe = canonical({"ingest": kind, "fields": [asdict(field) for field in fields]})
+    orders = [
+        {
+            "do": "ingest",
+            "format": kind,
+            "fields": [asdict(field) for field in fields],
+            "limits": asdict(limits),
+            "unit": unit.order,
+        }
+        for unit in units
+    ]
+    return build(vault, Plan(name, fields, recipe, [], orders), suite, run, progress)
+
+
+def stages_of(path: Path) -> list[Stage]:
+    """The list STAGES of a Python file, which is run."""
+    try:
+        code = path.read_text()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigurationError(f"{path} cannot be read: {problem}") from None
+    try:
+        found = getattr(module_of(code, str(path)), STAGES, None)
+    except ConfigurationError:
+        raise
+    except Exception as problem:
+        raise BadSource(f"{path} does not run: {problem!r}", code="vault.stage_failed") from problem
+    if not isinstance(found, list) or not all(isinstance(one, Stage) for one in found):
+        raise ConfigurationError(f"{path} has no list {STAGES} of sealring.vault.Stage")
+    return found
+
+
+def arranged(stages: Sequence[Stage]) -> list[Stage]:
+    """Each behind the one that it is made of."""
+    by_name = {stage.name: stage for stage in stages}
+    if len(by_name) != len(stages):
+        raise ConfigurationError("two stages have one name")
+    try:
+        order = list(TopologicalSorter({one.name: [one.of] for one in stages}).static_order())
+    except CycleError as problem:
+        raise ConfigurationError(
+            f"stages are made of each other in a circle: {' of '.join(problem.args[1])}"
+        ) from None
+    return [by_name[name] for name in order if name in by_name]
+
+
+def run_stages(
+    vault: Vault,
+    stages: Sequence[Stage],
+    run: Run,
+    *,
+    suite: str | None = None,
+    progress: Callable[[str, int], None] = lambda name, count: None,
+    expect: Callable[[str, int], None] = lambda name, total: None,
+) -> Iterator[Built]:
+    """Makes what is not there yet, and says of each stage what it did."""
+    for stage in arranged(stages):
+        try:
+            stored = vault.find(stage.of)
+        except NoSuchObject:
+            raise NoSuchObject(
+                f"the stage {stage.name!r} is made of {stage.of!r}, which is not in {vault.path}: "
+                "ingest it, or add the stage that makes it"
+            ) from None
+        index = index_of(stored)
+        expect(stage.name, index.bytes)
+        plan = _plan(stage, stored, index)
+        yield build(vault, plan, suite, run, lambda count, name=stage.name: progress(name, count))  # type: ignore[misc]
+
+
+def _plan(stage: Stage, stored: Stored, index: Index) -> Plan:
+    record = recorded(stage, index.fields)
+    inputs = [Input(stage.of, stored.manifest.object_version, index.digest)]
+    order = {"do": "stage", "stage": asdict(record)}
+
+    def reads(number: int) -> tuple[Stored, Part, Shard]:
+        return stored, stored.manifest.parts[number], index.shards[number]
+
+    def source(number: int) -> str:
+        return index.shards[number].digest
+
+    orders: list[dict[str, Any]] = [order] * len(index.shards)
+    return Plan(stage.name, record.fields, record.recipe, inputs, orders, reads, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """A dataset, and how it was made."""
+
+    name: str
+    version: int
+    digest: str
+    samples: int
+    recipe: dict[str, Any]
+    inputs: list[Input]
+    sources: list[str]
+    """The digest of what each shard was made from."""
+
+
+def lineage(vault: Vault, name: str, version: int | None = None) -> Iterator[Ancestor]:
+    """The dataset, and those that it was made from, back to what was ingested; each of them once.
+
+    Somebody else may have sealed them: two may name each other, or one of them a name many times.
+    """
+    waiting: list[tuple[str, int | None]] = [(name, version)]
+    seen: set[tuple[str, int]] = set()
+    while waiting:
+        stored = vault.find(*waiting.pop(0))
+        which = stored.manifest.name, stored.manifest.object_version
+        if which in seen:
+            continue
+        seen.add(which)
+        index = index_of(stored)
+        sources = [shard.source for shard in index.shards]
+        recipe = _recipe(index, stored.whose)
+        yield Ancestor(*which, index.digest, index.samples, recipe, index.inputs, sources)
+        waiting[:0] = dict.fromkeys((one.name, one.version) for one in index.inputs)
+
+
+def _recipe(index: Index, whose: str) -> dict[str, Any]:
+    """How it was made, in one of the two forms that this package writes."""
+    try:
+        recipe: Any = read_json(index.recipe.encode())
+        if "ingest" in recipe:
+            texts = [recipe["ingest"]]
+        else:
+            texts = [recipe["stage"], recipe["code"]["sha256"], *recipe["parameters"].keys()]
+        if not all(isinstance(one, str) and one.isprintable() for one in texts):
+            raise ValueError("it has names that cannot be printed")
+        for one in index.inputs:
+            check_name(one.name)
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigurationError) as problem:
+        raise NotAVault(
+            f"the index of {whose} does not say how it was made: {type(problem).__name__}"
+        ) from None
+    assert isinstance(recipe, dict)
+    return recipe

@@ -11,17 +11,23 @@ from typing import Any, Final
 
 import numpy as np
 import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from sealring.core.hooks import Share, run_notes
 from sealring.errors import ConfigurationError, Unsupported, VaultError
 from sealring.vault.closing import Closable
-from sealring.vault.datasets.index import Shard
 from sealring.vault.datasets.order import Mixture, Numbers
-from sealring.vault.datasets.reading import Form, OpenDataset, Samples, View, Windows
-from sealring.vault.datasets.rows import Rows, read_rows
-from sealring.vault.datasets.shards import ShardReader
+from sealring.vault.datasets.reading import (
+    Form,
+    OpenDataset,
+    Rows,
+    Samples,
+    View,
+    Windows,
+    read_rows,
+)
+from sealring.vault.datasets.shards import Shard, ShardReader
 from sealring.vault.vault import Vault
 
 BLOCK: Final = 1 << 14
@@ -377,3 +383,31 @@ class Stream(IterableDataset[Any]):
             for place, item in zip(chosen.tolist(), made, strict=True):
                 found[place] = item
         return found
+
+
+class Loader(DataLoader[Any]):
+    """A stream read by workers. Its state is that of the batches that were taken out of it."""
+
+    def __init__(self, stream: Stream, *, num_workers: int = 0, **options: Any) -> None:
+        if options.get("persistent_workers") or options.get("batch_size") is not None:
+            raise Unsupported(
+                "a Loader starts its workers for each epoch, and the stream makes the batches: "
+                "name batch_size there, and leave persistent_workers out"
+            )
+        super().__init__(stream, batch_size=None, num_workers=num_workers, **options)
+        self._stream = stream
+
+    def __iter__(self) -> Any:
+        base, step = self._stream.absolute, self._stream.step
+        for count, batch in enumerate(super().__iter__(), 1):
+            self._stream.advance_to(base + count * step)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def state_dict(self) -> dict[str, int]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._stream.load_state_dict(state_dict)

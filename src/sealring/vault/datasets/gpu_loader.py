@@ -17,8 +17,7 @@ from sealring.vault.datasets.dataset import Dataset, Stream
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading import OPEN_SHARDS, View
 from sealring.vault.datasets.shards import ShardReader
-from sealring.vault.gpu_batches import Batch, GpuBatches, Seconds
-from sealring.vault.gpu_opening import CudaOpener, Opener
+from sealring.vault.gpu_batches import Batch, CudaOpener, GpuBatches, Opener, Seconds
 from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
 
 

@@ -20,8 +20,7 @@ from sealring import _native
 from sealring.errors import ConfigurationError, SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault import keys, objects
-from sealring.vault.datasets.running import Task
-from sealring.vault.datasets.work import carry_out
+from sealring.vault.datasets.work import Task, carry_out
 from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
 

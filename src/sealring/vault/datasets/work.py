@@ -1,4 +1,4 @@
-"""What is done for one shard, in this process or in another: python -P -m ... ADDRESS.
+"""What is done for one shard, and by whom: this process, or children: python -P -m ... ADDRESS.
 
 An order is JSON. The keys of the shard to write, and of the shard to read, come apart from it; a
 process that carries out orders has no other key of the vault.
@@ -6,32 +6,122 @@ process that carries out orders has no other key of the vault.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import queue
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 from sealring import _native
 from sealring.errors import BadSource
-from sealring.vault.children import serve
+from sealring.vault.children import Child, serve
 from sealring.vault.datasets.fields import Field, encoder
 from sealring.vault.datasets.formats import FORMATS
-from sealring.vault.datasets.index import Shard
-from sealring.vault.datasets.shards import SealedPlace, ShardReader, Written, write_shard
+from sealring.vault.datasets.shards import SealedPlace, Shard, ShardReader, Written, write_shard
 from sealring.vault.datasets.sources import Limits, Watched
 from sealring.vault.datasets.stages import stage_samples
 from sealring.vault.storage import LocalPath
 
+_MODULE: Final = "sealring.vault.datasets.work"
 Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    number: int
+    order: dict[str, Any]
+    keys: Sequence[_native.Secret] = field(repr=False)
+
+
+class Run(Protocol):
+    """Carries out tasks in any order. The first error ends it."""
+
+    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]: ...
+
+
+def in_this_process(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+    for task in tasks:
+        yield task.number, carry_out(task.order, task.keys, progress)
+
+
+class InProcesses:
+    """Children that start when they are needed, and end with this."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._idle: list[Child] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> InProcesses:
+        return self
+
+    def __exit__(self, *others: object) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+        if min(self._count, len(tasks)) <= 1:
+            yield from in_this_process(tasks, progress)
+            return
+        waiting = iter(tasks)
+        answers: queue.Queue[tuple[int, Any] | BaseException] = queue.Queue()
+        stop = threading.Event()
+
+        def advance(count: int) -> None:
+            with self._lock:
+                progress(count)
+
+        def work() -> None:
+            try:
+                with self._child() as child:
+                    while not stop.is_set():
+                        with self._lock:
+                            task = next(waiting, None)
+                        if task is None:
+                            return
+                        answers.put((task.number, child.ask(task.order, task.keys, advance)))
+            except BaseException as problem:
+                answers.put(problem)
+
+        threads = [
+            threading.Thread(target=work, name=f"sealring-dataset-{number}", daemon=True)
+            for number in range(min(self._count, len(tasks)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in tasks:
+                answer = answers.get()
+                if isinstance(answer, BaseException):
+                    raise answer
+                yield answer
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    @contextlib.contextmanager
+    def _child(self) -> Iterator[Child]:
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or Child(_MODULE)
+        try:
+            yield child
+        except BaseException:
+            child.close()
+            raise
+        with self._lock:
+            self._idle.append(child)
 
 
 def carry_out(order: dict[str, Any], keys: Sequence[_native.Secret], progress: Progress) -> Any:
     """Does what the order says; its result is JSON."""
     if order["do"] == "digest":
         return _digest(order["unit"], order["format"], Limits(**order["limits"]))
-    made = _written(order, keys, progress)
-    return dataclasses.asdict(made)
+    return asdict(_written(order, keys, progress))
 
 
 def _digest(unit: dict[str, Any], form: str, limits: Limits) -> str:
