@@ -15,7 +15,7 @@ import pytest
 
 from sealring.errors import BadSource, ConfigurationError, Unsupported, WorkerFailed
 from sealring.vault import Dataset, keys, trees
-from sealring.vault.datasets import formats, work
+from sealring.vault.datasets import formats
 from sealring.vault.datasets.building import ingest
 from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.work import InProcesses, in_this_process
@@ -300,17 +300,15 @@ def test_nothing_of_the_data_is_on_the_disk(vault: Vault, key: Path, tmp_path: P
         sealed(vault, source, "secret-name")
 
 
-def test_a_child_gets_the_keys_of_two_shards_at_most(
-    vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_gets_the_keys_of_two_shards_at_most(vault: Vault, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    def looking(order: Any, given: Any, progress: Any) -> Any:
-        seen.append((json.dumps(order), [bytes(one) for one in given]))
-        return work.carry_out(order, given, progress)
+    def looking(tasks: Any, progress: Any) -> Any:
+        seen.extend((json.dumps(one.order), [bytes(key) for key in one.keys]) for one in tasks)
+        return in_this_process(tasks, progress)
 
-    monkeypatch.setattr("sealring.vault.datasets.work.carry_out", looking)
-    sealed(vault, json_lines(tmp_path / "source"))
+    ingest(vault, json_lines(tmp_path / "source"), "data", looking)
+    assert seen
     place = vault.find("data").copy.place
     secrets = [bytes(place.key), bytes(vault.ring.key), bytes(vault.ring.names)]
     for text, given in seen:
