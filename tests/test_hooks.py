@@ -121,11 +121,11 @@ def test_every_slot_has_providers_that_exist() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("SEALRING_TRACE_DIR", "/dev/null/traces", "cannot be made: Not a directory"),
-        ("SEALRING_TRACE_SIGNAL", "KILL", "is 'KILL'; set it to USR1 or USR2"),
-        ("SEALRING_TRACE_SIGNAL", "USR1", "SEALRING_TRACE_DIR is not: say where"),
+        ("SEALRING_TRACE", "/dev/null/traces", "cannot be made: Not a directory"),
+        ("SEALRING_TRACE", "traces:KILL", "set it to FOLDER, FOLDER:USR1 or FOLDER:USR2"),
+        ("SEALRING_TRACE", ":USR1", "set it to FOLDER, FOLDER:USR1 or FOLDER:USR2"),
         ("SEALRING_LIVE", "run", "set it to the absolute path of a directory"),
-        ("SEALRING_REPLAY", "{", "SEALRING_REPLAY is not JSON"),
+        ("_SEALRING_REPLAY", "{", "_SEALRING_REPLAY is not JSON"),
     ],
 )
 def test_observers_refuse_a_bad_setting_before_ranks_meet(name: str, value: str, text: str) -> None:

@@ -53,7 +53,7 @@ RECORD_BYTES: Final = 124 << 10
 
 A little less than a power of two: with header and tags a record then fills two of the loopback's
 64 KiB TCP segments and does not spill a few bytes into a third (`sealring bench allreduce
---transport tcp` with SEALRING_RECORD_BYTES=131072 shows what that costs).
+--transport tcp` with the setting record_bytes at 131072 shows what that costs).
 """
 PREPARED_BYTES: Final = 256 << 10
 """Up to so many, a call that is like an earlier one is run from what that one prepared."""

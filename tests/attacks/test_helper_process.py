@@ -18,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from sealring.core.settings import with_settings
 from sealring.errors import VaultError, WorkerFailed
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys
 from sealring.vault.children import Child, Door
@@ -56,7 +57,7 @@ def test_another_process_of_the_user_takes_neither_key_nor_plaintext() -> None:
     victim = start(
         [sys.executable, "-m", "tests.attacks.helper_thief", "victim"],
         cwd=CHECKOUT,
-        env=os.environ | {"SEALRING_ALLOW_DEBUGGERS": "0", "TMPDIR": "/tmp"},
+        env=os.environ | {**with_settings({}, allow_debuggers=False), "TMPDIR": "/tmp"},
         stdout=subprocess.PIPE,
         text=True,
     )

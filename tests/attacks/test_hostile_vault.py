@@ -135,7 +135,7 @@ def test_the_helper_process_finds_no_secret_in_its_environment(
     """The environment of a worker has the job's secret: with it a process is any rank."""
     import subprocess
 
-    monkeypatch.setenv("SEALRING_VAULT_KEY", "somewhere")
+    monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path))
     seen: list[dict[str, str]] = []
     real: Any = subprocess.Popen
 

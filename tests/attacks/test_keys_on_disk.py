@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from sealring.core.settings import with_settings
 from sealring.lab.bench.workers import meeting_place
 from tests.attacks import key_search
 from tests.attacks.core_worker import CHILDS_MEMORY, OWN_MEMORY
@@ -45,7 +46,7 @@ class Written:
     def found(self, name: str) -> list[str]:
         (file,) = self.folder.glob(name)
         # What every such file holds shows that the search works on it.
-        known = {"a variable's name": b"SEALRING_REKEY_BYTES"}
+        known = {"a variable's name": b"SEALRING_SETTINGS"}
         assert key_search.found_in(file, known) == ["a variable's name"]
         return key_search.found_in(file, self.patterns)
 
@@ -81,7 +82,7 @@ def run(folder: Path) -> str:
         "WORLD_SIZE": "2",
         "SEALRING_SECRET": secrets.token_hex(32),
         "SEALRING_JOB": "core",
-        "SEALRING_REKEY_BYTES": str(1 << 20),
+        **with_settings({}, rekey_bytes=1 << 20),
         "OMP_NUM_THREADS": "1",
     }
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sealring.core.settings import with_settings
 from tests.attacks.neighbour import ATTEMPTS
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 from tests.workers import SECRET
@@ -22,7 +23,7 @@ def last_line_of(module: str, debuggers: str) -> str:
     neighbour = start(
         [sys.executable, "-m", module],
         cwd=CHECKOUT,
-        env=os.environ | {"SEALRING_ALLOW_DEBUGGERS": debuggers, "TMPDIR": "/tmp"},
+        env=os.environ | {**with_settings({}, allow_debuggers=debuggers == "1"), "TMPDIR": "/tmp"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,6 +76,7 @@ def test_torch_shares_tensors_between_processes_all_the_same() -> None:
 
 CRASHES = """
 import os, resource
+from sealring.core.settings import with_settings
 from sealring.core.identity.secret import read_secret
 
 limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
@@ -85,7 +87,10 @@ os.abort()
 
 
 def leaves_core(debuggers: str, folder: Path) -> bool:
-    env = os.environ | {"SEALRING_SECRET": SECRET, "SEALRING_ALLOW_DEBUGGERS": debuggers}
+    env = os.environ | {
+        "SEALRING_SECRET": SECRET,
+        **with_settings({}, allow_debuggers=debuggers == "1"),
+    }
     command = [sys.executable, "-c", f"import os; os.chdir({str(folder)!r}){CRASHES}"]
     pid = os.posix_spawn(sys.executable, command, env)
     _, status = os.waitpid(pid, 0)

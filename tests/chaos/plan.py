@@ -167,7 +167,7 @@ class Plan:
     record_bytes: int
     rekey_bytes: int
     algorithm: Algorithm | None
-    """What SEALRING_ALGORITHM says, for processes."""
+    """What the setting "algorithm" says, for processes."""
     hosts: tuple[int, ...]
     """A number for the host that each rank says it is on."""
     groups: tuple[tuple[int, ...], ...]

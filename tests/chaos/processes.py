@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from sealring.core.settings import with_settings
 from tests.attacks.unprivileged import why_not, write_interpreter
 from tests.chaos.history import History, Outcome
 from tests.chaos.local import BEYOND_THE_TIMEOUT_S, HANG_S
@@ -167,13 +168,16 @@ class _World:
             "SEALRING_JOB": "chaos",
             "SEALRING_ADDRESS": "127.0.0.1",
             "SEALRING_TRANSPORT": plan.transport,
-            "SEALRING_RECORD_BYTES": str(plan.record_bytes),
-            "SEALRING_REKEY_BYTES": str(plan.rekey_bytes),
-            "SEALRING_ALGORITHM": plan.algorithm.name.lower() if plan.algorithm else "",
+            **with_settings(
+                {},
+                record_bytes=plan.record_bytes,
+                rekey_bytes=plan.rekey_bytes,
+                **({"algorithm": plan.algorithm.name.lower()} if plan.algorithm else {}),
+            ),
         }
         for rank, hand in enumerate(self.hands):
             ports = {low: p.port for (high, low), p in self._proxies.items() if high == rank}
-            own = {**env, "SEALRING_HOST": f"host-{plan.hosts[rank]}"}
+            own = {**env, **with_settings(env, host=f"host-{plan.hosts[rank]}")}
             hand.pipe.send(Order(plan, rank, self._store.port, ports, own))
         running = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
         waker = threading.Thread(target=self._keep_waking, daemon=True, name="waker")

@@ -54,10 +54,10 @@ def test_a_tpms_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         issuers = tmp_path / "issuers.pem"
         pem = (one.certificate.public_bytes(Encoding.PEM) for one in (maker.signer, maker.root))
         issuers.write_bytes(b"".join(pem))
-        monkeypatch.setenv("SEALRING_ATTESTER", "tpm")
-        monkeypatch.setenv("SEALRING_ATTESTER_CHAIN", str(issuers))
+        monkeypatch.setenv("SEALRING_ATTESTER", f"tpm:{issuers}")
+        monkeypatch.setenv("SEALRING_SETTINGS", json.dumps({"tpm": address}))
         evidence, policy = tmp_path / "evidence.json", tmp_path / "policy.toml"
-        sealring("policy", "attest", "--tpm", address, "--out", evidence)
+        sealring("policy", "attest", "--out", evidence)
     at = ("--at", "2026-06-01")
     sealring("policy", "new", "--evidence", evidence, "--out", policy, *at)
     lists = tmp_path / "maker.crl"

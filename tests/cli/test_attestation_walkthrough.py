@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from sealring.core.settings import with_settings
 from sealring.lab.bench import minting
 from sealring.lab.bench.minting import pem
 from sealring.lab.bench.minting.nvidia import Nvidia
@@ -112,9 +113,8 @@ def test_the_commands_run_as_they_are_written(
         for host in hosts:
             (host.folder / "chain.pem").write_text(pem(maker.signer, maker.root))
             host.environ |= {
-                "SEALRING_ATTESTER": "tpm",
-                "SEALRING_ATTESTER_CHAIN": "chain.pem",
-                "SEALRING_TPM": stack.enter_context(tpm_of(maker, host.folder)),
+                "SEALRING_ATTESTER": "tpm:chain.pem",
+                **with_settings({}, tpm=stack.enter_context(tpm_of(maker, host.folder))),
             }
         # 1: what the hosts show becomes the policy.
         with ThreadPoolExecutor(2) as both:

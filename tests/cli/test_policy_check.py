@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from sealring.attest.evidence import Challenge
 from sealring.attest.evidence.simulated import Simulator
 from sealring.cli import app
+from sealring.core.settings import with_settings
 from sealring.errors import BadPolicy
 from tests.attest.evidence.swtpm import needs_swtpm, running
 
@@ -74,8 +75,9 @@ def test_attest_lists_what_is_here() -> None:
 @needs_swtpm
 def test_attest_shows_a_tpms_registers_and_whether_its_maker_certified_it() -> None:
     with running() as address:
-        done = CliRunner().invoke(app, ["policy", "attest", "--json", "--tpm", address])
-        table = CliRunner().invoke(app, ["policy", "attest", "--tpm", address])
+        env = with_settings({}, tpm=address)
+        done = CliRunner().invoke(app, ["policy", "attest", "--json"], env=env)
+        table = CliRunner().invoke(app, ["policy", "attest"], env=env)
     (row,) = [one for one in json.loads(done.stdout)["hardware"] if one["kind"] == "tpm"]
     assert row["present"]
     assert row["shows"]["pcr17"] == "ff" * 32
@@ -85,12 +87,9 @@ def test_attest_shows_a_tpms_registers_and_whether_its_maker_certified_it() -> N
 
 
 def test_attest_says_what_is_wrong_with_a_tpm(tmp_path: Path) -> None:
-    asked = ["policy", "attest", "--json", "--tpm", f"unix://{tmp_path}/none"]
-    (row,) = [
-        one
-        for one in json.loads(CliRunner().invoke(app, asked).stdout)["hardware"]
-        if one["kind"] == "tpm"
-    ]
+    env = with_settings({}, tpm=f"unix://{tmp_path}/none")
+    asked = CliRunner().invoke(app, ["policy", "attest", "--json"], env=env)
+    (row,) = [one for one in json.loads(asked.stdout)["hardware"] if one["kind"] == "tpm"]
     assert "cannot be opened" in row["note"]
 
 

@@ -7,7 +7,6 @@ own here, and the single checks are called as functions.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,10 +20,9 @@ from sealring.cli.run import (
     errors_folder,
     identity_environment,
 )
-from sealring.cli.variables import KNOWN, unknown_variables
+from sealring.core.settings import unknown_variables
 from sealring.errors import ConfigurationError
 from tests.cli.test_commands import sealring
-from tests.test_docs import BUILD_OPTIONS, ROOT
 
 
 def refused(check: Callable[[], object]) -> str:
@@ -145,9 +143,3 @@ def test_a_misspelled_variable_is_named() -> None:
 def test_what_kubernetes_or_a_user_sets_is_left_alone() -> None:
     names = ("BROKER_PORT", "BROKER_SERVICE_HOST", "BROKER_PORT_8443_TCP", "PORT", "MY_OWN")
     assert list(unknown_variables({f"SEALRING_{name}": "x" for name in names})) == []
-
-
-def test_every_setting_is_known() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    settings = set(re.findall(r"\bSEALRING_[A-Z_]+\b", page)) - BUILD_OPTIONS
-    assert settings == KNOWN

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from sealring.core.group.cores import usable_cores
+from sealring.core.settings import with_settings
 from sealring.errors import GroupClosed, GroupError, Unsupported
 from tests.workers import Workers
 
@@ -98,7 +99,7 @@ def handled(rank: int, world: int, what: str, action: str) -> str:
 def test_a_handler_that_uses_the_group_does_not_wait_for_its_own_thread(
     workers: Workers, what: str, action: str
 ) -> None:
-    lanes = {"SEALRING_THREADS": "2"} if what == "laned" and usable_cores() > 1 else {}
+    lanes = with_settings({}, threads=2) if what == "laned" and usable_cores() > 1 else {}
     # A group of its own: the handler ends it.
     env = {"SEALRING_TRANSPORT": "tcp", "CASE": f"{what} {action}", **lanes}
     assert workers.run(handled, what, action, world=2, env=env) == ["ended", "was told"]

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.core.settings import with_settings
 from sealring.errors import PeerLost, PeerSilent
 from tests.faults.expected import assert_names
 from tests.workers import Workers
@@ -170,7 +171,7 @@ def stops_in_a_ring(rank: int, world: int) -> str:
 
 def test_in_a_ring_no_rank_hangs_behind_a_stopped_one(workers: Workers) -> None:
     """Rank 2 waits for rank 1, rank 3 for rank 2, which has told it that it waits itself."""
-    environment = {"SEALRING_ALGORITHM": "ring"}
+    environment = with_settings({}, algorithm="ring")
     results = workers.run(stops_in_a_ring, world=4, env=environment, errors=True)
     for rank in (0, 2, 3):
         assert_names(results[rank], 1, 2, "all_reduce", PeerSilent)

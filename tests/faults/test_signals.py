@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from sealring.core.links.threads import IDLE_NAME
+from sealring.core.settings import with_settings
 from sealring.errors import GroupClosed
 from tests.workers import Workers
 
@@ -170,7 +171,9 @@ def test_a_signal_ends_a_job_and_nothing_is_left(
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(scratch),
             "MARK": mark,
-            "SEALRING_ALLOW_DEBUGGERS": "1",  # so that this test sees what they have, as any user
+            **with_settings(
+                {}, allow_debuggers=True
+            ),  # so that this test sees what they have, as any user
         },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
+from sealring.core.settings import with_settings
+
 MOST_RANKS: Final = 4
 WIRES: Final = ("peer", "host", "links", "nccl")
 WAITS: Final = ("stream", "host")
@@ -116,7 +118,7 @@ def _run(world: World, rank: int, port: int) -> Outcome:
     from sealring.errors import GroupError
 
     outcome = Outcome()
-    os.environ.update(SEALRING_GPU_WIRE=world.wire, SEALRING_CUDA_WAIT=world.wait)
+    os.environ.update(SEALRING_GPU_WIRE=world.wire, **with_settings({}, cuda_wait=world.wait))
     dist.distributed_c10d._world.group_count = 0
     store = dist.PrefixStore(f"world {world.number}", dist.TCPStore("127.0.0.1", port))
     try:

@@ -17,6 +17,7 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
+from sealring.core.settings import with_settings
 from sealring.errors import Unsupported
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.train.offload import Parking, offload_saved_tensors
@@ -30,7 +31,7 @@ RECORD_BYTES = 4096
 
 def in_group(body: Callable[..., Any], wire: str, wait: str, *more: Any) -> list[Any]:
     """What body(rank) returns on each of two ranks that share a GPU."""
-    environment = environment_of(wire, SEALRING_CUDA_WAIT=wait)
+    environment = environment_of(wire, **with_settings({}, cuda_wait=wait))
     found = dict(run_workers(2, _member, body, more, environment=environment))
     return [found[rank] for rank in range(2)]
 

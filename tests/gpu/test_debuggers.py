@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 
 from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.settings import with_settings
 from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 
 
@@ -54,7 +55,7 @@ def test_only_expandable_segments_need_the_setting(
 ) -> None:
     environ = {
         "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}",
-        "SEALRING_ALLOW_DEBUGGERS": debuggers,
+        **with_settings({}, allow_debuggers=debuggers == "1"),
         "HOME": "/tmp",
     }
     done = start(

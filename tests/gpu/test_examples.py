@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sealring.core.settings import with_settings
 from tests.examples.test_commands import printed_by
 from tests.gpu.test_group import in_group
 
@@ -43,7 +44,7 @@ def losses_of_all(rank: int) -> dict[str, list[float]]:
 @pytest.fixture(scope="module", params=["host", "stream"])
 def losses(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
     """By rank. They are the same whether the host or a stream waits for results."""
-    found: list[Any] = in_group(4, losses_of_all, SEALRING_CUDA_WAIT=request.param)
+    found: list[Any] = in_group(4, losses_of_all, **with_settings({}, cuda_wait=request.param))
     return found
 
 

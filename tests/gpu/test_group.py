@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.core.settings import with_settings
 from sealring.errors import OutOfStep
 from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
@@ -109,13 +110,13 @@ def every_collective(rank: int) -> list[str]:
 @pytest.mark.parametrize(("ranks", "transport"), [(2, "shm"), (3, "tcp"), (4, "shm")])
 def test_every_collective_gives_what_it_gives_on_the_cpu(ranks: int, transport: str) -> None:
     # To the bit, so by one algorithm: on a wire between GPUs the table's choice may be another.
-    same = {"SEALRING_TRANSPORT": transport, "SEALRING_ALGORITHM": "ring"}
+    same = {"SEALRING_TRANSPORT": transport, **with_settings({}, algorithm="ring")}
     assert in_group(ranks, every_collective, **same) == [[]] * ranks
 
 
 @pytest.mark.parametrize("wire", ["auto", "nccl"])
 def test_keys_go_forward_on_the_gpu_too(wire: str) -> None:
-    environment = environment_of(wire, SEALRING_REKEY_BYTES="100000")
+    environment = environment_of(wire, **with_settings({}, rekey_bytes=100000))
     assert in_group(2, every_collective, **environment) == [[]] * 2
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.core.settings import with_settings
 from sealring.errors import GroupClosed, OutOfStep, PeerLost
 from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.test_streams import introduced
@@ -19,7 +20,7 @@ from tests.gpu.test_streams import introduced
 @pytest.fixture(params=["host", "stream"])
 def waiting(request: pytest.FixtureRequest) -> dict[str, str]:
     """They are the same whether the host or a stream waits for messages."""
-    return {"SEALRING_CUDA_WAIT": request.param}
+    return with_settings({}, cuda_wait=request.param)
 
 
 def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[Any]:
@@ -72,7 +73,8 @@ def test_messages_of_every_length(ranks: int, transport: str, waiting: dict[str,
 
 
 def test_keys_go_forward_on_the_gpu_too(waiting: dict[str, str]) -> None:
-    assert in_group(2, around_the_ring, SEALRING_REKEY_BYTES="1000000", **waiting) == [[]] * 2
+    environment = with_settings(waiting, rekey_bytes=1_000_000)
+    assert in_group(2, around_the_ring, **environment) == [[]] * 2
 
 
 def batched(rank: int) -> bool:

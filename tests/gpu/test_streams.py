@@ -18,13 +18,14 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
+from sealring.core.settings import with_settings
 from sealring.errors import GroupError, PeerLost, TamperedRecord, Unsupported
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.lab.demo.wiretap import Address, Flip, LyingStore, Relay, real_address
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import sharded, trained
 
-STREAMS_WAIT = {"SEALRING_CUDA_WAIT": "stream"}
+STREAMS_WAIT = with_settings({}, cuda_wait="stream")
 TIMEOUT = timedelta(seconds=30)
 MILLION = 1_000_000
 
@@ -279,7 +280,7 @@ def many_buckets(rank: int) -> bool:
 
 @each_wire
 def test_many_calls_at_once(wire: str) -> None:
-    environment = environment_of(wire, SEALRING_REKEY_BYTES=str(20 * MILLION), **STREAMS_WAIT)
+    environment = environment_of(wire, **with_settings(STREAMS_WAIT, rekey_bytes=20 * MILLION))
     found = dict(run_workers(2, _member, many_buckets, environment=environment))
     assert found == {0: True, 1: True}
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.core.settings import with_settings
 from sealring.errors import Unsupported, WorkerFailed
 from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import every_collective, in_group
 
 # Sums are the same to the bit only by the same algorithm; this one passes no records on.
-SAME = {"SEALRING_ALGORITHM": "hierarchical"}
+SAME = with_settings({}, algorithm="hierarchical")
 
 
 def wired_and_right(rank: int) -> tuple[bool, list[str]]:
@@ -64,7 +65,7 @@ def on_one_of_two_hosts(rank: int) -> tuple[bool, list[str], list[int]]:
 
 def on_two_hosts(rank: int, report: Report) -> None:
     enter(rank)
-    os.environ["SEALRING_HOST"] = f"host-{rank // 2}"
+    os.environ.update(with_settings(os.environ, host=f"host-{rank // 2}"))
     dist.init_process_group("sealring")
     report(on_one_of_two_hosts(rank))
     dist.barrier()
@@ -106,7 +107,10 @@ def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
 @pytest.mark.timeout(300)
 def test_a_ring_over_nccl(ranks: int, wait: str) -> None:
     """What a rank would pass on it seals anew for the next one."""
-    environment = environment_of("nccl", SEALRING_CUDA_WAIT=wait, SEALRING_ALGORITHM="ring")
+    environment = environment_of(
+        "nccl",
+        **with_settings({}, cuda_wait=wait, algorithm="ring"),
+    )
     for wrong, others in in_group(ranks, sums_and_every_collective, **environment):
         assert (wrong, others) == ([], [])
 
@@ -115,9 +119,8 @@ def test_a_ring_over_nccl(ranks: int, wait: str) -> None:
 @pytest.mark.parametrize("wait", ["host", "stream"])
 @pytest.mark.timeout(300)
 def test_a_group_that_makes_its_links_when_gpus_need_them(wire: str, wait: str) -> None:
-    environment = environment_of(wire, SEALRING_CUDA_WAIT=wait, **SAME)
-    if wire == "links":
-        environment["SEALRING_ALGORITHM"] = "ring"
+    algorithm = "ring" if wire == "links" else "hierarchical"
+    environment = environment_of(wire, **with_settings({}, cuda_wait=wait, algorithm=algorithm))
     found = in_group(10, a_large_group, **environment)
     for rank, (wrong, links, got, others) in enumerate(found):
         assert (wrong, got, others) == ([], float((rank - 5) % 10), [])
@@ -150,7 +153,7 @@ def a_first_program_beside_a_message(rank: int) -> float:
 @pytest.mark.parametrize("wait", ["stream", "host"])
 def test_nccl_is_connected_while_a_message_is_awaited(wait: str) -> None:
     """A message's kernel runs until the message has come; connecting must not wait for it."""
-    environment = environment_of("nccl", SEALRING_CUDA_WAIT=wait)
+    environment = environment_of("nccl", **with_settings({}, cuda_wait=wait))
     found = in_group(10, a_first_program_beside_a_message, **environment)
     assert found == [1.0 + (rank - 3) % 10 for rank in range(10)]
 

@@ -75,7 +75,7 @@ def test_a_failure_leaves_a_record_and_a_trace_of_every_rank(
     workers: Workers, tmp_path: Path
 ) -> None:
     place = tmp_path / "not" / "there" / "yet"
-    env = {"SEALRING_TRACE_DIR": str(place), "SEALRING_JOB": "breaks"}
+    env = {"SEALRING_TRACE": str(place), "SEALRING_JOB": "breaks"}
     errors = workers.run(fails, world=2, env=env, errors=True)
     assert [type(error) for error in errors] == [OutOfStep, OutOfStep]
     accounts = read_flight_records([place])
@@ -106,7 +106,7 @@ def test_a_record_that_cannot_be_written_does_not_hide_the_failure(
     workers: Workers, tmp_path: Path
 ) -> None:
     place = str(tmp_path / "traces")
-    env = {"SEALRING_TRACE_DIR": place, "SEALRING_JOB": "unwritable"}
+    env = {"SEALRING_TRACE": place, "SEALRING_JOB": "unwritable"}
     errors = workers.run(unwritable, place, world=2, env=env, errors=True)
     assert [type(error) for error in errors] == [OutOfStep, OutOfStep]
 
@@ -157,7 +157,7 @@ def sends_too_much(rank: int, world: int) -> None:
 
 
 def test_a_failed_message_leaves_a_record_of_every_rank(workers: Workers, tmp_path: Path) -> None:
-    env = {"SEALRING_TRACE_DIR": str(tmp_path), "SEALRING_JOB": "mail"}
+    env = {"SEALRING_TRACE": str(tmp_path), "SEALRING_JOB": "mail"}
     errors = workers.run(sends_too_much, world=2, env=env, errors=True)
     assert [type(error) for error in errors] == [OutOfStep, OutOfStep]
     for account, error in zip(read_flight_records([tmp_path]), errors, strict=True):
@@ -174,7 +174,7 @@ def on_request(rank: int, world: int, directory: str) -> tuple[str, str]:
     dumped = ProcessAccount.from_json(files.record.read_text(), "dumped").groups[-1]
     assert group.recorder.collective(dumped.collectives[-1].number).state == "done"
     assert group.recorder.collective(10**6) is None
-    with pytest.raises(ConfigurationError, match="SEALRING_TRACE_DIR"):
+    with pytest.raises(ConfigurationError, match="SEALRING_TRACE"):
         sealring.dump_flight_record()
     return str(files.record), str(files.trace)
 
@@ -203,8 +203,7 @@ def signalled(rank: int, world: int, directory: str) -> list[str]:
 
 def test_a_signal_writes_the_record_if_that_was_asked_for(workers: Workers, tmp_path: Path) -> None:
     env = {
-        "SEALRING_TRACE_DIR": str(tmp_path),
-        "SEALRING_TRACE_SIGNAL": "USR2",
+        "SEALRING_TRACE": f"{tmp_path}:USR2",
         "SEALRING_JOB": "signals",
     }
     results = workers.run(signalled, str(tmp_path), world=2, env=env)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.core.settings import with_settings
 from sealring.errors import OutOfStep
 from tests.workers import Workers
 
@@ -51,7 +52,9 @@ def test_metrics_count_what_was_sealed_opened_rekeyed_and_waited_for() -> None:
     own = Workers(2)  # a process has one MeterProvider, for good
     try:
         results = own.run(
-            measured, world=2, env={"SEALRING_JOB": "metrics", "SEALRING_REKEY_BYTES": "50000"}
+            measured,
+            world=2,
+            env={"SEALRING_JOB": "metrics", **with_settings({}, rekey_bytes=50000)},
         )
     finally:
         own.close()

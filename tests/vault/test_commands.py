@@ -7,8 +7,10 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sealring.cli import app
@@ -26,12 +28,16 @@ from tests.codes import coded
 
 
 class Shell:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: str | None = None) -> None:
         self.folder = folder
+        self.key = key
+        """What opens the vault, unless a command names something else."""
         self.status = 0
 
     def __call__(self, *arguments: str) -> str:
-        result = CliRunner().invoke(app, ["vault", *arguments])
+        commands: Any = get_command(app)
+        keyed = {name: {"key": self.key} for name in commands.commands["vault"].commands}
+        result = CliRunner().invoke(app, ["vault", *arguments], default_map={"vault": keyed})
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         self.status = result.exit_code
@@ -41,8 +47,7 @@ class Shell:
 @pytest.fixture
 def sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
-    shell = Shell(tmp_path)
+    shell = Shell(tmp_path, key="k")
     shell("init", "v")
     (tmp_path / "f").write_bytes(b"content")
     return shell
@@ -193,10 +198,8 @@ def test_every_version_of_one_object_is_verified(sh: Shell) -> None:
     assert (verified(), sh.status) == ([(None, "RolledBack"), (1, "TruncatedFile")], 2)
 
 
-def test_without_a_key_the_error_says_what_to_name(
-    sh: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SEALRING_VAULT_KEY")
+def test_without_a_key_the_error_says_what_to_name(sh: Shell) -> None:
+    sh.key = None
     with pytest.raises(ConfigurationError, match="--key FILE"):
         sh("ls", "v")
 
@@ -259,7 +262,7 @@ def test_dropped_grants_are_named_also_if_an_object_does_not_open(
         sh("grant", "v", "--name", name, "--to-key", f"{name}.key")
     (damaged,) = (sh.folder / "v").rglob("key.json")
     damaged.write_text("damaged")
-    result = CliRunner().invoke(app, ["vault", *verb])
+    result = CliRunner().invoke(app, ["vault", *verb, "--key", "k"])
     assert type(result.exception) is NotAVault
     assert "Restore them from a copy" in str(result.exception)
     assert "three gets no new key of v" in result.output

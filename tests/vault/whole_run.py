@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sealring import _native
+from sealring.core.settings import with_settings
 from sealring.vault import Vault, keys
 from tests.attest.broker.local import running
 from tests.attest.broker.tpm_hosts import TpmHosts, tpm_hosts
@@ -59,7 +60,7 @@ class Job:
     def __init__(self, folder: Path, world: int, hosts: TpmHosts, env: dict[str, str]) -> None:
         self._workers = Workers(world)
         self._folder, self._world, self._env = folder, world, env
-        self._tpms = {rank: {"SEALRING_TPM": hosts.addresses[rank]} for rank in range(world)}
+        self._tpms = {rank: with_settings({}, tpm=hosts.addresses[rank]) for rank in range(world)}
 
     def __enter__(self) -> Job:
         return self

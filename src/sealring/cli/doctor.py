@@ -19,7 +19,7 @@ from rich.text import Text
 from sealring import limits
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.terminal import console, print_json, printable, say, table
-from sealring.cli.variables import unknown_variables
+from sealring.core.settings import BROKER, TABLE, unknown_variables
 from sealring.errors import ConfigurationError, SealringError, named
 from sealring.lab.bench.harness import aes_rate
 from sealring.observe.watch import ALARMS, WatchedProcess, watch
@@ -172,12 +172,17 @@ def _torch(name: str) -> Iterator[Finding]:
 
 
 def _variables(name: str) -> Iterator[Finding]:
+    given = []
+    for row in TABLE.values():
+        if row.read(os.environ) != row.default:  # or the error that says what to set
+            given.append(row.where)
+    yield Finding(name, "ok", ", ".join(given) or "all at their defaults")
     for sentence in unknown_variables(os.environ):
         yield Finding(name, "warning", "a variable that sealring does not read", sentence)
 
 
 def _identity(name: str) -> Iterator[Finding]:
-    if broker := os.environ.get("SEALRING_BROKER"):
+    if broker := BROKER.read(os.environ):
         # Only what is set: asking the broker itself would take a rank.
         from sealring.attest.broker.enrolment import read_settings
 

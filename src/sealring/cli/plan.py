@@ -165,7 +165,7 @@ def show_answer(found: Answer, as_json: bool) -> None:
         ("samples a second", lambda each: f"{each.samples_per_s:,.1f}"),
         ("best bucket_cap_mb", lambda each: _bucket(each.bucket_mb, each.default_buckets)),
         ("with default buckets", lambda each: _time(each.default_bucket_seconds)),
-        ("SEALRING_ALGORITHM", lambda each: each.algorithm if each.way == "sealed" else "-"),
+        ("algorithm", lambda each: each.algorithm if each.way == "sealed" else "-"),
     ]
     if found.cost_per_day is not None:
         rows.append(

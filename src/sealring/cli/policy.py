@@ -48,10 +48,11 @@ from sealring.attest.evidence.policy_writing import (
 from sealring.attest.evidence.snp import parse_report
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import seal_credential
-from sealring.attest.evidence.tpm.machine import DEVICE, QUOTED, TpmMachine
+from sealring.attest.evidence.tpm.machine import QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
 from sealring.cli.terminal import console, errors, print_json, say
+from sealring.core.settings import TPM
 from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError, named
 from sealring.formats.files import read_public, write_public
 
@@ -335,7 +336,6 @@ _DEVICES: Final = {
 
 @app.command()
 def attest(
-    tpm: Annotated[str, typer.Option(help="The TPM: a device, or a simulator's socket.")] = DEVICE,
     out: Annotated[
         Path | None,
         typer.Option(help="Write evidence there, made as SEALRING_ATTESTER says, to try a policy."),
@@ -355,11 +355,12 @@ def attest(
     broker takes it.
     """
     if out is not None:
-        _write_evidence(out, gpus, ima, tpm, json)
+        _write_evidence(out, gpus, ima, json)
         return
     if gpus or ima:
         raise ConfigurationError("--gpus and --ima are for the evidence that --out writes")
     found = [_device_row(kind, device, Path(device).exists()) for kind, device in _DEVICES.items()]
+    tpm = TPM.read(os.environ)
     found.append(_device_row("tpm", tpm, "://" in tpm or Path(tpm).exists()))
     for row in found:
         if row["present"]:
@@ -380,9 +381,8 @@ def attest(
             console.print(f"{row['kind']} {name} = {value}", highlight=False, soft_wrap=True)
 
 
-def _write_evidence(out: Path, gpus: bool, ima: bool, tpm: str, json: bool) -> None:
-    environ = {**os.environ} if tpm == DEVICE else {**os.environ, "SEALRING_TPM": tpm}
-    attester = find_attester(environ, Wanted(gpus, ima))
+def _write_evidence(out: Path, gpus: bool, ima: bool, json: bool) -> None:
+    attester = find_attester(os.environ, Wanted(gpus, ima))
     public_key = Ed25519PrivateKey.generate().public_key()
     key = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     extra = _credential(attester.introduce())

@@ -19,12 +19,21 @@ import typer
 
 from sealring.cli import terminal
 from sealring.cli.terminal import warn
-from sealring.cli.variables import unknown_variables
 from sealring.core.group.settings import read_settings
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.core.identity.secret import OF_THE_RUN, read_secret
 from sealring.core.last_words import LAUNCHED, told_beside
 from sealring.core.sealed_only.guard import require_sealed
+from sealring.core.settings import (
+    AUTHORITY,
+    BROKER,
+    CERTIFICATE,
+    JOB,
+    POLICY,
+    SECRET,
+    SECRET_FILE,
+    unknown_variables,
+)
 from sealring.errors import ConfigurationError
 from sealring.observe.server import sweep
 
@@ -127,19 +136,21 @@ def run(
             f"to {machines - 1}"
         )
     if job is not None:
-        os.environ["SEALRING_JOB"] = job
+        os.environ[JOB.name] = job
     # Empty where the environment says it all.
     brokered = broker_environment(broker, authority, policy, secret_file)
     os.environ.update(identity_environment(machines, secret_file) if brokered is None else brokered)
     require_sealed()
     if record is not None:
-        os.environ["SEALRING_RECORD"] = str(record.absolute())
+        from sealring.record.recording.run import FOLDER
+
+        os.environ[FOLDER] = str(record.absolute())
     read_settings(os.environ)
     if machines == 1:
         # All workers are here: any free port will do, and no other run has this name.
         endpoint, run_id = "localhost:0", secrets.token_hex(16)
     elif endpoint is not None:
-        run_id = os.environ.get("SEALRING_JOB", "sealring")
+        run_id = JOB.read(os.environ) or "sealring"
     else:
         raise ConfigurationError(
             "several machines need a place to meet: pass --rdzv-endpoint HOST:PORT, with a host "
@@ -266,7 +277,7 @@ def broker_environment(
     broker: str | None, authority: Path | None, policy: Path | None, secret_file: Path | None
 ) -> dict[str, str] | None:
     """The environment of workers that join through a broker; None if there is none."""
-    if broker is None and not os.environ.get("SEALRING_BROKER"):
+    if broker is None and not BROKER.read(os.environ):
         for option, path in (("--authority", authority), ("--policy", policy)):
             if path is not None:
                 # Without effect, a user would believe that peers are held to it.
@@ -280,10 +291,10 @@ def broker_environment(
             "--secret-file is given and there is a broker: a worker has one identity, leave out "
             "one of them"
         )
-    chosen = {} if broker is None else {"SEALRING_BROKER": broker}
-    for name, path in (("SEALRING_AUTHORITY", authority), ("SEALRING_POLICY", policy)):
+    chosen = {} if broker is None else {BROKER.name: broker}
+    for row, path in ((AUTHORITY, authority), (POLICY, policy)):
         if path is not None:
-            chosen[name] = str(path.resolve())
+            chosen[row.name] = str(path.resolve())
     from sealring.attest.broker.enrolment import read_settings
 
     read_settings({**os.environ, **chosen})  # better refused here than once per worker
@@ -293,16 +304,16 @@ def broker_environment(
 def identity_environment(machines: int, secret_file: Path | None) -> dict[str, str]:
     """What to add to the workers' environment so that they can prove who they are."""
     if secret_file is not None:
-        chosen = {"SEALRING_SECRET_FILE": str(secret_file.resolve())}
+        chosen = {SECRET_FILE.name: str(secret_file.resolve())}
         # What is wrong is better refused here than once per worker.
-        for other in ("SEALRING_SECRET", "SEALRING_CERTIFICATE"):
+        for other in (SECRET.name, CERTIFICATE.name):
             if other in os.environ:
                 raise ConfigurationError(
                     f"--secret-file is given and {other} is set: leave out one of them"
                 )
         read_secret(chosen)
         return chosen
-    if read_secret(os.environ) is not None or "SEALRING_CERTIFICATE" in os.environ:
+    if read_secret(os.environ) is not None or CERTIFICATE.name in os.environ:
         return {}
     if machines > 1:
         raise ConfigurationError(
@@ -312,7 +323,7 @@ def identity_environment(machines: int, secret_file: Path | None) -> dict[str, s
             code="configuration.no_identity",
         )
     # All workers are our own children: a secret that lives as long as they do is enough.
-    return {"SEALRING_SECRET": secrets.token_hex(32), OF_THE_RUN: "1"}
+    return {SECRET.name: secrets.token_hex(32), OF_THE_RUN: "1"}
 
 
 # ---- where a launcher stands in its job: what the scheduler that started it says. Kubeflow's

@@ -28,10 +28,11 @@ from sealring.cli.terminal import (
     table,
     warn,
 )
+from sealring.core.settings import LIVE
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private
 from sealring.observe import CollectiveAccount, MessageAccount, ProcessAccount
-from sealring.observe.directory import SETTING, Reading, chosen_directory, read_all
+from sealring.observe.directory import Reading, chosen_directory, read_all
 from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
 from sealring.observe.status import GroupStatus, WorkerStatus
 from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
@@ -78,7 +79,7 @@ def top(
 def _directory() -> Path:
     place = chosen_directory(os.environ)
     if place is None:
-        raise ConfigurationError(f"{SETTING}=0 switches the live view off: unset it")
+        raise ConfigurationError(f"{LIVE.name}=0 switches the live view off: unset it")
     return place
 
 

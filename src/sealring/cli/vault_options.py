@@ -21,9 +21,7 @@ from sealring.vault.vault import Vault
 Directory = Annotated[
     str, typer.Argument(help="The vault's directory, or the URL of its folder in a store.")
 ]
-Key = Annotated[
-    Path | None, typer.Option(envvar="SEALRING_VAULT_KEY", help="The key file to open it with.")
-]
+Key = Annotated[Path | None, typer.Option(help="The key file to open it with.")]
 Broker = Annotated[
     str | None, typer.Option(help="A data key, released by the broker: REPOSITORY/TYPE/TAG.")
 ]
@@ -116,8 +114,7 @@ def opener_of(key: Path | None, broker: str | None, identity: Path | None) -> Op
         return keys.identity(identity)
     if key is None:
         raise ConfigurationError(
-            "name what opens the vault: --key FILE (or SEALRING_VAULT_KEY), --broker RESOURCE or "
-            "--identity FILE"
+            "name what opens the vault: --key FILE, --broker RESOURCE or --identity FILE"
         )
     return keys.key_file(key)
 

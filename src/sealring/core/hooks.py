@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from sealring.core.providers import PROVIDERS
+from sealring.core.settings import BROKER
 from sealring.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def enrolment_of(
     rank: int, world: int, environ: Mapping[str, str], deadline: float
 ) -> Enrolment | None:
     """Where a broker vouches for this worker: what holds and renews its certificate."""
-    if not environ.get("SEALRING_BROKER"):
+    if not BROKER.read(environ):
         return None
     return enrolments.one()(rank, world, environ, deadline)
 

@@ -39,6 +39,7 @@ from sealring.core.group.settings import read_settings
 from sealring.core.schedule.table import OPERATIONS as CHOSEN
 from sealring.core.schedule.table import format_table
 from sealring.core.sealed_only.setting import refuse_to_measure
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError
 from sealring.lab.bench import algorithms as turns
 from sealring.lab.bench import suite
@@ -252,7 +253,7 @@ def algorithms(
     blocks: Blocks = 15,
     table: Annotated[
         Path | None,
-        typer.Option(help="Write the table here, for SEALRING_ALGORITHM_TABLE; replaced if there."),
+        typer.Option(help="Write the table here, for algorithm_table; replaced if there."),
     ] = None,
     show_only: Annotated[
         bool, typer.Option("--show", help="Measure nothing: print the table in force, as Markdown.")
@@ -290,7 +291,9 @@ def algorithms(
     found = {"cases": [asdict(cell) for cell in cells], "table": text}
     show(found, json, [tables.algorithms(cells, fitted)])
     if table is not None and not json:
-        console.print(f"SEALRING_ALGORITHM_TABLE={table}", markup=False, soft_wrap=True)
+        chosen = with_settings({}, algorithm_table=str(table))
+        for name, value in chosen.items():
+            console.print(f"{name}='{value}'", markup=False, soft_wrap=True)
 
 
 def _local_cells(plan: turns.Plan, worlds: list[int], hosts: str, blocks: int) -> list[Cell]:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final, Generic
 
 from sealring.core.identity.process import peer_of
+from sealring.core.settings import LIVE
 from sealring.errors import ConfigurationError
 from sealring.observe.status import MOST_BYTES, Answer, SocketStatus, WorkerStatus, decode
 
-SETTING: Final = "SEALRING_LIVE"
 OFF: Final = "0"
 SUFFIX: Final = ".sock"
 MOST_SOCKETS: Final = 4096
@@ -36,16 +36,11 @@ def chosen_directory(environ: Mapping[str, str], user: int | None = None) -> Pat
     Not in $TMPDIR or $XDG_RUNTIME_DIR: a scheduler's job and the login shell beside it differ in
     these, and the second is deleted when the user logs out.
     """
-    setting = environ.get(SETTING)
+    setting = LIVE.read(environ)
     if setting == OFF:
         return None
     if not setting:
         return Path(f"/tmp/sealring-{os.geteuid() if user is None else user}")  # noqa: S108
-    if not os.path.isabs(setting):
-        raise ConfigurationError(
-            f"{SETTING} is {setting!r}; set it to the absolute path of a directory, or to 0 for "
-            "no live view, or unset it"
-        )
     return Path(setting)
 
 
@@ -65,7 +60,7 @@ class PrivateDirectory:
         except OSError as problem:
             raise ConfigurationError(
                 f"{path}, the directory of workers' sockets, cannot be used: {problem.strerror}. "
-                f"Set {SETTING} to another one"
+                f"Set {LIVE.name} to another one"
             ) from problem
         try:
             self._check(os.fstat(self.fd))
@@ -77,7 +72,7 @@ class PrivateDirectory:
         if status.st_uid != self.user:
             raise ConfigurationError(
                 f"{self.path}, the directory of workers' sockets, belongs to user {status.st_uid} "
-                f"and not to user {self.user}: set {SETTING} to a directory of your own"
+                f"and not to user {self.user}: set {LIVE.name} to a directory of your own"
             )
         if status.st_mode & 0o077:
             raise ConfigurationError(

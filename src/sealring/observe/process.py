@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from sealring.core.engine.flight import FlightRecorder, monotonic_zero_ns
 from sealring.core.hooks import GroupMade, Made
+from sealring.core.settings import TRACE
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private, writing
 from sealring.observe.metrics import Counts, EndedGroups, counts_of, publish_metrics, total_of
@@ -91,13 +92,13 @@ def flight_record() -> ProcessAccount:
 def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> FlightFiles:
     """Writes the flight record to `directory`, as JSON and as a Chrome trace; returns both paths.
 
-    Without `directory` they go to $SEALRING_TRACE_DIR. Each file appears whole or not at all, is
-    readable by this user alone, and replaces what this process wrote before.
+    Without `directory` they go where $SEALRING_TRACE says. Each file appears whole or not at all,
+    is readable by this user alone, and replaces what this process wrote before.
     """
-    chosen = directory if directory is not None else os.environ.get("SEALRING_TRACE_DIR")
+    chosen = directory if directory is not None else TRACE.read(os.environ)[0]
     if not chosen:
         raise ConfigurationError(
-            "where should the flight record go? Pass a directory or set SEALRING_TRACE_DIR"
+            "where should the flight record go? Pass a directory or set SEALRING_TRACE"
         )
     place = trace_directory(chosen)
     account = flight_record()
@@ -132,8 +133,8 @@ def dump_on_signal(number: signal.Signals, directory: Path) -> None:
     """From now on the signal writes the flight record; the handler that was there runs after it."""
     if threading.current_thread() is not threading.main_thread():
         _LOG.warning(
-            "SEALRING_TRACE_SIGNAL has no effect: Python lets only the main thread set a handler, "
-            "and this group was made on another"
+            "the signal in SEALRING_TRACE has no effect: Python lets only the main thread set a "
+            "handler, and this group was made on another"
         )
         return
     before = signal.getsignal(number)
@@ -157,15 +158,13 @@ class _DumpOnSignal:
 # ---- the flight recorder of each new group, with everything that reads it
 
 
-SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}
-
-
 def observe_groups(environ: Mapping[str, str]) -> Made:
-    """Keeps each group's record, and writes it where SEALRING_TRACE_DIR says.
+    """Keeps each group's record, and writes it where SEALRING_TRACE says.
 
-    It is written when a call fails, and when the signal of SEALRING_TRACE_SIGNAL comes.
+    It is written when a call fails, and when the signal that SEALRING_TRACE names comes.
     """
-    directory, number = _settings(environ)
+    folder, signal_name = TRACE.read(environ)
+    directory = trace_directory(folder) if folder else None
 
     def made(group: GroupMade) -> None:
         flight = group.flight
@@ -173,24 +172,8 @@ def observe_groups(environ: Mapping[str, str]) -> Made:
         if directory is not None:
             why = f"a call of group {flight.group} failed"
             flight.on_failure = lambda: dump_without_failing(directory, why)
-            if number is not None:
-                dump_on_signal(number, directory)
+            if signal_name:
+                dump_on_signal(signal.Signals[f"SIG{signal_name}"], directory)
         publish_metrics(counts_of_all_groups)
 
     return made
-
-
-def _settings(environ: Mapping[str, str]) -> tuple[Path | None, signal.Signals | None]:
-    directory = environ.get("SEALRING_TRACE_DIR")
-    name = environ.get("SEALRING_TRACE_SIGNAL")
-    if name and name not in SIGNALS:
-        raise ConfigurationError(
-            f"SEALRING_TRACE_SIGNAL is {name!r}; set it to {' or '.join(SIGNALS)}, or unset it"
-        )
-    if name and not directory:
-        raise ConfigurationError(
-            "SEALRING_TRACE_SIGNAL is set and SEALRING_TRACE_DIR is not: say where the flight "
-            "record should go"
-        )
-    place = trace_directory(directory) if directory else None
-    return place, SIGNALS[name] if name else None

@@ -25,8 +25,9 @@ from typing import Final
 
 from sealring.core.hooks import GroupMade, Made
 from sealring.core.identity.process import peer_of
+from sealring.core.settings import LIVE
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import SETTING, SUFFIX, PrivateDirectory, chosen_directory
+from sealring.observe.directory import SUFFIX, PrivateDirectory, chosen_directory
 from sealring.observe.gather import socket_status, worker_status
 from sealring.observe.status import MOST_BYTES, encode
 
@@ -293,7 +294,7 @@ def show(directory: Path, group: GroupMade) -> None:
         except (OSError, RuntimeError, ConfigurationError) as problem:  # no thread: RuntimeError
             _LOG.warning(
                 "sealring: `sealring top` will not show this worker: %s. %s=0 switches it off",
-                problem, SETTING,
+                problem, LIVE.name,
             )  # fmt: skip
 
 

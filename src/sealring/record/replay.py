@@ -1,7 +1,7 @@
 """Spot checks: parts of a recorded run, drawn at random, are executed again and compared.
 
 A part begins at a checkpoint, or at the first step, and ends at the next checkpoint. The recorded
-script is started with $SEALRING_REPLAY, which says what to repeat; it does what it always does,
+script is started with $_SEALRING_REPLAY, which says what to repeat; it does what it always does,
 with `records.steps` and `records.replay.checkpoint` (docs/provenance.md). The script is not
 trusted: it ends in time, and what it prints takes no memory.
 """
@@ -95,13 +95,13 @@ class _Tail:
 # ---- parts of a run, and their repetition
 
 
-VARIABLE: Final = "SEALRING_REPLAY"
+VARIABLE: Final = "_SEALRING_REPLAY"
 _PURPOSE: Final = b"sealring-1 replay\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a script is asked to repeat: the value of $SEALRING_REPLAY, as JSON."""
+    """What a script is asked to repeat: the value of $_SEALRING_REPLAY, as JSON."""
 
     folder: str
     """Where the records of the repetition go."""
@@ -339,7 +339,10 @@ def replay(
 
 def _is_of_identity(name: str) -> bool:
     """The repetition has an identity of its own, and is no part of another job."""
-    return name.startswith(("SEALRING_", "PET_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE")
+    return name.startswith(("SEALRING_", "_SEALRING_", "PET_", "TORCHELASTIC_")) or name in (
+        "RANK",
+        "WORLD_SIZE",
+    )
 
 
 def _own_records(

@@ -19,13 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from sealring import _native
-from sealring.core.identity.process import (
-    CREDENTIALS,
-    allows_debuggers,
-    peer_of,
-    shut_out_debuggers,
-)
-from sealring.core.identity.process import SETTING as ALLOW_DEBUGGERS
+from sealring.core.identity.process import CREDENTIALS, peer_of, shut_out_debuggers
+from sealring.core.settings import ALLOW_DEBUGGERS, with_settings
 from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES
@@ -111,7 +106,7 @@ def _holds(here: socket.socket, pid: int, deadline: float) -> bool:
 def connect_to_parent(address: str) -> socket.socket:
     """The child's end, once no other process of this user can read its memory."""
     shut_out_debuggers()
-    if not allows_debuggers(os.environ) and tracer() != 0:
+    if not ALLOW_DEBUGGERS.read(os.environ) and tracer() != 0:
         raise ConnectionError("another process traced this one before it could shut debuggers out")
     parent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -184,11 +179,9 @@ def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
 
 def without_secrets() -> dict[str, str]:
     """The environment may hold the job's secret, and names files that hold keys."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SEALRING_") or name == ALLOW_DEBUGGERS
-    }
+    allowed = ALLOW_DEBUGGERS.read(os.environ)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
+    return kept | (with_settings({}, allow_debuggers=True) if allowed else {})
 
 
 class Child:

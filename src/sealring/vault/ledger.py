@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from sealring.core.hooks import VaultEntry, vault_records
+from sealring.core.settings import BROKER, JOB, VAULT_LEDGER
 from sealring.errors import ConfigurationError, NotAVault, RolledBack, VaultError
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.files import locked, write_file
@@ -29,7 +30,6 @@ from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
 from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
-SETTING: Final = "SEALRING_VAULT_LEDGER"
 AT_THE_BROKER: Final = "broker"
 """The setting's value for the broker's records; a folder of this name is ./broker."""
 
@@ -88,18 +88,18 @@ class LocalLedger:
 
     @classmethod
     def of(cls, vault: str, directory: VaultPath) -> LocalLedger:
-        folder = os.environ.get(SETTING)
+        folder = VAULT_LEDGER.read(os.environ)
         if not folder:
             if not directory.locks:
                 raise ConfigurationError(
                     f"{directory} lies in a store, where no ledger is kept by which a rollback is "
-                    f"seen: set {SETTING} to a folder, or to {AT_THE_BROKER}"
+                    f"seen: set {VAULT_LEDGER.name} to a folder, or to {AT_THE_BROKER}"
                 )
             return cls(vault, directory.local / "ledger.json")
         if not Path(folder).is_dir():
             # It is not made here: it may lie on a disk that is not there at the moment.
             raise ConfigurationError(
-                f"{SETTING}={folder} is no directory: attach the disk that it lies on, "
+                f"{VAULT_LEDGER.name}={folder} is no directory: attach the disk that it lies on, "
                 f"or, if there was none before, run `mkdir -m 700 {folder}`"
             )
         elsewhere = not directory.locks or not Path(folder).is_relative_to(directory.local)
@@ -225,14 +225,14 @@ class BrokerLedger:
     beside_the_vault = False
 
     def __init__(self, vault: str) -> None:
-        broker = os.environ.get("SEALRING_BROKER")
+        broker = BROKER.read(os.environ)
         if not broker:
             raise ConfigurationError(
-                f"{SETTING}={AT_THE_BROKER} needs a worker that joins through a broker: set "
-                "SEALRING_BROKER, or a folder for the ledger"
+                f"{VAULT_LEDGER.name}={AT_THE_BROKER} needs a worker that joins through a broker: "
+                "set SEALRING_BROKER, or a folder for the ledger"
             )
         self._vault = vault
-        which = broker, os.environ.get("SEALRING_JOB"), vault
+        which = broker, JOB.read(os.environ), vault
         self._answered = _ANSWERED.setdefault(which, _Answered())
         self.where = f"the broker {broker}"
 
@@ -274,6 +274,6 @@ class BrokerLedger:
 
 def ledger_of(vault: str, directory: VaultPath) -> Ledger:
     """Where SEALRING_VAULT_LEDGER says, or in the vault's directory."""
-    if os.environ.get(SETTING) == AT_THE_BROKER:
+    if VAULT_LEDGER.read(os.environ) == AT_THE_BROKER:
         return BrokerLedger(vault)
     return LocalLedger.of(vault, directory)

@@ -26,11 +26,10 @@ class TpmHosts:
     chain: Path
 
     def environment(self, port: int) -> dict[str, str]:
-        """Of a worker that joins there; `SEALRING_TPM` is each rank's own."""
+        """Of a worker that joins there; the setting `tpm` is each rank's own."""
         return {
             **self.place.environment(port),
-            "SEALRING_ATTESTER": "tpm",
-            "SEALRING_ATTESTER_CHAIN": str(self.chain),
+            "SEALRING_ATTESTER": f"tpm:{self.chain}",
         }
 
 

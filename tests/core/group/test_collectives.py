@@ -13,6 +13,7 @@ from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.group.arguments import DTYPES
 from sealring.core.group.work import SealedWork
 from sealring.core.schedule import Algorithm, Operation
+from sealring.core.settings import with_settings
 from sealring.errors import Unsupported
 from sealring.limits import RECORD_BYTES
 from tests.core.engine.cases import Case, expected, values
@@ -131,7 +132,7 @@ def complex_sums(rank: int, world: int, seeds: int) -> list[bytes]:
 
 def test_complex_numbers_are_cut_as_the_reals_that_torch_makes_of_them(workers: Workers) -> None:
     """To the bit what the reference has for reals; for complex numbers it adds in another order."""
-    came, *others = workers.run(complex_sums, 20, world=4, env={"SEALRING_ALGORITHM": "ring"})
+    came, *others = workers.run(complex_sums, 20, world=4, env=with_settings({}, algorithm="ring"))
     assert others == [came] * 3
 
     def right(*, as_reals: bool) -> list[bytes]:
@@ -283,7 +284,7 @@ def rekeyed(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("rekey_bytes", ["1", "5000"])
 def test_rekeying_goes_unnoticed(workers: Workers, rekey_bytes: str) -> None:
-    workers.run(rekeyed, world=3, env={"SEALRING_REKEY_BYTES": rekey_bytes})
+    workers.run(rekeyed, world=3, env=with_settings({}, rekey_bytes=rekey_bytes))
 
 
 def huge(rank: int, world: int) -> int:

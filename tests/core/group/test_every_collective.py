@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from sealring.core.group.arguments import DTYPES
 from sealring.core.group.names import SINGLE
 from sealring.core.schedule import Algorithm
+from sealring.core.settings import with_settings
 from sealring.errors import OutOfStep, Unsupported
 from tests.workers import Workers
 
@@ -312,4 +313,4 @@ def by_every_algorithm(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("algorithm", [each.name.lower() for each in Algorithm])
 def test_every_algorithm_serves_what_it_can(workers: Workers, algorithm: str) -> None:
-    workers.run(by_every_algorithm, world=4, env={"SEALRING_ALGORITHM": algorithm})
+    workers.run(by_every_algorithm, world=4, env=with_settings({}, algorithm=algorithm))

@@ -20,6 +20,7 @@ from sealring import limits
 from sealring.core.group.cores import usable_cores
 from sealring.core.group.settings import read_settings
 from sealring.core.links import lanes
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
 from sealring.record.recording.noted import traffic_so_far
 from tests.core.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
@@ -75,7 +76,7 @@ def every_large_collective(rank: int, world: int) -> int:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_results_are_those_of_one_thread(workers: Workers, world: int, transport: str) -> None:
-    env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+    env = {"SEALRING_TRANSPORT": transport, **with_settings({}, threads=2)}
     assert workers.run(every_large_collective, world=world, env=env) == [2] * world
 
 
@@ -95,10 +96,9 @@ def linked_when_needed(rank: int, world: int, what: Callable[[int, int], Any]) -
 def test_groups_that_make_their_links_later(
     workers: Workers, algorithm: str, transport: str
 ) -> None:
-    env = {
-        "SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": algorithm,
-    }  # fmt: skip
-    hosts = {rank: {"SEALRING_HOST": f"host-{rank // 2}"} for rank in range(4)}
+    env = {"SEALRING_TRANSPORT": transport}
+    same: dict[str, Any] = {"threads": 2, **({"algorithm": algorithm} if algorithm else {})}
+    hosts = {rank: with_settings({}, host=f"host-{rank // 2}", **same) for rank in range(4)}
     threads = workers.run(
         linked_when_needed, every_large_collective, world=4, env=env, rank_env=hosts, group=False
     )
@@ -112,7 +112,7 @@ def accounts_of_links(rank: int, world: int) -> list[Any]:
 
 def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers) -> None:
     """Over all lanes: lane number 0 alone has about half of the records."""
-    env = {"SEALRING_TRANSPORT": "shm", "SEALRING_THREADS": "2"}
+    env = {"SEALRING_TRANSPORT": "shm", **with_settings({}, threads=2)}
     accounts = workers.run(accounts_of_links, world=3, env=env)
     for rank, account in enumerate(accounts):
         for peer, sent, received in account:
@@ -122,7 +122,9 @@ def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers
     records = {
         rank: sum(sent[0] for _, sent, _ in account) for rank, account in enumerate(accounts)
     }
-    one_thread = workers.run(accounts_of_links, world=3, env={**env, "SEALRING_THREADS": "1"})
+    one_thread = workers.run(
+        accounts_of_links, world=3, env={**env, **with_settings({}, threads=1)}
+    )
     for rank, account in enumerate(one_thread):
         # The lanes' agreement is by introductions, which count too.
         assert records[rank] >= sum(sent[0] for _, sent, _ in account) > 0
@@ -131,7 +133,7 @@ def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers
 def test_both_ends_have_the_same_account_in_groups_that_make_their_links_later(
     workers: Workers,
 ) -> None:
-    env = {"SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "ring"}
+    env = with_settings({}, threads=2, algorithm="ring")
     accounts = workers.run(linked_when_needed, accounts_of_links, world=4, env=env, group=False)
     for rank, account in enumerate(accounts):
         for peer, sent, received in account:
@@ -151,7 +153,7 @@ def counted(rank: int, world: int) -> dict[str, int]:
 
 def test_calls_are_counted_and_not_what_they_are_made_of(workers: Workers) -> None:
     """Introductions precede the first large one, and a sparse one is several all_gathers."""
-    env = {"SEALRING_THREADS": "2", "SEALRING_JOB": "counted"}
+    env = {**with_settings({}, threads=2), "SEALRING_JOB": "counted"}
     counts = workers.run(counted, world=2, env=env)
     assert counts == [{"all_reduce": 2, "barrier": 1}] * 2
 
@@ -164,7 +166,7 @@ def agrees(rank: int, world: int) -> int:
 
 
 def test_the_rank_with_fewest_threads_decides(workers: Workers) -> None:
-    rank_env = {0: {"SEALRING_THREADS": "2"}, 1: {"SEALRING_THREADS": "1"}}
+    rank_env = {0: with_settings({}, threads=2), 1: with_settings({}, threads=1)}
     assert workers.run(agrees, world=2, rank_env=rank_env) == [1, 1]
 
 
@@ -182,7 +184,7 @@ def cannot_make_lanes(rank: int, world: int) -> int:
 
 
 def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
-    env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "auto"}
+    env = {**with_settings({}, threads=2), "SEALRING_TRANSPORT": "auto"}
     assert workers.run(cannot_make_lanes, world=2, env=env) == [1, 1]
 
 
@@ -213,7 +215,7 @@ def test_a_members_reason_is_one_line_without_terminal_codes(workers: Workers) -
         "sealring: a large collective uses one thread: "
         "rank 1: no pipe?]0;owned?; sealring: rank 0 says so"
     )
-    env = {"SEALRING_THREADS": "2", "SEALRING_JOB": "reason"}
+    env = {**with_settings({}, threads=2), "SEALRING_JOB": "reason"}
     assert workers.run(hears_why_not, world=2, env=env) == [[line]] * 2
     assert (
         workers.run(linked_when_needed, hears_why_not, world=4, env=env, group=False)
@@ -238,7 +240,7 @@ def pipes_never_come(rank: int, world: int) -> int:
 
 def test_pipes_are_given_up_before_the_group_is(workers: Workers) -> None:
     """The timeout is shorter than what a rank may take otherwise."""
-    env = {"SEALRING_THREADS": "2", "SEALRING_TRANSPORT": "tcp"}
+    env = {**with_settings({}, threads=2), "SEALRING_TRANSPORT": "tcp"}
     assert workers.run(pipes_never_come, world=2, env=env, group=False) == [1, 1]
 
 
@@ -265,9 +267,7 @@ def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tupl
 
 
 def test_what_has_no_further_pipes_uses_one_thread_and_the_rest_goes_on(workers: Workers) -> None:
-    env = {
-        "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "all_reduce=ring,broadcast=tree",
-    }  # fmt: skip
+    env = with_settings({}, threads=2, algorithm="all_reduce=ring,broadcast=tree")  # fmt: skip
     results = workers.run(
         linked_when_needed, cannot_make_lanes_twice, world=4, env=env, group=False
     )
@@ -296,7 +296,7 @@ def test_a_rank_that_can_make_neither_lanes_nor_links_says_so(
 ) -> None:
     """Its reason took links that the group had not, and the group ended for the lack of them."""
     env = {
-        "SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2", "SEALRING_ALGORITHM": "ring",
+        "SEALRING_TRANSPORT": transport, **with_settings({}, threads=2, algorithm="ring"),
     }  # fmt: skip
     one = workers.run(linked_when_needed, has_no_descriptor_left, world=4, env=env, group=False)
     assert one == [1] * 4
@@ -318,7 +318,7 @@ def test_threads_descriptors_and_memory_end_with_the_group(
     for transport in ("shm", "tcp"):
         folder = tmp_path / transport
         folder.mkdir()
-        env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+        env = {"SEALRING_TRANSPORT": transport, **with_settings({}, threads=2)}
         workers.run(ends, str(folder), world=2, env=env, group=False)
 
 
@@ -330,7 +330,7 @@ def disagree(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_ranks_that_disagree_get_one_error(workers: Workers, transport: str) -> None:
-    env = {"SEALRING_TRANSPORT": transport, "SEALRING_THREADS": "2"}
+    env = {"SEALRING_TRANSPORT": transport, **with_settings({}, threads=2)}
     workers.run(disagree, world=2, env=env)
 
 
@@ -351,7 +351,7 @@ def is_interrupted(rank: int, world: int) -> None:
 
 
 def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: Workers) -> None:
-    workers.run(is_interrupted, world=3, env={"SEALRING_THREADS": "2", "CASE": "interrupt"})
+    workers.run(is_interrupted, world=3, env={**with_settings({}, threads=2), "CASE": "interrupt"})
 
 
 def cannot_run_its_part(rank: int, world: int) -> None:
@@ -364,15 +364,17 @@ def cannot_run_its_part(rank: int, world: int) -> None:
 
 def test_the_others_are_told_why_a_rank_could_not_run_a_collective(workers: Workers) -> None:
     """It was an interrupt of the script to them, whatever it was."""
-    workers.run(cannot_run_its_part, world=2, env={"SEALRING_THREADS": "1", "CASE": "cannot run"})
+    workers.run(
+        cannot_run_its_part, world=2, env={**with_settings({}, threads=1), "CASE": "cannot run"}
+    )
 
 
 @pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])
 def test_threads_are_no_more_than_cores(number: str) -> None:
     with pytest.raises(ConfigurationError, match=f"may use {usable_cores()} cores"):
-        read_settings({"SEALRING_THREADS": number})
+        read_settings(with_settings({}, threads=number))
 
 
 def test_threads_are_left_to_the_group_unless_set() -> None:
     assert read_settings({}).threads is None
-    assert read_settings({"SEALRING_THREADS": "2"}).threads == 2
+    assert read_settings(with_settings({}, threads=2)).threads == 2

@@ -233,7 +233,7 @@ def form_where_one_cannot_record(rank: int, world: int, done: Path) -> type:
 def test_a_rank_that_fails_after_the_group_was_made_is_not_waited_for(
     workers: Workers, tmp_path: Path
 ) -> None:
-    nowhere = {0: {"SEALRING_RECORD": "/proc/nowhere/record"}}
+    nowhere = {0: {"_SEALRING_RECORD": "/proc/nowhere/record"}}
     kinds = workers.run(
         form_where_one_cannot_record, tmp_path / "done", group=False, rank_env=nowhere
     )

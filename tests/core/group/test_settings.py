@@ -11,6 +11,7 @@ from sealring.core.engine.cuda.wires import Wire
 from sealring.core.group.settings import Settings, read_settings
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.table import parse_table, shipped_table
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError, SettingsMismatch
 from tests.workers import Workers
 
@@ -36,13 +37,16 @@ def test_an_empty_environment_gives_the_defaults() -> None:
 def test_everything_can_be_set(tmp_path: Path) -> None:
     environ = {
         "SEALRING_TRANSPORT": "tcp",
-        "SEALRING_RECORD_BYTES": "65536",
-        "SEALRING_REKEY_BYTES": "1000000",
-        "SEALRING_ALGORITHM": "reduce=ring,broadcast=tree",
-        "SEALRING_ALGORITHM_TABLE": str(own_table(tmp_path)),
-        "SEALRING_HOST": "rack-7",
+        **with_settings(
+            {},
+            record_bytes=65536,
+            rekey_bytes=1000000,
+            algorithm="reduce=ring,broadcast=tree",
+            algorithm_table=str(own_table(tmp_path)),
+            host="rack-7",
+            cuda_wait="stream",
+        ),
         "SEALRING_GPU_WIRE": "peer",
-        "SEALRING_CUDA_WAIT": "stream",
     }
     assert read_settings(environ) == Settings(
         "tcp",
@@ -61,35 +65,31 @@ def test_everything_can_be_set(tmp_path: Path) -> None:
     [
         ("SEALRING_GPU_WIRE", "rdma", "SEALRING_GPU_WIRE is 'rdma'; set it to one of auto, links"),
         ("SEALRING_TRANSPORT", "udp", "SEALRING_TRANSPORT is 'udp'; set it to one of auto, tcp"),
-        (
-            "SEALRING_ALGORITHM",
-            "star",
-            "'star'; set it to one of ring, direct, tree, parameter_server",
-        ),
-        ("SEALRING_ALGORITHM", "ring,tree", "it names two algorithms for all"),
-        ("SEALRING_ALGORITHM", "ring,", "set it to one of ring, direct, tree"),
-        ("SEALRING_ALGORITHM", "sum=ring", "'sum' is not an operation, there is all_reduce"),
-        ("SEALRING_ALGORITHM", "REDUCE=ring", "'REDUCE' is not an operation"),
-        ("SEALRING_ALGORITHM", "gather=ring", "gather has direct"),
-        ("SEALRING_ALGORITHM", "reduce=ring,reduce=tree", "it names reduce twice"),
-        ("SEALRING_ALGORITHM_TABLE", "/nowhere/table", "/nowhere/table cannot be read: No such"),
-        ("SEALRING_ALGORITHM_TABLE", "/dev/zero", "/dev/zero is longer than 1048576 bytes"),
-        ("SEALRING_ALGORITHM_TABLE", __file__, "is not TOML"),
-        ("SEALRING_RECORD_BYTES", "100", "must be a number from 1024 to 1048576"),
-        ("SEALRING_RECORD_BYTES", "1025", "must be a multiple of 64"),
-        ("SEALRING_RECORD_BYTES", "-4096", "must be a number from 1024 to 1048576"),
-        (
-            "SEALRING_CUDA_WAIT",
-            "gpu",
-            "SEALRING_CUDA_WAIT is 'gpu'; set it to one of auto, stream, host",
-        ),
-        ("SEALRING_REKEY_BYTES", "0", "must be a number from 1 to"),
-        ("SEALRING_REKEY_BYTES", "99999999999999", "must be a number from 1 to"),
+        ("algorithm", "star", "'star'; set it to one of ring, direct, tree, parameter_server"),
+        ("algorithm", "ring,tree", "it names two algorithms for all"),
+        ("algorithm", "ring,", "set it to one of ring, direct, tree"),
+        ("algorithm", "sum=ring", "'sum' is not an operation, there is all_reduce"),
+        ("algorithm", "REDUCE=ring", "'REDUCE' is not an operation"),
+        ("algorithm", "gather=ring", "gather has direct"),
+        ("algorithm", "reduce=ring,reduce=tree", "it names reduce twice"),
+        ("algorithm", 3, '"algorithm" in SEALRING_SETTINGS is 3; set it to a text'),
+        ("algorithm_table", "/nowhere/table", "/nowhere/table cannot be read: No such"),
+        ("algorithm_table", "/dev/zero", "/dev/zero is larger than 1048576 bytes"),
+        ("algorithm_table", __file__, "is not TOML"),
+        ("record_bytes", 100, "must be a number from 1024 to 1048576"),
+        ("record_bytes", 1025, "must be a multiple of 64"),
+        ("record_bytes", -4096, "must be a number from 1024 to 1048576"),
+        ("record_bytes", "65536", "must be a number from 1024 to 1048576"),
+        ("record_bytes", True, "must be a number from 1024 to 1048576"),
+        ("cuda_wait", "gpu", "\"cuda_wait\" in SEALRING_SETTINGS is 'gpu'; set it to one of auto"),
+        ("rekey_bytes", 0, "must be a number from 1 to"),
+        ("rekey_bytes", 99999999999999, "must be a number from 1 to"),
     ],
 )
-def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str, text: str) -> None:
+def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: object, text: str) -> None:
+    environ = {name: str(value)} if name.isupper() else with_settings({}, **{name: value})
     with pytest.raises(ConfigurationError) as refused:
-        read_settings({name: value})
+        read_settings(environ)
     assert text in str(refused.value)
 
 
@@ -98,23 +98,23 @@ def joins(rank: int, world: int) -> None:
 
 
 def test_ranks_with_different_settings_do_not_form_a_group(workers: Workers) -> None:
-    other = {1: {"SEALRING_RECORD_BYTES": "65536"}}
+    other = {1: with_settings({}, record_bytes=65536)}
     for error in workers.run(joins, world=2, group=False, rank_env=other, errors=True):
         assert type(error) is SettingsMismatch
         assert "record_bytes" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("name", "value", "told"),
     [
-        ("SEALRING_ALGORITHM", "all_reduce=tree", "algorithm.all_reduce=3"),
-        ("SEALRING_ALGORITHM_TABLE", "", "algorithm_table="),
+        ("algorithm", "all_reduce=tree", "algorithm.all_reduce=3"),
+        ("algorithm_table", "", "algorithm_table="),
     ],
 )
 def test_ranks_that_would_choose_differently_do_not_form_a_group(
-    workers: Workers, tmp_path: Path, variable: str, value: str, told: str
+    workers: Workers, tmp_path: Path, name: str, value: str, told: str
 ) -> None:
-    other = {1: {variable: value or str(own_table(tmp_path))}}
+    other = {1: with_settings({}, **{name: value or str(own_table(tmp_path))})}
     for error in workers.run(joins, world=2, group=False, rank_env=other, errors=True):
         assert type(error) is SettingsMismatch
         assert told in str(error)
@@ -131,20 +131,20 @@ def algorithms_taken(rank: int, world: int) -> tuple[list[str], Any]:
 
 
 def test_a_table_of_ones_own_decides(workers: Workers, tmp_path: Path) -> None:
-    env = {
-        "SEALRING_ALGORITHM_TABLE": str(own_table(tmp_path)),
-        "SEALRING_ALGORITHM": "broadcast=ring",
-    }
+    env = with_settings({}, algorithm_table=str(own_table(tmp_path)), algorithm="broadcast=ring")
     assert workers.run(algorithms_taken, world=2, env=env) == [
         (["tree", "parameter_server", "ring"], (0, 0))
     ] * 2  # fmt: skip
 
 
 def test_ranks_say_which_host_they_share(workers: Workers, tmp_path: Path) -> None:
-    hosts = {rank: {"SEALRING_HOST": f"rack-{rank // 2}"} for rank in range(3)}
     # The table has a word on one host only, and these are on two.
-    env = {"SEALRING_ALGORITHM_TABLE": str(own_table(tmp_path))}
-    taken = workers.run(in_own_group, world=3, group=False, env=env, rank_env=hosts)
+    table = str(own_table(tmp_path))
+    hosts = {
+        rank: with_settings({}, algorithm_table=table, host=f"rack-{rank // 2}")
+        for rank in range(3)
+    }
+    taken = workers.run(in_own_group, world=3, group=False, rank_env=hosts)
     assert [topology for _, topology in taken] == [(0, 0, 1)] * 3
     for algorithms, _ in taken:
         assert "parameter_server" not in algorithms[:1]
@@ -164,4 +164,4 @@ def reduces(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("algorithm", [each.name.lower() for each in Algorithm])
 def test_the_algorithm_can_be_chosen(workers: Workers, algorithm: str) -> None:
-    workers.run(reduces, world=3, env={"SEALRING_ALGORITHM": algorithm})
+    workers.run(reduces, world=3, env=with_settings({}, algorithm=algorithm))

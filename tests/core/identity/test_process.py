@@ -1,4 +1,4 @@
-"""What SEALRING_ALLOW_DEBUGGERS may be, and which calls shut debuggers out."""
+"""What the setting allow_debuggers may be, and which calls shut debuggers out."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from sealring.core.identity.process import allows_debuggers, shut_out_debuggers
+from sealring.core.identity.process import shut_out_debuggers
+from sealring.core.settings import ALLOW_DEBUGGERS, with_settings
 from sealring.errors import ConfigurationError
 
-NAME = "SEALRING_ALLOW_DEBUGGERS"
+
+def test_debuggers_are_let_in_only_when_it_is_said() -> None:
+    assert not ALLOW_DEBUGGERS.read({})
+    assert not ALLOW_DEBUGGERS.read({"SEALRING_SETTINGS": ""})
+    assert not ALLOW_DEBUGGERS.read(with_settings({}, allow_debuggers=False))
+    assert ALLOW_DEBUGGERS.read(with_settings({}, allow_debuggers=True))
 
 
-def test_debuggers_are_let_in_only_by_a_one() -> None:
-    assert not allows_debuggers({})
-    assert not allows_debuggers({NAME: ""})
-    assert not allows_debuggers({NAME: "0"})
-    assert allows_debuggers({NAME: "1"})
-
-
-@pytest.mark.parametrize("value", ["2", "yes", "true", " 1", "01"])
-def test_another_value_is_refused(value: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{NAME} is .*; set it to 0 or 1"):
-        shut_out_debuggers({NAME: value})
+@pytest.mark.parametrize("value", ["1", 1, "true", None, [True]])
+def test_another_value_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"allow_debuggers.* is .*; set it to true or"):
+        shut_out_debuggers(with_settings({}, allow_debuggers=value))
 
 
 READS = """

@@ -63,7 +63,7 @@ def assert_pair(mesh: World, rank: int, link: Link) -> None:
         {"transport": "shm"},
         {"transport": "auto"},
         {"transport": "tcp", "environ": {"SEALRING_ADDRESS": "::1"}},
-        {"transport": "auto", "environ": {"SEALRING_INTERFACE": "lo"}},
+        {"transport": "auto", "environ": {"SEALRING_ADDRESS": "lo"}},
         {"transport": "auto", "environ": {"MASTER_ADDR": "localhost"}},
     ],
 )

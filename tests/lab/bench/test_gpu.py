@@ -12,6 +12,7 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from sealring.cli import app
+from sealring.core.settings import HOST
 from sealring.errors import ConfigurationError
 from sealring.lab.bench import gpu, suite
 from sealring.lab.bench.gpu import WIRES, over, rows_of
@@ -98,13 +99,13 @@ def test_the_wire_is_set_for_a_group_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_half_of_the_ranks_are_on_each_of_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SEALRING_HOST", raising=False)
+    monkeypatch.delenv("SEALRING_SETTINGS", raising=False)
     found = []
     for rank in range(4):
         with over("hosts", rank, 4):
-            found.append((os.environ["SEALRING_GPU_WIRE"], os.environ["SEALRING_HOST"]))
+            found.append((os.environ["SEALRING_GPU_WIRE"], HOST.read(os.environ)))
     assert found == [("nccl", f"host-{rank // 2}") for rank in range(4)]
-    assert "SEALRING_HOST" not in os.environ
+    assert "SEALRING_SETTINGS" not in os.environ
 
 
 @pytest.mark.timeout(180)

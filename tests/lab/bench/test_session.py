@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -59,8 +60,8 @@ def test_the_file_says_by_which_table_algorithms_were_chosen(
 ) -> None:
     path = tmp_path / "results.json"
     tables = []
-    for fixed in ("", "all_reduce=tree"):
-        monkeypatch.setenv("SEALRING_ALGORITHM", fixed)
+    for fixed in ({}, {"algorithm": "all_reduce=tree"}):
+        monkeypatch.setenv("SEALRING_SETTINGS", json.dumps(fixed))
         Session("sealring bench", path).run([job(8)], lambda *_: None)
         tables.append(parse_table(read_results(path).algorithms, "these"))
     assert tables[0] == shipped_table()

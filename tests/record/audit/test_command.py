@@ -144,9 +144,8 @@ def test_whom_to_believe_must_be_said(tmp_path: Path) -> None:
     ],
 )
 def test_options_of_replay_that_cannot_be_used(
-    options_given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options_given: list[str], said: str, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("SEALRING_VAULT_KEY", raising=False)
     made = MadeRun(world=1, count=1)
     made.write(tmp_path / "run")
     with pytest.raises(ConfigurationError, match=said):

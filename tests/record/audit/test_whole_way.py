@@ -44,7 +44,8 @@ from tests.record.audit.made_runs import CLEANER, RAW, stage
 ROOT = Path(__file__).parents[3]
 TRAIN = """
 import os
-os.environ["SEALRING_TPM"] = os.environ.get("TPM_OF_RANK_" + os.environ["RANK"], "")
+if tpm := os.environ.get("TPM_OF_RANK_" + os.environ["RANK"]):
+    os.environ["SEALRING_SETTINGS"] = '{"tpm": "' + tpm + '"}'
 from tests.record.recording.script import main
 main()
 """

@@ -386,7 +386,7 @@ def test_without_a_recording_notes_are_dropped() -> None:
 def test_what_record_run_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.delenv("SEALRING_RECORD", raising=False)
+    monkeypatch.delenv("_SEALRING_RECORD", raising=False)
     with pytest.raises(ConfigurationError, match="where should the records go"):
         sealring.record_run()
     with pytest.raises(ConfigurationError, match="which worker is this"):

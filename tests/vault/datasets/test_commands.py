@@ -22,8 +22,7 @@ from tests.vault.test_commands import Shell
 @pytest.fixture
 def sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
-    shell = Shell(tmp_path)
+    shell = Shell(tmp_path, key="k")
     shell("init", "v")
     json_lines(tmp_path / "corpus")
     return shell
@@ -77,7 +76,7 @@ def test_bad_input_to_ingest(
 def test_ingest_that_is_killed_leaves_no_process_and_goes_on(sh: Shell) -> None:
     json_lines(sh.folder / "large", count=4000)
     command = [sys.executable, "-m", "sealring.cli", "vault", "ingest", "v", "large"]
-    options = ["--shard-size", "1KiB", "--processes", "2", "--json"]
+    options = ["--key", "k", "--shard-size", "1KiB", "--processes", "2", "--json"]
     running = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, cwd=sh.folder)
     deadline = time.monotonic() + 60
     while len(list((sh.folder / "v").rglob("*.receipt"))) < 4:

@@ -213,8 +213,7 @@ def test_build_and_what_a_dataset_was_made_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pipeline: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
-    sh = Shell(tmp_path)
+    sh = Shell(tmp_path, key="k")
     sh("init", "v")
     json_lines(tmp_path / "raw")
     sh("ingest", "v", "raw")

@@ -28,8 +28,7 @@ COUNT = 31
 @pytest.fixture
 def sh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SEALRING_VAULT_KEY", "k")
-    shell = Shell(tmp_path)
+    shell = Shell(tmp_path, key="k")
     shell("init", "v")
     json_lines(tmp_path / "raw")
     (tmp_path / "pipeline.py").write_text(PIPELINE)

@@ -46,6 +46,17 @@ from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName, check_job
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.core.no_fork import OwnLock
+from sealring.core.settings import (
+    AUTHORITY,
+    BROKER,
+    CACHE,
+    CERTIFICATE,
+    JOB,
+    KEY,
+    POLICY,
+    SECRET,
+    SECRET_FILE,
+)
 from sealring.errors import (
     BrokerUnreachable,
     ConfigurationError,
@@ -61,7 +72,8 @@ from sealring.errors import (
 
 T = TypeVar("T")
 _LOG = logging.getLogger("sealring")
-_NEEDED: Final = ("SEALRING_AUTHORITY", "SEALRING_POLICY", "SEALRING_JOB")
+_NEEDED: Final = (AUTHORITY, POLICY, JOB)
+_OTHERS: Final = (SECRET, SECRET_FILE, CERTIFICATE, KEY)
 _EARLIEST, _LATEST = 0.4, 0.6
 """The parts of a certificate's time between which it is renewed: not by all workers at once."""
 _ASK_SECONDS: Final = 10.0
@@ -312,7 +324,7 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
     settings = read_settings(environ)
     shut_out_debuggers(environ)
     # A forked child has its parent's key in its memory and must not be it.
-    key = (os.getpid(), environ["SEALRING_BROKER"], settings.job, rank, world)
+    key = (os.getpid(), BROKER.read(environ) or "", settings.job, rank, world)
     with _making:
         if key not in _enrolments:
             name = WorkerName(settings.job, rank)
@@ -338,27 +350,18 @@ def this_worker(timeout: float = 300.0) -> Enrolment:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    if missing := [name for name in _NEEDED if not environ.get(name)]:
+    authority, policy, job = (row.read(environ) or "" for row in _NEEDED)
+    if missing := [row.name for row in _NEEDED if not row.read(environ)]:
         raise ConfigurationError(f"with SEALRING_BROKER, {' and '.join(missing)} must be set too")
-    others = [
-        name
-        for name in (
-            "SEALRING_SECRET",
-            "SEALRING_SECRET_FILE",
-            "SEALRING_CERTIFICATE",
-            "SEALRING_KEY",
-        )
-        if environ.get(name)
-    ]
-    if others:
+    if others := [row.name for row in _OTHERS if row.read(environ)]:
         raise ConfigurationError(
             f"SEALRING_BROKER and {' and '.join(others)} are set: a worker has one identity"
         )
-    cache = environ.get("SEALRING_CACHE")
+    cache = CACHE.read(environ)
     return Settings(
-        brokers=broker_urls(environ["SEALRING_BROKER"]),
-        authorities=read_authorities(Path(environ["SEALRING_AUTHORITY"])),
-        policy=read_policy(Path(environ["SEALRING_POLICY"]))[0],
+        brokers=broker_urls(BROKER.read(environ) or ""),
+        authorities=read_authorities(Path(authority)),
+        policy=read_policy(Path(policy))[0],
         cache=Path(cache) if cache else None,
-        job=check_job(environ["SEALRING_JOB"]),
+        job=check_job(job),
     )

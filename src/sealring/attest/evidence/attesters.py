@@ -28,13 +28,13 @@ from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.ima import IMA_LOG
 from sealring.attest.evidence.tpm.machine import (
-    DEVICE,
     CertifiedTpmMachine,
     Logs,
     TpmMachine,
     read_issuers,
 )
 from sealring.attest.evidence.tpm.verify import KIND as TPM
+from sealring.core import settings
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.process import read_private
 from sealring.errors import BrokerError, ConfigurationError
@@ -159,43 +159,41 @@ class Wanted:
         return Logs(files=IMA_LOG if self.ima else None)
 
 
-OpenMachine = Callable[[Mapping[str, str], Wanted], Machine]
+OpenMachine = Callable[[Callable[[], Tpm], tuple[bytes, ...], Logs], Machine]
+"""From the machine's TPM, the certificates that it does not have itself, and what to show."""
 _MACHINES: Final[Mapping[str, OpenMachine]] = {
-    "tsm": lambda environ, wanted: TsmMachine(_chain(environ)),
-    "azure": lambda environ, wanted: AzureMachine(_tpm(environ), _chain(environ), logs=wanted.logs),
-    "tpm-ak": lambda environ, wanted: CertifiedTpmMachine(
-        _tpm(environ), _chain(environ), wanted.logs
-    ),
-    "coco": lambda environ, wanted: CocoMachine(_chain(environ)),
+    "tsm": lambda tpm, chain, logs: TsmMachine(chain),
+    "azure": lambda tpm, chain, logs: AzureMachine(tpm(), chain, logs=logs),
+    "tpm-ak": lambda tpm, chain, logs: CertifiedTpmMachine(tpm(), chain, logs),
+    "coco": lambda tpm, chain, logs: CocoMachine(chain),
 }
 
 
 def find_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
     """What this worker attests itself with, as SEALRING_ATTESTER names it."""
-    source = environ.get("SEALRING_ATTESTER") or "tsm"
-    if source in _MACHINES:
-        return GuestAttester(_MACHINES[source](environ, wanted), wanted.gpus)
-    if source == TPM:
-        machine = TpmMachine(_tpm(environ), _chain(environ), logs=wanted.logs)
-        return TpmAttester(machine, wanted.gpus)
-    name, _, directory = source.partition(":")
-    if name == SIMULATED and directory:
-        return open_simulator(Path(directory))
-    known = ", ".join((*_MACHINES, TPM))
-    raise ConfigurationError(
-        f"SEALRING_ATTESTER is {source!r}; set it to {known} or {SIMULATED}:DIR"
-    )
+    source = settings.ATTESTER.read(environ)
+    name, given, path = source.partition(":")
+    known = (*_MACHINES, TPM)
+    if name == SIMULATED and path:
+        return open_simulator(Path(path))
+    if name not in known or (given and not path):
+        raise settings.ATTESTER.refused(
+            source,
+            f"set it to {', '.join(known)}, each with :FILE for certificates that the machine does "
+            f"not have, or to {SIMULATED}:DIR",
+        )
+    chain = _read_chain(path) if path else ()
+
+    def tpm() -> Tpm:
+        return Tpm.open(settings.TPM.read(environ))
+
+    if name == TPM:
+        return TpmAttester(TpmMachine(tpm(), chain, logs=wanted.logs), wanted.gpus)
+    return GuestAttester(_MACHINES[name](tpm, chain, wanted.logs), wanted.gpus)
 
 
-def _tpm(environ: Mapping[str, str]) -> Tpm:
-    return Tpm.open(environ.get("SEALRING_TPM") or DEVICE)
-
-
-def _chain(environ: Mapping[str, str]) -> tuple[bytes, ...]:
+def _read_chain(path: str) -> tuple[bytes, ...]:
     """Certificates that the machine itself does not have: the chip's, or its TPM maker's."""
-    path = environ.get("SEALRING_ATTESTER_CHAIN")
-    if not path:
-        return ()
     pem = read_public(Path(path), "the hardware's certificates", ConfigurationError)
     try:
         return read_issuers(pem)

@@ -171,7 +171,7 @@ def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tu
     if leaf is None:
         raise AttestationUnavailable(
             f"the host hands no certificate of {key} to its guest: fetch it from AMD's key "
-            "distribution service, with its issuers', and give them (SEALRING_ATTESTER_CHAIN)"
+            "distribution service, with its issuers', and give them (SEALRING_ATTESTER=tsm:FILE)"
         )
     chain = [leaf]
     while (last := known[chain[-1]]).subject != last.issuer:
@@ -179,7 +179,7 @@ def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tu
         if above is None or above in chain:
             raise AttestationUnavailable(
                 f"the certificate of {last.issuer.rfc4514_string()} is missing: fetch it from "
-                "AMD's key distribution service and give it (SEALRING_ATTESTER_CHAIN)"
+                "AMD's key distribution service and give it (SEALRING_ATTESTER=tsm:FILE)"
             )
         chain.append(above)
     return tuple(chain)

@@ -26,7 +26,7 @@ import torch
 
 from sealring import _native
 from sealring.core.engine.collective import Collective
-from sealring.core.engine.cuda.wires import CudaWait, Wire
+from sealring.core.engine.cuda.wires import Wire
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.engine.streams import (
@@ -40,6 +40,7 @@ from sealring.core.engine.streams import (
     synchronized,
 )
 from sealring.core.schedule import Selection
+from sealring.core.settings import CudaWait
 from sealring.errors import Unsupported
 
 Introduce = Callable[[Iterable[Collective]], None]

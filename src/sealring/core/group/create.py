@@ -41,6 +41,7 @@ from sealring.core.links import (
     run_of,
 )
 from sealring.core.schedule import Selection
+from sealring.core.settings import CERTIFICATE
 from sealring.errors import SealringError, Unsupported
 
 
@@ -224,7 +225,7 @@ def _threads(host: str, hosts: Mapping[int, str]) -> int:
 def _identity(enrolment: Enrolment | None) -> Literal["secret", "certificate", "broker"]:
     if enrolment is not None:
         return "broker"
-    return "certificate" if os.environ.get("SEALRING_CERTIFICATE") else "secret"
+    return "certificate" if CERTIFICATE.read(os.environ) else "secret"
 
 
 def _certificate_ends(first: x509.Certificate, enrolment: Enrolment | None) -> Callable[[], float]:

@@ -31,6 +31,7 @@ from sealring.core.identity.names import WorkerName, check_job
 from sealring.core.identity.process import read_secret_file
 from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.core.identity.verification import fingerprint_of, is_issued_by
+from sealring.core.settings import AUTHORITY, BROKER, CERTIFICATE, JOB, KEY
 from sealring.errors import BadCertificate, ConfigurationError
 from sealring.formats.files import read_public
 
@@ -38,7 +39,7 @@ PEER_EVIDENCE: Final = "peer_evidence"
 """A setting that members share where a broker gives them certificates, and only there."""
 _RENEWAL = timedelta(hours=1)
 """A certificate that ends sooner is replaced before it is used again."""
-_FILES = ("SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY")
+_FILES = tuple(row.name for row in (CERTIFICATE, KEY, AUTHORITY))
 
 
 class JudgedPeer(Protocol):
@@ -145,7 +146,7 @@ def load_credentials(
     environ = os.environ if environ is None else environ
     if not 0 <= rank < world:
         raise ConfigurationError(f"rank {rank} does not exist in a world of {world}")
-    job = environ.get("SEALRING_JOB")
+    job = JOB.read(environ)
     if job is not None:
         check_job(job)
     files = [name for name in _FILES if name in environ]
@@ -157,7 +158,7 @@ def load_credentials(
         )
     if secret is not None:
         return _from_secret(secret, job, rank, world)
-    if environ.get("SEALRING_BROKER"):
+    if BROKER.read(environ):
         raise ConfigurationError(
             "with SEALRING_BROKER a worker's identity comes from there: it is given to process "
             "groups, and only to them"

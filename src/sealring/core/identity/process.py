@@ -24,30 +24,23 @@ from pathlib import Path
 from typing import Final
 
 from sealring import _native
+from sealring.core.settings import ALLOW_DEBUGGERS
 from sealring.errors import ConfigurationError
 from sealring.formats.files import check_size
 
-SETTING: Final = "SEALRING_ALLOW_DEBUGGERS"
 _PR_SET_DUMPABLE: Final = 4
-
-
-def allows_debuggers(environ: Mapping[str, str]) -> bool:
-    """Whether debuggers, profilers that attach (py-spy) and core files were asked for."""
-    chosen = environ.get(SETTING) or "0"
-    if chosen not in ("0", "1"):
-        raise ConfigurationError(f"{SETTING} is {chosen!r}; set it to 0 or 1, or unset it")
-    return chosen == "1"
 
 
 def shut_out_debuggers(environ: Mapping[str, str] | None = None) -> None:
     """Called before anything secret is in this process's memory."""
-    if allows_debuggers(os.environ if environ is None else environ):
+    if ALLOW_DEBUGGERS.read(os.environ if environ is None else environ):
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         reason = os.strerror(ctypes.get_errno())
         raise ConfigurationError(
             f"this process's memory cannot be shut to debuggers ({reason}): allow prctl, or set "
-            f"{SETTING}=1 to train with memory that every process of this user can read"
+            f"{ALLOW_DEBUGGERS.where} to true to train with memory that every process of this user "
+            "can read"
         )
 
 

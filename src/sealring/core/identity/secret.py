@@ -31,6 +31,7 @@ from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName
 from sealring.core.identity.process import read_secret_file, shut_out_debuggers
 from sealring.core.no_fork import OwnLock
+from sealring.core.settings import SECRET, SECRET_FILE
 from sealring.errors import BadSecret, ConfigurationError
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
 
@@ -117,7 +118,7 @@ _own_lock: Final = OwnLock()
 
 def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
     """The job secret as the bytes of its text, or None if none is configured."""
-    value, path = environ.get("SEALRING_SECRET"), environ.get("SEALRING_SECRET_FILE")
+    value, path = SECRET.read(environ), SECRET_FILE.read(environ)
     if value is not None and path is not None:
         raise ConfigurationError(
             "both SEALRING_SECRET and SEALRING_SECRET_FILE are set: unset one of them"
@@ -126,7 +127,7 @@ def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
         shut_out_debuggers(environ)
         # The variable itself stays in the environment, where this copy came from.
         encoded = bytearray(value.encode("utf-8", "surrogateescape"))
-        return _check(_native.Secret(encoded), "SEALRING_SECRET")
+        return _check(_native.Secret(encoded), SECRET.name)
     if path == "":
         raise ConfigurationError(
             "SEALRING_SECRET_FILE is set and empty: set it to the secret's file, or unset it"

@@ -1,8 +1,7 @@
 """Where this worker listens: the addresses of one interface or one address, never all of them.
 
-SEALRING_ADDRESS     that IP address
-SEALRING_INTERFACE   the IPv4 and global IPv6 addresses of that interface
-neither              the address from which this machine reaches MASTER_ADDR
+SEALRING_ADDRESS is that address, or names the interface, whose IPv4 and global IPv6 addresses are
+taken. Without it: the address from which this machine reaches MASTER_ADDR.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from sealring.core.settings import ADDRESS
 from sealring.errors import ConfigurationError
 
 MAX_ADDRESSES: Final = 8
@@ -29,23 +29,25 @@ _UNUSABLE_FLAGS: Final = 0x08 | 0x40
 
 def own_addresses(environ: Mapping[str, str]) -> list[str]:
     """The IP addresses to listen on, best first."""
-    address, interface = environ.get("SEALRING_ADDRESS"), environ.get("SEALRING_INTERFACE")
-    if address is not None and interface is not None:
-        raise ConfigurationError(
-            "both SEALRING_ADDRESS and SEALRING_INTERFACE are set: unset one of them"
-        )
-    if address is not None:
-        return [_literal(address)]
-    if interface is not None:
-        return interface_addresses(interface)[:MAX_ADDRESSES]
-    return [_address_towards(environ.get("MASTER_ADDR", "127.0.0.1"))]
+    chosen = ADDRESS.read(environ)
+    if chosen is None:
+        return [_address_towards(environ.get("MASTER_ADDR", "127.0.0.1"))]
+    try:
+        parsed = ipaddress.ip_address(chosen)
+    except ValueError:
+        return interface_addresses(chosen)[:MAX_ADDRESSES]
+    if parsed.is_unspecified or parsed.is_multicast or "%" in chosen:
+        raise ADDRESS.refused(chosen, "give the one address that peers shall connect to")
+    return [str(parsed)]
 
 
 def interface_addresses(name: str) -> list[str]:
     names = [known for _, known in socket.if_nameindex()]
     if name not in names:
-        raise ConfigurationError(
-            f"SEALRING_INTERFACE is {name!r}, and this machine has {', '.join(names)}"
+        raise ADDRESS.refused(
+            name,
+            "set it to an IP address that peers shall connect to, or to an interface of this "
+            f"machine: {', '.join(names)}",
         )
     found = _ipv4_of(name) + _parse_if_inet6(_read(_IF_INET6), name)
     if not found:
@@ -83,7 +85,7 @@ def _address_towards(master: str) -> str:
     except (OSError, UnicodeError) as problem:
         raise ConfigurationError(
             f"MASTER_ADDR {master!r} cannot be resolved ({problem}): correct it, or set "
-            "SEALRING_ADDRESS or SEALRING_INTERFACE"
+            "SEALRING_ADDRESS"
         ) from problem
     for family, kind, protocol, _, address in candidates:
         if family not in (socket.AF_INET, socket.AF_INET6):
@@ -97,25 +99,8 @@ def _address_towards(master: str) -> str:
         if not found.startswith("fe80:"):
             return found
     raise ConfigurationError(
-        f"this machine has no route to MASTER_ADDR {master!r}: set SEALRING_ADDRESS or "
-        "SEALRING_INTERFACE"
+        f"this machine has no route to MASTER_ADDR {master!r}: set SEALRING_ADDRESS"
     )
-
-
-def _literal(address: str) -> str:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        raise ConfigurationError(
-            f"SEALRING_ADDRESS {address!r} is not an IP address: give the one that peers "
-            "shall connect to"
-        ) from None
-    if parsed.is_unspecified or parsed.is_multicast or "%" in address:
-        raise ConfigurationError(
-            f"SEALRING_ADDRESS {address!r} is not one worker's address: give the one peers shall "
-            "connect to"
-        )
-    return str(parsed)
 
 
 def _read(path: Path) -> str:

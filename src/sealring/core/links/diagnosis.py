@@ -79,8 +79,8 @@ def time_is_up(
     refused = f"; the last connection refused: {strangers[-1]}" if strangers else ""
     return PeerUnreachable(
         f"{text} ({hint}{refused}): check that they run, that they use one rendezvous, that "
-        "SEALRING_INTERFACE or SEALRING_ADDRESS names the network between the machines, and that "
-        "no firewall keeps them out",
+        "SEALRING_ADDRESS names the network between the machines, and that no firewall keeps them "
+        "out",
         peer=missing[0],
     )
 

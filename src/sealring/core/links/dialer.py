@@ -271,7 +271,7 @@ class Dialer:
                 self.problems[rank] = PeerUnreachable(
                     f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
                     f"{os.strerror(refused)}; check that it runs, the routes and firewalls between "
-                    "the machines, and SEALRING_INTERFACE or SEALRING_ADDRESS there",
+                    "the machines, and SEALRING_ADDRESS there",
                     peer=rank,
                 )
                 return refused

@@ -436,8 +436,8 @@ def listen(address: str) -> socket.socket:
     except OSError as problem:
         sock.close()
         raise ConfigurationError(
-            f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS or "
-            "SEALRING_INTERFACE to an address of this machine"
+            f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS "
+            "to an address or an interface of this machine"
         ) from problem
     except BaseException:
         sock.close()

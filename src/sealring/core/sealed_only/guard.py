@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sealring.core.sealed_only.caller import calling_line
-from sealring.core.sealed_only.setting import OFF, SETTING, put_mark_on, turn_on
+from sealring.core.sealed_only.setting import OFF, put_mark_on, turn_on
+from sealring.core.settings import ONLY
 from sealring.errors import PlaintextGroup
 
 _LOADING: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -22,8 +23,8 @@ def _watch_children() -> None:
     put_mark_on()
     _refuse_not_loaded(os.environ, "this process's environment")
     # Other values are reported when the first group is made.
-    if os.environ.get(SETTING, "") in OFF:
-        os.environ[SETTING] = "1"
+    if os.environ.get(ONLY.name, "") in OFF:
+        os.environ[ONLY.name] = "1"
     if not _watching:
         _watching = True
         sys.addaudithook(_audit)
@@ -38,10 +39,10 @@ def _refuse_not_loaded(environ: Mapping[str, str], where: str) -> None:
 
 
 def _refuse_switched_off(environ: Mapping[str, str]) -> None:
-    if environ.get(SETTING, "1") != "1":
+    if environ.get(ONLY.name, "1") != "1":
         raise PlaintextGroup(
-            f"{calling_line()} sets {SETTING}={environ[SETTING]} in the environment of a process, "
-            f"and this job is sealed-only: leave {SETTING} as it is"
+            f"{calling_line()} sets {ONLY.name}={environ[ONLY.name]} in the environment of a "
+            f"process, and this job is sealed-only: leave {ONLY.name} as it is"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from sealring.core.settings import ONLY
 from sealring.errors import ConfigurationError
 
 _IGNORED: Final = (42, 44, 46)
@@ -58,7 +59,6 @@ def _field(status: bytes, name: bytes) -> bytes:
     return status.partition(b"\n" + name + b":\t")[2].partition(b"\n")[0]
 
 
-SETTING: Final = "SEALRING_ONLY"
 OFF: Final = ("", "0")
 
 _on = False
@@ -76,16 +76,14 @@ def is_on() -> bool:
 
 
 def is_required(environ: Mapping[str, str]) -> bool:
-    value = environ.get(SETTING, "")
-    if value not in (*OFF, "1"):
-        raise ConfigurationError(f"{SETTING} is {value!r}; set it to 1, or unset it")
-    return _on or value == "1" or is_inherited()
+    wanted = ONLY.read(environ)
+    return _on or wanted or is_inherited()
 
 
 def refuse_to_measure(environ: Mapping[str, str]) -> None:
     if is_required(environ):
         raise ConfigurationError(
-            f"this command measures plaintext groups beside sealed ones: unset {SETTING}, and do "
+            f"this command measures plaintext groups beside sealed ones: unset {ONLY.name}, and do "
             "not start it from a sealed-only job"
         )
 
@@ -96,4 +94,4 @@ def may_be_required(environ: Mapping[str, str]) -> bool:
     An error while torch is imported would be reported by torch, with the advice to switch off the
     loading of backends. So a wrong value is reported when the first group is made.
     """
-    return _on or environ.get(SETTING, "") not in OFF or is_inherited()
+    return _on or environ.get(ONLY.name, "") not in OFF or is_inherited()

@@ -24,6 +24,7 @@ from sealring import _native
 from sealring.core.handshake.secrets import Wiped
 from sealring.core.identity.names import check_job
 from sealring.core.identity.secret import default_job, derive_store_key, read_secret
+from sealring.core.settings import JOB
 from sealring.core.store.values import WRITER_BYTES, Kind, StoreKeys, parse_parts
 from sealring.errors import (
     ConfigurationError,
@@ -345,7 +346,7 @@ def keys_from_secret(environ: Mapping[str, str], context: list[str]) -> StoreKey
             "(SEALRING_SECRET_FILE): workers with certificates share no key until they have met. "
             "Make the group first, then call sealring.sealed_store(install=True)"
         )
-    job = environ.get("SEALRING_JOB") or default_job(secret)
+    job = JOB.read(environ) or default_job(secret)
     check_job(job)
     return StoreKeys.derive(derive_store_key(secret), [job, *context])
 

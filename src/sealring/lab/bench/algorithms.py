@@ -33,6 +33,7 @@ from sealring.core.schedule.table import (
     Placement,
     Row,
 )
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError
 from sealring.lab.bench.collectives import CALLS, Tensors
 from sealring.lab.bench.harness import (
@@ -131,7 +132,7 @@ def _pretending(
 ) -> None:
     if hosts > 1:
         host = rank * hosts // ranks
-        os.environ["SEALRING_HOST"] = f"host-{host}"
+        os.environ.update(with_settings(os.environ, host=f"host-{host}"))
         # Addresses that differ, as two hosts' do, so that none is offered shared memory.
         os.environ["SEALRING_ADDRESS"] = f"127.0.0.{2 + host}"
     in_a_worker(plan, blocks, report)

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from sealring import limits
 from sealring.core.schedule import Algorithm, Operation, choose
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError
 from sealring.lab.bench.harness import (
     Cases,
@@ -133,7 +134,7 @@ def measure(
     `threads`, so many share a large tensor on each rank."""
     environment = {"SEALRING_TRANSPORT": transport}
     if threads is not None:
-        environment["SEALRING_THREADS"] = str(threads)
+        environment |= with_settings(os.environ, threads=threads)
     arguments = (section, plan, transport, variants, effort)
     return reports_of(ranks, _worker, *arguments, environment=environment, progress=progress)
 

@@ -17,6 +17,7 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.lab.bench.collectives import sealed_and_opened
 from sealring.lab.bench.harness import (
@@ -57,7 +58,8 @@ def environment_for(*wires: str) -> dict[str, str]:
 def over(wire: str, rank: int = 0, ranks: int = 1) -> Iterator[None]:
     settings = {"SEALRING_GPU_WIRE": wire}
     if wire == "hosts":
-        settings = {"SEALRING_GPU_WIRE": "nccl", "SEALRING_HOST": f"host-{2 * rank // ranks}"}
+        host = f"host-{2 * rank // ranks}"
+        settings = {"SEALRING_GPU_WIRE": "nccl", **with_settings(os.environ, host=host)}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from sealring import limits
 from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation, chunks, segment_bytes
+from sealring.core.settings import with_settings
 from sealring.errors import TamperedRecord
 from sealring.lab.bench.harness import Samples
 from sealring.lab.bench.models import Shape, make_model
@@ -56,7 +57,7 @@ from sealring.record.audit.page import Beside
 BATCH: Final = 2
 FLIP: Final = Flip(gradient=4)
 """DDP sends one bucket in its first step and two in each that follows: this is the third's."""
-_RING: Final = {"SEALRING_ALGORITHM": "ring"}
+_RING: Final = with_settings({}, algorithm="ring")
 """In a ring it is known which record carries a rank's own gradient, whatever the table chooses."""
 EARLY_STEPS: Final = 20
 EARLY_TOLERANCE: Final = 1e-3

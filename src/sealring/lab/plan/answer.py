@@ -288,7 +288,7 @@ def reckoned(question: Question) -> Compute:
 
 
 def settings(question: Question, way: Way) -> list[Setting]:
-    """One per value of SEALRING_ALGORITHM that is worth a try; only sealring has that."""
+    """One per value of the setting "algorithm" that is worth a try; only sealring has that."""
     choices: list[Algorithm | None] = [None]
     if way == "sealed" and question.ranks > 2:
         choices += [Algorithm.TREE, Algorithm.HIERARCHICAL]

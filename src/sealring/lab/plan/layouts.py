@@ -341,7 +341,7 @@ class Setting:
     network: Network
     cluster: Cluster
     algorithm: Algorithm | None = None
-    """What SEALRING_ALGORITHM says; None: the table's choice."""
+    """What the setting "algorithm" says; None: the table's choice."""
     table: AlgorithmTable | None = None
     """None: sealring's own."""
     settled: bool = True

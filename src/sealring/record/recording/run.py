@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.core.hooks import GroupMade, Made, credentials_of
+from sealring.core.settings import CONTAINER
 from sealring.errors import ConfigurationError
 from sealring.record.recording.chain import Chain, RunLog
 from sealring.record.recording.noted import Notes, note_group, opened_so_far, traffic_so_far
@@ -51,7 +52,7 @@ def running_code(run: RunFolder, container: str | None) -> Code:
         sealring=__version__,
         python=platform.python_version(),
         torch=_version("torch"),
-        container=container or os.environ.get("SEALRING_CONTAINER") or None,
+        container=container or CONTAINER.read(os.environ) or None,
     )
 
 
@@ -83,6 +84,8 @@ def _version(package: str) -> str:
 # ---- the recording
 
 
+FOLDER: Final = "_SEALRING_RECORD"
+"""Set by `sealring run --record` for its workers: the folder of the run."""
 EVERY: Final = 10
 """Steps of an interval, unless the script says otherwise."""
 _LAST_STATEMENTS_SECONDS: Final = 20.0
@@ -120,11 +123,11 @@ def record_run(
 ) -> Recording:
     """Begins to record this worker's part of a run, or returns the recording that has begun.
 
-    All ranks name the same folder, on a disk that all of them see; without one it is
-    $SEALRING_RECORD. `configuration` is anything that JSON can hold; `container` is the digest of
-    the image or the machine's measurement. Rank and world size are torchrun's.
+    All ranks name the same folder, on a disk that all of them see; without one it is what
+    `sealring run --record` was given. `configuration` is anything that JSON can hold; `container`
+    is the digest of the image or the machine's measurement. Rank and world size are torchrun's.
     """
-    chosen = folder if folder is not None else os.environ.get("SEALRING_RECORD")
+    chosen = folder if folder is not None else os.environ.get(FOLDER)
     replay = requested(os.environ)
     if replay is not None:
         chosen = replay.folder
@@ -149,7 +152,7 @@ def record_run(
 
 def observe_groups(environ: Mapping[str, str]) -> Made:
     """Begins to record with the first group, where the job is (`sealring run --record`)."""
-    wanted = bool(environ.get("SEALRING_RECORD")) or requested(environ) is not None
+    wanted = bool(environ.get(FOLDER)) or requested(environ) is not None
 
     def made(group: GroupMade) -> None:
         note_group(group.flight, recorded=current() is not None)

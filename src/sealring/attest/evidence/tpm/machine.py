@@ -50,7 +50,6 @@ from sealring.errors import (
 )
 
 _LOG = logging.getLogger("sealring")
-DEVICE: Final = "/dev/tpmrm0"
 EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
 QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
 _TRIES: Final = 8

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final
 
 from sealring import _native
 from sealring.core.engine.collective import Collective
@@ -34,9 +34,6 @@ from sealring.errors import Unsupported
 from sealring.limits import WIRE_SLOTS as SLOTS
 
 _GPU_BYTES: Final = 64
-
-
-CudaWait = Literal["auto", "stream", "host"]
 
 
 class Wire(StrEnum):
