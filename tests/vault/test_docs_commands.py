@@ -15,8 +15,8 @@ def commands() -> list[str]:
     return block.split("```sh\n")[1].split("```")[0].splitlines()
 
 
-def test_the_ten_commands_work(tmp_path: Path) -> None:
-    assert len(commands()) == 10
+def test_the_nine_commands_work(tmp_path: Path) -> None:
+    assert len(commands()) == 9
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
     path = f"{Path(sys.executable).parent}:{clean['PATH']}"
     done = subprocess.run(

@@ -9,6 +9,7 @@ SEALRING_SETTINGS holds or names.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import stat
@@ -20,6 +21,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
 from sealring import limits
 from sealring.errors import ConfigurationError
+from sealring.formats.strict import read_object
 
 T = TypeVar("T")
 Transport = Literal["auto", "tcp", "shm"]
@@ -256,8 +258,6 @@ TABLE: Final[Mapping[str, Setting[Any]]] = {
 @cache
 def _members(value: str) -> Mapping[str, Any]:
     """The settings in a JSON object, or in the file of this name."""
-    from sealring.formats.strict import read_object  # here: `import torch` loads this module
-
     inline = value.lstrip().startswith("{")
     where = SETTINGS.name if inline else f"{SETTINGS.name}: {value}"
     found = read_object(
@@ -279,8 +279,6 @@ def _members(value: str) -> Mapping[str, Any]:
 
 def with_settings(environ: Mapping[str, str], **members: Any) -> dict[str, str]:
     """SEALRING_SETTINGS as the environment has it, with these members besides or instead."""
-    import json
-
     known = _members(environ.get(SETTINGS.name) or "{}")
     return {SETTINGS.name: json.dumps({**known, **members})}
 

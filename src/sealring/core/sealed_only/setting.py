@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sealring.core.settings import ONLY
 from sealring.errors import ConfigurationError
 
 _IGNORED: Final = (42, 44, 46)
@@ -59,6 +58,7 @@ def _field(status: bytes, name: bytes) -> bytes:
     return status.partition(b"\n" + name + b":\t")[2].partition(b"\n")[0]
 
 
+_NAME: Final = "SEALRING_ONLY"
 OFF: Final = ("", "0")
 
 _on = False
@@ -76,6 +76,8 @@ def is_on() -> bool:
 
 
 def is_required(environ: Mapping[str, str]) -> bool:
+    from sealring.core.settings import ONLY  # here: `import torch` loads this module
+
     wanted = ONLY.read(environ)
     return _on or wanted or is_inherited()
 
@@ -83,7 +85,7 @@ def is_required(environ: Mapping[str, str]) -> bool:
 def refuse_to_measure(environ: Mapping[str, str]) -> None:
     if is_required(environ):
         raise ConfigurationError(
-            f"this command measures plaintext groups beside sealed ones: unset {ONLY.name}, and do "
+            f"this command measures plaintext groups beside sealed ones: unset {_NAME}, and do "
             "not start it from a sealed-only job"
         )
 
@@ -94,4 +96,4 @@ def may_be_required(environ: Mapping[str, str]) -> bool:
     An error while torch is imported would be reported by torch, with the advice to switch off the
     loading of backends. So a wrong value is reported when the first group is made.
     """
-    return _on or environ.get(ONLY.name, "") not in OFF or is_inherited()
+    return _on or environ.get(_NAME, "") not in OFF or is_inherited()
