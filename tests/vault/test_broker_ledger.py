@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sealring.attest.broker import vault_client
-from sealring.attest.broker.vault_client import Answered, Recorded
+from sealring.attest.broker.vault_client import Answered
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.errors import RolledBack
 from sealring.vault import ledger as ledgers
@@ -77,10 +77,10 @@ def test_an_older_answer_to_a_record_is_refused(broker: Broker) -> None:
     told = Entry(ONE, 4, "b" * 64)
     broker.answers = [
         BEFORE,
-        Recorded(2, 5, entry(ONE, 3)),
-        Recorded(2, 4, entry(ONE, 4, "b")),
-        Recorded(2, 5, None),
-        Recorded(2, 5, entry(ONE, 4, "b")),
+        Answered(2, 5, [entry(ONE, 3)]),
+        Answered(2, 4, [entry(ONE, 4, "b")]),
+        Answered(2, 5, []),
+        Answered(2, 5, [entry(ONE, 4, "b")]),
     ]
     ledger = BrokerLedger(VAULT)
     ledger.state()

@@ -25,11 +25,9 @@ def descriptors() -> set[str]:
     return {each for each in found if "socket:" in each}
 
 
-class Upload:
+async def upload(client: Client, where: str) -> None:
     """More than a connection takes in if the broker does not read it."""
-
-    async def run(self, client: Client, where: str) -> None:
-        await client.ask("POST", "/", bytes(64 << 20))
+    await client.ask("POST", "/", bytes(64 << 20))
 
 
 def test_a_broker_that_stops_reading_holds_no_socket_of_a_worker(tmp_path: Path) -> None:
@@ -49,7 +47,7 @@ def test_a_broker_that_stops_reading_holds_no_socket_of_a_worker(tmp_path: Path)
         port = server.sockets[0].getsockname()[1]
         before = descriptors()
         with pytest.raises(BrokerUnreachable, match="did not answer in time"):
-            await BrokerClient([("127.0.0.1", port)], [keys.authority]).ask(Upload(), 5.0)
+            await BrokerClient([("127.0.0.1", port)], [keys.authority]).ask(upload, 5.0)
         await asyncio.sleep(0.1)  # in which what was closed is closed
         left = descriptors() - before
         own = {each.get_extra_info("socket").fileno() for each in accepted}

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.attest.broker import audit, vault_client, vault_records
 from sealring.attest.broker.messages import READ_PROOF, RECORD_PROOF, parse_record, write_signed
-from sealring.attest.broker.vault_client import Answered, AskVault, Recorded, TellVault
+from sealring.attest.broker.vault_client import Answered, ask_vault, tell_vault
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
@@ -45,10 +45,10 @@ class Worker:
             broker.join(rank, key=self.key, job=job)
 
     def read(self, vault: str = VAULT) -> Answered:
-        return self._ask(AskVault(self._name, self.key, vault))
+        return self._ask(ask_vault(self._name, self.key, vault))
 
-    def record(self, one: Entry | None, key: int = 1, generation: int = 1) -> Recorded:
-        return self._ask(TellVault(self._name, self.key, VAULT, key, generation, one))
+    def record(self, one: Entry | None, key: int = 1, generation: int = 1) -> Answered:
+        return self._ask(tell_vault(self._name, self.key, VAULT, key, generation, one))
 
     def _ask(self, conversation: Any) -> Any:
         return asyncio.run(self._broker.client().ask(conversation, 30.0))
@@ -63,11 +63,11 @@ def test_records_go_forward_alone(place: Place) -> None:
     with running(place) as broker:
         worker, other = Worker(broker, 0), Worker(broker, 1)
         assert worker.read() == Answered(0, 0, [])
-        assert worker.record(None, 1, 2) == Recorded(1, 2, None)
-        assert worker.record(entry(1, 5), 1, 2).entry == entry(1, 5)
-        assert other.record(entry(1, 4), 1, 1).entry == entry(1, 5)
-        assert other.record(entry(2, 1), 2, 0) == Recorded(2, 0, entry(2, 1))
-        assert worker.record(None, 1, 900) == Recorded(2, 0, None)
+        assert worker.record(None, 1, 2) == Answered(1, 2, [])
+        assert worker.record(entry(1, 5), 1, 2).entries == [entry(1, 5)]
+        assert other.record(entry(1, 4), 1, 1).entries == [entry(1, 5)]
+        assert other.record(entry(2, 1), 2, 0) == Answered(2, 0, [entry(2, 1)])
+        assert worker.record(None, 1, 900) == Answered(2, 0, [])
         with pytest.raises(RecordedOtherwise):
             other.record(entry(1, 5, content=6))
         assert worker.read() == other.read() == Answered(2, 0, [entry(1, 5), entry(2, 1)])
@@ -155,7 +155,7 @@ def test_many_objects_come_in_pages(place: Place, monkeypatch: pytest.MonkeyPatc
 def test_requests_that_are_none(change: dict[str, Any]) -> None:
     key = Ed25519PrivateKey.generate()
     ask = {"vault": VAULT, "key": 1, "generation": 1, "entry": None, **change}
-    body = write_signed(WorkerName(JOB, 0), key, RECORD_PROOF, {"ask": ask})
+    body = write_signed(WorkerName(JOB, 0), key, RECORD_PROOF, ask)
     with pytest.raises(MalformedRequest):
         parse_record(body)
 
@@ -164,10 +164,10 @@ def test_a_request_that_was_changed_or_signed_for_something_else() -> None:
     key = Ed25519PrivateKey.generate()
     ask = {"vault": VAULT, "key": 1, "generation": 1, "entry": None}
     name = WorkerName(JOB, 0)
-    good = json.loads(write_signed(name, key, RECORD_PROOF, {"ask": ask}))
+    good = json.loads(write_signed(name, key, RECORD_PROOF, ask))
     assert parse_record(json.dumps(good).encode()).generation == 1
     good["ask"]["generation"] = 2
-    reading = write_signed(name, key, READ_PROOF, {"ask": ask})
+    reading = write_signed(name, key, READ_PROOF, ask)
     for body in (json.dumps(good).encode(), reading):
         with pytest.raises(MalformedRequest, match="not signed by the worker's key"):
             parse_record(body)

@@ -8,14 +8,13 @@ import binascii
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from joserfc.jwk import ECKey
 
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.envelopes import new_key, open_envelope, public_jwk
@@ -24,21 +23,22 @@ from sealring.attest.broker.messages import (
     AUTH,
     COOKIE,
     LEAVE,
+    LEAVE_PROOF,
     OUT,
     RESOURCE,
     write_attestation,
     write_auth,
-    write_leave,
+    write_signed,
 )
-from sealring.attest.broker.refusals import error_of
+from sealring.attest.broker.refusals import error_of, malformed
 from sealring.attest.broker.tls import Client, client_context, connect
+from sealring.attest.evidence.admission import public_key_of
 from sealring.attest.evidence.attesters import Attester
 from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    BrokerError,
     BrokerUnreachable,
     RequestTooSlow,
     ReusedNonce,
@@ -67,7 +67,8 @@ _SAID_AGAIN: Final = 15.0
 
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
+Conversation: TypeAlias = Callable[[Client, str], Awaitable[T]]
+"""Requests over one connection to a broker at an address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +99,61 @@ class BrokerClient:
         attester: Attester,
         deadline_seconds: float,
     ) -> Joined:
-        """Attest and be given what the policy grants; tries all brokers until the time is up."""
+        """Attest and be given what the policy grants."""
+        told = f"rank {name.rank} tries again to join"
+        return await self.ask(joining(name, world, key, attester), deadline_seconds, told)
+
+    async def leave(
+        self, name: WorkerName, key: Ed25519PrivateKey, deadline_seconds: float
+    ) -> None:
+        """Give the rank back. Without a name server or a thread: at exit there may be none."""
+
+        async def leaving(client: Client, where: str) -> None:
+            answer_of(await client.ask("POST", LEAVE, write_signed(name, key, LEAVE_PROOF)), where)
+
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        await self._call(leaving, deadline, self._reached)
+
+    async def keys_out(
+        self, job: str, deadline_seconds: float, address: str | None = None
+    ) -> frozenset[str]:
+        """The keys that are no longer of the job. `address`: where the first broker listens."""
+
+        async def asking(client: Client, where: str) -> frozenset[str]:
+            return _keys(answer_of(await client.ask("GET", OUT + job), where).get("out"), where)
+
+        deadline = asyncio.get_running_loop().time() + deadline_seconds
+        return await self._call(asking, deadline, address)
+
+    async def ask(
+        self, conversation: Conversation[T], deadline_seconds: float, told: str = ""
+    ) -> T:
+        """Asks one broker after the other until one answers, or the time is up.
+
+        `told`: what the log says where that takes long.
+        """
         loop = asyncio.get_running_loop()
         start = loop.time()
         deadline = start + deadline_seconds
         pause, say_at = _FIRST_PAUSE, start + _SAID_AFTER
         while True:
             try:
-                return await self._call(_Join(name, world, key, attester), deadline)
+                return await self._call(conversation, deadline)
             except _AGAIN as error:
                 # Not all at once: many workers may have met the same trouble.
                 wait = pause * (0.5 + random.random())  # noqa: S311
                 if loop.time() + wait >= deadline:
                     raise
-                if loop.time() + wait >= say_at:  # before a pause, not after it
+                if told and loop.time() + wait >= say_at:  # before a pause, not after it
                     say_at = loop.time() + _SAID_AGAIN
-                    _LOG.log(
-                        _first_of_this_host(),
-                        "sealring: rank %d tries again to join, for %.0f s more: %s",
-                        name.rank, deadline - loop.time(), error,
-                    )  # fmt: skip
+                    left = deadline - loop.time()
+                    level = _first_of_this_host()
+                    _LOG.log(level, "sealring: %s, for %.0f s more: %s", told, left, error)
                 if not isinstance(error, TooManyRequests):
                     self._brokers.append(self._brokers.pop(0))
                     self._reached = None
                 await asyncio.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def leave(
-        self, name: WorkerName, key: Ed25519PrivateKey, deadline_seconds: float
-    ) -> None:
-        """Give the rank back. Without a name server or a thread: at exit there may be none."""
-        deadline = asyncio.get_running_loop().time() + deadline_seconds
-        await self._call(_Leave(name, key), deadline, self._reached)
-
-    async def keys_out(
-        self, job: str, deadline_seconds: float, address: str | None = None
-    ) -> frozenset[str]:
-        """The keys that are no longer of the job. `address`: where the first broker listens."""
-        deadline = asyncio.get_running_loop().time() + deadline_seconds
-        return await self._call(_AskOut(job), deadline, address)
-
-    async def ask(self, conversation: Conversation[T], deadline_seconds: float) -> T:
-        """Asks one broker after the other until one answers, or the time is up."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_seconds
-        while True:
-            try:
-                return await self._call(conversation, deadline)
-            except _AGAIN:
-                if loop.time() + _FIRST_PAUSE >= deadline:
-                    raise
-                self._brokers.append(self._brokers.pop(0))
-                self._reached = None
-                await asyncio.sleep(_FIRST_PAUSE)
 
     async def _call(
         self, conversation: Conversation[T], deadline: float, address: str | None = None
@@ -170,7 +173,7 @@ class BrokerClient:
                 client = Client(stream, where, lambda: limit.reschedule(ends()))
                 limit.reschedule(ends())
                 try:
-                    found = await conversation.run(client, where)
+                    found = await conversation(client, where)
                 except BaseException:
                     client.abort()
                     raise
@@ -180,95 +183,58 @@ class BrokerClient:
             raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
 
 
-class Conversation(Protocol[T_co]):
-    """Requests over one connection to a broker."""
-
-    async def run(self, client: Client, where: str) -> T_co: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _AskOut:
-    job: str
-
-    async def run(self, client: Client, where: str) -> frozenset[str]:
-        return _keys(answer_of(await client.ask("GET", OUT + self.job), where).get("out"), where)
-
-
-@dataclass(frozen=True, slots=True)
-class _Leave:
-    name: WorkerName
-    key: Ed25519PrivateKey
-
-    async def run(self, client: Client, where: str) -> None:
-        answer_of(await client.ask("POST", LEAVE, write_leave(self.name, self.key)), where)
-
-
-@dataclass(frozen=True, slots=True)
-class _Join:
-    name: WorkerName
-    world: int
-    key: Ed25519PrivateKey
-    attester: Attester
-
-    async def run(self, client: Client, where: str) -> Joined:
+def joining(
+    name: WorkerName, world: int, key: Ed25519PrivateKey, attester: Attester
+) -> Conversation[Joined]:
+    async def run(client: Client, where: str) -> Joined:
         # For this conversation alone: what was sealed in an earlier one does not open.
         envelope = new_key()
-        introduction = await asyncio.to_thread(self.attester.introduce)
-        response = await client.ask("POST", AUTH, write_auth(self.attester.kind, introduction))
+        introduction = await asyncio.to_thread(attester.introduce)
+        response = await client.ask("POST", AUTH, write_auth(attester.kind, introduction))
         challenge = answer_of(response, where)
         nonce, extra = _nonce(challenge, where), challenge.get("extra-params")
         cookie = {"cookie": _cookie(response, where)}
 
-        public = self.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        evidence = (
-            await asyncio.to_thread(
-                self.attester.attest, nonce, public, extra if isinstance(extra, dict) else {}
-            )
-        ).encode()
-        body = write_attestation(
-            nonce, public_jwk(envelope), self.name, self.world, self.key, evidence
-        )
+        public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        extra = extra if isinstance(extra, dict) else {}
+        shown = await asyncio.to_thread(attester.attest, nonce, public, extra)
+        evidence = shown.encode()
+        body = write_attestation(nonce, public_jwk(envelope), name, world, key, evidence)
         token = answer_of(await client.ask("POST", ATTEST, body, cookie), where).get("token")
         if not isinstance(token, str):
-            raise BrokerError(
-                f"the broker at {where} gave no token", code="broker.malformed_answer"
-            )
+            raise malformed(where, "gave no token")
+        bearer = {"authorization": f"Bearer {token}"}
+
+        async def fetch(path: str) -> bytes:
+            response = await client.ask("GET", RESOURCE + path, headers=bearer)
+            return open_envelope(answer_of(response, where), envelope)
 
         asked = boottime()
-        given = read_json(await self._fetch(client, where, token, CERTIFICATE, envelope))
-        paths = given.get("resources", [])
-        data_keys = {
-            path: await self._fetch(client, where, token, path, envelope) for path in paths
-        }
+        given = read_json(await fetch(CERTIFICATE))
+        data_keys = {path: await fetch(path) for path in given.get("resources", [])}
         return Joined(
-            self._checked(given.get("certificate"), public, where),
+            _checked(given.get("certificate"), public, name, where),
             asked + _seconds(given.get("seconds"), where),
             evidence,
             _keys(given.get("out"), where),
             data_keys,
         )
 
-    async def _fetch(self, client: Client, where: str, token: str, path: str, key: ECKey) -> bytes:
-        bearer = {"authorization": f"Bearer {token}"}
-        response = await client.ask("GET", RESOURCE + path, headers=bearer)
-        return open_envelope(answer_of(response, where), key)
+    return run
 
-    def _checked(self, pem: Any, public: bytes, where: str) -> x509.Certificate:
-        refusal = BrokerError(
-            f"the broker at {where} gave no certificate", code="broker.malformed_answer"
-        )
-        if not isinstance(pem, str):
-            raise refusal
-        certificate = certificate_from_pem(pem.encode(errors="replace"), refusal)
-        found = certificate.public_key().public_bytes(
-            Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-        )
-        if found != public or _name_in(certificate) != self.name:
-            raise BrokerError(
-                f"the broker at {where} gave another worker's certificate",
-                code="broker.malformed_answer",
-            )
-        return certificate
+
+def _checked(pem: Any, public: bytes, name: WorkerName, where: str) -> x509.Certificate:
+    refusal = malformed(where, "gave no certificate")
+    if not isinstance(pem, str):
+        raise refusal
+    certificate = certificate_from_pem(pem.encode(errors="replace"), refusal)
+    try:
+        named = claims_of(certificate).name
+    except ValueError:
+        named = None
+    if public_key_of(certificate) != public or named != name:
+        raise malformed(where, "gave another worker's certificate")
+    return certificate
 
 
 def _first_of_this_host() -> int:
@@ -278,26 +244,14 @@ def _first_of_this_host() -> int:
 
 def _seconds(value: Any, where: str) -> float:
     if type(value) not in (int, float) or not 0 < value <= _LONGEST_LIFE:
-        raise BrokerError(
-            f"the broker at {where} did not say how long the certificate lives",
-            code="broker.malformed_answer",
-        )
+        raise malformed(where, "did not say how long the certificate lives")
     return float(value)
-
-
-def _name_in(certificate: x509.Certificate) -> WorkerName | None:
-    try:
-        return claims_of(certificate).name
-    except ValueError:
-        return None
 
 
 def answer_of(response: Response, where: str) -> dict[str, Any]:
     if response.status != 200:
         raise error_of(response, where)
-    refusal = BrokerError(
-        f"the broker at {where} did not answer with JSON", code="broker.malformed_answer"
-    )
+    refusal = malformed(where, "did not answer with JSON")
     return read_object(response.body, refusal)
 
 
@@ -307,22 +261,18 @@ def _nonce(answer: dict[str, Any], where: str) -> bytes:
     except (KeyError, TypeError, ValueError, binascii.Error):
         nonce = b""
     if len(nonce) != NONCE_BYTES:
-        raise BrokerError(f"the broker at {where} gave no nonce", code="broker.malformed_answer")
+        raise malformed(where, "gave no nonce")
     return nonce
 
 
 def _cookie(response: Response, where: str) -> str:
     first = response.headers.get("set-cookie", "").partition(";")[0]
     if not first.startswith(f"{COOKIE}="):
-        raise BrokerError(
-            f"the broker at {where} opened no session", code="broker.malformed_answer"
-        )
+        raise malformed(where, "opened no session")
     return first
 
 
 def _keys(value: Any, where: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
-        raise BrokerError(
-            f"the broker at {where} did not say who is out", code="broker.malformed_answer"
-        )
+        raise malformed(where, "did not say who is out")
     return frozenset(value)

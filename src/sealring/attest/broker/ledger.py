@@ -196,8 +196,7 @@ class Ledger:
                 event = "joined again"
                 _out(view, name, holder["key"], now, "another worker joined its rank")
         if refusal is not None:
-            error = named(refusal)
-            self.note(view, now, "refused", **who, error=error, why=str(refusal))
+            self.note_refusal(view, now, refusal, who)
             return refusal
         before = holder or {"joins": 0, "joined": now, "certificate_until": None}
         renewed = event == "renewed"
@@ -334,9 +333,11 @@ class Ledger:
         refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
         if refusals < REFUSALS_LOGGED:
             view.put(_token(grant), {"refusals": refusals + 1})
-            error = named(refusal)
-            facts = {"key": grant.key, "what": path[:200], "error": error, "why": str(refusal)}
-            self.note(view, now, "refused", **_who(grant.name), **facts)
+            who = {**_who(grant.name), "key": grant.key, "what": path[:200]}
+            self.note_refusal(view, now, refusal, who)
+
+    def note_refusal(self, view: View, now: float, refusal: BrokerError, who: Row) -> None:
+        self.note(view, now, "refused", **who, error=named(refusal), why=str(refusal))
 
     def note(self, view: View, now: float, event: str, **facts: Any) -> None:
         audit.append(view, self.audit_key, now, event, facts)

@@ -45,7 +45,7 @@ LEAVE: Final = "/sealring/v0/leave"
 COOKIE: Final = "kbs-session-id"
 HASHES: Final = "supported-hash-algorithms"
 _PROOF: Final = b"sealring-1 join\0"
-_LEAVE_PROOF: Final = b"sealring-1 leave\0"
+LEAVE_PROOF: Final = b"sealring-1 leave\0"
 _TEE: Final = re.compile(r"[a-z0-9-]{1,32}")
 _TEES: Final = {"simulated": "sample"}
 """KBS's names where they are not ours."""
@@ -168,51 +168,27 @@ def read_attestation(value: dict[str, Any]) -> Attestation:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
-    name: WorkerName
-    public_key: bytes
-
-
-def write_leave(name: WorkerName, key: Ed25519PrivateKey) -> bytes:
-    """Needs no nonce: it is good for one key, which is out of the job once it has come."""
-    worker = _worker(name, key)
-    signature = _text(key.sign(_LEAVE_PROOF + _canonical(worker)))
-    return json.dumps({"worker": worker, "signature": signature}).encode()
-
-
-def parse_leave(data: bytes) -> Leave:
-    fields = exactly(parse_json(data), "worker", "signature")
-    return Leave(*_checked(fields["worker"], fields["signature"], _LEAVE_PROOF, fields["worker"]))
-
-
 def write_signed(
-    name: WorkerName, key: Ed25519PrivateKey, proof: bytes, fields: dict[str, Any]
+    name: WorkerName, key: Ed25519PrivateKey, proof: bytes, ask: dict[str, Any] | None = None
 ) -> bytes:
-    """A request of a worker that was admitted before. `proof` says what the signature is for."""
-    said = {"worker": _worker(name, key), **fields}
+    """A request of a worker that was admitted before. `proof` says what the signature is for.
+
+    Leaving needs no nonce: it is good for one key, which is out of the job once it has come.
+    """
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    said = {"worker": {"name": name.uri, "public-key": _text(public)}, "ask": ask or {}}
     signature = _text(key.sign(proof + _canonical(said)))
     return json.dumps({**said, "signature": signature}).encode()
 
 
-def check_signed(fields: dict[str, Any], proof: bytes) -> tuple[WorkerName, bytes]:
-    """The worker that signed all other fields, and its public key."""
-    said = {name: value for name, value in fields.items() if name != "signature"}
-    return _checked(fields["worker"], fields["signature"], proof, said)
-
-
-def _worker(name: WorkerName, key: Ed25519PrivateKey) -> dict[str, str]:
-    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return {"name": name.uri, "public-key": _text(public)}
-
-
-def _checked(
-    worker: Any, signature: Any, proof: bytes, said: dict[str, Any]
-) -> tuple[WorkerName, bytes]:
-    named = exactly(worker, "name", "public-key")
+def check_signed(data: bytes, proof: bytes) -> tuple[WorkerName, str, Any]:
+    """The worker that signed, the digest of its public key, and what it asks."""
+    said = exactly(parse_json(data), "worker", "ask", "signature")
+    signature = read_base64(said.pop("signature"))
+    named = exactly(said["worker"], "name", "public-key")
     public_key = read_base64(named["public-key"])
-    _check_proof(public_key, read_base64(signature), proof + _canonical(said))
-    return _name(named["name"]), public_key
+    _check_proof(public_key, signature, proof + _canonical(said))
+    return _name(named["name"]), hashlib.sha256(public_key).hexdigest(), said["ask"]
 
 
 def _check_proof(public_key: bytes, signature: bytes, signed: bytes) -> None:
@@ -304,14 +280,14 @@ class RecordVault:
 
 
 def parse_read(data: bytes) -> ReadVault:
-    name, key, ask = _opened(data, READ_PROOF)
+    name, key, ask = check_signed(data, READ_PROOF)
     fields = exactly(ask, "vault", "after")
     after = fields["after"]
     return ReadVault(name, key, _id(fields["vault"]), after if after == "" else _id(after))
 
 
 def parse_record(data: bytes) -> RecordVault:
-    name, key, ask = _opened(data, RECORD_PROOF)
+    name, key, ask = check_signed(data, RECORD_PROOF)
     fields = exactly(ask, "vault", "key", "generation", "entry")
     given, entry = fields["entry"], None
     if given is not None:
@@ -322,12 +298,6 @@ def parse_record(data: bytes) -> RecordVault:
             raise MalformedRequest("a manifest's digest is a SHA-256 in hex")
     vault, number = _id(fields["vault"]), _number(fields["key"])
     return RecordVault(name, key, vault, number, _number(fields["generation"]), entry)
-
-
-def _opened(data: bytes, proof: bytes) -> tuple[WorkerName, str, Any]:
-    fields = exactly(parse_json(data), "worker", "ask", "signature")
-    name, public_key = check_signed(fields, proof)
-    return name, hashlib.sha256(public_key).hexdigest(), fields["ask"]
 
 
 def _id(value: Any) -> str:

@@ -75,14 +75,16 @@ def error_of(response: Response, where: str) -> SealringError:
     except (ValueError, KeyError, TypeError):
         code = detail = None
     if not isinstance(code, str) or not isinstance(detail, str):
-        return BrokerError(
-            f"the broker at {where} answered {response.status} and no reason",
-            code="broker.malformed_answer",
-        )
+        return malformed(where, f"answered {response.status} and no reason")
     known = code if code in _REFUSALS else BrokerError.code
     return errors.classes_by_code()[known](
         f"the broker at {where} says: {_clean(detail)}", code=known
     )
+
+
+def malformed(where: str, did: str) -> BrokerError:
+    """`did`: what a broker did that is not of its protocol."""
+    return BrokerError(f"the broker at {where} {did}", code="broker.malformed_answer")
 
 
 def _clean(text: str) -> str:

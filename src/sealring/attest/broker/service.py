@@ -25,23 +25,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.broker import audit, ledger, nonces, strangers, vault_records
+from sealring.attest.broker import audit, guests, ledger, nonces, strangers, vault_records
 from sealring.attest.broker.clock import SteadyClock, boottime
 from sealring.attest.broker.credentials import challenge_of, credential_for
 from sealring.attest.broker.data_keys import DataKeys
 from sealring.attest.broker.envelopes import seal
-from sealring.attest.broker.guests import GuestService, audited, digest_of
 from sealring.attest.broker.keys import BrokerKeys, issue_to_worker
 from sealring.attest.broker.ledger import Applicant, Ledger
 from sealring.attest.broker.messages import (
+    LEAVE_PROOF,
     Attestation,
+    GuestAttestation,
+    check_signed,
+    kind_of,
     parse_auth,
     parse_json,
-    parse_leave,
     parse_read,
     parse_record,
     read_attestation,
@@ -58,17 +60,19 @@ from sealring.attest.evidence import (
     parse_evidence,
     verify_evidence,
 )
-from sealring.attest.evidence.agent_evidence import HASH
+from sealring.attest.evidence.agent_evidence import HASH, devices_of, evidence_of
 from sealring.attest.evidence.claims import encode_claims
 from sealring.attest.evidence.policy import granted
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     AttestationError,
+    AttestationUnavailable,
     BrokerError,
     MalformedRequest,
     ResourceNotGranted,
     SealringError,
     TamperedStore,
+    UntrustedChain,
 )
 from sealring.formats.log.broker_entries import CERTIFICATE
 
@@ -85,6 +89,26 @@ class Rules:
     trust: Callable[[], Trust]
     keys_directory: Path | None = None
     """Where the data keys lie: repository/type/tag, each a private file."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What passed the policy."""
+
+    worker: AttestedWorker
+    digest: str
+    """SHA-256 of the evidence."""
+    made: int
+    """When its nonce was."""
+    now: float
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        machine = self.worker.machine
+        return (machine, *self.worker.also_known_as) if machine else ()
 
 
 class Broker:
@@ -105,10 +129,6 @@ class Broker:
         self.strangers = Strangers(socket.gethostname(), self._clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
         self._data_keys = DataKeys(rules.keys_directory)
-        self._guests = GuestService(
-            keys, store, self._ledger, rules.policy, rules.policy_digest, self._trust,
-            self._data_keys, self.strangers, self._threads, self._clock,
-        )  # fmt: skip
 
     async def open(self) -> None:
         """Before anything is answered. A store that is not there, or not ours, is refused here."""
@@ -134,50 +154,115 @@ class Broker:
         """Evidence in, a token out."""
         fields = parse_json(request)
         if "signature" not in fields:
-            return await self._guests.attest(session, read_guest_attestation(fields))
+            return await self._attest_guest(session, read_guest_attestation(fields))
         sent = read_attestation(fields)
-        now = self._clock()
-        made = nonces.check_nonce(
-            self._keys.nonce_key, session, sent.nonce, now, self._rules.policy.nonce_seconds
-        )
-        self.strangers.require_unused(sent.nonce)
         name, key = sent.name, hashlib.sha256(sent.public_key).hexdigest()
-        try:
-            worker, digest = await asyncio.get_running_loop().run_in_executor(
-                self._threads, partial(self._judge, sent)
-            )
-        except AttestationError:
-            self.strangers.use_nonce(sent.nonce)
-            raise
-        facts = self._facts(worker, digest)
-        machines = (worker.machine, *worker.also_known_as) if worker.machine else ()
-        applicant = Applicant(name, sent.world, key, machines, worker.label, facts)
-        refusal = await self._store.transact(
-            lambda view: self._ledger.admit(view, sent.nonce.hex(), made, now, applicant)
+        seen = await self._verify(session, sent.nonce, partial(self._judge, sent))
+        facts = self._facts(seen.worker, seen.digest)
+        label = seen.worker.label
+        applicant = Applicant(name, sent.world, key, seen.machines, label, facts)
+        nonce = sent.nonce.hex()
+        await self._decide(
+            lambda view: self._ledger.admit(view, nonce, seen.made, seen.now, applicant)
         )
-        if refusal is not None:
-            raise audited(refusal)
-        _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, worker.label)
-        return make_token(
-            self._keys, worker, name, sent.world, key, facts["claims_digest"], sent.jwk,
-            self._rules.policy_digest, now,
-        )  # fmt: skip
+        _LOG.info("admitted rank %d of %s (%s)", name.rank, name.job, label)
+        claims = facts["claims_digest"]
+        ours = {"name": name.uri, "world": sent.world, "key": key, "claims": claims}
+        return self._token(seen, sent.jwk, ours)
 
-    async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
-        """One data key for the stock KBS client that attested in this session."""
-        return await self._guests.resource(digest_of(session), path)
+    async def _attest_guest(self, session: str, sent: GuestAttestation) -> str:
+        """A stock KBS client's: its session is open from then on."""
+        kind, nonce = kind_of(nonces.tee_in(session)), sent.challenge.nonce
+        seen = await self._verify(session, nonce, partial(self._judge_guest, kind, sent))
+        guest = {
+            "session": guests.digest_of(session),
+            "jwk": sent.jwk,
+            "key": hashlib.sha256(sent.challenge.public_key).hexdigest(),
+            "machines": list(seen.machines),
+            "kind": kind,
+            "label": seen.worker.label,
+        }
+        await self._decide(
+            lambda view: guests.admit(
+                self._ledger, view, nonce.hex(), seen.made, seen.now, guest, seen.digest
+            )
+        )
+        _LOG.info("attested a guest (%s)", seen.worker.label)
+        return self._token(seen, sent.jwk, {"session": guest["session"]})
+
+    async def _verify(
+        self, session: str, nonce: bytes, judge_it: Callable[[], tuple[AttestedWorker, str]]
+    ) -> _Seen:
+        """Evidence for a nonce of this session. One that it failed for is good for no other."""
+        now, seconds = self._clock(), self._rules.policy.nonce_seconds
+        made = nonces.check_nonce(self._keys.nonce_key, session, nonce, now, seconds)
+        self.strangers.require_unused(nonce)
+        try:
+            loop = asyncio.get_running_loop()
+            worker, digest = await loop.run_in_executor(self._threads, judge_it)
+        except AttestationError:
+            self.strangers.use_nonce(nonce)
+            raise
+        return _Seen(worker, digest, made, now)
+
+    async def _decide(self, decide: Callable[[View], T | BrokerError]) -> T:
+        """What was decided. A refusal that was decided is in the audit log by then."""
+        found = await self._store.transact(decide)
+        if isinstance(found, BrokerError):
+            # Nothing else needs to remember it.
+            _LOG.warning("refused: %s", found)
+            found.audited = True
+            raise found
+        return found
+
+    def _token(self, seen: _Seen, jwk: dict[str, str], ours: dict[str, Any]) -> str:
+        digest = self._rules.policy_digest
+        return make_token(self._keys, seen.worker, jwk, digest, seen.now, ours)
 
     async def resource(self, token: str, path: str) -> dict[str, str]:
         """One thing that the token's holder may have, sealed to it."""
         now = self._clock()
         grant = check_token(self._keys, token, now)
         if isinstance(grant, GuestGrant):
-            return await self._guests.resource(grant.session, path)
+            return await self._resource_of_guest(grant.session, path)
         if path == CERTIFICATE:
-            content = await self._certificate(grant, now)
-        else:
-            content = await self._data_key(grant, path, now)
+            return seal(await self._certificate(grant, now), grant.jwk)
+        content = self._data_keys.read(path)
+
+        def objection(holder: Row) -> BrokerError | None:
+            return self._objection(path, content, holder["facts"]["kind"], grant.name.rank)
+
+        await self._decide(
+            lambda view: self._ledger.spend(view, grant, path, now, objection=objection)
+        )
+        assert isinstance(content, bytes)
         return seal(content, grant.jwk)
+
+    async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
+        """One data key for the stock KBS client that attested in this session."""
+        return await self._resource_of_guest(guests.digest_of(session), path)
+
+    async def _resource_of_guest(self, session: str, path: str) -> dict[str, str]:
+        """One data key, sealed to the guest's key. `session` is the session's hash."""
+        now = self._clock()
+        # Nothing is read from the disk, and no path looked at, for a stranger.
+        row = await self._store.transact(lambda view: guests.find(view, session, now))
+        content = self._data_keys.read(path)
+        objection = self._objection(path, content, row["kind"], None)
+        await self._decide(
+            lambda view: guests.give(self._ledger, view, session, path, now, objection)
+        )
+        assert isinstance(content, bytes)
+        return seal(content, row["jwk"])
+
+    def _objection(
+        self, path: str, content: bytes | BrokerError, kind: str, rank: int | None
+    ) -> BrokerError | None:
+        """Why a worker, or a guest without a rank, does not get this data key."""
+        if path not in granted(self._rules.policy, kind, rank):
+            whom = "guest" if rank is None else "worker"
+            return ResourceNotGranted(f"the policy does not grant {path} to this {whom}")
+        return content if isinstance(content, BrokerError) else None
 
     async def keys_out(self, job: str) -> list[str]:
         now = self._clock()
@@ -199,9 +284,8 @@ class Broker:
 
     async def leave(self, request: bytes) -> None:
         """A worker that ends gives its rank back."""
-        left = parse_leave(request)
-        key, now = hashlib.sha256(left.public_key).hexdigest(), self._clock()
-        await self._store.transact(lambda view: self._ledger.leave(view, now, left.name, key))
+        (name, key, _), now = check_signed(request, LEAVE_PROOF), self._clock()
+        await self._store.transact(lambda view: self._ledger.leave(view, now, name, key))
 
     async def read_vault(self, request: bytes) -> Row:
         """What the worker's job has recorded of a vault."""
@@ -247,6 +331,27 @@ class Broker:
         judge(self._rules.policy, worker, sent.name.rank, sent.name.job).require()
         return worker, hashlib.sha256(evidence.encode()).hexdigest()
 
+    def _judge_guest(self, kind: str, sent: GuestAttestation) -> tuple[AttestedWorker, str]:
+        if not granted(self._rules.policy, kind, None):
+            raise ResourceNotGranted(
+                f"the policy grants nothing to {kind} guests that are no rank of a job: "
+                "[[resources]] with guests = true does"
+            )
+        trust = self._trust()
+        devices = devices_of(sent.additional)
+        try:
+            evidence = evidence_of(kind, sent.primary, sent.challenge, devices, trust.issuers)
+        except AttestationUnavailable:
+            raise UntrustedChain(
+                "the client did not send the certificates of its chip and of all issuers, and the "
+                "broker does not have them: put AMD's cert_chain into --cache, as a .pem file"
+            ) from None
+        # In the form that workers send, and so within the same limits.
+        evidence = parse_evidence(evidence.encode())
+        worker = verify_evidence(evidence, sent.challenge, trust)
+        judge(self._rules.policy, worker, None).require()
+        return worker, hashlib.sha256(evidence.encode()).hexdigest()
+
     def _facts(self, worker: AttestedWorker, digest: str) -> Row:
         ima = self._rules.policy.kinds[worker.kind].get("ima")
         rules = ima.digest if ima is not None else ""
@@ -264,13 +369,13 @@ class Broker:
     async def _certificate(self, grant: Grant, now: float) -> bytes:
         minutes = self._rules.policy.certificate_minutes
 
-        def decide(view: View) -> tuple[Row | BrokerError, list[str]]:
+        def decide(view: View) -> tuple[Row, list[str]] | BrokerError:
             row = self._ledger.spend(view, grant, CERTIFICATE, now, minutes=minutes)
+            if isinstance(row, BrokerError):
+                return row
             return row, ledger.keys_to_leave(view, grant.name.job, now)
 
-        row, out = await self._store.transact(decide)
-        if isinstance(row, BrokerError):
-            raise audited(row)
+        row, out = await self._decide(decide)
         # Signed after the commit, for the key and the claims that the token was given for.
         facts = row["facts"]
         public_key, claims = bytes.fromhex(facts["public_key"]), facts["claims"].encode()
@@ -299,22 +404,6 @@ class Broker:
                 "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),
             }
         ).encode()
-
-    async def _data_key(self, grant: Grant, path: str, now: float) -> bytes:
-        content = self._data_keys.read(path)
-
-        def objection(holder: Row) -> BrokerError | None:
-            if path not in granted(self._rules.policy, holder["facts"]["kind"], grant.name.rank):
-                return ResourceNotGranted(f"the policy does not grant {path} to this worker")
-            return content if isinstance(content, BrokerError) else None
-
-        spent = await self._store.transact(
-            lambda view: self._ledger.spend(view, grant, path, now, objection=objection)
-        )
-        if isinstance(spent, BrokerError):
-            raise audited(spent)
-        assert isinstance(content, bytes)
-        return content
 
 
 def _chosen_hash(known: list[Any]) -> dict[str, str]:

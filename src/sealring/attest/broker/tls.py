@@ -20,8 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from OpenSSL import SSL, crypto
 
+from sealring.attest.broker.refusals import malformed
 from sealring.core.no_fork import NoFork
-from sealring.errors import BrokerError, BrokerUnreachable, UntrustedBroker
+from sealring.errors import BrokerUnreachable, UntrustedBroker
 from sealring.formats.http import Response
 from sealring.limits import KEY_EXCHANGE
 
@@ -59,10 +60,7 @@ class Client:
             self._answered()
             return response
         except h11.ProtocolError as problem:
-            raise BrokerError(
-                f"the broker at {self._host} does not speak HTTP/1.1: {problem}",
-                code="broker.malformed_answer",
-            ) from None
+            raise malformed(self._host, f"does not speak HTTP/1.1: {problem}") from None
         except (OSError, SSL.Error):
             raise BrokerUnreachable(f"the broker at {self._host} closed the connection") from None
 
@@ -81,10 +79,7 @@ class Client:
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise BrokerError(
-                        f"the broker at {self._host} answers without an end",
-                        code="broker.malformed_answer",
-                    )
+                    raise malformed(self._host, "answers without an end")
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 headers = {
                     name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
@@ -95,10 +90,7 @@ class Client:
                     head.status_code, bytes(body), headers.get("content-type", ""), headers
                 )
             else:
-                raise BrokerError(
-                    f"the broker at {self._host} does not speak HTTP/1.1",
-                    code="broker.malformed_answer",
-                )
+                raise malformed(self._host, "does not speak HTTP/1.1")
 
     def close(self) -> None:
         self._stream.close()

@@ -53,37 +53,12 @@ class GuestGrant:
 def make_token(
     keys: BrokerKeys,
     worker: AttestedWorker,
-    name: WorkerName,
-    world: int,
-    key: str,
-    claims_digest: str,
-    jwk: dict[str, str],
-    policy_digest: str,
-    now: float,
-) -> str:
-    ours = {"name": name.uri, "world": world, "key": key, "claims": claims_digest}
-    return _sign(keys, worker, jwk, policy_digest, now, ours)
-
-
-def make_guest_token(
-    keys: BrokerKeys,
-    worker: AttestedWorker,
-    session: str,
-    jwk: dict[str, str],
-    policy_digest: str,
-    now: float,
-) -> str:
-    return _sign(keys, worker, jwk, policy_digest, now, {"session": session})
-
-
-def _sign(
-    keys: BrokerKeys,
-    worker: AttestedWorker,
     jwk: dict[str, str],
     policy_digest: str,
     now: float,
     ours: dict[str, Any],
 ) -> str:
+    """`ours`: the fields of a Grant or a GuestGrant that the token itself does not have."""
     # Simulated evidence proves nothing, and so affirms nothing (AR4SI's 0, not its 2).
     level = 0 if worker.simulated else 2
     claims: dict[str, Any] = {

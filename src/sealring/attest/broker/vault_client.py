@@ -7,7 +7,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.attest.broker.client import answer_of
+from sealring.attest.broker.client import Conversation, answer_of
 from sealring.attest.broker.enrolment import this_worker
 from sealring.attest.broker.messages import (
     PAGE,
@@ -17,27 +17,21 @@ from sealring.attest.broker.messages import (
     RECORD_PROOF,
     write_signed,
 )
+from sealring.attest.broker.refusals import malformed
 from sealring.attest.broker.tls import Client
 from sealring.core.hooks import VaultEntry
 from sealring.core.identity.names import WorkerName
-from sealring.errors import BrokerError, ConfigurationError
+from sealring.errors import ConfigurationError
 from sealring.formats.strict import strictly
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A page of what the broker knows."""
+    """What the broker knows of a vault: a page of it, or what it recorded just now."""
 
     key: int
     generation: int
     entries: list[VaultEntry]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    key: int
-    generation: int
-    entry: VaultEntry | None
 
 
 class RecordsOfVault:
@@ -47,72 +41,58 @@ class RecordsOfVault:
         self._vault = vault
 
     def read(self) -> Answered:
-        return this_worker().ask(lambda name, key: AskVault(name, key, self._vault))
+        return this_worker().ask(lambda name, own: ask_vault(name, own, self._vault))
 
     def record(self, key: int, generation: int, entry: VaultEntry | None) -> Answered:
-        recorded = this_worker().ask(
-            lambda name, own: TellVault(name, own, self._vault, key, generation, entry)
+        return this_worker().ask(
+            lambda name, own: tell_vault(name, own, self._vault, key, generation, entry)
         )
-        entries = [] if recorded.entry is None else [recorded.entry]
-        return Answered(recorded.key, recorded.generation, entries)
 
 
-@dataclass(frozen=True, slots=True)
-class AskVault:
+def ask_vault(name: WorkerName, key: Ed25519PrivateKey, vault: str) -> Conversation[Answered]:
     """Reads all records of a vault, page by page."""
 
-    name: WorkerName
-    key: Ed25519PrivateKey
-    vault: str
-
-    async def run(self, client: Client, where: str) -> Answered:
+    async def run(client: Client, where: str) -> Answered:
         entries: list[VaultEntry] = []
         while True:
-            ask = {"vault": self.vault, "after": entries[-1].object if entries else ""}
-            body = write_signed(self.name, self.key, READ_PROOF, {"ask": ask})
-            answer = answer_of(await client.ask("POST", READ, body), where)
-            page: Answered = _strictly(Answered, answer, where)
+            asked = {"vault": vault, "after": entries[-1].object if entries else ""}
+            body = write_signed(name, key, READ_PROOF, asked)
+            page = _answered(answer_of(await client.ask("POST", READ, body), where), where)
             if entries and page.entries and page.entries[0].object <= entries[-1].object:
-                raise BrokerError(
-                    f"the broker at {where} repeats records of a vault",
-                    code="broker.malformed_answer",
-                )
+                raise malformed(where, "repeats records of a vault")
             entries += page.entries
             if len(page.entries) < PAGE:
                 return Answered(page.key, page.generation, entries)
 
+    return run
 
-@dataclass(frozen=True, slots=True)
-class TellVault:
+
+def tell_vault(
+    name: WorkerName,
+    key: Ed25519PrivateKey,
+    vault: str,
+    number: int,
+    generation: int,
+    entry: VaultEntry | None,
+) -> Conversation[Answered]:
     """Records the newest header and, where there is one, the newest version of an object."""
+    told = {
+        "vault": vault,
+        "key": number,
+        "generation": generation,
+        "entry": None if entry is None else asdict(entry),
+    }
 
-    name: WorkerName
-    key: Ed25519PrivateKey
-    vault: str
-    number: int
-    generation: int
-    entry: VaultEntry | None
+    async def run(client: Client, where: str) -> Answered:
+        body = write_signed(name, key, RECORD_PROOF, told)
+        return _answered(answer_of(await client.ask("POST", RECORD, body), where), where)
 
-    async def run(self, client: Client, where: str) -> Recorded:
-        ask = {
-            "vault": self.vault,
-            "key": self.number,
-            "generation": self.generation,
-            "entry": None if self.entry is None else asdict(self.entry),
-        }
-        body = write_signed(self.name, self.key, RECORD_PROOF, {"ask": ask})
-        answer = answer_of(await client.ask("POST", RECORD, body), where)
-        if isinstance(answer.get("entry"), dict) and self.entry is not None:
-            answer["entry"] = {"object": self.entry.object, **answer["entry"]}
-        recorded: Recorded = _strictly(Recorded, answer, where)
-        return recorded
+    return run
 
 
-def _strictly(kind: Any, answer: dict[str, Any], where: str) -> Any:
+def _answered(answer: dict[str, Any], where: str) -> Answered:
     try:
-        return strictly(kind, answer, where, "record of a vault")
+        answered: Answered = strictly(Answered, answer, where, "record of a vault")
     except ConfigurationError as problem:
-        raise BrokerError(
-            f"the broker at {where} gave no record of a vault: {problem}",
-            code="broker.malformed_answer",
-        ) from None
+        raise malformed(where, f"gave no record of a vault: {problem}") from None
+    return answered

@@ -43,7 +43,7 @@ def record(view: View, now: float, ledger: Ledger, asked: RecordVault) -> Row:
     known = view.get(place) or {"key": 0, "generation": 0, "objects": 0}
     header = max((asked.number, asked.generation), (known["key"], known["generation"]))
     facts: Row = {}
-    entry: Row | None = None
+    entries: list[Row] = []
     objects = known["objects"]
     if asked.entry is not None:
         entry = view.get(f"{place}/{asked.entry.object}")
@@ -59,13 +59,14 @@ def record(view: View, now: float, ledger: Ledger, asked: RecordVault) -> Row:
                 f"version {entry['version']} of object {asked.entry.object} was recorded with "
                 "another content: two copies of the vault have gone different ways"
             )
+        entries = [{"object": asked.entry.object, **entry}]
     if facts or header != (known["key"], known["generation"]):
         view.put(place, {"key": header[0], "generation": header[1], "objects": objects})
         ledger.note(
             view, now, "recorded", job=asked.name.job, rank=asked.name.rank, key=asked.key,
             what=f"vault/{asked.vault}", vault_key=header[0], generation=header[1], **facts,
         )  # fmt: skip
-    return {"key": header[0], "generation": header[1], "entry": entry}
+    return {"key": header[0], "generation": header[1], "entries": entries}
 
 
 def _place(job: str, vault: str) -> str:

@@ -129,9 +129,8 @@ class TpmAttester:
                 for one in extra.get("others", [])
             ]
         except (KeyError, TypeError, ValueError):
-            raise BrokerError(
-                "the broker sent no credential for this TPM", code="broker.malformed_answer"
-            ) from None
+            problem = "the broker sent no credential for this TPM"
+            raise BrokerError(problem, code="broker.malformed_answer") from None
         asked = Challenge(nonce, public_key).device_nonce(TPM)
         return self.machine.attest(
             nonce, public_key, blob, collect_gpus(asked) if self.gpus else (), others

@@ -271,18 +271,15 @@ def _lists(policy: Policy, worker: DescribedWorker) -> Finding:
     return "revocation", fresh and not (needed and missing), wanted, found
 
 
-def granted(policy: Policy, kind: str, rank: int) -> list[str]:
-    """The resources that a worker of this kind may have as this rank."""
-    return [
-        one.path
-        for one in policy.resources
-        if kind in one.kinds and (one.ranks is None or one.ranks[0] <= rank <= one.ranks[1])
-    ]
+def granted(policy: Policy, kind: str, rank: int | None) -> list[str]:
+    """The resources that a worker of this kind may have as this rank, or as a guest without one."""
 
+    def has(one: ResourceRules) -> bool:
+        if rank is None:
+            return one.guests
+        return one.ranks is None or one.ranks[0] <= rank <= one.ranks[1]
 
-def granted_to_guests(policy: Policy, kind: str) -> list[str]:
-    """The resources that an attested guest of this kind may have without being a rank."""
-    return [one.path for one in policy.resources if one.guests and kind in one.kinds]
+    return [one.path for one in policy.resources if kind in one.kinds and has(one)]
 
 
 @dataclass(frozen=True, slots=True)
