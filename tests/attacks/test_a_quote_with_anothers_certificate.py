@@ -8,8 +8,8 @@ import pytest
 
 from sealring.attest.evidence import verify_evidence
 from sealring.errors import ForgedEvidence
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.intel import Intel, tdx_body
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.intel import Intel, tdx_body
 
 
 def test_a_barred_machine_shows_the_certificate_of_another() -> None:

@@ -21,11 +21,11 @@ from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.errors import NotBound, WorkerRevoked
-from sealring.lab.bench.minting import issue
-from sealring.lab.bench.minting.tpm import EK_PURPOSE, Maker
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
+from tests.attest.minting import issue
+from tests.attest.minting.tpm import EK_PURPOSE, Maker
 
 pytestmark = swtpm.needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002

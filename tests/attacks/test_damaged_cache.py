@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.attest.broker.enrolment import enrolled
 from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.minting.tpm import Maker
 from tests.attest.broker.local import Place, running
+from tests.attest.minting.tpm import Maker
 
 
 class Group:

@@ -20,11 +20,11 @@ from sealring.attest.evidence.intel import canonical_quote
 from sealring.attest.evidence.nvidia import canonical_report
 from sealring.attest.evidence.tpm.structures import canonical_signature
 from sealring.errors import MalformedEvidence
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import AzureGuest, Maker
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import AzureGuest, Maker
 
 P256 = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 P384 = 2**384 - 0x389CB27E0BC8D220A7E5F24DB74F58851313E695333AD68D

@@ -9,10 +9,10 @@ import pytest
 from sealring.attest.evidence import verify_evidence
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import MeasurementNotAllowed
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
 from tests.attest.evidence.judging import device_rules
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.nvidia import DRIVER, MEASUREMENTS, VBIOS, Nvidia
 
 AMD, GPU = Amd(), Nvidia()
 

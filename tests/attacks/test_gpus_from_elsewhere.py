@@ -10,10 +10,10 @@ from sealring.attest.evidence import verify_evidence
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.rules import Rules
 from sealring.errors import AttestationError, DeviceNotAllowed, MalformedEvidence
-from sealring.lab.bench.minting import CHALLENGE, issue
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.nvidia import SWITCH, Nvidia, own_fields
 from tests.attest.evidence.judging import device_rules
+from tests.attest.minting import CHALLENGE, issue
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.nvidia import SWITCH, Nvidia, own_fields
 
 AMD = Amd()
 ROOT = issue("NVIDIA Device Identity CA", None, ca=True)

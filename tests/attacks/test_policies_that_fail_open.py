@@ -21,11 +21,11 @@ from sealring.errors import (
     StaleRevocationList,
     TcbTooOld,
 )
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, Holder, issue
-from sealring.lab.bench.minting.amd import MEASUREMENT, TCB, Amd
-from sealring.lab.bench.minting.intel import MRSIGNER, MRTD, Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import Maker, Measured
+from tests.attest.minting import CHALLENGE, DAY, NOW, Holder, issue
+from tests.attest.minting.amd import MEASUREMENT, TCB, Amd
+from tests.attest.minting.intel import MRSIGNER, MRTD, Intel
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import Maker, Measured
 
 AMD = Amd()
 SIGNER = b"\x1d" * 48

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
-from sealring.lab.bench.minting import Holder, issue, pem
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import Maker
 from tests.attest.evidence import swtpm
+from tests.attest.minting import Holder, issue, pem
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import Maker
 
 ADDRESSES = {"broker": "10.77.0.1", "host0": "10.77.0.10", "host1": "10.77.0.11"}
 VENDORS = ("kdsintf.amd.com", "ocsp.ndis.nvidia.com")

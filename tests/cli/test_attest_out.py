@@ -15,8 +15,8 @@ from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.cli import app
 from sealring.errors import AttestationUnavailable, ConfigurationError
-from sealring.lab.bench.minting.tpm import Maker
 from tests.attest.evidence.swtpm import needs_swtpm, running, store
+from tests.attest.minting.tpm import Maker
 
 
 def sealring(*arguments: object) -> str:

@@ -26,11 +26,11 @@ from pathlib import Path
 import pytest
 
 from sealring.core.settings import with_settings
-from sealring.lab.bench import minting
-from sealring.lab.bench.minting import pem
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import Maker
+from tests.attest import minting
 from tests.attest.evidence import swtpm
+from tests.attest.minting import pem
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import Maker
 from tests.cli.namespaces import PATIENCE, answers, end, machines, tpm_of, vendors
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "attestation.md"

@@ -18,9 +18,9 @@ from sealring.attest.evidence.verify import describe_evidence
 from sealring.attest.evidence.worker import AttestedWorker
 from sealring.cli import app
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
-from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.amd import MEASUREMENT, Amd
+from tests.attest.minting.tpm import Maker
 
 AMD = Amd()
 POLICY = f"""\

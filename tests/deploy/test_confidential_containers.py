@@ -21,12 +21,12 @@ import yaml
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.lab.bench.minting.amd import MEASUREMENT
 from tests.attest.broker.guest_evidence import AMD, snp
 from tests.attest.broker.kbs_client import KbsClient, KbsRefusal
 from tests.attest.broker.local import Place, running
 from tests.attest.broker.test_every_kind import LISTS, at
 from tests.attest.broker.test_stock_clients import put
+from tests.attest.minting.amd import MEASUREMENT
 from tests.deploy.charts import DEPLOY
 from tests.deploy.test_broker_manifests import KUBERNETES
 

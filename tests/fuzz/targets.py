@@ -75,10 +75,6 @@ from sealring.errors import (
     UnknownEvidence,
 )
 from sealring.formats.http import Response as BrokerResponse
-from sealring.lab.bench.minting import NOW
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.tpm import Maker
 from sealring.limits import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -86,6 +82,10 @@ from sealring.limits import (
     RECORD_VERSION,
     TAG_BYTES,
 )
+from tests.attest.minting import NOW
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.tpm import Maker
 from tests.core.engine.attacker import Kind, header
 from tests.fuzz.log_targets import LOG_TARGETS
 from tests.fuzz.vault_targets import safetensors, vault_header

@@ -27,10 +27,6 @@ from sealring.core.links.descriptors import Address
 from sealring.core.links.memory import offer_of
 from sealring.core.links.rendezvous import encode_addresses
 from sealring.errors import KindNotAllowed, RankTaken, WrongRank
-from sealring.lab.bench.minting import tpm
-from sealring.lab.bench.minting.intel import Intel, sgx_body, tdx_body
-from sealring.lab.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.lab.bench.minting.tpm import AzureGuest
 from sealring.limits import MAX_PAYLOAD_BYTES
 from tests.attest.broker.guest_evidence import CASES, gpus, snp
 from tests.attest.broker.kbs_client import KbsClient
@@ -39,6 +35,10 @@ from tests.attest.evidence.ima_lists import GOOD, PYTHON, File, listed
 from tests.attest.evidence.minting import CHALLENGE, Amd
 from tests.attest.evidence.test_policy import EVERY_KIND, ONLY_SNP, POLICY
 from tests.attest.evidence.test_tpm_makers import unordered
+from tests.attest.minting import tpm
+from tests.attest.minting.intel import Intel, sgx_body, tdx_body
+from tests.attest.minting.nvidia import MEASUREMENTS, Nvidia
+from tests.attest.minting.tpm import AzureGuest
 from tests.core.engine.attacker import EVERYONE, Kind, header
 from tests.core.handshake.meeting import terms
 from tests.fuzz.log_corpus import LOG_CORPUS

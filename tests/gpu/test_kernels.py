@@ -24,7 +24,7 @@ from sealring.core.engine.cuda.kernels import (
 from sealring.core.engine.datatypes import COMPLEXES, FLOATS, DType, ReduceKind, supported_kinds
 from sealring.core.group.arguments import DTYPES
 from sealring.errors import TamperedRecord
-from sealring.lab.bench.reference import reduce_into
+from tests.core.reference import reduce_into
 
 KEY, OTHER_KEY, CONTEXT = bytes(range(32)), bytes(range(100, 132)), bytes(range(64, 96))
 SHARES = [(64, 1), (4096, 1), (65536, 1), (65536, 4), (131072, 8), (1 << 20, 1), (1 << 20, 8)]

@@ -158,22 +158,6 @@ def scale(
 
 
 @app.command()
-def attest(
-    workers: Annotated[int, typer.Option(min=1, help="How many join at once.")] = 256,
-    json: AsJson = False,
-) -> None:
-    """Time judging evidence of each kind, and workers joining through one broker at once."""
-    from sealring.lab.bench.attest import join_seconds, verify_ms
-
-    with errors.status(f"judging evidence, then {workers} SIMULATED workers join one broker"):
-        taken, seconds = verify_ms(), join_seconds(workers)
-    rows = [(f"verify {kind}", f"{milliseconds:g} ms") for kind, milliseconds in taken.items()]
-    rows.append((f"{workers} SIMULATED workers join", f"{seconds:g} s"))
-    found = {"verify_ms": taken, "join": {"workers": workers, "seconds": seconds}}
-    show(found, json, [number_table("Attestation on this machine", ("what", "took"), rows)])
-
-
-@app.command()
 def provenance(
     model: Annotated[str, typer.Option(help="What is trained.")] = "gpt-small",
     ranks: Annotated[int, typer.Option(min=1, max=16, help="Workers that train.")] = 2,

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.tpm.commands import Tpm
-from sealring.lab.bench.minting import tpm
-from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
-from sealring.lab.bench.minting.intel import MRENCLAVE, MRTD, Intel, sgx_body, tdx_body
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import AzureGuest
 from tests.attest.broker.kbs_client import Prove
 from tests.attest.evidence.test_coco import fields_of
+from tests.attest.minting import tpm
+from tests.attest.minting.amd import MEASUREMENT, Amd
+from tests.attest.minting.intel import MRENCLAVE, MRTD, Intel, sgx_body, tdx_body
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import AzureGuest
 
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
 AZURE, AZURE_TDX = AzureGuest(AMD), AzureGuest(INTEL)

@@ -36,13 +36,13 @@ from sealring.errors import (
     NotBound,
     WorkerRevoked,
 )
-from sealring.lab.bench.minting import NOW
-from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
-from sealring.lab.bench.minting.intel import MRTD, Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
 from tests.attest.broker.local import JOB, Place, running
 from tests.attest.evidence import swtpm
+from tests.attest.minting import NOW
+from tests.attest.minting.amd import MEASUREMENT, Amd
+from tests.attest.minting.intel import MRTD, Intel
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
 
 AMD, INTEL, GPU, MAKER = Amd(), Intel(), Nvidia(), Maker()
 AZURE, AZURE_TDX = AzureGuest(AMD), AzureGuest(INTEL)

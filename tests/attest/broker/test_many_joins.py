@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.lab.bench.attest import join_seconds
+from tests.attest.timing import join_seconds
 
 
 @pytest.mark.timeout(900)  # it ends a hang; a thousand joins take minutes of a busy machine

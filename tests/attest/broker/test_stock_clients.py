@@ -14,7 +14,6 @@ from sealring.attest.broker import audit
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.guest import AK
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
-from sealring.lab.bench.minting.tpm import AzureGuest
 from tests.attest.broker import guest_evidence
 from tests.attest.broker.guest_evidence import AMD, CASES, GPU, SNP, snp
 from tests.attest.broker.kbs_client import KbsClient, KbsRefusal
@@ -22,6 +21,7 @@ from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
 from tests.attest.evidence.test_making import RSA_AK
+from tests.attest.minting.tpm import AzureGuest
 
 PATH = "gpt/key/dataset"
 CONTENT = b"the key of a vault"

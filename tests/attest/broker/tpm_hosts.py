@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from sealring.attest.evidence.tpm.commands import Tpm
-from sealring.lab.bench import minting
-from sealring.lab.bench.minting import pem
-from sealring.lab.bench.minting.tpm import Maker
+from tests.attest import minting
 from tests.attest.broker.local import Place
+from tests.attest.minting import pem
+from tests.attest.minting.tpm import Maker
 from tests.cli.namespaces import tpm_of
 
 

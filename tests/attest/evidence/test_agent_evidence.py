@@ -16,10 +16,10 @@ from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.nvidia import Nvidia
 from tests.attest.evidence.test_az_vtpm import THEN
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.nvidia import Nvidia
 
 
 def shown(name: str) -> dict[str, Any]:

@@ -42,12 +42,12 @@ from sealring.errors import (
     UnknownEvidence,
     UntrustedChain,
 )
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, tpm
-from sealring.lab.bench.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
-from sealring.lab.bench.minting.intel import MRTD, Intel
-from sealring.lab.bench.minting.tpm import AzureGuest
 from tests.attest.evidence.judging import Judge
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE, DAY, NOW, tpm
+from tests.attest.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
+from tests.attest.minting.intel import MRTD, Intel
+from tests.attest.minting.tpm import AzureGuest
 
 AMD = Amd()
 GUEST = AzureGuest(AMD)

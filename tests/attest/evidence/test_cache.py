@@ -16,11 +16,11 @@ from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.attest.evidence.simulated import Simulator
 from sealring.cli import app
 from sealring.errors import ConfigurationError, UntrustedChain
-from sealring.lab.bench.minting import CHALLENGE, NOW
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.lab.bench.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
+from tests.attest.minting import CHALLENGE, NOW
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.nvidia import MEASUREMENTS, Nvidia
+from tests.attest.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
 
 MAKER = Maker()
 POLICY = f"""\

@@ -17,10 +17,10 @@ from sealring.errors import (
     MalformedEvidence,
     MeasurementNotAllowed,
 )
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.intel import MRTD, Intel
-from sealring.lab.bench.minting.tpm import Measured, event_log
 from tests.attest.evidence.judging import Judge
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.intel import MRTD, Intel
+from tests.attest.minting.tpm import Measured, event_log
 
 INTEL = Intel()
 JUDGE = Judge(lambda: CHALLENGE, INTEL.trust)

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealring.attest.evidence import Evidence, Trust, verify_evidence
 from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import AttestationError, ChainExpired, StaleRevocationList
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
+from tests.attest.minting import CHALLENGE, DAY, NOW, issue
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.nvidia import Nvidia
 
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
 BEHIND = "this machine's clock may be behind"

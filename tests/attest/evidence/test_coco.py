@@ -16,12 +16,12 @@ from sealring.attest.evidence.agent_evidence import CocoMachine, report_of
 from sealring.attest.evidence.snp import verify_report
 from sealring.attest.evidence.trust import Trust
 from sealring.errors import AttestationUnavailable
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.amd import TCB, Amd
-from sealring.lab.bench.minting.intel import Intel, tdx_body
-from sealring.lab.bench.minting.tpm import Measured, event_log
 from tests.attest.evidence.answering import answering
 from tests.attest.evidence.test_real_snp import CASES, THEN, read
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.amd import TCB, Amd
+from tests.attest.minting.intel import Intel, tdx_body
+from tests.attest.minting.tpm import Measured, event_log
 
 AMD, INTEL = Amd(), Intel()
 

@@ -27,9 +27,6 @@ from sealring.errors import (
     ForgedEvidence,
     MeasurementNotAllowed,
 )
-from sealring.lab.bench.minting import CHALLENGE, NOW
-from sealring.lab.bench.minting.amd import MEASUREMENT, Amd
-from sealring.lab.bench.minting.tpm import AzureGuest, Maker
 from tests.attest.broker.local import JOB, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
@@ -45,6 +42,9 @@ from tests.attest.evidence.ima_lists import (
     quoted,
     value_of,
 )
+from tests.attest.minting import CHALLENGE, NOW
+from tests.attest.minting.amd import MEASUREMENT, Amd
+from tests.attest.minting.tpm import AzureGuest, Maker
 
 
 def policy(*files: File, more: str = "", unchecked: str = "") -> Policy:

@@ -37,10 +37,10 @@ from sealring.errors import (
     UnknownEvidence,
     UntrustedChain,
 )
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
-from sealring.lab.bench.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
 from tests.attest.evidence.judging import Judge
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE, DAY, NOW, issue
+from tests.attest.minting.intel import MRENCLAVE, MRSIGNER, MRTD, PPID, Intel, tdx_body
 from tests.codes import coded
 
 INTEL = Intel()

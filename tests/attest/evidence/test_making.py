@@ -27,13 +27,13 @@ from sealring.attest.evidence.guest import (
 from sealring.attest.evidence.nvidia import GpuCertificate, GpuReport, collect_gpus, verify_nvidia
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
 from sealring.errors import AttestationUnavailable, TpmFailed
-from sealring.lab.bench.minting import CHALLENGE, pem
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel, tdx_body
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import AzureGuest, Measured, event_log
 from tests.attest.evidence.answering import answering
 from tests.attest.evidence.swtpm import needs_swtpm, running, store
+from tests.attest.minting import CHALLENGE, pem
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel, tdx_body
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import AzureGuest, Measured, event_log
 
 AMD, INTEL, GPU = Amd(), Intel(), Nvidia()
 

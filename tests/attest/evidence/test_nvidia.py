@@ -35,11 +35,11 @@ from sealring.errors import (
     UnknownEvidence,
     UntrustedChain,
 )
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from tests.attest.evidence.judging import device_rules, refusal
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE, DAY, NOW, issue
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.nvidia import MEASUREMENTS, SWITCH, VBIOS, Nvidia, own_fields
 from tests.codes import coded
 
 GPU, SWITCH_CHIP, AMD = Nvidia(), Nvidia("LS_10", serial="48B02DFE0092CDDB"), Amd()

@@ -32,12 +32,12 @@ from sealring.attest.evidence.tpm.verify import registers, verify_quote
 from sealring.attest.evidence.worker import DescribedWorker, described
 from sealring.cli import app
 from sealring.errors import AttestationError, DebugGuest, StaleRevocationList, TcbTooOld
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.amd import PLAIN_POLICY, TCB, Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import AzureGuest, Maker
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.amd import PLAIN_POLICY, TCB, Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import AzureGuest, Maker
 
 # Every file of evidence, and what else lies beside it. A new file must be put here.
 EVIDENCE = {

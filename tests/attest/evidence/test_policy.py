@@ -27,9 +27,6 @@ from sealring.errors import (
     TcbTooOld,
     UntrustedChain,
 )
-from sealring.lab.bench.minting.intel import MRSIGNER, MRTD, Intel
-from sealring.lab.bench.minting.nvidia import MEASUREMENTS, Nvidia
-from sealring.lab.bench.minting.tpm import BOOT, AzureGuest, Maker, Measured, event_log, pcr_values
 from tests.attest.evidence.minting import (
     CHALLENGE,
     CHIP,
@@ -39,6 +36,9 @@ from tests.attest.evidence.minting import (
     PLAIN_POLICY,
     Amd,
 )
+from tests.attest.minting.intel import MRSIGNER, MRTD, Intel
+from tests.attest.minting.nvidia import MEASUREMENTS, Nvidia
+from tests.attest.minting.tpm import BOOT, AzureGuest, Maker, Measured, event_log, pcr_values
 
 AMD = Amd()
 SIMULATOR = Simulator.create(NOW)

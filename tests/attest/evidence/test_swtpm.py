@@ -28,10 +28,10 @@ from sealring.attest.evidence.tpm.credential import Credential, make_credential
 from sealring.attest.evidence.tpm.machine import CertifiedTpmMachine, Logs, TpmMachine, read_issuers
 from sealring.attest.evidence.tpm.structures import parse_public
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed
-from sealring.lab.bench.minting import CHALLENGE
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import BOOT, Maker, event_log
 from tests.attest.evidence.swtpm import extend, needs_swtpm, reset, running, store
+from tests.attest.minting import CHALLENGE
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import BOOT, Maker, event_log
 
 pytestmark = needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002

@@ -26,8 +26,9 @@ from sealring.errors import (
     UnknownEvidence,
     UntrustedChain,
 )
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, issue
-from sealring.lab.bench.minting.tpm import (
+from tests.attest.evidence.judging import Judge
+from tests.attest.minting import CHALLENGE, DAY, NOW, issue
+from tests.attest.minting.tpm import (
     AK_ATTRIBUTES,
     BOOT,
     PCRS,
@@ -39,7 +40,6 @@ from sealring.lab.bench.minting.tpm import (
     quote,
     sign,
 )
-from tests.attest.evidence.judging import Judge
 
 MAKER = Maker()
 GOOD = MAKER.evidence()

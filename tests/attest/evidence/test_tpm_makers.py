@@ -28,9 +28,9 @@ from sealring.errors import (
     NotBound,
     UntrustedChain,
 )
-from sealring.lab.bench.minting import CHALLENGE, NOW
-from sealring.lab.bench.minting.tpm import Maker, public_of, sign
 from tests.attest.evidence.vectors import vectors
+from tests.attest.minting import CHALLENGE, NOW
+from tests.attest.minting.tpm import Maker, public_of, sign
 
 MAKER = Maker()
 GOOGLE = {

@@ -22,8 +22,8 @@ from sealring.core.schedule import (
     program_for,
     segment_bytes,
 )
-from sealring.lab.bench.reference import run_reference
 from tests.core.engine.local_world import slot
+from tests.core.reference import run_reference
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,7 @@ from sealring.core.schedule import (
     cuts_into_chunks,
 )
 from sealring.errors import Unsupported
-from sealring.lab.bench.reference import run_reference
+from tests.core.reference import run_reference
 from tests.core.schedule.expectations import (
     NUMPY_TYPE,
     Array,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sealring.core.engine.datatypes import DType, ReduceKind, supported, supported_kinds
-from sealring.lab.bench.reference import (
+from tests.core.reference import (
     bfloat16_bits_to_float32,
     divide_by_world,
     float32_to_bfloat16_bits,

@@ -1,4 +1,4 @@
-// dst op incoming, element by element, as lab/bench/reference.py defines it to the bit.
+// dst op incoming, element by element, as tests/core/reference.py defines it to the bit.
 //
 // One pair of element type and reduction is compiled at a time: SEALRING_DTYPE and SEALRING_KIND
 // hold their numbers of the wire (docs/spec.md). Compile with -fmad=false: nothing may be fused.

@@ -17,10 +17,10 @@ from sealring.attest.evidence import Challenge, Evidence, Trust
 from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
 from sealring.attest.evidence.tpm.commands import selection
 from sealring.attest.evidence.tpm.credential import subject
-from sealring.lab.bench.minting import CHALLENGE, NOW, Holder, issue
-from sealring.lab.bench.minting import sign as sign_ecdsa
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel, tdx_body
+from tests.attest.minting import CHALLENGE, NOW, Holder, issue
+from tests.attest.minting import sign as sign_ecdsa
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel, tdx_body
 
 EK_PURPOSE: Final = x509.ExtendedKeyUsage([x509.ObjectIdentifier("2.23.133.8.1")])
 AK_ATTRIBUTES: Final = 0x00050472

@@ -1,4 +1,4 @@
-"""`python -m sealring.lab attest`: what judging evidence costs, and workers that join at once.
+"""`python -m tests.attest.timing [WORKERS]`: what judging evidence costs, and joining at once.
 
 The evidence is of our own making; a time is the best of several runs.
 """
@@ -6,8 +6,10 @@ The evidence is of our own making; a time is the best of several runs.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +22,11 @@ from sealring.attest.evidence.evidence import Challenge
 from sealring.attest.evidence.nvidia import verify_nvidia
 from sealring.errors import WorkerFailed
 from sealring.lab.bench.harness import seconds_of
-from sealring.lab.bench.minting import CHALLENGE, NOW
-from sealring.lab.bench.minting.amd import Amd
-from sealring.lab.bench.minting.intel import Intel
-from sealring.lab.bench.minting.nvidia import Nvidia
-from sealring.lab.bench.minting.tpm import Maker
+from tests.attest.minting import CHALLENGE, NOW
+from tests.attest.minting.amd import Amd
+from tests.attest.minting.intel import Intel
+from tests.attest.minting.nvidia import Nvidia
+from tests.attest.minting.tpm import Maker
 
 if TYPE_CHECKING:
     from sealring.attest.broker.client import Joined
@@ -153,3 +155,9 @@ def _serve(folder: Path, there: Any) -> None:
             await asyncio.Event().wait()
 
     asyncio.run(main())
+
+
+if __name__ == "__main__":
+    together = int(sys.argv[1]) if len(sys.argv) > 1 else 256
+    joined = {"workers": together, "seconds": join_seconds(together)}
+    print(json.dumps({"verify_ms": verify_ms(), "join": joined}))

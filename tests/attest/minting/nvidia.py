@@ -11,7 +11,7 @@ from cryptography import x509
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
-from sealring.lab.bench.minting import NOW, Holder, issue, pem, sign
+from tests.attest.minting import NOW, Holder, issue, pem, sign
 
 FIRMWARE: Final = b"\xf1" * 48
 DRIVER, VBIOS = "590.12", "96.00.A5.00.01"

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from sealring.attest.evidence import Challenge, Evidence, Trust
 from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
-from sealring.lab.bench.minting import CHALLENGE, NOW, issue, sign
+from tests.attest.minting import CHALLENGE, NOW, issue, sign
 
 MEASUREMENT: Final = b"\x5a" * 48
 CHIP: Final = bytes(range(64))

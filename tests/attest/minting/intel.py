@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.attest.evidence import Challenge, Evidence, Trust
 from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
 from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
-from sealring.lab.bench.minting import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
+from tests.attest.minting import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 
 MRTD: Final = b"\x5a" * 48
 MRENCLAVE, MRSIGNER = b"\x5a" * 32, b"\x5b" * 32
