@@ -131,7 +131,7 @@ def test_a_helper_that_is_traced_gets_nothing(
         assert libc.ptrace(_PTRACE_SEIZE, process.pid, None, None) == 0, ctypes.get_errno()
         return process
 
-    monkeypatch.setattr("sealring.vault.staging.subprocess.Popen", traced)
+    monkeypatch.setattr("subprocess.Popen", traced)
     with pytest.raises(CheckpointException) as raised:
         save(vault)
     ((problem, _),) = raised.value.failures.values()
@@ -147,9 +147,9 @@ def test_a_helper_that_hangs_is_ended(vault: Vault, monkeypatch: pytest.MonkeyPa
         started.append(real([sys.executable, "-c", "import time; time.sleep(600)"], **options))
         return started[-1]
 
-    monkeypatch.setattr("sealring.vault.staging.subprocess.Popen", sleeping)
-    monkeypatch.setattr("sealring.vault.staging._START_SECONDS", 0.3)
-    monkeypatch.setattr("sealring.vault.staging._END_SECONDS", 0.1)
+    monkeypatch.setattr("subprocess.Popen", sleeping)
+    monkeypatch.setattr("sealring.vault.children.START_SECONDS", 0.3)
+    monkeypatch.setattr("sealring.vault.children._END_SECONDS", 0.1)
     with pytest.raises(CheckpointException) as raised:
         save(vault)
     ((problem, _),) = raised.value.failures.values()
@@ -171,7 +171,7 @@ def in_place_of_helpers(
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", false)
-    monkeypatch.setattr("sealring.vault.staging._END_SECONDS", 0.1)
+    monkeypatch.setattr("sealring.vault.children._END_SECONDS", 0.1)
     return started
 
 
@@ -233,7 +233,7 @@ def test_saves_go_on_while_the_helper_of_another_hangs(
     false: Any = subprocess.Popen
     kinds = [false]
     monkeypatch.setattr(
-        "sealring.vault.staging.subprocess.Popen",
+        "subprocess.Popen",
         lambda *given, **options: (kinds.pop() if kinds else real)(*given, **options),
     )
     monkeypatch.setattr("sealring.vault.staging._WORK_SECONDS", 30.0)

@@ -143,7 +143,7 @@ def test_the_helper_process_finds_no_secret_in_its_environment(
         seen.append(env)
         return real(*arguments, env=env, **others)
 
-    monkeypatch.setattr("sealring.vault.staging.subprocess.Popen", spy)
+    monkeypatch.setattr("subprocess.Popen", spy)
     dcp.save({"x": torch.ones(3)}, storage_writer=CheckpointWriter(vault, "run", helper=True))
     (environment,) = seen
     assert not [name for name in environment if name.startswith("SEALRING_")]

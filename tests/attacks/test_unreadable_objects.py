@@ -16,7 +16,7 @@ import typer
 
 import sealring.cli
 from sealring.errors import (
-    ConfigurationError,
+    BadSource,
     DiskFull,
     ForeignPart,
     NotAVault,
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read_is_named(
         return real(path, *others, **named)
 
     monkeypatch.setattr(os, "open", call)
-    with pytest.raises(ConfigurationError, match="closed cannot be read: Permission denied"):
+    with pytest.raises(BadSource, match="closed cannot be read: Permission denied"):
         trees.seal_path(vault, tmp_path / "closed", "new", None, nothing)
     assert [one.manifest.name for one in vault.newest()] == ["one", "two"]
 

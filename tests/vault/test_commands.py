@@ -69,7 +69,7 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
     content = part.read_bytes()
     part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     (row,) = json.loads(sh("verify", "v", "--json"))["objects"]
-    assert (row["error"], sh.status) == ("TamperedChunk", 2)
+    assert (row["error"], sh.status) == ("vault.tampered_chunk", 2)
     said = sh("verify", "v")
     assert "part 00000000 of 'f' version 1: chunk 0 of 1" in said
     assert "0 of 1 versions are intact: the key is right, and what is named above was" in said
@@ -191,11 +191,14 @@ def test_every_version_of_one_object_is_verified(sh: Shell) -> None:
     assert (verified(), sh.status) == ([(1, None), (2, None)], 0)
     for path in (first, other):
         path.write_bytes(path.read_bytes()[:-1])
-    assert (verified(), sh.status) == ([(1, "TruncatedFile"), (2, None)], 2)
+    assert (verified(), sh.status) == ([(1, "vault.truncated_file"), (2, None)], 2)
     sh("verify", "v", "f", "--version", "2")
     assert sh.status == 0
     shutil.rmtree(second.parents[1])
-    assert (verified(), sh.status) == ([(None, "RolledBack"), (1, "TruncatedFile")], 2)
+    assert (verified(), sh.status) == (
+        [(None, "vault.rolled_back"), (1, "vault.truncated_file")],
+        2,
+    )
 
 
 def test_without_a_key_the_error_says_what_to_name(sh: Shell) -> None:
@@ -210,7 +213,10 @@ def test_verify_opens_older_versions_too(sh: Shell) -> None:
     sh("seal", "v", "f")
     part.write_bytes(part.read_bytes()[:-1])
     rows = json.loads(sh("verify", "v", "--json"))["objects"]
-    assert [(row["version"], row["error"]) for row in rows] == [(1, "TruncatedFile"), (2, None)]
+    assert [(row["version"], row["error"]) for row in rows] == [
+        (1, "vault.truncated_file"),
+        (2, None),
+    ]
     assert sh.status == 2
 
 

@@ -630,7 +630,7 @@ def test_a_source_that_changes_while_it_is_sealed(
         else:
             (source / "b").unlink()
 
-    code = "configuration" if change == "another" else "vault.source_changed"
+    code = "vault.bad_source" if change == "another" else "vault.source_changed"
     with pytest.raises(
         SealringError, match=r"while it was sealed|cannot be read", check=coded(code)
     ):

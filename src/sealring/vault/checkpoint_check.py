@@ -147,7 +147,10 @@ def check(
     text: str, place: Place, authorities: Sequence[x509.Certificate], job: str, whose: str
 ) -> Valid:
     """The checkpoint that a manifest's content describes, if workers of the job signed it all."""
-    document = _parsed(text, whose)
+    try:
+        document = read_json(text)
+    except ValueError:
+        raise NotAVault(f"the manifest of {whose} cannot be read") from None
     paths = _paths(document.pop("paths", None) if isinstance(document, dict) else None, whose)
     content: Content = _read(Content, document, whose)
     ranks: list[list[Item]] = []
@@ -203,13 +206,6 @@ def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str
         with copy.opened(by_name[part], whose) as reader:
             reader.expect(digests)
             reader.verify(reader.chunks - 1, 1)
-
-
-def _parsed(text: str, whose: str) -> Any:
-    try:
-        return read_json(text.encode())
-    except ValueError:
-        raise NotAVault(f"the manifest of {whose} cannot be read") from None
 
 
 def _read(kind: Any, document: Any, whose: str) -> Any:

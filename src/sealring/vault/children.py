@@ -177,7 +177,7 @@ def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
     return document, keys
 
 
-def without_secrets() -> dict[str, str]:
+def _without_secrets() -> dict[str, str]:
     """The environment may hold the job's secret, and names files that hold keys."""
     allowed = ALLOW_DEBUGGERS.read(os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
@@ -192,11 +192,11 @@ class Child:
         door = Door()
         # -P: no module is taken from the working directory.
         command = [sys.executable, "-P", "-m", module, door.address]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=without_secrets()
-        )  # fmt: skip
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_without_secrets())
         try:
-            self._here = door.accept(lambda pid: pid == self._process.pid, self._process.poll)
+            self.connection = door.accept(
+                lambda pid: pid == self._process.pid, self._process.poll, START_SECONDS
+            )
         except OSError as problem:
             self._end()
             raise WorkerFailed(f"a process of {module} did not start: {problem}") from problem
@@ -205,16 +205,16 @@ class Child:
             raise
         finally:
             door.close()
-        self._here.settimeout(None)
+        self.connection.settimeout(None)
 
     def ask(
         self, order: Any, keys: Sequence[_native.Secret], progress: Callable[[int], None]
     ) -> Any:
         """What the child answers. An error that it names is raised here."""
         try:
-            send(self._here, order, keys)
+            send(self.connection, order, keys)
             while True:
-                answer, _ = receive(self._here)
+                answer, _ = receive(self.connection)
                 if not isinstance(done := answer.get("progress"), int):
                     break
                 progress(done)
@@ -231,7 +231,7 @@ class Child:
 
     def close(self) -> None:
         """Ends the process: at once if it still works."""
-        self._here.close()
+        self.connection.close()
         self._end()
 
     def _end(self) -> None:

@@ -22,7 +22,7 @@ from sealring.errors import (
 )
 from sealring.formats.strict import read_json, strictly
 from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
-from sealring.vault.sealed import ID_BYTES
+from sealring.vault.sealed import ID_BYTES, check_version
 
 FORMAT: Final = "sealring vault"
 VERSION: Final = 1
@@ -175,16 +175,6 @@ def read_header(content: bytes, where: str) -> Header:
     except (ConfigurationError, ValueError) as problem:
         raise NotAVault(f"{where} cannot be read as a vault's header: {problem}") from None
     return header
-
-
-def check_version(document: Any, known: int, where: str) -> None:
-    version = document.get("version") if isinstance(document, dict) else None
-    if isinstance(version, int) and version > known:
-        raise NotAVault(
-            f"{where} has version {version} of its format, and this sealring reads up to {known}: "
-            "install a later one",
-            code="vault.later_version",
-        )
 
 
 def open_header(header: Header, opener: Opener, where: str) -> KeyRing:

@@ -24,9 +24,8 @@ from typing import Final, Protocol
 from sealring.core.hooks import VaultEntry, vault_records
 from sealring.core.settings import BROKER, JOB, VAULT_LEDGER
 from sealring.errors import ConfigurationError, NotAVault, RolledBack, VaultError
-from sealring.formats.strict import read_json, strictly
 from sealring.vault.files import locked, write_file
-from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_small
+from sealring.vault.sealed import LARGEST_LEDGER, check_small, read_as, read_small
 from sealring.vault.storage import VaultPath
 
 _LOG = logging.getLogger("sealring")
@@ -123,12 +122,10 @@ class LocalLedger:
         name = hashlib.sha256(where.encode()).hexdigest()[:32]
         path = self.path.with_name(f"directory-{name}.json")
         if path.exists() and not made_now:
-            try:
-                known: Directory = strictly(
-                    Directory, read_json(read_small(path, "the ledger")), str(path), "ledger"
-                )
-            except (ValueError, ConfigurationError):
-                raise NotAVault(f"the ledger {path} cannot be read: restore or remove it") from None
+            content = read_small(path, "the ledger")
+            known: Directory = read_as(
+                Directory, content, f"the ledger {path} (restore or remove it)"
+            )
             if known.vault != self._vault:
                 raise VaultError(
                     f"{where} holds the vault {self._vault}, and held {known.vault}, says {path}: "
@@ -168,13 +165,9 @@ class LocalLedger:
     def _read(self) -> Recorded:
         if not self.path.exists():
             return Recorded(self._vault, 0, 0, [])
-        try:
-            document = read_json(read_small(self.path, "the ledger", LARGEST_LEDGER))
-            ledger: Recorded = strictly(Recorded, document, str(self.path), "ledger")
-        except (ValueError, ConfigurationError):
-            raise NotAVault(
-                f"the ledger {self.path} cannot be read: restore it, or remove it to start anew"
-            ) from None
+        content = read_small(self.path, "the ledger", LARGEST_LEDGER)
+        where = f"the ledger {self.path} (restore it, or remove it to start anew)"
+        ledger: Recorded = read_as(Recorded, content, where)
         if ledger.vault != self._vault:
             raise NotAVault(f"{self.path} is the ledger of another vault: set another folder")
         return ledger

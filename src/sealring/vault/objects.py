@@ -36,7 +36,7 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.formats.strict import read_json, strictly
-from sealring.vault.header import KeyRing, check_version
+from sealring.vault.header import KeyRing
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (
     ID_BYTES,
@@ -45,6 +45,7 @@ from sealring.vault.sealed import (
     SUITES,
     Place,
     check_small,
+    read_as,
     wrapping_key,
 )
 from sealring.vault.storage import OpenFile, VaultPath
@@ -163,19 +164,13 @@ class Copy:
         path = self.folder / MANIFEST
         sealed = path.read_small("the manifest", LARGEST_MANIFEST)
         try:
-            document = read_json(self.place.open(MANIFEST, sealed, f"the manifest {path}"))
+            content = self.place.open(MANIFEST, sealed, f"the manifest {path}")
         except WrongKey:
             raise ForeignPart(
                 f"the manifest {path} was changed in its first 56 bytes, or lies in the place of "
                 "another: it is not that of this object, version and copy. Restore it from a copy"
             ) from None
-        except ValueError as problem:
-            raise NotAVault(f"the manifest {path} is not JSON: {problem}") from None
-        check_version(document, VERSION, f"the manifest {path}")
-        try:
-            manifest: Manifest = strictly(Manifest, document, str(path), "manifest")
-        except ConfigurationError as problem:
-            raise NotAVault(str(problem)) from None
+        manifest: Manifest = read_as(Manifest, content, f"the manifest {path}", VERSION)
         for part in manifest.parts:
             check_part(part.name)
         try:

@@ -13,12 +13,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from typing_extensions import Buffer
 
 from sealring import _native
-from sealring.errors import NotAVault, TruncatedFile, Unsupported, VaultError
+from sealring.errors import ConfigurationError, NotAVault, TruncatedFile, Unsupported, VaultError
+from sealring.formats.strict import read_json, strictly
 
 AES: Final = "AEAD_AES_256_GCM"
 CHACHA: Final = "AEAD_CHACHA20_POLY1305"
@@ -134,6 +135,27 @@ def disk_failed(problem: VaultError) -> bool:
     """
     cause = problem.__cause__
     return isinstance(cause, OSError) and cause.errno not in _OF_WHAT_LIES_THERE
+
+
+def check_version(document: Any, known: int, where: str) -> None:
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > known:
+        raise NotAVault(
+            f"{where} has version {version} of its format, and this sealring reads up to {known}: "
+            "install a later one",
+            code="vault.later_version",
+        )
+
+
+def read_as(wanted: Any, content: bytes | str, where: str, version: int | None = None) -> Any:
+    """A document as a dataclass. It may be the work of an attacker, or of a later sealring."""
+    try:
+        document = read_json(content)
+        if version is not None:
+            check_version(document, version, where)
+        return strictly(wanted, document, "it", "document")
+    except (ValueError, ConfigurationError) as problem:
+        raise NotAVault(f"{where} cannot be read: {problem}") from None
 
 
 def check_small(content: bytes, what: str, advice: str, largest: int) -> None:

@@ -7,8 +7,6 @@ import mmap
 import os
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -19,14 +17,12 @@ from sealring import _native
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.errors import VaultError, WorkerFailed
 from sealring.formats.strict import read_json
-from sealring.vault.children import SHORTEST_WAIT, START_SECONDS, Door, without_secrets
+from sealring.vault.children import SHORTEST_WAIT, Child
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Place, shown
 
-_START_SECONDS: Final = START_SECONDS
 _WORK_SECONDS: Final = 120.0
 """For a helper to seal a part and to answer, and longer by the part's size."""
-_END_SECONDS: Final = 5.0
 _BYTES_A_SECOND: Final = 1 << 20
 """A helper that seals more slowly than this does not work."""
 _LARGEST_ANSWER: Final = 4096
@@ -46,7 +42,7 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tu
     The helper knows neither the vault's key, nor the checkpoint's, nor the rank's identity: this
     process computes the digests of what it staged, and signs them.
     """
-    shut_out_debuggers()
+    shut_out_debuggers()  # before the plaintext is staged
     size = sum(buffer.numel() for buffer in buffers)
     memory = os.memfd_create("sealring-staging", os.MFD_CLOEXEC)
     try:
@@ -68,29 +64,16 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[torch.Tensor]) -> tu
 
 def _sealed_by_helper(place: Place, name: str, size: int, files: list[int]) -> str:
     """The part's commitment. The helper starts with nothing secret: see children.py."""
-    door = Door()
-    process = subprocess.Popen(
-        # -P: no module is taken from the working directory.
-        [sys.executable, "-P", "-m", "sealring.vault.sealing_process", door.address],
-        stdin=subprocess.DEVNULL,
-        env=without_secrets(),
-    )
+    helper = Child("sealring.vault.sealing_process")
     try:
-        with door.accept(lambda pid: pid == process.pid, process.poll, _START_SECONDS) as here:
-            deadline = time.monotonic() + _WORK_SECONDS + size / _BYTES_A_SECOND
-            answer = _hand_over(here, place, name, size, files, deadline)
+        deadline = time.monotonic() + _WORK_SECONDS + size / _BYTES_A_SECOND
+        answer = _hand_over(helper.connection, place, name, size, files, deadline)
     except OSError as problem:
         raise WorkerFailed(
             f"the process that seals {name} ended before it had finished: {problem}"
         ) from problem
     finally:
-        door.close()
-        if process.poll() is None:
-            try:
-                process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
+        helper.close()
     return _commitment(answer, name)
 
 

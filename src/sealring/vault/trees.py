@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import BinaryIO, Final, NoReturn
 
 from sealring import _native
 from sealring.errors import (
@@ -24,7 +24,6 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.formats.files import NEW_FILE, not_written, sync_directory
-from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
 from sealring.vault.files import (
     check_inside,
@@ -36,8 +35,8 @@ from sealring.vault.files import (
 from sealring.vault.keys import Presented
 from sealring.vault.objects import Copy, Part, complete_copies
 from sealring.vault.opened import KeyChange, Tell, tell_later
+from sealring.vault.sealed import read_as
 from sealring.vault.vault import Stored, Vault
-from sealring.vault.watched import Watched
 
 KIND: Final = "files"
 _OTHER_KINDS: Final = {
@@ -46,6 +45,7 @@ _OTHER_KINDS: Final = {
 }
 _BLOCK: Final = 8 << 20
 """A multiple of a chunk's size."""
+_BUFFER: Final = 1 << 20
 _DIGEST_BYTES: Final = 32
 Progress = Callable[[int], None]
 """Called with the number of bytes that were done since the last call."""
@@ -130,11 +130,7 @@ def content_of(stored: Stored) -> Content:
     if stored.manifest.kind != KIND:
         how = _OTHER_KINDS.get(stored.manifest.kind, "a later sealring may open it")
         raise Unsupported(f"{stored.whose} is a {stored.manifest.kind}, not files: {how}")
-    try:
-        document: Any = read_json(stored.manifest.content.encode())
-        content: Content = strictly(Content, document, stored.whose, "manifest")
-    except (ValueError, ConfigurationError) as problem:
-        raise NotAVault(f"the manifest of {stored.whose} cannot be read: {problem}") from None
+    content: Content = read_as(Content, stored.manifest.content, f"the manifest of {stored.whose}")
     if {file.part for file in content.files} != {part.name for part in stored.manifest.parts}:
         raise NotAVault(f"the manifest of {stored.whose} lists other files than parts")
     return content
@@ -256,19 +252,9 @@ def _open_file(stored: Stored, part: Part, target: Path, mode: int, progress: Pr
 def _seal_file(
     copy: Copy, path: Path, name: str, watched: Watched, progress: Progress
 ) -> tuple[Part, bool]:
-    try:
-        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as problem:
-        _refuse_unreadable(problem)
-    try:
-        status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode):
-            raise UnsafePath(f"{path} is not a regular file")
-        watched.see(str(path), status)
-        part, _ = copy.seal_part(name, _pieces(source, progress))
-        return part, bool(status.st_mode & stat.S_IXUSR)
-    finally:
-        os.close(source)
+    with watched.open(str(path)) as source:
+        part, _ = copy.seal_part(name, _pieces(source.fileno(), progress))
+        return part, bool(os.fstat(source.fileno()).st_mode & stat.S_IXUSR)
 
 
 def _pieces(source: int, progress: Progress) -> Iterator[list[memoryview]]:
@@ -277,6 +263,47 @@ def _pieces(source: int, progress: Progress) -> Iterator[list[memoryview]]:
     while count := os.readv(source, [room]):
         yield [memoryview(room)[:count]]
         progress(count)
+
+
+class Watched:
+    """Source files that are read, and must stay as they are meanwhile.
+
+    `check` is an error if one was changed since it was first seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, ...]] = {}
+
+    def open(self, path: str) -> BinaryIO:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as problem:
+            raise BadSource(f"{path} cannot be read: {problem.strerror}") from problem
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            os.close(file)
+            raise UnsafePath(f"{path} is not a regular file")
+        self._see(path, state)
+        # The opener keeps the path as the file's name, which errors show.
+        return open(path, "rb", buffering=_BUFFER, opener=lambda _path, _flags: file)
+
+    def _see(self, path: str, state: os.stat_result) -> None:
+        found = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        if self._seen.setdefault(path, found) != found:
+            raise BadSource(
+                f"{path} was changed while it was sealed: nothing of it was committed. Do it "
+                "again when it no longer changes",
+                code="vault.source_changed",
+            )
+
+    def check(self) -> None:
+        for path in self._seen:
+            try:
+                self._see(path, os.lstat(path))
+            except FileNotFoundError:
+                raise BadSource(
+                    f"{path} was removed while it was sealed", code="vault.source_changed"
+                ) from None
 
 
 def size_of(source: Path) -> int:

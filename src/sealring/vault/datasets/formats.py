@@ -23,12 +23,12 @@ from sealring.vault.datasets.sources import (
     Limits,
     SourceFile,
     Unit,
-    Watched,
     cut,
     parsing,
     range_digest,
 )
 from sealring.vault.files import check_inside
+from sealring.vault.trees import Watched
 
 Order = dict[str, Any]
 

@@ -16,10 +16,10 @@ from sealring.vault.datasets.sources import (
     Limits,
     SourceFile,
     Unit,
-    Watched,
     parsing,
     range_digest,
 )
+from sealring.vault.trees import Watched
 
 _ROWS: Final = 1024
 _EXPANSION: Final = 1000

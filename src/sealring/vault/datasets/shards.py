@@ -24,7 +24,6 @@ import numpy.typing as npt
 from sealring import _native
 from sealring.errors import (
     BadSource,
-    ConfigurationError,
     ForeignPart,
     MissingPart,
     NotAVault,
@@ -33,11 +32,10 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.formats.files import NEW_FILE
-from sealring.formats.strict import read_json, strictly
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.fields import Field
-from sealring.vault.header import check_version
 from sealring.vault.objects import changed_salt, digest_of, open_part
+from sealring.vault.sealed import read_as
 from sealring.vault.storage import OpenFile, VaultPath
 from sealring.vault.vault import Stored
 
@@ -113,12 +111,8 @@ def index_of(stored: Stored) -> Index:
             f"{stored.whose} is a {stored.manifest.kind} and not a dataset: "
             "`sealring vault ingest` makes one"
         )
-    try:
-        document = read_json(stored.manifest.content.encode())
-        check_version(document, VERSION, f"the index of {stored.whose}")
-        index: Index = strictly(Index, document, f"the index of {stored.whose}", "dataset")
-    except (ValueError, ConfigurationError) as problem:
-        raise NotAVault(f"the index of {stored.whose} cannot be read: {problem}") from None
+    where = f"the index of {stored.whose}"
+    index: Index = read_as(Index, stored.manifest.content, where, VERSION)
     listed = [(part.name, part.length, part.digest) for part in stored.manifest.parts]
     if listed != [(shard.part, shard.length, shard.digest) for shard in index.shards]:
         raise NotAVault(f"the index of {stored.whose} lists other shards than its manifest")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +13,8 @@ from sealring.errors import (
     BadSource,
     ConfigurationError,
     SealringError,
-    UnsafePath,
     named,
 )
-from sealring.vault import watched
 from sealring.vault.trees import files_below
 
 SHARD_BYTES: Final = 64 << 20
@@ -60,23 +56,6 @@ def source_files(source: Path) -> list[SourceFile]:
     if not found:
         raise ConfigurationError(f"{source} holds no files to ingest")
     return sorted(found, key=lambda one: one.inside)
-
-
-class Watched(watched.Watched):
-    """Files of a dataset's source that are read."""
-
-    def open(self, path: str) -> BinaryIO:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as problem:
-            raise BadSource(f"{path} cannot be read: {problem.strerror}") from problem
-        state = os.fstat(file)
-        if not stat.S_ISREG(state.st_mode):
-            os.close(file)
-            raise UnsafePath(f"{path} is not a regular file")
-        self.see(path, state)
-        # The opener keeps the path as the file's name, which errors show.
-        return open(path, "rb", buffering=_BLOCK, opener=lambda _path, _flags: file)
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ from sealring.vault.children import Child, serve
 from sealring.vault.datasets.fields import Field, encoder
 from sealring.vault.datasets.formats import FORMATS
 from sealring.vault.datasets.shards import SealedPlace, Shard, ShardReader, Written, write_shard
-from sealring.vault.datasets.sources import Limits, Watched
+from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.stages import stage_samples
 from sealring.vault.storage import LocalPath
+from sealring.vault.trees import Watched
 
 _MODULE: Final = "sealring.vault.datasets.work"
 Progress = Callable[[int], None]
