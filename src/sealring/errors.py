@@ -165,78 +165,70 @@ class HandshakeError(SealringError, code="handshake"):
         return self.proven or self.reported_by is not None
 
 
-class WrongJob(HandshakeError, code="handshake.wrong_job"):
-    """The peer's certificate is for another job."""
+class WrongPeer(HandshakeError, code="handshake.wrong_peer"):
+    """The peer is a worker of another job, group or epoch, or another rank than was meant."""
 
-
-class WrongRank(HandshakeError, code="handshake.wrong_rank"):
-    """The peer proved another rank's name than the one it was met as."""
-
-
-class WrongWorldSize(HandshakeError, code="handshake.wrong_world_size"):
-    """The peer counts another number of workers."""
-
-
-class WrongGroup(HandshakeError, code="handshake.wrong_group"):
-    """The peer is in another process group, or in another epoch of this one."""
+    codes: ClassVar = {
+        "handshake.wrong_job": "The peer's certificate is for another job.",
+        "handshake.wrong_rank": "The peer proved another rank's name than the one it was met as.",
+        "handshake.wrong_group": (
+            "The peer is in another process group, or in another epoch of this one."
+        ),
+    }
 
 
 class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
     """Two processes hold valid certificates for one rank."""
 
 
-class CertificateExpired(HandshakeError, code="handshake.certificate_expired"):
-    """A certificate is past its last day (or this machine's clock is wrong).
+class CertificateRefused(HandshakeError, code="handshake.certificate_refused"):
+    """A peer's certificate is not this job's, not valid today, or was taken out of the job."""
 
-    Issue a new one, or set the clocks.
-    """
-
-
-class CertificateNotYetValid(HandshakeError, code="handshake.certificate_not_yet_valid"):
-    """A certificate's first day has not come (or this machine's clock is wrong).
-
-    Issue a new one, or set the clocks.
-    """
-
-
-class CertificateRevoked(HandshakeError, code="handshake.certificate_revoked"):
-    """The broker has taken the peer's key out of the job."""
-
-
-class NotAttested(HandshakeError, code="handshake.not_attested"):
-    """The peer cannot show the attestation that this worker's policy demands of it."""
+    codes: ClassVar = {
+        "handshake.certificate_expired": (
+            "A certificate is past its last day (or this machine's clock is wrong). Issue a new "
+            "one, or set the clocks."
+        ),
+        "handshake.certificate_not_yet_valid": (
+            "A certificate's first day has not come (or this machine's clock is wrong). Issue a "
+            "new one, or set the clocks."
+        ),
+        "handshake.certificate_revoked": "The broker has taken the peer's key out of the job.",
+        "handshake.unknown_authority": (
+            "A certificate was not signed by this job's authority. Give all ranks one secret or "
+            "one SEALRING_AUTHORITY."
+        ),
+    }
 
 
 class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
     """What the peer's attestation shows is not what this worker's own policy admits."""
 
-
-class UnknownAuthority(HandshakeError, code="handshake.unknown_authority"):
-    """A certificate was not signed by this job's authority.
-
-    Give all ranks one secret or one SEALRING_AUTHORITY.
-    """
-
-
-class ProtocolMismatch(HandshakeError, code="handshake.protocol_mismatch"):
-    """The peer speaks another version of sealring's protocol.
-
-    Install one version of sealring everywhere.
-    """
+    codes: ClassVar = {
+        "handshake.not_attested": (
+            "The peer cannot show the attestation that this worker's policy demands of it."
+        ),
+    }
 
 
-class SuiteMismatch(HandshakeError, code="handshake.suite_mismatch"):
-    """The peer offers no cipher suite, or key exchange, that we accept.
+class PeerIncompatible(HandshakeError, code="handshake.incompatible"):
+    """The peer runs another version of sealring, or with other settings."""
 
-    Install one version of sealring everywhere.
-    """
-
-
-class SettingsMismatch(HandshakeError, code="handshake.settings_mismatch"):
-    """The peer runs with a setting that all ranks of a group must share.
-
-    Set the same settings everywhere.
-    """
+    codes: ClassVar = {
+        "handshake.wrong_world_size": "The peer counts another number of workers.",
+        "handshake.protocol_mismatch": (
+            "The peer speaks another version of sealring's protocol. Install one version of "
+            "sealring everywhere."
+        ),
+        "handshake.suite_mismatch": (
+            "The peer offers no cipher suite, or key exchange, that we accept. Install one "
+            "version of sealring everywhere."
+        ),
+        "handshake.settings_mismatch": (
+            "The peer runs with a setting that all ranks of a group must share. Set the same "
+            "settings everywhere."
+        ),
+    }
 
 
 class MalformedSetup(HandshakeError, code="handshake.malformed_setup"):
@@ -304,17 +296,16 @@ class ForgedEvidence(AttestationError, code="evidence.forged_evidence", fault="a
 class UntrustedChain(AttestationError, code="evidence.untrusted_chain", fault="an attacker's"):
     """The certificates do not lead, link by link, to a pinned root."""
 
-
-class ChainExpired(AttestationError, code="evidence.chain_expired", fault="the worker's"):
-    """A certificate of the chain is outside its dates at the time of the check."""
-
-
-class ChainRevoked(AttestationError, code="evidence.chain_revoked"):
-    """A certificate of the chain is on its issuer's revocation list."""
-
-
-class StaleRevocationList(AttestationError, code="evidence.stale_revocation_list", fault="yours"):
-    """A cached revocation list is past its date, or one that the policy needs is missing."""
+    codes: ClassVar = {
+        "evidence.chain_expired": (
+            "A certificate of the chain is outside its dates at the time of the check."
+        ),
+        "evidence.chain_revoked": "A certificate of the chain is on its issuer's revocation list.",
+    }
+    faults: ClassVar = {
+        "evidence.chain_expired": "the worker's",
+        "evidence.chain_revoked": "",
+    }
 
 
 class BadCollateral(AttestationError, code="evidence.bad_collateral", fault="yours"):
@@ -322,6 +313,12 @@ class BadCollateral(AttestationError, code="evidence.bad_collateral", fault="you
 
     The verifier's own file is not Intel's: fetch it again.
     """
+
+    codes: ClassVar = {
+        "evidence.stale_revocation_list": (
+            "A cached revocation list is past its date, or one that the policy needs is missing."
+        ),
+    }
 
 
 class NotBound(AttestationError, code="evidence.not_bound", fault="an attacker's"):
@@ -331,37 +328,25 @@ class NotBound(AttestationError, code="evidence.not_bound", fault="an attacker's
 class PolicyRefusal(AttestationError, code="policy"):
     """The evidence is true; what it shows is not what the policy admits."""
 
-
-class KindNotAllowed(PolicyRefusal, code="policy.kind_not_allowed"):
-    """The policy does not admit this kind of evidence; SIMULATED evidence among them."""
-
-
-class DeviceNotAllowed(PolicyRefusal, code="policy.device_not_allowed"):
-    """A GPU or switch is missing, or is of a model or firmware that the policy does not admit."""
-
-
-class DebugGuest(PolicyRefusal, code="policy.debug_guest"):
-    """The host can read a debug guest's memory, so its evidence protects nothing."""
-
-
-class TcbTooOld(PolicyRefusal, code="policy.tcb_too_old"):
-    """The firmware is older than the policy's minimum."""
-
-
-class MeasurementNotAllowed(PolicyRefusal, code="policy.measurement_not_allowed"):
-    """What runs there is not among what the policy lists."""
-
-
-class GuestNotAllowed(PolicyRefusal, code="policy.guest_not_allowed"):
-    """The guest was launched with rights, or on a product, that the policy does not admit."""
-
-
-class RankNotAllowed(PolicyRefusal, code="policy.rank_not_allowed"):
-    """The policy does not let this evidence be this rank."""
-
-
-class JobNotAllowed(PolicyRefusal, code="policy.job_not_allowed"):
-    """The policy is for another job."""
+    codes: ClassVar = {
+        "policy.kind_not_allowed": (
+            "The policy does not admit this kind of evidence; SIMULATED evidence among them."
+        ),
+        "policy.device_not_allowed": (
+            "A GPU or switch is missing, or is of a model or firmware that the policy does not "
+            "admit."
+        ),
+        "policy.debug_guest": (
+            "The host can read a debug guest's memory, so its evidence protects nothing."
+        ),
+        "policy.tcb_too_old": "The firmware is older than the policy's minimum.",
+        "policy.measurement_not_allowed": "What runs there is not among what the policy lists.",
+        "policy.guest_not_allowed": (
+            "The guest was launched with rights, or on a product, that the policy does not admit."
+        ),
+        "policy.rank_not_allowed": "The policy does not let this evidence be this rank.",
+        "policy.job_not_allowed": "The policy is for another job.",
+    }
 
 
 class BrokerError(SealringError, code="broker"):
@@ -802,6 +787,6 @@ def error_with(code: str, message: str) -> SealringError | None:
     return None if kind is None else kind(message, code=code)
 
 
-def named(error: BaseException) -> str:
+def named(error: object) -> str:
     """What people and logs know an error by: its code, or the class of one that is not ours."""
     return error.code if isinstance(error, SealringError) else type(error).__name__

@@ -20,16 +20,17 @@ from sealring.attest.broker.etcd import EtcdStore
 from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    ChainExpired,
     ExpiredNonce,
     ExpiredToken,
     RankTaken,
     ReusedNonce,
     StoreUnavailable,
+    UntrustedChain,
 )
 from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
 from tests.attest.broker.local import JOB, PATIENCE, Place, Running, running
 from tests.attest.broker.test_hostile_clients import Worker, talk
+from tests.codes import coded
 
 pytestmark = needs_etcd
 HOUR = 3600.0
@@ -172,7 +173,7 @@ def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_m
         wall.passed = 400 * 24 * HOUR
         for shift in (0, -wall.passed):
             wall.shift = shift
-            with pytest.raises(ChainExpired):
+            with pytest.raises(UntrustedChain, check=coded("evidence.chain_expired")):
                 broker.join(1)
 
 

@@ -33,16 +33,11 @@ from sealring.core.handshake.tls import TlsConnection
 from sealring.core.links import connections
 from sealring.errors import (
     GroupEnded,
-    GroupError,
     HandshakeError,
-    MalformedSetup,
-    PeerLost,
-    PeerSilent,
     PeerUnreachable,
     SealringError,
     TamperedRecord,
-    WrongGroup,
-    WrongRank,
+    WrongPeer,
 )
 from tests.core.handshake.meeting import soon
 from tests.core.links.teams import SIZE, Team, team
@@ -119,59 +114,65 @@ def halved(message: bytes) -> bytes:
 
 
 INNOCENT = TamperedRecord("a record was changed", peer=OTHER, reported_by=VICTIM)
-ACCUSATION = WrongGroup("rank 9 lied", peer=OTHER, reported_by=LIAR)
+ACCUSATION = WrongPeer("rank 9 lied", peer=OTHER, reported_by=LIAR, code="handshake.wrong_group")
 
-LIES: dict[str, tuple[Lie, type[HandshakeError]]] = {
+LIES: dict[str, tuple[Lie, str]] = {
     "hello twice": (
         lambda liar, connection: say(connection, liar.hello(), liar.hello()),
-        MalformedSetup,
+        "handshake.malformed_setup",
     ),
     "accept before hello": (
         lambda _, connection: say(connection, encode_message({"type": "accept", "shm": None})),
-        MalformedSetup,
+        "handshake.malformed_setup",
     ),
     "a hello of another group": (
         lambda liar, connection: say(connection, liar.hello(group="other")),
-        WrongGroup,
+        "handshake.wrong_group",
     ),
     "a hello of another epoch": (
         lambda liar, connection: say(connection, liar.hello(epoch="9")),
-        WrongGroup,
+        "handshake.wrong_group",
     ),
     "a hello of another transcript": (
         lambda liar, connection: say(connection, liar.hello(transcript="0" * 64)),
-        WrongGroup,
+        "handshake.wrong_group",
     ),
     "a hello of a group that forms": (
         lambda liar, connection: say(connection, liar.hello(transcript="")),
-        WrongGroup,
+        "handshake.wrong_group",
     ),
     "a hello in another's name": (
         lambda liar, connection: say(connection, liar.hello(rank=OTHER)),
-        WrongRank,
+        "handshake.wrong_rank",
     ),
     "half a hello": (
         lambda liar, connection: connection.send(halved(liar.hello())),
-        PeerUnreachable,
+        "handshake.peer_unreachable",
     ),
     "a message without end": (
         lambda _, connection: connection.send((1 << 30).to_bytes(4, "big")),
-        MalformedSetup,
+        "handshake.malformed_setup",
     ),
-    "rubbish": (lambda _, connection: say(connection, b"\x01\x02\x03"), MalformedSetup),
-    "silence": (lambda *_: None, PeerUnreachable),
-    "no accept": (greeted(), PeerUnreachable),
-    "a memory that is none": (greeted({"type": "accept", "shm": {"socket": 1}}), MalformedSetup),
-    "an accept of another form": (greeted({"type": "accept"}), MalformedSetup),
+    "rubbish": (
+        lambda _, connection: say(connection, b"\x01\x02\x03"),
+        "handshake.malformed_setup",
+    ),
+    "silence": (lambda *_: None, "handshake.peer_unreachable"),
+    "no accept": (greeted(), "handshake.peer_unreachable"),
+    "a memory that is none": (
+        greeted({"type": "accept", "shm": {"socket": 1}}),
+        "handshake.malformed_setup",
+    ),
+    "an accept of another form": (greeted({"type": "accept"}), "handshake.malformed_setup"),
     "ready in place of accept": (
         greeted({"type": "ready", "transcript": "0" * 64}),
-        MalformedSetup,
+        "handshake.malformed_setup",
     ),
     "a group's end in place of accept": (
         greeted(refusal_of(GroupEnded("", failure=INNOCENT))),
-        GroupEnded,
+        "handshake.group_ended",
     ),
-    "an accusation in place of accept": (greeted(refusal_of(ACCUSATION)), WrongGroup),
+    "an accusation in place of accept": (greeted(refusal_of(ACCUSATION)), "handshake.wrong_group"),
 }
 
 
@@ -226,7 +227,7 @@ def test_a_member_that_lies_when_it_makes_a_link(
             with contextlib.suppress(SealringError):  # it may be refused before it has done
                 lie(liar, connection)
             end_of(connection)
-        assert [type(error) for error in errors] == [expected], errors
+        assert [error.code for error in errors] == [expected], errors
         (error,) = errors
         assert isinstance(error, HandshakeError)
         assert error.met == LIAR
@@ -357,32 +358,34 @@ def greeting(liar: Liar) -> bytes:
     return write_hello(liar.terms, VICTIM)
 
 
-HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[type[GroupError]]]] = {
-    "silence": (lambda *_: None, {PeerSilent, PeerLost}),
-    "half a record": (half_a_record, {PeerSilent, PeerLost}),
-    "half an answer": (half_an_answer, {PeerSilent, PeerLost}),
-    "a byte now and then": (drips, {PeerSilent, PeerLost}),
-    "silence after TLS": (telling(), {PeerSilent, PeerLost}),
-    "no transport": (telling(greeting), {PeerSilent, PeerLost}),
-    "hello twice": (telling(greeting, greeting), {PeerLost}),
+HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[str]]] = {
+    "silence": (lambda *_: None, {"group.peer_silent", "group.peer_lost"}),
+    "half a record": (half_a_record, {"group.peer_silent", "group.peer_lost"}),
+    "half an answer": (half_an_answer, {"group.peer_silent", "group.peer_lost"}),
+    "a byte now and then": (drips, {"group.peer_silent", "group.peer_lost"}),
+    "silence after TLS": (telling(), {"group.peer_silent", "group.peer_lost"}),
+    "no transport": (telling(greeting), {"group.peer_silent", "group.peer_lost"}),
+    "hello twice": (telling(greeting, greeting), {"group.peer_lost"}),
     "a hello of another group": (
         telling(lambda liar: write_hello(replace(liar.terms, group="other"), VICTIM)),
-        {PeerLost, PeerSilent},
+        {"group.peer_lost", "group.peer_silent"},
     ),
     "a hello of another epoch": (
         telling(lambda liar: write_hello(replace(liar.terms, epoch="9"), VICTIM)),
-        {PeerLost, PeerSilent},
+        {"group.peer_lost", "group.peer_silent"},
     ),
-    "no hello": (telling(lambda _: b"\x01\x02"), {PeerLost}),
-    "not now, for ever": (telling_refusal(PeerUnreachable("not now")), {PeerSilent}),
+    "no hello": (telling(lambda _: b"\x01\x02"), {"group.peer_lost"}),
+    "not now, for ever": (telling_refusal(PeerUnreachable("not now")), {"group.peer_silent"}),
     "a false address, for ever": (
-        telling_refusal(WrongRank("not I", misdirected=True)),
-        {PeerLost, PeerSilent},
+        telling_refusal(WrongPeer("not I", misdirected=True, code="handshake.wrong_rank")),
+        {"group.peer_lost", "group.peer_silent"},
     ),
-    "an accusation": (telling_refusal(ACCUSATION), {PeerLost}),
+    "an accusation": (telling_refusal(ACCUSATION), {"group.peer_lost"}),
     "an accusation of a rank that the victim is linked with": (
-        telling_refusal(WrongGroup("rank 4 lied", peer=4, reported_by=LIAR)),
-        {PeerLost},
+        telling_refusal(
+            WrongPeer("rank 4 lied", peer=4, reported_by=LIAR, code="handshake.wrong_group")
+        ),
+        {"group.peer_lost"},
     ),
 }
 

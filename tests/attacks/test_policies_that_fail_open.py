@@ -13,19 +13,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.attest.evidence import AttestedWorker, Trust, judge, parse_policy
 from sealring.attest.evidence.verify import verify_evidence
-from sealring.errors import (
-    AttestationError,
-    BadPolicy,
-    ChainRevoked,
-    GuestNotAllowed,
-    StaleRevocationList,
-    TcbTooOld,
-)
+from sealring.errors import BadCollateral, BadPolicy, UntrustedChain
 from tests.attest.minting import CHALLENGE, DAY, NOW, Holder, issue
 from tests.attest.minting.amd import MEASUREMENT, TCB, Amd
 from tests.attest.minting.intel import MRSIGNER, MRTD, Intel
 from tests.attest.minting.nvidia import Nvidia
 from tests.attest.minting.tpm import Maker, Measured
+from tests.codes import coded
 
 AMD = Amd()
 SIGNER = b"\x1d" * 48
@@ -49,7 +43,7 @@ def snp(**changes: object) -> AttestedWorker:
     return verify_evidence(evidence, CHALLENGE, AMD.trust())
 
 
-def failed(policy: str, worker: AttestedWorker) -> list[tuple[str, type[AttestationError]]]:
+def failed(policy: str, worker: AttestedWorker) -> list[tuple[str, str]]:
     rules = judge(parse_policy(policy), worker, None).rules
     return [(rule.name, rule.refusal) for rule in rules if rule.refusal is not None]
 
@@ -65,20 +59,20 @@ def test_a_host_whose_firmware_has_known_holes() -> None:
     assert 'unchecked = ["minimum_tcb"] in [snp]' in said
     old = Amd(tcb=dict.fromkeys(TCB, 0))
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust())
-    assert ("tcb snp", TcbTooOld) in failed(SNP, worker)
+    assert ("tcb snp", "policy.tcb_too_old") in failed(SNP, worker)
     assert failed(forgetful + 'unchecked = ["minimum_tcb"]\n', worker) == []
 
 
 def test_a_guest_launched_before_the_hosts_firmware_was_repaired() -> None:
     worker = snp(launch_tcb=TCB | {"snp": 5})
-    assert failed(SNP, worker) == [("launch tcb snp", TcbTooOld)]
+    assert failed(SNP, worker) == [("launch tcb snp", "policy.tcb_too_old")]
     assert failed(SNP + 'unchecked = ["launch_tcb"]\n', worker) == []
 
 
 def test_a_report_by_a_cloud_providers_key() -> None:
     vlek = Amd(vlek=True)
     worker = verify_evidence(vlek.evidence(), CHALLENGE, vlek.trust())
-    assert failed(SNP, worker) == [("vlek", GuestNotAllowed)]
+    assert failed(SNP, worker) == [("vlek", "policy.guest_not_allowed")]
     assert failed(SNP + "vlek = true\n", worker) == []
 
 
@@ -86,17 +80,19 @@ def test_a_host_whose_memory_was_not_checked_for_aliases() -> None:
     forgetful = without(SNP, "platform_info")
     assert "snp.platform_info is missing" in bad(forgetful)
     worker = snp(platform_info=1)
-    assert failed(SNP, worker) == [("platform_alias_check", GuestNotAllowed)]
+    assert failed(SNP, worker) == [("platform_alias_check", "policy.guest_not_allowed")]
     assert failed(forgetful + 'unchecked = ["platform_info"]\n', worker) == []
     # A bit that is not known may be anything.
-    assert failed(SNP, snp(platform_info=0x25 | 1 << 40)) == [("platform_unknown", GuestNotAllowed)]
+    assert failed(SNP, snp(platform_info=0x25 | 1 << 40)) == [
+        ("platform_unknown", "policy.guest_not_allowed")
+    ]
 
 
 def test_an_older_image_of_the_same_signer() -> None:
     signed = SNP.replace("measurements", "signers").replace(MEASUREMENT.hex(), SIGNER.hex())
     assert "snp.guest_svn is missing: every older image that the signer signed" in bad(signed)
     old = snp(id_key=SIGNER, guest_svn=2, measurement=bytes(48))
-    assert failed(signed + "guest_svn = 3\n", old) == [("guest_svn", GuestNotAllowed)]
+    assert failed(signed + "guest_svn = 3\n", old) == [("guest_svn", "policy.guest_not_allowed")]
     new = snp(id_key=SIGNER, guest_svn=3, measurement=bytes(48))
     assert failed(signed + "guest_svn = 3\n", new) == []
     assert failed(signed + 'unchecked = ["guest_svn"]\n', old) == []
@@ -111,7 +107,7 @@ def test_an_older_enclave_or_another_product_of_the_same_signer() -> None:
     intel = Intel()
     known = intel.trust(intel.collateral("sgx"))
     worker = verify_evidence(intel.evidence("sgx"), CHALLENGE, known)
-    assert failed(strict, worker) == [("tcb isvsvn", TcbTooOld)]
+    assert failed(strict, worker) == [("tcb isvsvn", "policy.tcb_too_old")]
 
 
 def test_another_kernel_under_the_same_tdx_firmware() -> None:
@@ -161,7 +157,7 @@ def test_one_list_for_a_chain_of_several_issuers() -> None:
     )
     one = maker.trust(maker.root.revocation_list())
     worker = verify_evidence(evidence, maker.challenge(), one)
-    assert failed(policy, worker) == [("revocation", StaleRevocationList)]
+    assert failed(policy, worker) == [("revocation", "evidence.stale_revocation_list")]
     both = maker.trust(maker.root.revocation_list(), maker.signer.revocation_list())
     worker = verify_evidence(evidence, maker.challenge(), both)
     assert failed(policy, worker) == []
@@ -181,7 +177,7 @@ def test_a_list_that_speaks_of_other_certificates_only() -> None:
         .sign(root.key, SHA384())
     )
     worker = verify_evidence(AMD.evidence(), CHALLENGE, AMD.trust(partial))
-    assert failed(STRICT_LISTS, worker) == [("revocation", StaleRevocationList)]
+    assert failed(STRICT_LISTS, worker) == [("revocation", "evidence.stale_revocation_list")]
 
 
 GPU = Nvidia()
@@ -209,7 +205,9 @@ def responder(issuer: Holder, *purposes: x509.ObjectIdentifier) -> Holder:
 
 
 def test_a_gpu_whose_own_revocation_was_not_asked() -> None:
-    assert failed(GPU_POLICY, with_gpu(gpu_trust())) == [("revocation", StaleRevocationList)]
+    assert failed(GPU_POLICY, with_gpu(gpu_trust())) == [
+        ("revocation", "evidence.stale_revocation_list")
+    ]
     for by in (None, responder(GPU.provisioner), responder(GPU.root)):
         good = GPU.provisioner.answer(GPU.boot, responder=by)
         assert failed(GPU_POLICY, with_gpu(gpu_trust(good))) == []
@@ -237,25 +235,31 @@ def test_an_answer_about_a_gpu_that_nvidia_did_not_give(
     answer: Callable[[], ocsp.OCSPResponse],
 ) -> None:
     worker = with_gpu(gpu_trust(answer()))
-    assert failed(GPU_POLICY, worker) == [("revocation", StaleRevocationList)]
+    assert failed(GPU_POLICY, worker) == [("revocation", "evidence.stale_revocation_list")]
 
 
 @pytest.mark.parametrize("reason", [None, x509.ReasonFlags.certificate_hold])
 def test_a_gpu_that_nvidia_revoked_or_put_on_hold(reason: x509.ReasonFlags | None) -> None:
     gone = GPU.provisioner.answer(GPU.boot, status=ocsp.OCSPCertStatus.REVOKED, reason=reason)
-    with pytest.raises(ChainRevoked, match="REVOKED to OCSP about CN=GH100"):
+    with pytest.raises(
+        UntrustedChain,
+        match="REVOKED to OCSP about CN=GH100",
+        check=coded("evidence.chain_revoked"),
+    ):
         with_gpu(gpu_trust(gone))
     older = GPU.provisioner.answer(GPU.boot, days_old=2)
-    with pytest.raises(ChainRevoked):
+    with pytest.raises(UntrustedChain, check=coded("evidence.chain_revoked")):
         with_gpu(gpu_trust(older, gone))
     unknown = GPU.provisioner.answer(GPU.boot, status=ocsp.OCSPCertStatus.UNKNOWN)
-    with pytest.raises(ChainRevoked, match="UNKNOWN"):
+    with pytest.raises(UntrustedChain, match="UNKNOWN", check=coded("evidence.chain_revoked")):
         with_gpu(gpu_trust(unknown))
 
 
 def test_an_old_answer_about_a_gpu() -> None:
     late = GPU.provisioner.answer(GPU.boot, days_old=9, days_left=-1)
-    with pytest.raises(StaleRevocationList, match="OCSP answer"):
+    with pytest.raises(
+        BadCollateral, match="OCSP answer", check=coded("evidence.stale_revocation_list")
+    ):
         with_gpu(gpu_trust(late))
 
 

@@ -157,5 +157,5 @@ def test_another_secret_on_one_node_ends_the_job_with_the_error_of_both(
     job = cluster.submit(f"train.sbatch {SEALRING} {cluster.local}/other.secret {STEP} {tmp_path}")
     cluster.wait_until(job, "FAILED")
     said = (cluster.shared / f"slurm-{job}.out").read_text()
-    assert said.count("UnknownAuthority: ") == 2
+    assert said.count("handshake.unknown_authority: ") == 2
     assert not list(tmp_path.iterdir())

@@ -69,7 +69,7 @@ from sealring.errors import (
     MalformedEvidence,
     MalformedRequest,
     MalformedSetup,
-    ProtocolMismatch,
+    PeerIncompatible,
     SealringError,
     TamperedValue,
     UnknownEvidence,
@@ -133,7 +133,7 @@ def alert(data: bytes) -> None:
 def hello(data: bytes) -> None:
     try:
         read = parse_hello(data)
-    except (MalformedSetup, ProtocolMismatch):
+    except (MalformedSetup, PeerIncompatible):
         return
     written = {"type": "hello", "version": PROTOCOL_VERSION, **dataclasses.asdict(read)}
     assert parse_hello(encode_message(written)) == read

@@ -26,7 +26,7 @@ from sealring.core.identity.names import WorkerName
 from sealring.core.links.descriptors import Address
 from sealring.core.links.memory import offer_of
 from sealring.core.links.rendezvous import encode_addresses
-from sealring.errors import KindNotAllowed, RankTaken, WrongRank
+from sealring.errors import PolicyRefusal, RankTaken, WrongPeer
 from sealring.limits import MAX_PAYLOAD_BYTES
 from tests.attest.broker.guest_evidence import CASES, gpus, snp
 from tests.attest.broker.kbs_client import KbsClient
@@ -106,7 +106,7 @@ def hellos() -> Iterator[tuple[str, bytes]]:
 
 
 def refusals() -> Iterator[tuple[str, bytes]]:
-    yield "good", encode_message(refusal_of(WrongRank("it is rank 3")))
+    yield "good", encode_message(refusal_of(WrongPeer("it is rank 3", code="handshake.wrong_rank")))
     codes = ("configuration.unsupported", "sealring", "SystemExit", "__class__", "")
     for number, code in enumerate(codes):
         message = {"type": "refusal", "error": code, "text": "\x1b[2J" + "a" * 700}
@@ -392,7 +392,9 @@ def kbs_requests() -> Iterator[tuple[str, bytes]]:
 
 
 def broker_answers() -> Iterator[tuple[str, bytes]]:
-    for number, error in enumerate((RankTaken("taken"), KindNotAllowed("no"))):
+    for number, error in enumerate(
+        (RankTaken("taken"), PolicyRefusal("no", code="policy.kind_not_allowed"))
+    ):
         yield f"refusal-{number}", response_of(error).body
     yield "unknown", b'{"type": "x", "detail": "x", "error": "SystemExit"}'
     yield "terminal-escape", b'{"type": "x", "detail": "\\u001b[2J", "error": "broker.rank_taken"}'

@@ -364,14 +364,14 @@ def test_a_manifest_by_a_worker_of_another_authority(
     monkeypatch.setenv("SEALRING_SECRET", OTHER_SECRET)
     save(vault)
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
-    refused(lambda: load(vault), UnadmittedSigner, "UnknownAuthority")
+    refused(lambda: load(vault), UnadmittedSigner, "handshake.unknown_authority")
 
 
 def test_a_manifest_of_another_job(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_JOB", "other")
     save(vault)
     monkeypatch.setenv("SEALRING_JOB", "tests")
-    refused(lambda: load(vault), UnadmittedSigner, "WrongJob")
+    refused(lambda: load(vault), UnadmittedSigner, "handshake.wrong_job")
     assert same(load(vault, job="other"), state())
 
 
@@ -423,7 +423,7 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
 def test_a_signature_outside_the_certificates_dates() -> None:
     credentials = signing.credentials_of(0, 1)
     late = signing.sign(credentials, 1, {"time": "2199-01-01T00:00:00+00:00"})
-    with pytest.raises(UnadmittedSigner, match="CertificateExpired"):
+    with pytest.raises(UnadmittedSigner, match=r"handshake\.certificate_expired"):
         signing.check(late, credentials.authorities, "tests", "it")
     never = signing.sign(credentials, 1, {"time": "2199-01-01"})
     with pytest.raises(UnadmittedSigner, match="not over what it says"):

@@ -134,7 +134,7 @@ def check(
                 "passed": rule.refusal is None,
                 "wanted": rule.wanted,
                 "found": rule.found,
-                "error": rule.refusal.code if rule.refusal else None,
+                "error": rule.refusal,
             }
             for rule in verdict.rules
         ]
@@ -170,7 +170,7 @@ def _nonce(text: str) -> bytes:
 def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
     if verdict is None:
         say(f"Refused before the policy was asked. {shown['error']}: {shown['message']}")
-        if shown["error"] == "NotBound":
+        if shown["error"] == "evidence.not_bound":
             say("--without-binding judges everything else.")
         return
     passed = "refused"
@@ -180,7 +180,7 @@ def _print(shown: dict[str, Any], verdict: Verdict | None) -> None:
     for column in ("rule", "wanted", "found", ""):
         table.add_column(column)
     for rule in verdict.rules:
-        outcome = Text(rule.refusal.code, "bold red") if rule.refusal else Text("ok", "green")
+        outcome = Text(rule.refusal, "bold red") if rule.refusal else Text("ok", "green")
         table.add_row(rule.name, rule.wanted, Text(rule.found, overflow="fold"), outcome)
     console.print(table)
     for unusable in shown["unusable_references"]:
@@ -279,7 +279,8 @@ class _Shown:
             try:
                 rules = check_admits(policy, describe_evidence(one, trust))
             except AttestationError as problem:
-                raise type(problem)(f"no policy can be written from {path}: {problem}") from None
+                told = f"no policy can be written from {path}: {problem}"
+                raise type(problem)(told, code=problem.code) from None
             found += [f"{rule.name}: {rule.found}; wanted: {rule.wanted}" for rule in rules]
         return list(dict.fromkeys(found))
 

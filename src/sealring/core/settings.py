@@ -46,7 +46,7 @@ class Setting(Generic[T]):
     empty_is_unset: bool = True
     """An empty variable counts as unset."""
     alike: bool = False
-    """Must be the same on all ranks of a group, else SettingsMismatch."""
+    """Must be the same on all ranks of a group, else PeerIncompatible."""
 
     @property
     def is_variable(self) -> bool:

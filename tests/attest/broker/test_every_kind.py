@@ -29,13 +29,7 @@ from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import _derive, check_ak, subject
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.core.identity.certificates import make_authority
-from sealring.errors import (
-    DebugGuest,
-    DeviceNotAllowed,
-    MeasurementNotAllowed,
-    NotBound,
-    WorkerRevoked,
-)
+from sealring.errors import NotBound, PolicyRefusal, SealringError, WorkerRevoked
 from tests.attest.broker.local import JOB, Place, running
 from tests.attest.evidence import swtpm
 from tests.attest.minting import NOW
@@ -43,6 +37,7 @@ from tests.attest.minting.amd import MEASUREMENT, Amd
 from tests.attest.minting.intel import MRTD, Intel
 from tests.attest.minting.nvidia import Nvidia
 from tests.attest.minting.tpm import BOOT, AzureGuest, Maker, pcr_values
+from tests.codes import coded
 
 AMD, INTEL, GPU, MAKER = Amd(), Intel(), Nvidia(), Maker()
 AZURE, AZURE_TDX = AzureGuest(AMD), AzureGuest(INTEL)
@@ -187,13 +182,16 @@ def test_a_debug_guest_another_image_and_a_replay(tmp_path: Path) -> None:
     place = at(tmp_path, (CASES["snp"][0], CASES["gpu"][1], CASES["snp"][2]))
     with running(place) as broker:
         for error, make in (
-            (DebugGuest, lambda challenge: snp(challenge, policy=0x30000 | 1 << 19)),
-            (MeasurementNotAllowed, lambda challenge: snp(challenge, measurement=bytes(48))),
-            (NotBound, lambda challenge: snp(replace(challenge, nonce=bytes(32)))),
-            (DeviceNotAllowed, snp_with_gpu),
+            ("policy.debug_guest", lambda challenge: snp(challenge, policy=0x30000 | 1 << 19)),
+            (
+                "policy.measurement_not_allowed",
+                lambda challenge: snp(challenge, measurement=bytes(48)),
+            ),
+            ("evidence.not_bound", lambda challenge: snp(replace(challenge, nonce=bytes(32)))),
+            ("policy.device_not_allowed", snp_with_gpu),
         ):
             place.attester = Minted("snp", make)
-            with pytest.raises(error):
+            with pytest.raises(SealringError, check=coded(error)):
                 broker.join(0)
 
 
@@ -243,7 +241,9 @@ def test_a_real_tpm_in_software_joins(tmp_path: Path) -> None:
             assert claims[1] is not None
             assert claims[0].machine == claims[1].machine
             swtpm.extend(tpm, 4, b"\x05" * 32)
-            with pytest.raises(MeasurementNotAllowed, match="pcr4"):
+            with pytest.raises(
+                PolicyRefusal, match="pcr4", check=coded("policy.measurement_not_allowed")
+            ):
                 broker.join(0, key=own)
 
 

@@ -21,16 +21,15 @@ from sealring.core.identity.verification import is_issued_by
 from sealring.errors import (
     BrokerMisconfigured,
     BrokerUnreachable,
-    JobNotAllowed,
-    MeasurementNotAllowed,
     NoSuchResource,
-    RankNotAllowed,
+    PolicyRefusal,
     RankTaken,
     UntrustedBroker,
     UntrustedChain,
     WorkerRevoked,
 )
 from tests.attest.broker.local import JOB, Place, Running, running
+from tests.codes import coded
 from tests.ports import free_port
 
 
@@ -115,13 +114,13 @@ def test_peers_are_told_of_a_worker_whose_certificate_ended(place: Place) -> Non
 def test_what_the_policy_does_not_admit_gets_nothing(place: Place) -> None:
     place.write_policy('[[ranks]]\nranks = "1-3"\nkinds = ["simulated"]', top='job = "job"')
     with running(place) as broker:
-        with pytest.raises(RankNotAllowed):
+        with pytest.raises(PolicyRefusal, check=coded("policy.rank_not_allowed")):
             broker.join(0)
-        with pytest.raises(JobNotAllowed):
+        with pytest.raises(PolicyRefusal, check=coded("policy.job_not_allowed")):
             broker.join(1, job="other")
         broker.join(1)
         place.attester = type(place.attester)(place.attester.simulator, b"something else")
-        with pytest.raises(MeasurementNotAllowed):
+        with pytest.raises(PolicyRefusal, check=coded("policy.measurement_not_allowed")):
             broker.join(2)
 
 

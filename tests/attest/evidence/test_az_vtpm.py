@@ -32,13 +32,10 @@ from sealring.attest.evidence.snp import _check_signature, parse_report
 from sealring.attest.evidence.tpm.verify import verify_quote
 from sealring.errors import (
     AttestationError,
-    ChainExpired,
-    ChainRevoked,
-    DebugGuest,
+    BadCollateral,
     ForgedEvidence,
     MalformedEvidence,
     NotBound,
-    StaleRevocationList,
     UnknownEvidence,
     UntrustedChain,
 )
@@ -48,6 +45,7 @@ from tests.attest.minting import CHALLENGE, DAY, NOW, tpm
 from tests.attest.minting.amd import MEASUREMENT, PLAIN_POLICY, Amd
 from tests.attest.minting.intel import MRTD, Intel
 from tests.attest.minting.tpm import AzureGuest
+from tests.codes import coded
 
 AMD = Amd()
 GUEST = AzureGuest(AMD)
@@ -82,8 +80,8 @@ def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
 def test_cut_and_extended_reports() -> None:
     bare = GUEST.hcl_report(pad=0)
     for raw in (bare[:-1], bare[:100], bare + b"\1", bare + bytes(50) + b"\1"):
-        refused(MalformedEvidence, changed(hcl_report=raw))
-    refused(UnknownEvidence, changed(hcl_report=GUEST.hcl_report(version=3)))
+        refused("evidence.malformed_evidence", changed(hcl_report=raw))
+    refused("evidence.unknown_evidence", changed(hcl_report=GUEST.hcl_report(version=3)))
     second = canonical_hcl_report(GUEST.hcl_report(version=2))
     assert verify(changed(hcl_report=second)).label == "az-snp-vtpm Milan"
 
@@ -92,8 +90,8 @@ def test_a_key_that_the_report_is_not_about() -> None:
     other = AzureGuest(AMD)
     spliced = other.evidence()
     mixed = {**spliced.parts, "hcl_report": GUEST.hcl_report(other.text)}
-    assert "not about these claims" in refused(NotBound, replace(spliced, parts=mixed))
-    refused(ForgedEvidence, changed(hcl_report=other.hcl_report()))
+    assert "not about these claims" in refused("evidence.not_bound", replace(spliced, parts=mixed))
+    refused("evidence.forged_evidence", changed(hcl_report=other.hcl_report()))
 
 
 def test_an_old_nonce_and_another_workers_key() -> None:
@@ -101,26 +99,26 @@ def test_an_old_nonce_and_another_workers_key() -> None:
         Challenge(bytes(32), CHALLENGE.public_key),
         Challenge(CHALLENGE.nonce, b"another"),
     ):
-        refused(NotBound, replace(GUEST.evidence(other), challenge=CHALLENGE))
+        refused("evidence.not_bound", replace(GUEST.evidence(other), challenge=CHALLENGE))
 
 
 def test_a_quote_of_another_kind_of_evidence_does_not_pass() -> None:
     values = {pcr: tpm.pcr_values(tpm.BOOT)[pcr] for pcr in tpm.PCRS}
     message = tpm.quote(values, CHALLENGE.report_data("tpm")[:32])
-    refused(NotBound, changed(quote=message, signature=tpm.sign(GUEST.key, message)))
+    refused("evidence.not_bound", changed(quote=message, signature=tpm.sign(GUEST.key, message)))
 
 
 def test_chains() -> None:
-    refused(UntrustedChain, replace(GOOD, chain=Amd().chain))
-    refused(ChainExpired, GOOD, AMD.trust(now=NOW + 101 * DAY))
-    refused(ChainRevoked, GOOD, AMD.trust(AMD.revocation_list(AMD.ask)))
+    refused("evidence.untrusted_chain", replace(GOOD, chain=Amd().chain))
+    refused("evidence.chain_expired", GOOD, AMD.trust(now=NOW + 101 * DAY))
+    refused("evidence.chain_revoked", GOOD, AMD.trust(AMD.revocation_list(AMD.ask)))
 
 
 def test_claims_without_one_key() -> None:
     for text in (b"[]", b"{}", b'{"keys": 3}', GUEST.text.replace(b"RSA", b"oct")):
         odd = copy.copy(GUEST)
         odd.report = AMD.report(report_data=hashlib.sha256(text).digest().ljust(64, b"\0"))
-        refused(MalformedEvidence, changed(hcl_report=odd.hcl_report(text)))
+        refused("evidence.malformed_evidence", changed(hcl_report=odd.hcl_report(text)))
 
 
 def real() -> tuple[bytes, tuple[bytes, ...], dict[str, bytes]]:
@@ -164,7 +162,7 @@ def test_its_broken_variants_do_not() -> None:
             broken = {**parts, name: bent}
             with pytest.raises((ForgedEvidence, MalformedEvidence, UnknownEvidence)):
                 verify_quote(broken["quote"], broken["signature"], key, broken["pcrs"])
-    with pytest.raises(ChainExpired):
+    with pytest.raises(UntrustedChain, check=coded("evidence.chain_expired")):
         verify_hcl_report(raw, chain, Trust.pinned(now=datetime(2035, 1, 1, tzinfo=UTC)))
 
 
@@ -215,7 +213,9 @@ def test_a_virtual_tpm_that_a_tdx_quote_vouches_for() -> None:
     assert worker.registers["rtmr1"] == "a1" * 48
     assert (worker.tcb_status, worker.guest["insecure_boot"]) == ("UpToDate", 0)
     for other in (Challenge(bytes(32), CHALLENGE.public_key), Challenge(CHALLENGE.nonce, b"x")):
-        TD_JUDGE.refused(NotBound, replace(TD_GUEST.evidence(other), challenge=CHALLENGE))
+        TD_JUDGE.refused(
+            "evidence.not_bound", replace(TD_GUEST.evidence(other), challenge=CHALLENGE)
+        )
 
 
 @pytest.mark.parametrize("part", ["td_quote", "quote", "signature", "pcrs"])
@@ -251,14 +251,14 @@ def test_what_a_guest_reads_from_its_tpm_is_sent_in_that_one_spelling() -> None:
 
 def test_a_tdx_quote_that_is_not_about_this_key() -> None:
     other = AzureGuest(INTEL)
-    TD_JUDGE.refused(NotBound, td_changed(td_quote=other.td_quote))
-    TD_JUDGE.refused(NotBound, td_changed(td_quote=INTEL.evidence().parts["quote"]))
-    TD_JUDGE.refused(UnknownEvidence, td_changed(hcl_report=GUEST.hcl_report()))
+    TD_JUDGE.refused("evidence.not_bound", td_changed(td_quote=other.td_quote))
+    TD_JUDGE.refused("evidence.not_bound", td_changed(td_quote=INTEL.evidence().parts["quote"]))
+    TD_JUDGE.refused("evidence.unknown_evidence", td_changed(hcl_report=GUEST.hcl_report()))
     mixed = replace(GOOD, parts={**GOOD.parts, "hcl_report": TD_GUEST.hcl_report()})
-    refused(UnknownEvidence, mixed)
-    TD_JUDGE.refused(MalformedEvidence, replace(TD_GOOD, chain=AMD.chain))
+    refused("evidence.unknown_evidence", mixed)
+    TD_JUDGE.refused("evidence.malformed_evidence", replace(TD_GOOD, chain=AMD.chain))
     debug = AzureGuest(INTEL, attributes=1 << 28 | 1)
-    TD_JUDGE.refused(DebugGuest, debug.evidence())
+    TD_JUDGE.refused("policy.debug_guest", debug.evidence())
 
 
 def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> None:
@@ -282,5 +282,9 @@ def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> Non
         "pcrs": values,
     }
     evidence = Evidence("az-tdx-vtpm", CHALLENGE, parts, ())
-    with pytest.raises(StaleRevocationList, match="no Intel collateral for tdx platforms 00806F05"):
+    with pytest.raises(
+        BadCollateral,
+        match="no Intel collateral for tdx platforms 00806F05",
+        check=coded("evidence.stale_revocation_list"),
+    ):
         describe_evidence(evidence, Trust.pinned(now=THEN))

@@ -22,11 +22,7 @@ from sealring.attest.evidence.tpm.ima import MAX_BYTES, matching_ima, replay_ima
 from sealring.attest.evidence.tpm.machine import Logs, TpmMachine
 from sealring.attest.evidence.tpm.structures import SHA256
 from sealring.attest.evidence.worker import DescribedWorker
-from sealring.errors import (
-    BadPolicy,
-    ForgedEvidence,
-    MeasurementNotAllowed,
-)
+from sealring.errors import BadPolicy, ForgedEvidence, PolicyRefusal
 from tests.attest.broker.local import JOB, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
@@ -45,6 +41,7 @@ from tests.attest.evidence.ima_lists import (
 from tests.attest.minting import CHALLENGE, NOW
 from tests.attest.minting.amd import MEASUREMENT, Amd
 from tests.attest.minting.tpm import AzureGuest, Maker
+from tests.codes import coded
 
 
 def policy(*files: File, more: str = "", unchecked: str = "") -> Policy:
@@ -82,10 +79,14 @@ def test_only_listed_files_pass_and_the_first_others_are_named() -> None:
     ):
         one = worker(listed(*files), quoted(*files))
         assert failed(rules, one) == ["ima"]
-        with pytest.raises(MeasurementNotAllowed, match=files[-1].path):
+        with pytest.raises(
+            PolicyRefusal, match=files[-1].path, check=coded("policy.measurement_not_allowed")
+        ):
             judge(rules, one, None).require()
     many = (*GOOD, *(replace(EVIL, path=f"/evil/{n}") for n in range(9)))
-    with pytest.raises(MeasurementNotAllowed, match=r"/evil/4 .* and 4 more"):
+    with pytest.raises(
+        PolicyRefusal, match=r"/evil/4 .* and 4 more", check=coded("policy.measurement_not_allowed")
+    ):
         judge(rules, worker(listed(*many), quoted(*many)), None).require()
 
 
@@ -213,11 +214,15 @@ def test_a_real_tpm_joins_by_its_measured_files_and_leaves_by_them(
         path.write_bytes(listed(*files, EVIL))
         broker.join(1)
         measure(tpm, EVIL)
-        with pytest.raises(MeasurementNotAllowed, match=EVIL.path):
+        with pytest.raises(
+            PolicyRefusal, match=EVIL.path, check=coded("policy.measurement_not_allowed")
+        ):
             broker.join(2)
         # Without the entry, the list no longer leads to the PCR, so the worker leaves it out.
         path.write_bytes(listed(*files))
-        with pytest.raises(MeasurementNotAllowed, match="no list"):
+        with pytest.raises(
+            PolicyRefusal, match="no list", check=coded("policy.measurement_not_allowed")
+        ):
             broker.join(2)
 
 

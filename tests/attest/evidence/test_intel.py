@@ -24,18 +24,10 @@ from sealring.attest.evidence.worker import Claims
 from sealring.errors import (
     AttestationError,
     BadCollateral,
-    ChainExpired,
-    ChainRevoked,
     ConfigurationError,
-    DebugGuest,
     ForgedEvidence,
-    GuestNotAllowed,
     MalformedEvidence,
-    NotBound,
-    StaleRevocationList,
-    TcbTooOld,
-    UnknownEvidence,
-    UntrustedChain,
+    PolicyRefusal,
 )
 from tests.attest.evidence.judging import Judge
 from tests.attest.evidence.vectors import vectors
@@ -95,67 +87,69 @@ def test_no_byte_of_the_quote_can_be_changed() -> None:
             verify(changed(bent))
     for at in range(48, 48 + 584, 24):
         bent = QUOTE[:at] + bytes([QUOTE[at] ^ 0x02]) + QUOTE[at + 1 :]
-        refused(ForgedEvidence, changed(bent))
+        refused("evidence.forged_evidence", changed(bent))
 
 
 def test_cut_and_extended_quotes() -> None:
     for bent in (QUOTE[:-1], QUOTE[:700], QUOTE[:30], QUOTE + b"\0"):
-        refused(MalformedEvidence, changed(bent))
-    refused(MalformedEvidence, replace(GOOD, chain=(INTEL.root.der,)))
+        refused("evidence.malformed_evidence", changed(bent))
+    refused("evidence.malformed_evidence", replace(GOOD, chain=(INTEL.root.der,)))
 
 
 def test_unknown_versions_and_the_other_tee() -> None:
-    refused(UnknownEvidence, changed(b"\x06" + QUOTE[1:]))
+    refused("evidence.unknown_evidence", changed(b"\x06" + QUOTE[1:]))
     sgx = INTEL.evidence("sgx")
-    refused(UnknownEvidence, changed(sgx.parts["quote"]))
+    refused("evidence.unknown_evidence", changed(sgx.parts["quote"]))
 
 
 def test_debug_and_migratable_guests() -> None:
-    refused(DebugGuest, INTEL.evidence(attributes=1 << 28 | 1))
+    refused("policy.debug_guest", INTEL.evidence(attributes=1 << 28 | 1))
     known = INTEL.trust(INTEL.collateral("sgx"))
-    refused(DebugGuest, INTEL.evidence("sgx", flags=7), known)
-    refused(GuestNotAllowed, INTEL.evidence(attributes=1 << 28 | 1 << 29))
+    refused("policy.debug_guest", INTEL.evidence("sgx", flags=7), known)
+    refused("policy.guest_not_allowed", INTEL.evidence(attributes=1 << 28 | 1 << 29))
 
 
 def test_an_old_nonce_and_another_workers_key() -> None:
     for other in (Challenge(bytes(32), b"a worker's public key"), Challenge(CHALLENGE.nonce, b"x")):
-        refused(NotBound, replace(INTEL.evidence(challenge=other), challenge=CHALLENGE))
+        refused("evidence.not_bound", replace(INTEL.evidence(challenge=other), challenge=CHALLENGE))
 
 
 def test_a_look_alike_chain() -> None:
     alike = Intel()
-    refused(UntrustedChain, alike.evidence())
+    refused("evidence.untrusted_chain", alike.evidence())
     mine = INTEL.quote(tdx_body(CHALLENGE.report_data("tdx")))
     assert verify(changed(mine)).tcb_status == "UpToDate"
     spliced = alike.quote(tdx_body(CHALLENGE.report_data("tdx")))
     at, to = mine.index(b"-----BEGIN"), spliced.index(b"-----BEGIN")
     if len(mine) - at == len(spliced) - to:
-        refused(ForgedEvidence, changed(spliced[:to] + mine[at:]))
+        refused("evidence.forged_evidence", changed(spliced[:to] + mine[at:]))
 
 
 def test_dates_and_revocation() -> None:
     late = NOW + 101 * DAY
     fresh = INTEL.collateral(days_left=200)
-    refused(ChainExpired, GOOD, INTEL.trust(fresh, now=late))
+    refused("evidence.chain_expired", GOOD, INTEL.trust(fresh, now=late))
     for gone in (INTEL.pck, INTEL.platform, INTEL.tcb_signer):
         known = INTEL.trust(INTEL.collateral(revoked=(gone,)))
-        refused(ChainRevoked, GOOD, known)
+        refused("evidence.chain_revoked", GOOD, known)
 
 
 def test_collateral_that_is_stale_missing_forged_or_anothers() -> None:
-    refused(StaleRevocationList, GOOD, INTEL.trust(now=NOW + 11 * DAY))
-    refused(StaleRevocationList, GOOD, INTEL.trust(now=NOW - 2 * DAY))
-    refused(StaleRevocationList, GOOD, INTEL.trust(INTEL.collateral("sgx")))
+    refused("evidence.stale_revocation_list", GOOD, INTEL.trust(now=NOW + 11 * DAY))
+    refused("evidence.stale_revocation_list", GOOD, INTEL.trust(now=NOW - 2 * DAY))
+    refused("evidence.stale_revocation_list", GOOD, INTEL.trust(INTEL.collateral("sgx")))
     stranger = issue("Intel SGX TCB Signing", None, ca=False, curve=ec.SECP256R1())
     # The verifier's own file is to blame, and not the worker.
-    refused(BadCollateral, GOOD, INTEL.trust(INTEL.collateral(signer=stranger)))
+    refused("evidence.bad_collateral", GOOD, INTEL.trust(INTEL.collateral(signer=stranger)))
     # Another Intel's lists are not lists of ours, and its statements are not believed.
-    refused(BadCollateral, GOOD, INTEL.trust(Intel().collateral()))
+    refused("evidence.bad_collateral", GOOD, INTEL.trust(Intel().collateral()))
     good = INTEL.collateral()
     for name in ("tcb_info_signature", "qe_identity_signature", "pck_crl", "root_ca_crl"):
         fields = json.loads(good.text)
         fields[name] = fields[name][:-1] + ("0" if fields[name][-1] != "0" else "1")
-        refused(BadCollateral, GOOD, INTEL.trust(replace(good, text=json.dumps(fields))))
+        refused(
+            "evidence.bad_collateral", GOOD, INTEL.trust(replace(good, text=json.dumps(fields)))
+        )
 
 
 CHAINS = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "qe_identity_issuer_chain")
@@ -180,7 +174,7 @@ def test_intels_collateral_with_its_certificates_in_another_spelling(name: str) 
     assert verify(GOOD, INTEL.trust(respelled(good.text, change))).tcb_status == "UpToDate"
     # Another's certificates are another's in any spelling.
     forged = respelled(Intel().collateral().text, change)
-    refused(BadCollateral, GOOD, INTEL.trust(forged))
+    refused("evidence.bad_collateral", GOOD, INTEL.trust(forged))
 
 
 @pytest.mark.parametrize("name", list(SPELLINGS))
@@ -204,7 +198,9 @@ def test_a_quote_of_a_guest_with_a_service_td_is_true_and_not_admitted() -> None
     bound = CHALLENGE.report_data("tdx", b"[]")
     body = tdx_body(bound)
     served = body + body[:16] + b"\x01" * 48
-    refused(GuestNotAllowed, Evidence("tdx", CHALLENGE, {"quote": INTEL.quote(served)}, ()))
+    refused(
+        "policy.guest_not_allowed", Evidence("tdx", CHALLENGE, {"quote": INTEL.quote(served)}, ())
+    )
     alone = body + body[:16] + bytes(48)
     verify(Evidence("tdx", CHALLENGE, {"quote": INTEL.quote(alone)}, ()))
 
@@ -216,7 +212,7 @@ def test_the_newest_collateral_is_used() -> None:
 
 
 def test_a_tcb_that_intel_does_not_list() -> None:
-    refused(TcbTooOld, GOOD, INTEL.trust(INTEL.collateral(least=6)))
+    refused("policy.tcb_too_old", GOOD, INTEL.trust(INTEL.collateral(least=6)))
     worker = verify(GOOD, INTEL.trust(INTEL.collateral(status="OutOfDate")))
     assert worker.tcb_status == "OutOfDate"
 
@@ -228,7 +224,7 @@ def test_collateral_that_was_fetched_for_another_machine_of_the_family() -> None
     assert verify(second.evidence(), fetched).machine == b"second machine..".hex()
     gone = INTEL.trust(INTEL.collateral(with_pck=True, revoked=(second.pck,)))
     assert verify(GOOD, gone).tcb_status == "UpToDate"
-    refused(ChainRevoked, second.evidence(), gone)
+    refused("evidence.chain_revoked", second.evidence(), gone)
 
 
 def test_a_file_that_is_no_collateral() -> None:
@@ -265,7 +261,7 @@ def test_real_quotes_verify_at_their_own_dates() -> None:
     sgx = check(*_kind("sgx_quote", "sgx"))
     assert sgx.tcb_status == "ConfigurationAndSWHardeningNeeded"
     assert "INTEL-SA-00289" in sgx.advisories
-    with pytest.raises(TcbTooOld):
+    with pytest.raises(PolicyRefusal, check=coded("policy.tcb_too_old")):
         check(*_kind("tdx_quote_outdated", "tdx"))
 
 
@@ -320,7 +316,7 @@ def test_their_broken_variants_do_not(name: str, kind: str) -> None:
     for bent in (raw[:-1], raw + b"\0"):
         with pytest.raises(MalformedEvidence):
             check(bent, kind, collateral)
-    with pytest.raises(StaleRevocationList):
+    with pytest.raises(BadCollateral, check=coded("evidence.stale_revocation_list")):
         check(raw, kind, collateral, datetime(2030, 1, 1, tzinfo=UTC))
     fields = json.loads(collateral.text)
     fields["tcb_info"] = fields["tcb_info"].replace("OutOfDate", "UpToDate")

@@ -10,23 +10,7 @@ import pytest
 from sealring.attest.evidence import AttestedWorker, Challenge, Trust, judge, parse_policy
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.verify import verify_evidence
-from sealring.errors import (
-    AttestationError,
-    BadPolicy,
-    ChainExpired,
-    DebugGuest,
-    DeviceNotAllowed,
-    ForgedEvidence,
-    GuestNotAllowed,
-    KindNotAllowed,
-    MalformedEvidence,
-    MeasurementNotAllowed,
-    NotBound,
-    RankNotAllowed,
-    StaleRevocationList,
-    TcbTooOld,
-    UntrustedChain,
-)
+from sealring.errors import AttestationError, BadPolicy, PolicyRefusal, SealringError, named
 from tests.attest.evidence.minting import (
     CHALLENGE,
     CHIP,
@@ -39,6 +23,7 @@ from tests.attest.evidence.minting import (
 from tests.attest.minting.intel import MRSIGNER, MRTD, Intel
 from tests.attest.minting.nvidia import MEASUREMENTS, Nvidia
 from tests.attest.minting.tpm import BOOT, AzureGuest, Maker, Measured, event_log, pcr_values
+from tests.codes import coded
 
 AMD = Amd()
 SIMULATOR = Simulator.create(NOW)
@@ -128,12 +113,12 @@ def simulated(measurement: bytes = b"\xab\xcd", **changes: object) -> AttestedWo
     return verify_evidence(evidence, CHALLENGE, TRUST)
 
 
-def refused(error: type[AttestationError], worker: AttestedWorker, rank: int = 4) -> str:
+def refused(error: str, worker: AttestedWorker, rank: int = 4) -> str:
     verdict = judge(parse_policy(POLICY), worker, rank)
     assert not verdict.admitted
     with pytest.raises(AttestationError) as caught:
         verdict.require()
-    assert type(caught.value) is error
+    assert named(caught.value) == error
     return str(caught.value)
 
 
@@ -147,26 +132,26 @@ def test_what_the_policy_describes_is_admitted() -> None:
 
 
 def test_what_it_does_not_describe_is_refused() -> None:
-    refused(DebugGuest, snp(policy=PLAIN_POLICY | 1 << 19))
-    refused(DebugGuest, simulated(debug=True))
-    refused(MeasurementNotAllowed, snp(measurement=bytes(48)))
-    refused(MeasurementNotAllowed, simulated(b"\xab"))
-    refused(GuestNotAllowed, snp(vmpl=1))
-    refused(GuestNotAllowed, snp(policy=PLAIN_POLICY | 1 << 18))
-    refused(TcbTooOld, simulated(tcb=0))
-    refused(RankNotAllowed, simulated(), 3)
-    refused(RankNotAllowed, snp(), 5)
-    refused(StaleRevocationList, snp(days_old=8))
+    refused("policy.debug_guest", snp(policy=PLAIN_POLICY | 1 << 19))
+    refused("policy.debug_guest", simulated(debug=True))
+    refused("policy.measurement_not_allowed", snp(measurement=bytes(48)))
+    refused("policy.measurement_not_allowed", simulated(b"\xab"))
+    refused("policy.guest_not_allowed", snp(vmpl=1))
+    refused("policy.guest_not_allowed", snp(policy=PLAIN_POLICY | 1 << 18))
+    refused("policy.tcb_too_old", simulated(tcb=0))
+    refused("policy.rank_not_allowed", simulated(), 3)
+    refused("policy.rank_not_allowed", snp(), 5)
+    refused("evidence.stale_revocation_list", snp(days_old=8))
 
 
 def test_a_tcb_below_the_minimum_and_another_product() -> None:
     tcb = {"bootloader": 3, "tee": 0, "snp": 7, "microcode": 99}
     old = Amd("Genoa", tcb=tcb)
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
-    assert "product: Genoa, not Milan" in refused(GuestNotAllowed, worker)
+    assert "product: Genoa, not Milan" in refused("policy.guest_not_allowed", worker)
     old = Amd(tcb=tcb)
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
-    said = refused(TcbTooOld, worker)
+    said = refused("policy.tcb_too_old", worker)
     assert "tcb snp: 7, not at least 8; tcb microcode: 99, not at least 100" in said
 
 
@@ -183,19 +168,22 @@ def test_each_product_has_its_own_minimum() -> None:
     assert judged(snp(), both) == []
     old = Amd("Turin", tcb={"fmc": 0, "bootloader": 1, "tee": 1, "snp": 3, "microcode": 70})
     worker = verify_evidence(old.evidence(), CHALLENGE, old.trust(old.revocation_list()))
-    assert judged(worker, both) == [("tcb fmc", TcbTooOld), ("launch tcb fmc", TcbTooOld)]
+    assert judged(worker, both) == [
+        ("tcb fmc", "policy.tcb_too_old"),
+        ("launch tcb fmc", "policy.tcb_too_old"),
+    ]
 
 
 def test_revocation_lists_are_needed_unless_the_policy_says_otherwise() -> None:
     worker = verify_evidence(AMD.evidence(), CHALLENGE, AMD.trust())
-    refused(StaleRevocationList, worker)
+    refused("evidence.stale_revocation_list", worker)
     relaxed = POLICY.replace("[freshness]", "[freshness]\nrequire_revocation_lists = false")
     assert judge(parse_policy(relaxed), worker, 0).admitted
 
 
 def test_simulated_evidence_needs_to_be_named_and_says_so_everywhere() -> None:
     worker = simulated()
-    with pytest.raises(KindNotAllowed, match="SIMULATED"):
+    with pytest.raises(PolicyRefusal, match="SIMULATED", check=coded("policy.kind_not_allowed")):
         judge(parse_policy(ONLY_SNP), worker, None).require()
     assert worker.label == "SIMULATED"
     assert worker.as_json()["kind"] == "SIMULATED"
@@ -209,17 +197,17 @@ def test_simulated_evidence_is_held_to_the_same() -> None:
     cut = {**good.parts, "statement": good.parts["statement"][:-1]}
     nothing = {"statement": b"{}", "signature": SIMULATOR.key.sign(b"{}")}
     for error, evidence, trust in (
-        (UntrustedChain, Simulator.create(NOW).attest(CHALLENGE, b"\xab\xcd"), TRUST),
-        (UntrustedChain, good, Trust(NOW)),
-        (ForgedEvidence, replace(good, parts=cut), TRUST),
-        (MalformedEvidence, replace(good, parts=nothing), TRUST),
-        (NotBound, other, TRUST),
-        (ChainExpired, good, replace(TRUST, now=NOW + 31 * DAY)),
-        (ChainExpired, good, replace(TRUST, now=NOW - timedelta(hours=1))),
+        ("evidence.untrusted_chain", Simulator.create(NOW).attest(CHALLENGE, b"\xab\xcd"), TRUST),
+        ("evidence.untrusted_chain", good, Trust(NOW)),
+        ("evidence.forged_evidence", replace(good, parts=cut), TRUST),
+        ("evidence.malformed_evidence", replace(good, parts=nothing), TRUST),
+        ("evidence.not_bound", other, TRUST),
+        ("evidence.chain_expired", good, replace(TRUST, now=NOW + 31 * DAY)),
+        ("evidence.chain_expired", good, replace(TRUST, now=NOW - timedelta(hours=1))),
     ):
-        with pytest.raises(error) as caught:
+        with pytest.raises(SealringError, check=coded(error)) as caught:
             verify_evidence(evidence, CHALLENGE, trust)
-        assert type(caught.value) is error
+        assert named(caught.value) == error
 
 
 @pytest.mark.parametrize(
@@ -278,7 +266,7 @@ def test_a_policy_that_admits_nothing_is_a_mistake() -> None:
         parse_policy("version = 1")
 
 
-def judged(worker: AttestedWorker, policy: str = EVERY_KIND) -> list[tuple[str, type[Exception]]]:
+def judged(worker: AttestedWorker, policy: str = EVERY_KIND) -> list[tuple[str, str]]:
     """The rules that fail."""
     rules = judge(parse_policy(policy), worker, None).rules
     return [(rule.name, rule.refusal) for rule in rules if rule.refusal is not None]
@@ -293,14 +281,17 @@ def test_a_tpm_is_judged_by_its_pcrs_and_by_what_was_measured_into_them() -> Non
     assert judged(worker, WITHOUT_GPUS) == []
     unquoted = maker.evidence(pcrs=(0, 7))
     worker = verify_evidence(unquoted, maker.challenge(), maker.trust())
-    assert ("pcr4", MeasurementNotAllowed) in judged(worker, WITHOUT_GPUS)
+    assert ("pcr4", "policy.measurement_not_allowed") in judged(worker, WITHOUT_GPUS)
     odd = Maker(events=(*BOOT, Measured(4, 1, b"rootkit")))
     worker = verify_evidence(odd.evidence(), odd.challenge(), odd.trust())
     failed = judged(worker, WITHOUT_GPUS)
-    assert failed == [("pcr4", MeasurementNotAllowed), ("pcr4 events", MeasurementNotAllowed)]
+    assert failed == [
+        ("pcr4", "policy.measurement_not_allowed"),
+        ("pcr4 events", "policy.measurement_not_allowed"),
+    ]
     silent = odd.evidence(log=event_log(()))
     worker = verify_evidence(silent, odd.challenge(), odd.trust())
-    assert ("pcr4 events", MeasurementNotAllowed) in judged(worker, WITHOUT_GPUS)
+    assert ("pcr4 events", "policy.measurement_not_allowed") in judged(worker, WITHOUT_GPUS)
 
 
 def test_no_policy_can_rest_on_a_pcr_that_can_be_reset() -> None:
@@ -317,7 +308,7 @@ def test_a_virtual_tpm_needs_its_guest_to_be_known_too() -> None:
     assert judged(worker, WITHOUT_GPUS) == []
     open_boot = AzureGuest(AMD, secure_boot=False)
     worker = verify_evidence(open_boot.evidence(), CHALLENGE, AMD.trust())
-    assert judged(worker, WITHOUT_GPUS) == [("insecure_boot", GuestNotAllowed)]
+    assert judged(worker, WITHOUT_GPUS) == [("insecure_boot", "policy.guest_not_allowed")]
     pcrs = WITHOUT_GPUS.replace(f'pcrs = {{4 = ["{PCR4}"], 7 = ["{PCR7}"]}}\n', "")
     with pytest.raises(BadPolicy, match="pcrs is empty or missing"):
         parse_policy(pcrs)
@@ -329,11 +320,11 @@ def test_intel_status_tcb_registers_and_debug() -> None:
     assert judged(good, WITHOUT_GPUS) == []
     late = intel.trust(intel.collateral(status="OutOfDate"))
     worker = verify_evidence(intel.evidence(), CHALLENGE, late)
-    assert judged(worker, WITHOUT_GPUS) == [("tcb status", TcbTooOld)]
+    assert judged(worker, WITHOUT_GPUS) == [("tcb status", "policy.tcb_too_old")]
     newer = WITHOUT_GPUS.replace("module = 5", "module = 6")
-    assert judged(good, newer) == [("tcb module", TcbTooOld)]
+    assert judged(good, newer) == [("tcb module", "policy.tcb_too_old")]
     other = WITHOUT_GPUS.replace("a1" * 48, "a2" * 48)
-    assert judged(good, other) == [("rtmr1", MeasurementNotAllowed)]
+    assert judged(good, other) == [("rtmr1", "policy.measurement_not_allowed")]
     soft = intel.trust(intel.collateral("sgx", status="SWHardeningNeeded"))
     worker = verify_evidence(intel.evidence("sgx"), CHALLENGE, soft)
     assert judged(worker, WITHOUT_GPUS) == []
@@ -356,26 +347,26 @@ def test_gpus_and_switches() -> None:
     gpu, switch = Nvidia(), Nvidia("LS_10", serial="48B02DFE0092CDDB")
     worker = machine(gpu, switch)
     assert judged(worker) == []
-    assert judged(worker, WITHOUT_GPUS) == [("devices", DeviceNotAllowed)]
-    assert judged(machine(gpu)) == [("switches", DeviceNotAllowed)]
-    assert ("gpus", DeviceNotAllowed) in judged(machine(switch))
+    assert judged(worker, WITHOUT_GPUS) == [("devices", "policy.device_not_allowed")]
+    assert judged(machine(gpu)) == [("switches", "policy.device_not_allowed")]
+    assert ("gpus", "policy.device_not_allowed") in judged(machine(switch))
     twice = EVERY_KIND.replace("gpus = 1", "gpus = 2")
-    assert judged(machine(gpu, gpu, switch), twice) == [("gpus", DeviceNotAllowed)]
+    assert judged(machine(gpu, gpu, switch), twice) == [("gpus", "policy.device_not_allowed")]
     blackwell = machine(Nvidia("GB100"), switch)
-    assert ("NVIDIA:GB100:48B02D92494BADF4 model", DeviceNotAllowed) in judged(blackwell)
+    assert ("NVIDIA:GB100:48B02D92494BADF4 model", "policy.device_not_allowed") in judged(blackwell)
     for old, name in (('"590.12"', "driver"), ('"96.00.A5.00.01"', "vbios")):
         failed = judged(worker, EVERY_KIND.replace(old, '"1"'))
-        assert ("NVIDIA:GH100:48B02D92494BADF4 " + name, DeviceNotAllowed) in failed
+        assert ("NVIDIA:GH100:48B02D92494BADF4 " + name, "policy.device_not_allowed") in failed
 
 
 def test_measurements_that_are_not_nvidias_or_that_no_reference_covers() -> None:
     only_gpu = EVERY_KIND.replace("switches = 1", "switches = 0")
     name = "NVIDIA:GH100:48B02D92494BADF4 measurements"
     bent = machine(Nvidia(), measurements=MEASUREMENTS | {9: bytes(48)})
-    assert judged(bent, only_gpu) == [(name, MeasurementNotAllowed)]
+    assert judged(bent, only_gpu) == [(name, "policy.measurement_not_allowed")]
     assert bent.devices[0].mismatches == (9,)
     unknown = machine(Nvidia(), references=False)
-    assert judged(unknown, only_gpu) == [(name, MeasurementNotAllowed)]
+    assert judged(unknown, only_gpu) == [(name, "policy.measurement_not_allowed")]
     assert judged(unknown, only_gpu + "require_reference = false\n") == []
 
 
@@ -387,7 +378,7 @@ def test_a_gpu_linked_to_a_switch_of_another_machine() -> None:
     trust = replace(AMD.trust(), nvidia=frozenset({gpu.root.fingerprint, switch.root.fingerprint}))
     devices = (foreign, switch.evidence(nonce))
     worker = verify_evidence(AMD.evidence(devices=devices), CHALLENGE, trust)
-    assert ("links of gpus", DeviceNotAllowed) in judged(worker)
+    assert ("links of gpus", "policy.device_not_allowed") in judged(worker)
 
 
 def test_every_devices_chain_needs_a_list_of_its_own() -> None:
@@ -397,8 +388,8 @@ def test_every_devices_chain_needs_a_list_of_its_own() -> None:
     strict = EVERY_KIND.replace("require_revocation_lists = false", "")
     evidence = AMD.evidence(devices=(gpu.evidence(nonce),))
     worker = verify_evidence(evidence, CHALLENGE, trust)
-    assert ("revocation", StaleRevocationList) in judged(worker, strict)
+    assert ("revocation", "evidence.stale_revocation_list") in judged(worker, strict)
     issuers = (gpu.root, gpu.identity, gpu.provisioner)
     listed = replace(trust, lists=(*trust.lists, *(one.revocation_list() for one in issuers)))
     worker = verify_evidence(evidence, CHALLENGE, listed)
-    assert ("revocation", StaleRevocationList) not in judged(worker, strict)
+    assert ("revocation", "evidence.stale_revocation_list") not in judged(worker, strict)

@@ -13,11 +13,12 @@ from sealring.attest.evidence import Trust
 from sealring.attest.evidence.snp import Report, verify_report
 from sealring.errors import (
     AttestationError,
-    ChainExpired,
     ForgedEvidence,
     MalformedEvidence,
     UnknownEvidence,
+    UntrustedChain,
 )
+from tests.codes import coded
 
 VECTORS = Path(__file__).parents[4] / "shared" / "vectors" / "snp"
 THEN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -59,7 +60,7 @@ def test_their_broken_variants_do_not(report: str, leaf: str, chain: str, debug:
     for other in (raw[:-1], raw + b"\0"):
         with pytest.raises(MalformedEvidence):
             check(other, certificates)
-    with pytest.raises(ChainExpired):
+    with pytest.raises(UntrustedChain, check=coded("evidence.chain_expired")):
         check(raw, certificates, datetime(2035, 1, 1, tzinfo=UTC))
     for at in range(0, len(certificates[0]), 31):
         leaf_der = bytearray(certificates[0])

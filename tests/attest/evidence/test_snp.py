@@ -15,16 +15,7 @@ from sealring.attest.evidence import (
     Trust,
 )
 from sealring.attest.evidence.chains import AMD_ROOTS
-from sealring.errors import (
-    ChainExpired,
-    ChainRevoked,
-    ForgedEvidence,
-    MalformedEvidence,
-    NotBound,
-    StaleRevocationList,
-    UnknownEvidence,
-    UntrustedChain,
-)
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 from tests.attest.evidence.judging import Judge
 from tests.attest.evidence.minting import CHALLENGE, CHIP, DAY, MEASUREMENT, NOW, TCB, Amd
 
@@ -67,53 +58,57 @@ def test_no_byte_of_the_report_can_be_changed(at: int) -> None:
 def test_cut_and_extended_reports() -> None:
     report = AMD.report()
     for other in (report[:-1], report[:100], report + b"\0"):
-        refused(MalformedEvidence, AMD.evidence(other))
+        refused("evidence.malformed_evidence", AMD.evidence(other))
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"version": 4}, {"algorithm": 2}])
 def test_unknown_versions_and_algorithms(changes: dict[str, int]) -> None:
-    refused(UnknownEvidence, AMD.evidence(AMD.report(**changes)))  # type: ignore[arg-type]
+    refused("evidence.unknown_evidence", AMD.evidence(AMD.report(**changes)))  # type: ignore[arg-type]
 
 
 def test_a_chain_that_looks_alike() -> None:
     alike = Amd()
-    assert "not a pinned root" in refused(UntrustedChain, alike.evidence())
+    assert "not a pinned root" in refused("evidence.untrusted_chain", alike.evidence())
     mixed = replace(AMD.evidence(), chain=(*alike.chain[:2], AMD.chain[2]))
-    assert "did not issue" in refused(UntrustedChain, mixed)
+    assert "did not issue" in refused("evidence.untrusted_chain", mixed)
     mixed = replace(AMD.evidence(), chain=(alike.chain[0], *AMD.chain[1:]))
-    assert "did not issue" in refused(UntrustedChain, mixed)
-    refused(UntrustedChain, AMD.evidence(), Trust(NOW))
+    assert "did not issue" in refused("evidence.untrusted_chain", mixed)
+    refused("evidence.untrusted_chain", AMD.evidence(), Trust(NOW))
 
 
 def test_a_chain_with_a_link_missing_or_too_many() -> None:
-    refused(UntrustedChain, replace(AMD.evidence(), chain=()))
-    refused(UntrustedChain, replace(AMD.evidence(), chain=(AMD.chain[0], AMD.chain[2])))
-    refused(ForgedEvidence, replace(AMD.evidence(), chain=(*AMD.chain, AMD.chain[2])))
-    refused(ForgedEvidence, replace(AMD.evidence(), chain=AMD.chain[1:]))
-    refused(MalformedEvidence, replace(AMD.evidence(), chain=(b"rubbish", *AMD.chain[1:])))
+    refused("evidence.untrusted_chain", replace(AMD.evidence(), chain=()))
+    refused("evidence.untrusted_chain", replace(AMD.evidence(), chain=(AMD.chain[0], AMD.chain[2])))
+    refused("evidence.forged_evidence", replace(AMD.evidence(), chain=(*AMD.chain, AMD.chain[2])))
+    refused("evidence.forged_evidence", replace(AMD.evidence(), chain=AMD.chain[1:]))
+    refused(
+        "evidence.malformed_evidence", replace(AMD.evidence(), chain=(b"rubbish", *AMD.chain[1:]))
+    )
 
 
 def test_an_issuer_that_is_no_authority() -> None:
     weak = Amd(ask_is_ca=False)
-    assert "may not issue" in refused(UntrustedChain, weak.evidence(), weak.trust())
+    assert "may not issue" in refused("evidence.untrusted_chain", weak.evidence(), weak.trust())
 
 
 def test_a_critical_extension_that_is_not_known() -> None:
     limited = Amd(critical=True)
-    assert "critical extension" in refused(UntrustedChain, limited.evidence(), limited.trust())
+    assert "critical extension" in refused(
+        "evidence.untrusted_chain", limited.evidence(), limited.trust()
+    )
 
 
 def test_dates() -> None:
     trust = AMD.trust(now=NOW + 101 * DAY)
-    assert "SEV-VCEK" in refused(ChainExpired, AMD.evidence(), trust)
-    refused(ChainExpired, AMD.evidence(), AMD.trust(now=NOW - 101 * DAY))
+    assert "SEV-VCEK" in refused("evidence.chain_expired", AMD.evidence(), trust)
+    refused("evidence.chain_expired", AMD.evidence(), AMD.trust(now=NOW - 101 * DAY))
 
 
 def test_revocation() -> None:
     revoked = AMD.trust(AMD.revocation_list(AMD.ask))
-    assert "has revoked CN=SEV-Milan" in refused(ChainRevoked, AMD.evidence(), revoked)
+    assert "has revoked CN=SEV-Milan" in refused("evidence.chain_revoked", AMD.evidence(), revoked)
     old = AMD.trust(AMD.revocation_list(days_old=20, days_left=-1))
-    refused(StaleRevocationList, AMD.evidence(), old)
+    refused("evidence.stale_revocation_list", AMD.evidence(), old)
 
 
 def test_a_list_signed_by_another_is_no_list() -> None:
@@ -125,34 +120,40 @@ def test_an_old_nonce_and_another_workers_key() -> None:
         Challenge(bytes(32), CHALLENGE.public_key),
         Challenge(CHALLENGE.nonce, b"another worker's public key"),
     ):
-        refused(NotBound, AMD.evidence(AMD.report(challenge=other)))
+        refused("evidence.not_bound", AMD.evidence(AMD.report(challenge=other)))
 
 
 def test_the_senders_word_on_the_challenge_counts_for_nothing() -> None:
     other = Challenge(bytes(32), b"mine")
     evidence = replace(AMD.evidence(AMD.report(challenge=other)), challenge=other)
-    refused(NotBound, evidence)
+    refused("evidence.not_bound", evidence)
 
 
 def test_another_chips_key_and_another_tcbs_key() -> None:
-    assert "another chip" in refused(ForgedEvidence, AMD.evidence(AMD.report(chip=bytes(64))))
+    assert "another chip" in refused(
+        "evidence.forged_evidence", AMD.evidence(AMD.report(chip=bytes(64)))
+    )
     newer = AMD.report(tcb=TCB | {"microcode": 116})
-    assert "TCB" in refused(ForgedEvidence, AMD.evidence(newer))
+    assert "TCB" in refused("evidence.forged_evidence", AMD.evidence(newer))
     masked = Amd(chip=bytes(64))
-    refused(ForgedEvidence, masked.evidence(masked.report(chip=bytes(64))), masked.trust())
+    refused(
+        "evidence.forged_evidence", masked.evidence(masked.report(chip=bytes(64))), masked.trust()
+    )
 
 
 def test_a_key_for_another_product_or_role() -> None:
     other = Amd(stated_product="Genoa")
-    refused(ForgedEvidence, other.evidence(), other.trust())
-    refused(ForgedEvidence, AMD.evidence(), AMD.trust(product="Genoa"))
+    refused("evidence.forged_evidence", other.evidence(), other.trust())
+    refused("evidence.forged_evidence", AMD.evidence(), AMD.trust(product="Genoa"))
     vlek = Amd(vlek=True)
-    refused(ForgedEvidence, AMD.evidence(vlek.report()))
+    refused("evidence.forged_evidence", AMD.evidence(vlek.report()))
 
 
 def test_a_kind_without_a_verifier_and_parts_that_do_not_belong() -> None:
-    refused(UnknownEvidence, replace(AMD.evidence(), kind="cca"))
-    refused(MalformedEvidence, replace(AMD.evidence(), parts={"report": b"x", "more": b"x"}))
+    refused("evidence.unknown_evidence", replace(AMD.evidence(), kind="cca"))
+    refused(
+        "evidence.malformed_evidence", replace(AMD.evidence(), parts={"report": b"x", "more": b"x"})
+    )
 
 
 def test_proof_cannot_be_made_or_copied() -> None:

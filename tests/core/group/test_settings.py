@@ -12,7 +12,7 @@ from sealring.core.group.settings import Settings, read_settings
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.table import parse_table, shipped_table
 from sealring.core.settings import with_settings
-from sealring.errors import ConfigurationError, SettingsMismatch
+from sealring.errors import ConfigurationError, named
 from tests.workers import Workers
 
 OWN_TABLE = """
@@ -100,7 +100,7 @@ def joins(rank: int, world: int) -> None:
 def test_ranks_with_different_settings_do_not_form_a_group(workers: Workers) -> None:
     other = {1: with_settings({}, record_bytes=65536)}
     for error in workers.run(joins, world=2, group=False, rank_env=other, errors=True):
-        assert type(error) is SettingsMismatch
+        assert named(error) == "handshake.settings_mismatch"
         assert "record_bytes" in str(error)
 
 
@@ -116,7 +116,7 @@ def test_ranks_that_would_choose_differently_do_not_form_a_group(
 ) -> None:
     other = {1: with_settings({}, **{name: value or str(own_table(tmp_path))})}
     for error in workers.run(joins, world=2, group=False, rank_env=other, errors=True):
-        assert type(error) is SettingsMismatch
+        assert named(error) == "handshake.settings_mismatch"
         assert told in str(error)
         assert "record_bytes" not in str(error), "only what differs is of interest"
 

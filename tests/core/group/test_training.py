@@ -12,15 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from sealring.errors import (
-    ConfigurationError,
-    GroupClosed,
-    OutOfStep,
-    PeerLost,
-    PeerSilent,
-    UnknownAuthority,
-    WrongJob,
-)
+from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, PeerLost, PeerSilent, named
 from tests.workers import Workers
 
 
@@ -182,10 +174,10 @@ def _join_without_identity(rank: int, world: int) -> str:
 def test_another_secret_and_another_job_do_not_get_in(workers: Workers) -> None:
     stranger = {1: {"SEALRING_SECRET": secrets.token_hex(32)}}
     for error in workers.run(join, world=2, group=False, rank_env=stranger, errors=True):
-        assert type(error) is UnknownAuthority
+        assert named(error) == "handshake.unknown_authority"
     other_job = {1: {"SEALRING_JOB": "another"}}
     for error in workers.run(join, world=2, group=False, rank_env=other_job, errors=True):
-        assert type(error) is WrongJob
+        assert named(error) == "handshake.wrong_job"
 
 
 def test_subgroups_have_links_of_their_own(workers: Workers) -> None:

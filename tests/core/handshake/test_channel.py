@@ -18,11 +18,11 @@ from sealring.errors import (
     ConfigurationError,
     HandshakeError,
     MalformedSetup,
+    PeerIncompatible,
     PeerUnreachable,
-    ProtocolMismatch,
-    SuiteMismatch,
-    UnknownAuthority,
+    named,
 )
+from tests.codes import coded
 from tests.core.handshake.meeting import connected, in_background, meeting, soon, terms
 from tests.core.identity.issuing import Issuer
 
@@ -191,7 +191,7 @@ def test_a_dialer_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
         context = foreign(tmp_path, ONE, ssl.PROTOCOL_TLS_CLIENT)
         with context.wrap_socket(near) as tls:
             assert read_message(tls)["error"] == "handshake.suite_mismatch"
-    assert type(outcome[0]) is SuiteMismatch
+    assert named(outcome[0]) == "handshake.suite_mismatch"
     assert "X25519MLKEM768" in str(outcome[0])
 
 
@@ -204,7 +204,10 @@ def test_an_acceptor_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
         with context.wrap_socket(far, server_side=True) as tls:
             return read_message(tls)
 
-    with in_background(serve) as outcome, pytest.raises(SuiteMismatch):
+    with (
+        in_background(serve) as outcome,
+        pytest.raises(PeerIncompatible, check=coded("handshake.suite_mismatch")),
+    ):
         dial(near, ONE, terms(1), 0, soon())
     assert isinstance(outcome[0], dict)
     assert outcome[0]["error"] == "handshake.suite_mismatch"
@@ -214,11 +217,11 @@ def test_an_acceptor_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ("TLS 1.2", ProtocolMismatch),
-        ("no certificate", UnknownAuthority),
+        ("TLS 1.2", "handshake.protocol_mismatch"),
+        ("no certificate", "handshake.unknown_authority"),
     ],
 )
-def test_lesser_tls_is_refused(tmp_path: Path, change: str, error: type[Exception]) -> None:
+def test_lesser_tls_is_refused(tmp_path: Path, change: str, error: str) -> None:
     near, far = connected()
     near.settimeout(10)
     context = foreign(tmp_path, ONE, ssl.PROTOCOL_TLS_CLIENT)
@@ -234,7 +237,7 @@ def test_lesser_tls_is_refused(tmp_path: Path, change: str, error: type[Exceptio
         pytest.raises(ssl.SSLError),
     ):
         _first_byte(context, near)
-    assert type(outcome[0]) is error
+    assert named(outcome[0]) == error
     assert isinstance(outcome[0], HandshakeError)
     assert not outcome[0].proven
 

@@ -15,7 +15,7 @@ from OpenSSL._util import lib
 
 from sealring.core.handshake import tls
 from sealring.core.handshake.tls import TlsConnection, loaded
-from sealring.errors import ConfigurationError, UnknownAuthority
+from sealring.errors import ConfigurationError, named
 from tests.core.handshake.meeting import connected, in_background, meeting, soon, terms
 from tests.core.identity.issuing import Issuer
 
@@ -70,7 +70,7 @@ def test_a_shared_context_does_not_widen_whom_a_worker_believes() -> None:
     with meeting((replace(stranger, authorities=both), terms(1)), (trusting, terms(0))) as open_one:
         open_one.channels()
         with meeting((replace(stranger, authorities=both), terms(1)), (zero, terms(0))) as refused:
-            assert type(refused.acceptor) is UnknownAuthority
+            assert named(refused.acceptor) == "handshake.unknown_authority"
 
 
 def test_a_forked_child_has_none_of_its_parents_contexts() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sealring.core.handshake import parse_hello, parse_message
 from sealring.core.handshake.messages import encode_message, instances, write_hello
-from sealring.errors import MalformedSetup, ProtocolMismatch
+from sealring.errors import MalformedSetup, PeerIncompatible
 from sealring.limits import MAX_SETUP_BYTES
+from tests.codes import coded
 from tests.core.handshake.meeting import terms
 
 GOOD: dict[str, Any] = json.loads(write_hello(terms(1), 0))
@@ -31,7 +32,7 @@ def test_a_hello_survives() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes(raw: bytes) -> None:
-    with pytest.raises((MalformedSetup, ProtocolMismatch)):
+    with pytest.raises((MalformedSetup, PeerIncompatible)):
         parse_hello(raw)
 
 
@@ -39,7 +40,7 @@ def test_any_bytes(raw: bytes) -> None:
 def test_any_value_in_any_field(field: str, value: object) -> None:
     try:
         hello = parse_hello(json.dumps(GOOD | {field: value}).encode())
-    except (MalformedSetup, ProtocolMismatch):
+    except (MalformedSetup, PeerIncompatible):
         return
     kept = value if field in ("type", "version") else getattr(hello, field)
     assert value == (list(kept) if isinstance(kept, tuple) else kept)
@@ -106,7 +107,9 @@ def test_values_out_of_bounds(field: str, value: object) -> None:
 
 
 def test_a_later_version_is_told_so_whatever_else_it_says() -> None:
-    with pytest.raises(ProtocolMismatch, match="version 3"):
+    with pytest.raises(
+        PeerIncompatible, match="version 3", check=coded("handshake.protocol_mismatch")
+    ):
         parse_hello(b'{"type": "hello", "version": 3, "shape": "round"}')
 
 

@@ -25,14 +25,16 @@ from sealring.core.handshake import (
 )
 from sealring.core.identity import Credentials
 from sealring.errors import (
+    CertificateRefused,
     ForkedProcess,
     HandshakeError,
     MalformedSetup,
+    PeerIncompatible,
     PeerUnreachable,
-    UnknownAuthority,
-    WrongGroup,
-    WrongWorldSize,
+    WrongPeer,
+    named,
 )
+from tests.codes import coded
 from tests.core.handshake.meeting import connected, in_background, soon, terms
 from tests.core.identity.issuing import Issuer
 
@@ -124,10 +126,14 @@ def test_what_two_workers_disagree_on_is_told_as_over_tls() -> None:
     pair.meet()
     near, far = connected()
     answer = in_background(lambda: accept(far, ZERO, terms(0), soon(), sessions=pair.zero))
-    with answer as outcome, pytest.raises(WrongGroup) as raised:
+    with (
+        answer as outcome,
+        pytest.raises(WrongPeer, check=coded("handshake.wrong_group")) as raised,
+    ):
         dial(near, ONE, terms(1, epoch="other"), 0, soon(), pair.one)
     assert raised.value.proven
-    assert isinstance(outcome[0], WrongGroup)
+    assert named(outcome[0]) == "handshake.wrong_group"
+    assert isinstance(outcome[0], WrongPeer)
     assert outcome[0].peer == 1
     pair.meet()
     assert pair.counts == (1, 2), "the session goes on"
@@ -215,9 +221,13 @@ def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -
     # By TLS it is told why.
     near, far = connected()
     answer = in_background(lambda: accept(far, other, terms(0), soon(), sessions=pair.zero))
-    with answer as outcome, pytest.raises(UnknownAuthority):
+    with (
+        answer as outcome,
+        pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")),
+    ):
         dial(near, ONE, terms(1), 0, soon(), pair.one)
-    assert isinstance(outcome[0], UnknownAuthority)
+    assert named(outcome[0]) == "handshake.unknown_authority"
+    assert isinstance(outcome[0], CertificateRefused)
     assert not outcome[0].proven
 
 
@@ -227,7 +237,10 @@ def test_a_session_of_another_world() -> None:
     near, far = connected()
     six: dict[str, Any] = {"world": 6, "members": tuple(range(6))}
     answer = in_background(lambda: accept(far, ZERO, terms(0, **six), soon(), sessions=pair.zero))
-    with answer as outcome, pytest.raises(WrongWorldSize):
+    with (
+        answer as outcome,
+        pytest.raises(PeerIncompatible, check=coded("handshake.wrong_world_size")),
+    ):
         dial(near, ONE, terms(1, **six), 0, soon(), pair.one)
     assert isinstance(outcome[0], HandshakeError)
 

@@ -22,7 +22,8 @@ from sealring.core.identity.certificates import (
     make_authority,
 )
 from sealring.core.identity.verification import is_issued_by, signed_certificate
-from sealring.errors import UnknownAuthority
+from sealring.errors import CertificateRefused
+from tests.codes import coded
 from tests.core.identity import reference
 from tests.core.identity.issuing import HOUR, NOW, Issuer
 from tests.core.identity.reference import NO_WORKER, NONE, UNSIGNED, Node, Outcome, mutated, parse
@@ -227,7 +228,11 @@ def test_authorities_with_other_keys_than_ours_sign(key: Any, algorithm: Any, mo
     ids=["X25519", "DSA"],
 )
 def test_a_key_that_workers_do_not_sign_with_is_refused(key: Any) -> None:
-    with pytest.raises(UnknownAuthority, match="its public key cannot be used"):
+    with pytest.raises(
+        CertificateRefused,
+        match="its public key cannot be used",
+        check=coded("handshake.unknown_authority"),
+    ):
         signed_certificate(odd(SAN, NOT_CA, key=key), (AUTHORITY,), "10.0.0.1:5")
 
 

@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 from sealring.core.identity import VerifiedPeer, verification, verify
 from sealring.core.identity.certificates import WORLD_SIZE_OID, claims_of, encode_integer
 from sealring.core.identity.verification import KnownCertificates, admit, signed_certificate
-from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
-    CertificateRevoked,
-    HandshakeError,
-    UnknownAuthority,
-    WrongJob,
-    WrongRank,
-    WrongWorldSize,
-)
+from sealring.errors import CertificateRefused, HandshakeError, SealringError, WrongPeer, named
 from sealring.limits import MAX_WORLD
+from tests.codes import coded
 from tests.core.identity.issuing import HOUR, NOW, Issuer
 
 ISSUER = Issuer()
@@ -50,32 +42,34 @@ def test_a_good_certificate_is_proof() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "proven"),
     [
-        ({"job": "other"}, WrongJob, False),
-        ({"now": NOW - 5 * HOUR}, CertificateExpired, False),
-        ({"now": NOW + 5 * HOUR}, CertificateNotYetValid, False),
-        ({"rank": 2}, WrongRank, True),
-        ({"world": 3}, WrongWorldSize, True),
-        ({"world": 5}, WrongWorldSize, True),
+        ({"job": "other"}, "handshake.wrong_job", False),
+        ({"now": NOW - 5 * HOUR}, "handshake.certificate_expired", False),
+        ({"now": NOW + 5 * HOUR}, "handshake.certificate_not_yet_valid", False),
+        ({"rank": 2}, "handshake.wrong_rank", True),
+        ({"world": 3}, "handshake.wrong_world_size", True),
+        ({"world": 5}, "handshake.wrong_world_size", True),
     ],
 )
 def test_each_disagreement_has_its_error(
-    changes: dict[str, object], error: type[HandshakeError], proven: bool
+    changes: dict[str, object], error: str, proven: bool
 ) -> None:
     credentials = ISSUER.credentials(**({"rank": 1} | changes))  # type: ignore[arg-type]
-    with pytest.raises(error, match=r"10\.0\.0\.1:5") as caught:
+    with pytest.raises(HandshakeError, match=r"10\.0\.0\.1:5", check=coded(error)) as caught:
         check(credentials.certificate)
-    assert type(caught.value) is error
+    assert named(caught.value) == error
     assert caught.value.proven is proven
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:
-    with pytest.raises(WrongRank, match="does not exist in a world of 4"):
+    with pytest.raises(
+        WrongPeer, match="does not exist in a world of 4", check=coded("handshake.wrong_rank")
+    ):
         check(ISSUER.credentials(7, world=None).certificate, None)
 
 
 def test_another_authority_is_refused() -> None:
     for name in ("test authority", "another"):
-        with pytest.raises(UnknownAuthority):
+        with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
             check(Issuer(name).credentials(1).certificate)
 
 
@@ -105,7 +99,7 @@ def test_another_authority_is_refused() -> None:
 def test_a_certificate_of_ours_that_is_no_workers_is_refused(
     extensions: list[x509.ExtensionType],
 ) -> None:
-    with pytest.raises(UnknownAuthority):
+    with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
         check(ISSUER.odd_certificate(*extensions))
 
 
@@ -155,29 +149,29 @@ def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
         return admit(signed, where="10.0.0.1:5", **wanted)
 
     def revoked(name: object) -> None:
-        raise CertificateRevoked("it is out")
+        raise CertificateRefused("it is out", code="handshake.certificate_revoked")
 
     first = again()
     with monkeypatch.context() as patch:
         patch.setattr(verification, "_read", lambda *_: pytest.fail("verified again"))
         assert (again().key, again().fingerprint) == (first.key, first.fingerprint)
         for changes, error in (
-            ({"now": NOW + 5 * HOUR}, CertificateExpired),
-            ({"judge": revoked}, CertificateRevoked),
-            ({"job": "other"}, WrongJob),
-            ({"rank": 2}, WrongRank),
-            ({"world": 5}, WrongWorldSize),
+            ({"now": NOW + 5 * HOUR}, "handshake.certificate_expired"),
+            ({"judge": revoked}, "handshake.certificate_revoked"),
+            ({"job": "other"}, "handshake.wrong_job"),
+            ({"rank": 2}, "handshake.wrong_rank"),
+            ({"world": 5}, "handshake.wrong_world_size"),
         ):
-            with pytest.raises(error):
+            with pytest.raises(SealringError, check=coded(error)):
                 again(**changes)
-    with pytest.raises(UnknownAuthority):
+    with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
         again(other.certificate)
 
 
 def test_a_certificate_that_no_authority_signed_does_not_become_known() -> None:
     known, certificate = KnownCertificates(), Issuer().credentials(1).certificate
     for _ in range(2):
-        with pytest.raises(UnknownAuthority):
+        with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
             signed_certificate(certificate, (ISSUER.certificate,), "", known)
     assert not known._signed
 

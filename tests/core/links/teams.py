@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sealring.errors import SealringError
+from sealring.errors import SealringError, named
 from sealring.lab.bench.forming import LightGroup, LightWorker
 from tests.core.links.worlds import ISSUER, DictStore, busy_threads
 
@@ -47,7 +47,7 @@ class Team:
             try:
                 return call(rank)
             except SealringError as error:
-                return type(error), getattr(error, "peer", None)
+                return named(error), getattr(error, "peer", None)
 
         return list(self._pool.map(run, [rank for rank in range(self.size) if rank not in but]))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from sealring.core.handshake import dial
-from sealring.errors import MalformedSetup, PeerUnreachable, WrongGroup
+from sealring.errors import MalformedSetup, PeerUnreachable, WrongPeer, named
 from tests.core.handshake.meeting import soon
 from tests.core.links.test_mesh import assert_linked
 from tests.core.links.worlds import ISSUER, DictStore, SilentStore, World, address_key, world
@@ -257,7 +257,7 @@ def test_a_refusal_counts_where_the_store_ends_with_the_one_that_refused(
         until_logged(caplog, "rank 0 in group 'default', epoch '9'")
         store.ended = True
         one.join()
-        assert isinstance(one.outcomes[1], WrongGroup), one.outcomes[1]
+        assert named(one.outcomes[1]) == "handshake.wrong_group", one.outcomes[1]
         other.join()
 
 
@@ -270,9 +270,10 @@ def test_members_that_list_different_members_end_at_once(
         mesh.start(1, own_terms=mesh.terms(1, members=(0, 1)))
         mesh.start(2)
         mesh.join()
-        assert mesh.errors() == dict.fromkeys(range(3), WrongGroup)
+        assert mesh.errors() == dict.fromkeys(range(3), "handshake.wrong_group")
         for error in mesh.outcomes.values():
-            assert isinstance(error, WrongGroup)
+            assert named(error) == "handshake.wrong_group"
+            assert isinstance(error, WrongPeer)
             assert not error.misdirected
 
 
@@ -312,7 +313,7 @@ def test_a_store_that_fails() -> None:
     mesh.start(0)
     mesh.start(1, timeout=0.5)
     mesh.close()
-    assert mesh.errors() == {0: PeerUnreachable, 1: PeerUnreachable}
+    assert mesh.errors() == {0: "handshake.peer_unreachable", 1: "handshake.peer_unreachable"}
     for outcome in mesh.outcomes.values():
         assert "store is gone" in str(outcome)
 
@@ -325,5 +326,5 @@ def test_a_store_that_answers_no_more(asked_for: str) -> None:
         mesh.store = store
         mesh.start_all()
         mesh.close()
-        assert mesh.errors() == {0: PeerUnreachable, 1: PeerUnreachable}
+        assert mesh.errors() == {0: "handshake.peer_unreachable", 1: "handshake.peer_unreachable"}
         assert not store.ended.is_set()

@@ -16,7 +16,7 @@ import pytest
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.links import explain_resource_limits, setting_up, threads
 from sealring.core.schedule import Algorithm
-from sealring.errors import ConfigurationError, PeerLost, PeerUnreachable
+from sealring.errors import ConfigurationError, PeerUnreachable
 from sealring.lab.bench import forming
 from sealring.lab.bench.forming import LightGroup
 from tests.core.links.teams import SIZE, Team, team
@@ -41,7 +41,11 @@ def formed_with(free: int) -> list[Any]:
 def test_whatever_descriptor_is_missing_the_error_has_a_name() -> None:
     """At each place in turn; with enough of them there is a group."""
     found = [formed_with(free) for free in range(0, 24, 2)]
-    assert set(itertools.chain(*found)) == {ConfigurationError, PeerUnreachable, LightGroup}
+    assert set(itertools.chain(*found)) == {
+        "configuration",
+        "handshake.peer_unreachable",
+        LightGroup,
+    }
     assert found[-1] == [LightGroup] * 2
 
 
@@ -93,14 +97,14 @@ def test_a_worker_that_cannot_make_its_engine_is_lost_to_the_others(
 
     monkeypatch.setattr(forming, "CollectiveEngine", engine)
     with team(formed=False) as one:
-        assert one.form()[3] == (ConfigurationError, None)
+        assert one.form()[3] == ("configuration", None)
         assert len(one.groups) == SIZE - 1
 
         def call(number: int) -> None:
             values = np.ones(5000, dtype=np.float32)
             one.groups[number].all_reduce(values, Algorithm.RING, timeout_s=30.0)
 
-        assert set(one.all(call, SIZE - 1)) == {(PeerLost, 3)}
+        assert set(one.all(call, SIZE - 1)) == {("group.peer_lost", 3)}
 
 
 def test_a_worker_that_cannot_take_connections_says_so_when_its_time_is_up() -> None:

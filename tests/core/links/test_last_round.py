@@ -14,7 +14,7 @@ import pytest
 from sealring.core.links import settling, tree
 from sealring.core.links.mesh import _Mesh
 from sealring.core.schedule import Algorithm
-from sealring.errors import PeerLost, PeerUnreachable
+from sealring.errors import PeerUnreachable
 from sealring.lab.bench.forming import LightGroup
 from tests.core.links.teams import SIZE, Team, team
 from tests.core.links.worlds import world
@@ -65,7 +65,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
     monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
 
 
-def formed(one: Team, dead: int) -> tuple[list[int], set[type]]:
+def formed(one: Team, dead: int) -> tuple[list[int], set[str]]:
     """Which other members have the group, and what the rest get. The groups are kept."""
 
     def form(rank: int) -> Any:
@@ -97,13 +97,13 @@ def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
     with team(formed=False) as one:
         ranks, errors = formed(one, dead)
         assert set(ranks) == set(range(SIZE)) - {dead} - without
-        assert errors <= {PeerUnreachable}
+        assert errors <= {"handshake.peer_unreachable"}
 
         def call(rank: int) -> None:
             values = np.ones(1000, dtype=np.float32)
             one.groups[ranks.index(rank)].all_reduce(values, Algorithm.RING, timeout_s=20.0)
 
-        assert set(one.all(call, dead, *without)) == {(PeerLost, dead)}
+        assert set(one.all(call, dead, *without)) == {("group.peer_lost", dead)}
 
 
 def test_what_a_member_outside_the_tree_said_is_heard_after_the_agreement(

@@ -28,17 +28,13 @@ from sealring.core.links import late as late_links
 from sealring.core.links.threads import ListeningThread
 from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.errors import (
-    CertificateExpired,
-    CertificateRevoked,
+    CertificateRefused,
     DuplicateRank,
-    NoLongerAdmitted,
-    PeerLost,
-    PeerSilent,
     PeerUnreachable,
     SealringError,
     WorkerRevoked,
-    WrongGroup,
 )
+from tests.codes import coded
 from tests.core.handshake.meeting import soon
 from tests.core.handshake.test_statements import fields_of
 from tests.core.links.teams import SIZE, Team, team
@@ -99,7 +95,9 @@ def test_a_barrier_needs_no_further_link() -> None:
 @pytest.mark.parametrize("absent", [0, 7, 8])
 def test_a_barrier_names_the_rank_that_does_not_come(absent: int) -> None:
     with team() as one:
-        assert set(one.all(lambda rank: meet(one, rank, 4.0), absent)) == {(PeerSilent, absent)}
+        assert set(one.all(lambda rank: meet(one, rank, 4.0), absent)) == {
+            ("group.peer_silent", absent)
+        }
 
 
 def swap(team: Team, rank: int) -> float:
@@ -182,7 +180,7 @@ def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None
             values = np.ones(5000, dtype=np.float32)
             one.groups[rank].all_reduce(values, algorithm, timeout_s=4.0)
 
-        assert set(one.all(call, 7)) == {(PeerSilent, 7)}
+        assert set(one.all(call, 7)) == {("group.peer_silent", 7)}
 
 
 def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> None:
@@ -219,7 +217,7 @@ def test_a_rank_that_is_gone_is_named_by_all() -> None:
             values = np.ones(5000, dtype=np.float32)
             one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=20.0)
 
-        assert set(one.all(call, 7)) == {(PeerLost, 7)}
+        assert set(one.all(call, 7)) == {("group.peer_lost", 7)}
 
 
 def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_to_it() -> None:
@@ -232,7 +230,7 @@ def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_
             values = np.ones(5000, dtype=np.float32)
             one.groups[rank].all_reduce(values, Algorithm.TREE, timeout_s=20.0)
 
-        assert set(one.all(call)) == {(NoLongerAdmitted, 11)}
+        assert set(one.all(call)) == {("group.no_longer_admitted", 11)}
 
 
 def test_every_members_key_is_known_to_every_member() -> None:
@@ -288,9 +286,12 @@ def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
         assert late is not None
         other = replace(late.collectives.terms, transcript=transcript)
         del late
-        error = WrongGroup if transcript else PeerUnreachable
+        error = "handshake.wrong_group" if transcript else "handshake.peer_unreachable"
         address = one.groups[3].agreed.members[3].addresses[0]
-        with socket.create_connection(address) as sock, pytest.raises(error):
+        with (
+            socket.create_connection(address) as sock,
+            pytest.raises(SealringError, check=coded(error)),
+        ):
             dial(sock, one.workers[11].credentials, other, 3, soon())
         sum_of(one, Algorithm.DIRECT)
 
@@ -345,7 +346,10 @@ def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (CertificateRevoked("it is out", peer=7), FailureCode.NO_LONGER_ADMITTED),
+        (
+            CertificateRefused("it is out", peer=7, code="handshake.certificate_revoked"),
+            FailureCode.NO_LONGER_ADMITTED,
+        ),
         (WorkerRevoked("this worker is out"), FailureCode.NO_LONGER_ADMITTED),
         (PeerUnreachable("it is gone", peer=7), FailureCode.PEER_LOST),
     ],
@@ -371,7 +375,7 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         late.messages._on_failed(error)
         del late, ends
         assert [failure.code for failure in failures] == [code]
-        assert type(error).__name__ in failures[0].text
+        assert error.code in failures[0].text
 
 
 def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
@@ -408,7 +412,9 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
     """Links are made with those certificates with which it was formed, and with no other ones."""
 
     def expired(certificate: Any, now: float, where: str) -> None:
-        raise CertificateExpired(f"the certificate at {where} has ended")
+        raise CertificateRefused(
+            f"the certificate at {where} has ended", code="handshake.certificate_expired"
+        )
 
     with team() as one:
         monkeypatch.setattr(verification, "_check_dates", expired)
@@ -420,7 +426,10 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
         del late
         other = ISSUER.credentials(11, world=SIZE)
         address = one.groups[3].agreed.members[3].addresses[0]
-        with socket.create_connection(address) as sock, pytest.raises(CertificateExpired):
+        with (
+            socket.create_connection(address) as sock,
+            pytest.raises(CertificateRefused, check=coded("handshake.certificate_expired")),
+        ):
             dial(sock, other, terms, 3, soon())
 
 

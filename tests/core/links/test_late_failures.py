@@ -24,7 +24,7 @@ from sealring.core.links.arrivals import Arrival
 from sealring.core.links.dialer import Dialer
 from sealring.core.links.listener import Listener
 from sealring.core.schedule import Algorithm
-from sealring.errors import PeerLost, PeerSilent, PeerUnreachable, SealringError
+from sealring.errors import PeerSilent, PeerUnreachable, SealringError
 from tests.core.links.teams import SIZE, Team, team
 
 
@@ -166,14 +166,18 @@ def test_a_member_that_left_before_a_receive_from_anyone_ends_a_message_to_it(
 
         assert one.all(call, *but(0, 11)) == [11, 0]
         assert "a link cannot be made" not in caplog.text
-        assert one.all(lambda rank: send(one, rank, 5, 30.0), *but(0)) == [(PeerLost, 5)]
+        assert one.all(lambda rank: send(one, rank, 5, 30.0), *but(0)) == [("group.peer_lost", 5)]
 
 
 def test_a_receive_from_anyone_learns_how_the_group_had_failed() -> None:
     """Rank 3 failed before rank 8 came, and rank 8 has no link."""
     with team() as one:
-        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
-        assert one.all(lambda rank: receive(one, rank, ANYONE, 60.0), *but(8)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [
+            ("group.peer_silent", 5)
+        ]
+        assert one.all(lambda rank: receive(one, rank, ANYONE, 60.0), *but(8)) == [
+            ("group.peer_silent", 5)
+        ]
 
 
 def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
@@ -183,15 +187,21 @@ def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
         def call(rank: int) -> int:
             return receive(one, 3, 5, 4.0) if rank == 3 else receive(one, 8, ANYONE, 60.0)
 
-        assert one.all(call, *but(3, 8)) == [(PeerSilent, 5)] * 2
+        assert one.all(call, *but(3, 8)) == [("group.peer_silent", 5)] * 2
 
 
 def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
     """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
     with team() as one:
-        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [(PeerSilent, 5)]
-        assert one.all(lambda rank: receive(one, rank, 3, 60.0), *but(8)) == [(PeerSilent, 5)]
-        assert one.all(lambda rank: send(one, rank, 3, 60.0), *but(10)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [
+            ("group.peer_silent", 5)
+        ]
+        assert one.all(lambda rank: receive(one, rank, 3, 60.0), *but(8)) == [
+            ("group.peer_silent", 5)
+        ]
+        assert one.all(lambda rank: send(one, rank, 3, 60.0), *but(10)) == [
+            ("group.peer_silent", 5)
+        ]
 
 
 def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
@@ -200,13 +210,15 @@ def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
     """Rank 4 is to dial rank 3 for the ring, and has failed before; rank 3's link is good."""
     monkeypatch.setattr(link_ends, "_OTHER_END_SECONDS", 0.5)
     with team() as one:
-        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [
+            ("group.peer_silent", 5)
+        ]
 
         def call(rank: int) -> None:
             values = np.ones(5000, dtype=np.float32)
             one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=20.0)
 
-        assert one.all(call, *but(3)) == [(PeerSilent, 5)]
+        assert one.all(call, *but(3)) == [("group.peer_silent", 5)]
 
 
 def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:
@@ -218,7 +230,7 @@ def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_al
             values = np.ones(5000, dtype=np.float32)
             one.groups[rank].all_reduce(values, Algorithm.RING, timeout_s=60.0)
 
-        assert set(one.all(call, 4)) == {(PeerLost, 4)}
+        assert set(one.all(call, 4)) == {("group.peer_lost", 4)}
 
 
 def hold(
@@ -257,7 +269,7 @@ def test_a_link_that_comes_after_the_failure_carries_it(
             goes_on.set()
             return 0
 
-        assert one.all(call, *but(3, 8)) == [0, (PeerSilent, 8)]
+        assert one.all(call, *but(3, 8)) == [0, ("group.peer_silent", 8)]
 
 
 def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +354,9 @@ def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPa
             stalled = time.monotonic()
         monkeypatch.setattr(Listener, "take_turn", turn)
         time.sleep(1.4)
-        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerSilent, 5)]
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [
+            ("group.peer_silent", 5)
+        ]
         failing.join()
         assert ended[0] - stalled > 2.5  # it took its time
         assert max(turns) < 0.5
@@ -394,8 +408,8 @@ def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
 
         outcome = one.all(call, *but(3, 8))
         # A short message may be gone before the peer's end is known.
-        assert set(outcome) <= {(PeerLost, victim), 8}
-        assert (PeerLost, victim) in outcome
+        assert set(outcome) <= {("group.peer_lost", victim), 8}
+        assert ("group.peer_lost", victim) in outcome
         assert "MemoryError" in caplog.text
 
 
@@ -411,6 +425,8 @@ def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     with team() as one:
         monkeypatch.setattr(threads, "_idle", [])
         monkeypatch.setattr(threading.Thread, "start", start)
-        assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [(PeerLost, 3)]
+        assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [("group.peer_lost", 3)]
         monkeypatch.undo()
-        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [(PeerLost, 3)]
+        assert one.all(lambda rank: receive(one, rank, 3, 20.0), *but(8)) == [
+            ("group.peer_lost", 3)
+        ]

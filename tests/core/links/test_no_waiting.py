@@ -11,7 +11,8 @@ import pytest
 from sealring.core.handshake import SecureChannel
 from sealring.core.links.agreement import Settled, settle_as_acceptor
 from sealring.core.links.connections import WaitingLink, WaitingLinks
-from sealring.errors import PeerUnreachable, WrongGroup
+from sealring.errors import PeerUnreachable, WrongPeer
+from tests.codes import coded
 from tests.core.handshake.meeting import meeting, soon, terms
 from tests.core.identity.issuing import Issuer
 
@@ -72,7 +73,7 @@ def test_a_link_that_comes_too_late_is_not_waited_for(
         plain = WaitingLink.discard
         monkeypatch.setattr(WaitingLink, "discard", until)
         if failed:
-            assert not own.take_all(WrongGroup("there is no group"))
+            assert not own.take_all(WrongPeer("there is no group", code="handshake.wrong_group"))
         else:
             own.close()
         before = soon(0)
@@ -84,7 +85,9 @@ def test_a_link_that_comes_too_late_is_not_waited_for(
             assert own.take_newcomers() == [link]
             own.tell([link])
             assert own.are_informed([1])
-            with pytest.raises(WrongGroup, match="there is no group"):
+            with pytest.raises(
+                WrongPeer, match="there is no group", check=coded("handshake.wrong_group")
+            ):
                 dialer.receive(soon())
         else:
             assert before <= asked[0] <= after

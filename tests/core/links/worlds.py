@@ -14,6 +14,7 @@ from sealring.core.handshake import Terms
 from sealring.core.identity import Credentials
 from sealring.core.links import Link, Mesh, build_mesh
 from sealring.core.links.threads import IDLE_NAME
+from sealring.errors import named
 from tests.core.handshake.meeting import terms
 from tests.core.identity.issuing import Issuer
 
@@ -152,8 +153,8 @@ class World:
     def links(self, rank: int) -> list[Link]:
         return self.mesh(rank).links
 
-    def errors(self) -> dict[object, type]:
-        return {name: type(outcome) for name, outcome in self.outcomes.items()}
+    def errors(self) -> dict[object, str]:
+        return {name: named(outcome) for name, outcome in self.outcomes.items()}
 
     def close(self) -> None:
         self.join()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.errors import ConfigurationError, DuplicateRank, WrongRank
+from sealring.errors import ConfigurationError, DuplicateRank, WrongPeer
 from sealring.train.integrations.replica_ranks import check_members, rank_in_job
+from tests.codes import coded
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,9 @@ def test_a_quorum_that_lists_this_worker_where_it_is_passes() -> None:
 
 @pytest.mark.parametrize(("members", "position"), [([6, 2], 0), ([6], 1), ([6, 2], -1), ([], 0)])
 def test_a_quorum_cannot_give_a_worker_another_rank(members: list[int], position: int) -> None:
-    with pytest.raises(WrongRank, match="and it is rank 2") as refused:
+    with pytest.raises(
+        WrongPeer, match="and it is rank 2", check=coded("handshake.wrong_rank")
+    ) as refused:
         check_members(members, position, own=2, size=8)
     assert refused.value.peer == 2
 

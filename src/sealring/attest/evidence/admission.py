@@ -23,13 +23,7 @@ from sealring.attest.evidence.verify import verify_evidence
 from sealring.attest.evidence.worker import DescribedWorker
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
-from sealring.errors import (
-    AttestationError,
-    CertificateRevoked,
-    NotAttested,
-    PeerNotAdmitted,
-    named,
-)
+from sealring.errors import AttestationError, CertificateRefused, PeerNotAdmitted, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +46,22 @@ class Admission:
     ) -> JudgedPeer:
         """The peer's certificate, whose signature, name and dates are verified by now."""
         if key_digest(certificate) in self.keys_out:
-            raise CertificateRevoked(
-                f"{who} was taken out of the job: `sealring broker audit` says when"
+            raise CertificateRefused(
+                f"{who} was taken out of the job: `sealring broker audit` says when",
+                code="handshake.certificate_revoked",
             )
         try:
             claimed = claims_in(certificate)
         except ValueError as problem:
-            raise NotAttested(f"the certificate of {who} cannot be judged: {problem}") from None
+            raise PeerNotAdmitted(
+                f"the certificate of {who} cannot be judged: {problem}",
+                code="handshake.not_attested",
+            ) from None
         if claimed is None:
-            raise NotAttested(
+            raise PeerNotAdmitted(
                 f"the certificate of {who} says nothing of an attestation, and this worker's "
-                "policy demands one: have it join through the broker"
+                "policy demands one: have it join through the broker",
+                code="handshake.not_attested",
             )
         self.judge(claimed, name, who)
         return JudgedPeer(self, certificate, name, claimed)
@@ -86,14 +85,18 @@ class JudgedPeer:
     def check_evidence(self, evidence: bytes, who: str) -> None:
         """The evidence itself: made for the key that the peer has just used, and admitted."""
         if hashlib.sha256(evidence).hexdigest() != self.claimed.evidence_digest:
-            raise NotAttested(f"{who} shows other evidence than its certificate names")
+            raise PeerNotAdmitted(
+                f"{who} shows other evidence than its certificate names",
+                code="handshake.not_attested",
+            )
         challenge = Challenge(self.claimed.nonce, public_key_of(self.certificate))
         try:
             trust = self.admission.trust()
             worker = verify_evidence(parse_evidence(evidence), challenge, trust)
         except AttestationError as error:
-            raise NotAttested(
-                f"the evidence of {who} is not believed: {named(error)}: {error}"
+            raise PeerNotAdmitted(
+                f"the evidence of {who} is not believed: {named(error)}: {error}",
+                code="handshake.not_attested",
             ) from error
         self.admission.judge(worker, self.name, who)
 
@@ -120,7 +123,9 @@ def judge_recorded(
     """
     name, claimed = claims_of(certificate).name, claims_in(certificate)
     if claimed is None:
-        raise NotAttested("the certificate says nothing of an attestation")
+        raise PeerNotAdmitted(
+            "the certificate says nothing of an attestation", code="handshake.not_attested"
+        )
     trust = (vendors or Cache()).trust(policy, claimed.verified_at)
     judge(policy, claimed, name.rank, name.job).require()
     if evidence is None:

@@ -23,7 +23,7 @@ from sealring.attest.evidence.revocation import (
     out_of_dates,
 )
 from sealring.core.identity.loading import certificate_from_der, certificates_from_pem
-from sealring.errors import ChainExpired, MalformedEvidence, UntrustedChain
+from sealring.errors import MalformedEvidence, UntrustedChain
 
 AMD_ROOTS: Final[Mapping[str, str]] = {
     "69d063b45344d26a2e94e1f4210de49ef555308287d4c174445c95639a540bcd": "Milan",
@@ -185,7 +185,8 @@ def _check_dates(certificate: x509.Certificate, now: datetime) -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= now <= end:
         advice = "have the machine's certificates renewed, or set the clock"
-        raise ChainExpired(
+        raise UntrustedChain(
             f"{name_of(certificate)} is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}, "
-            f"and the check is made for {now:%Y-%m-%d %H:%M}: {out_of_dates(start, now, advice)}"
+            f"and the check is made for {now:%Y-%m-%d %H:%M}: {out_of_dates(start, now, advice)}",
+            code="evidence.chain_expired",
         )

@@ -56,16 +56,12 @@ from sealring.core.identity.loading import certificate_from_der, revocation_list
 from sealring.errors import (
     AttestationError,
     BadCollateral,
-    ChainExpired,
-    ChainRevoked,
     ConfigurationError,
-    DebugGuest,
     ForgedEvidence,
-    GuestNotAllowed,
     MalformedEvidence,
-    StaleRevocationList,
-    TcbTooOld,
+    PolicyRefusal,
     UnknownEvidence,
+    UntrustedChain,
 )
 from sealring.formats.strict import read_json
 
@@ -113,7 +109,8 @@ def matching_events(padded: bytes, registers: Mapping[str, str]) -> bytes:
 def check_statements(text: str, family: str, trust: Trust) -> None:
     """Raises BadCollateral if a statement or a list in the file is not signed by Intel.
 
-    StaleRevocationList: its signer's certificate is not valid now. ChainRevoked: Intel revoked it.
+    With the code evidence.stale_revocation_list: its signer's certificate is not valid now.
+    UntrustedChain, evidence.chain_revoked: Intel revoked it.
     """
     fields: dict[str, Any] = read_json(text)
     try:
@@ -132,14 +129,16 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
             key = _public(certificate_from_der(issuer, ValueError(name)))
             if not found.is_signature_valid(key):
                 raise InvalidSignature
-    except ChainRevoked:
-        raise
-    except ChainExpired as problem:
-        raise StaleRevocationList(
-            f"this verifier's own Intel collateral for {family} is not in force, fetch it again or "
-            f"set the clock: {problem}"
-        ) from None
-    except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError):
+    except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError) as problem:
+        code = problem.code if isinstance(problem, AttestationError) else ""
+        if code == "evidence.chain_revoked":
+            raise
+        if code == "evidence.chain_expired":
+            raise BadCollateral(
+                f"this verifier's own Intel collateral for {family} is not in force, fetch it "
+                f"again or set the clock: {problem}",
+                code="evidence.stale_revocation_list",
+            ) from None
         raise BadCollateral(
             f"this verifier's own Intel collateral for {family} is not signed by Intel: the worker "
             "is not to blame; fetch the file again"
@@ -274,7 +273,10 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     # dcap-qvl refuses debug guests too, but among other things: this one has its own error.
     attributes = quote.report.td_attributes if kind == TDX else quote.report.attributes
     if attributes[0] & _DEBUG[kind]:
-        raise DebugGuest(f"the {kind} guest can be debugged: its host reads its memory")
+        raise PolicyRefusal(
+            f"the {kind} guest can be debugged: its host reads its memory",
+            code="policy.debug_guest",
+        )
     try:
         report = qvl.verify_with_root_ca(
             raw,
@@ -291,15 +293,23 @@ def _refusal(kind: str, problem: str) -> AttestationError:
     """dcap-qvl has one exception. Its words tell what cannot be told from the quote beforehand."""
     said = " ".join(problem.split())
     if "CertRevoked" in said:
-        return ChainRevoked(f"Intel has revoked a certificate of its own statements: {said}")
+        return UntrustedChain(
+            f"Intel has revoked a certificate of its own statements: {said}",
+            code="evidence.chain_revoked",
+        )
     if any(words in said for words in ("Expired", "expired", "NotValidYet", "not valid yet")):
-        return StaleRevocationList(
-            f"Intel's statements are not in force, fetch them again or set the clock: {said}"
+        return BadCollateral(
+            f"Intel's statements are not in force, fetch them again or set the clock: {said}",
+            code="evidence.stale_revocation_list",
         )
     if "TCB level" in said:
-        return TcbTooOld(f"Intel lists no TCB level that this platform has: {said}")
+        return PolicyRefusal(
+            f"Intel lists no TCB level that this platform has: {said}", code="policy.tcb_too_old"
+        )
     if "enabled" in said or "service TD" in said:
-        return GuestNotAllowed(f"no {kind} guest may be launched like this: {said}")
+        return PolicyRefusal(
+            f"no {kind} guest may be launched like this: {said}", code="policy.guest_not_allowed"
+        )
     return ForgedEvidence(f"the {kind} quote does not verify: {said}")
 
 
@@ -342,15 +352,17 @@ def _claims(
 def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     fitting = [one for one in trust.collateral if (one.tee, one.fmspc) == (kind, family)]
     if not fitting:
-        raise StaleRevocationList(
-            f"there is no Intel collateral for {kind} platforms {family}: fetch it"
+        raise BadCollateral(
+            f"there is no Intel collateral for {kind} platforms {family}: fetch it",
+            code="evidence.stale_revocation_list",
         )
     newest = max(fitting, key=lambda one: one.until)
     made = max(one.made for one in newest.statements)
     if not made <= trust.now <= newest.until:
-        raise StaleRevocationList(
+        raise BadCollateral(
             f"the Intel collateral for {family}, made {made:%Y-%m-%d %H:%M}, is not in force at "
-            f"{trust.now:%Y-%m-%d %H:%M}: {out_of_dates(made, trust.now, 'fetch it again')}"
+            f"{trust.now:%Y-%m-%d %H:%M}: {out_of_dates(made, trust.now, 'fetch it again')}",
+            code="evidence.stale_revocation_list",
         )
     return newest
 
@@ -388,7 +400,7 @@ def _minimum(own: str, product: str) -> Rule:
 
 
 class _TcbStatus(Rule):
-    refusal = TcbTooOld
+    refusal = "policy.tcb_too_old"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         good, found = rules[self.name], " ".join((worker.tcb_status, *worker.advisories))

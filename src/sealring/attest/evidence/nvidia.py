@@ -35,12 +35,9 @@ from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 from sealring.core.identity.loading import certificates_from_pem
 from sealring.errors import (
-    AttestationError,
     AttestationUnavailable,
-    DeviceNotAllowed,
     ForgedEvidence,
     MalformedEvidence,
-    MeasurementNotAllowed,
     NotBound,
     UnknownEvidence,
 )
@@ -409,7 +406,7 @@ def _check(name: str, outcome: int) -> None:
 class _Count(Rule):
     """How many GPUs, or switches, a machine must at least show."""
 
-    refusal = DeviceNotAllowed
+    refusal = "policy.device_not_allowed"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         yield at_least(self.name, len(self._shown(worker)), rules[self.name])
@@ -454,7 +451,7 @@ class _OfEach(Rule):
     """The words that each device may have for one of its properties; without any, all."""
 
     about: str = "model"
-    refusal: ClassVar[type[AttestationError]] = DeviceNotAllowed
+    refusal: ClassVar[str] = "policy.device_not_allowed"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         for device in worker.devices:
@@ -473,7 +470,7 @@ class _OfEach(Rule):
 
 
 class _References(Rule):
-    refusal = MeasurementNotAllowed
+    refusal = "policy.measurement_not_allowed"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         needed = rules[self.name]

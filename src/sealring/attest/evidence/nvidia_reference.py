@@ -18,13 +18,7 @@ from cryptography import x509
 
 from sealring.attest.evidence.chains import NVIDIA_REFERENCE_ROOTS, VerifiedChain, verify_chain
 from sealring.attest.evidence.revocation import ChainContext, ListSeen, out_of_dates
-from sealring.errors import (
-    ChainExpired,
-    ConfigurationError,
-    ForgedEvidence,
-    MalformedEvidence,
-    UntrustedChain,
-)
+from sealring.errors import ConfigurationError, ForgedEvidence, MalformedEvidence, UntrustedChain
 
 _SEAL: Final = object()
 _SWID: Final = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
@@ -57,10 +51,11 @@ class Reference:
     def check_dates(self, now: datetime) -> None:
         if not self.not_before <= now <= self.not_after:
             start, end = f"{self.not_before:%Y-%m-%d}", f"{self.not_after:%Y-%m-%d}"
-            raise ChainExpired(
+            raise UntrustedChain(
                 f"the reference measurements of {self.version} are signed for {start} to {end}, "
                 f"not for {now:%Y-%m-%d}: "
-                f"{out_of_dates(self.not_before, now, 'fetch them again')}"
+                f"{out_of_dates(self.not_before, now, 'fetch them again')}",
+                code="evidence.chain_expired",
             )
 
 

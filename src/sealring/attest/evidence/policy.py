@@ -28,16 +28,7 @@ from sealring.attest.evidence.rules import (
 )
 from sealring.attest.evidence.worker import AttestedDevice, DescribedWorker
 from sealring.core.identity.names import is_job, is_resource
-from sealring.errors import (
-    AttestationError,
-    BadPolicy,
-    DebugGuest,
-    DeviceNotAllowed,
-    JobNotAllowed,
-    KindNotAllowed,
-    RankNotAllowed,
-    StaleRevocationList,
-)
+from sealring.errors import BadPolicy, classes_by_code
 from sealring.limits import MAX_NONCE_SECONDS, MAX_WORLD
 
 
@@ -216,7 +207,9 @@ class Verdict:
         failed = [rule for rule in self.rules if rule.refusal is not None]
         if failed and failed[0].refusal is not None:
             said = "; ".join(f"{one.name}: {one.found}, not {one.wanted}" for one in failed)
-            raise failed[0].refusal(f"the policy does not admit this {self.label} worker: {said}")
+            told = f"the policy does not admit this {self.label} worker: {said}"
+            code = failed[0].refusal
+            raise classes_by_code()[code](told, code=code)
 
 
 def judge(
@@ -226,25 +219,23 @@ def judge(
     rules = policy.kinds.get(worker.kind)
     kind = "kind", rules is not None, any_of(policy.kinds), worker.label
     debug = "debug", not worker.debug, "off", "on" if worker.debug else "off"
-    results = [_judged(KindNotAllowed, *kind), _judged(DebugGuest, *debug)]
+    results = [_judged("policy.kind_not_allowed", *kind), _judged("policy.debug_guest", *debug)]
     if rules is not None:
         results += rules.judge(worker)
     if policy.devices is not None:
         results += policy.devices.judge(worker)
     elif models := " ".join(device.model for device in worker.devices):
         wanted = "none: the policy has no [nvidia]"
-        results.append(_judged(DeviceNotAllowed, "devices", False, wanted, models))
+        results.append(_judged("policy.device_not_allowed", "devices", False, wanted, models))
     if rank is not None:
-        results.append(_judged(RankNotAllowed, *_rank(policy, worker.kind, rank)))
+        results.append(_judged("policy.rank_not_allowed", *_rank(policy, worker.kind, rank)))
     if job is not None and policy.job is not None:
-        results.append(_judged(JobNotAllowed, "job", job == policy.job, policy.job, job))
-    results.append(_judged(StaleRevocationList, *_lists(policy, worker)))
+        results.append(_judged("policy.job_not_allowed", "job", job == policy.job, policy.job, job))
+    results.append(_judged("evidence.stale_revocation_list", *_lists(policy, worker)))
     return Verdict(worker.label, tuple(results))
 
 
-def _judged(
-    refusal: type[AttestationError], name: str, passed: bool, wanted: str, found: str
-) -> Judged:
+def _judged(refusal: str, name: str, passed: bool, wanted: str, found: str) -> Judged:
     return Judged(name, wanted, found, None if passed else refusal)
 
 

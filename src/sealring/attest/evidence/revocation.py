@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID
 
-from sealring.errors import ChainRevoked, StaleRevocationList
+from sealring.errors import BadCollateral, UntrustedChain
 
 Value = TypeVar("Value", bound=x509.ExtensionType)
 
@@ -49,7 +49,8 @@ def check_revocation(
 ) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
     """What was consulted, and the issuers whose word is needed and missing.
 
-    Raises ChainRevoked if an issuer has revoked a certificate or put it on hold.
+    Raises UntrustedChain, with the code evidence.chain_revoked, if an issuer has revoked a
+    certificate or put it on hold.
     """
     seen: list[ListSeen] = []
     unlisted: list[str] = []
@@ -93,7 +94,10 @@ def _from_lists(
     lists = [one for one in context.lists if _is_from(one, issuer)]
     for one in lists:
         if one.get_revoked_certificate_by_serial_number(certificate.serial_number):
-            raise ChainRevoked(f"{name_of(issuer)} has revoked {name_of(certificate)}")
+            raise UntrustedChain(
+                f"{name_of(issuer)} has revoked {name_of(certificate)}",
+                code="evidence.chain_revoked",
+            )
     whole = [one for one in lists if _covers(one, certificate)]
     in_force = [
         one
@@ -153,9 +157,10 @@ def _from_answers(
     newest = max(answers, key=lambda one: one.this_update_utc)
     # An authority that has put a certificate on hold does not stand by it either.
     if newest.certificate_status is not ocsp.OCSPCertStatus.GOOD:
-        raise ChainRevoked(
+        raise UntrustedChain(
             f"{name_of(issuer)} answers {newest.certificate_status.name} to OCSP about "
-            f"{name_of(certificate)}"
+            f"{name_of(certificate)}",
+            code="evidence.chain_revoked",
         )
     made, until = newest.this_update_utc, newest.next_update_utc
     if until is None or not made <= context.now <= until:
@@ -233,10 +238,11 @@ def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
     return advice
 
 
-def _stale(what: str, made: datetime, now: datetime) -> StaleRevocationList:
-    return StaleRevocationList(
+def _stale(what: str, made: datetime, now: datetime) -> BadCollateral:
+    return BadCollateral(
         f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
-        f"{out_of_dates(made, now, 'fetch it again')}"
+        f"{out_of_dates(made, now, 'fetch it again')}",
+        code="evidence.stale_revocation_list",
     )
 
 

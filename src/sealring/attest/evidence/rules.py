@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
 from sealring.attest.evidence.worker import DescribedWorker
-from sealring.errors import (
-    AttestationError,
-    BadPolicy,
-    GuestNotAllowed,
-    MeasurementNotAllowed,
-    TcbTooOld,
-)
+from sealring.errors import BadPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +24,7 @@ class Judged:
     name: str
     wanted: str
     found: str
-    refusal: type[AttestationError] | None
+    refusal: str | None
     """None if it passed."""
 
 
@@ -242,7 +236,7 @@ class Rule:
     """In a policy that is written."""
     question: str = ""
     """To a person who has no evidence to write a policy from."""
-    refusal: ClassVar[type[AttestationError]] = GuestNotAllowed
+    refusal: ClassVar[str] = "policy.guest_not_allowed"
 
     def stated(self, value: Any) -> Collection[str]:
         """The names by which `unchecked` would leave open what this value states."""
@@ -357,7 +351,7 @@ class Rules:
 class Measurements(Rule):
     """What was launched, by its measurement; or by who signed it, where the table has `signers`."""
 
-    refusal = MeasurementNotAllowed
+    refusal = "policy.measurement_not_allowed"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         listed, signers = rules["measurements"], rules.get("signers") or ()
@@ -394,7 +388,7 @@ class Registers(Rule):
     """The keys that are written from evidence, and asked for."""
     unless_zero: bool = False
     """They are written where they say something, and not asked for."""
-    refusal: ClassVar[type[AttestationError]] = MeasurementNotAllowed
+    refusal: ClassVar[str] = "policy.measurement_not_allowed"
 
     def stated(self, value: Mapping[str, Any]) -> Collection[str]:
         return [f"{self.prefix}{key}" for key in value]
@@ -435,7 +429,7 @@ class Events(Registers):
 class MinimumTcb(Rule):
     """The least version of each part of a TCB, by product."""
 
-    refusal = TcbTooOld
+    refusal = "policy.tcb_too_old"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         minimum = rules[self.name]

@@ -149,7 +149,7 @@ def _failure_of(
         witness = ended.reported_by if possible else error.peer
         told = (place(ended.peer), ended.collective or 0, place(witness), place(error.peer))
         return _native.Failure(code, str(ended), *told)
-    out = isinstance(error, (*NOT_ADMITTED, NoLongerAdmitted, WorkerRevoked))
+    out = isinstance(error, NoLongerAdmitted | WorkerRevoked) or error.code in NOT_ADMITTED
     code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
     why = f"no link could be made: {named(error)}: {error}"
     return _native.Failure(code, why[:500], place(rank))

@@ -3,7 +3,7 @@
 Each message is a JSON object behind a 32-bit length. The parser takes one spelling of each message
 and nothing else: unknown, missing, repeated or wrongly typed fields are MalformedSetup. Only the
 version is read before that, so that a later version can look quite different and still be told
-ProtocolMismatch.
+PeerIncompatible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sealring.core.handshake.terms import Terms, is_instance, is_name, members_digest
 from sealring.core.identity.names import is_job
-from sealring.errors import MalformedSetup, ProtocolMismatch
+from sealring.errors import MalformedSetup, PeerIncompatible
 from sealring.formats.strict import read_json
 from sealring.limits import MAX_SETUP_BYTES, MAX_WORLD, PROTOCOL_VERSION, SUITE
 
@@ -99,9 +99,10 @@ def hello_of(message: Message) -> Hello:
         raise MalformedSetup("a hello was due, and another message came")
     version = integer(message, "version")
     if version != PROTOCOL_VERSION:
-        raise ProtocolMismatch(
+        raise PeerIncompatible(
             f"the peer speaks version {version} of the protocol and this worker "
-            f"{PROTOCOL_VERSION}: install one version of sealring everywhere"
+            f"{PROTOCOL_VERSION}: install one version of sealring everywhere",
+            code="handshake.protocol_mismatch",
         )
     exactly(message, _HELLO_FIELDS)
     job, instance = text(message, "job"), text(message, "instance")

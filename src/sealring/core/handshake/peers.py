@@ -58,14 +58,9 @@ from sealring.errors import (
     DuplicateRank,
     HandshakeError,
     MalformedSetup,
-    ProtocolMismatch,
+    PeerIncompatible,
     SealringError,
-    SettingsMismatch,
-    SuiteMismatch,
-    WrongGroup,
-    WrongJob,
-    WrongRank,
-    WrongWorldSize,
+    WrongPeer,
 )
 from sealring.limits import SUITE
 
@@ -249,9 +244,9 @@ def understood_hello(raw: bytes, connection: Connection, peer: VerifiedPeer) -> 
         if message["type"] == "refusal":
             raise error_of(message, connection.who, peer.rank)
         hello = hello_of(message)
-    except (MalformedSetup, ProtocolMismatch) as error:
+    except (MalformedSetup, PeerIncompatible) as error:
         # The parser knows no peers.
-        raise type(error)(f"{connection.who}: {error}") from None
+        raise type(error)(f"{connection.who}: {error}", code=error.code) from None
     return raw, hello
 
 
@@ -276,23 +271,29 @@ def check_evidence(
 
 def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> None:
     if SUITE not in hello.suites:
-        raise SuiteMismatch(
+        raise PeerIncompatible(
             f"{who} offers {', '.join(hello.suites)[:200]} and not {SUITE}: install one version of "
-            "sealring everywhere"
+            "sealring everywhere",
+            code="handshake.suite_mismatch",
         )
     if hello.job != terms.job:
-        raise WrongJob(
-            f"{who} is of job {terms.job} by its certificate and {hello.job} by its hello"
+        raise WrongPeer(
+            f"{who} is of job {terms.job} by its certificate and {hello.job} by its hello",
+            code="handshake.wrong_job",
         )
     if hello.sender != peer.rank:
-        raise WrongRank(f"{who} calls itself rank {hello.sender}, against its certificate")
+        raise WrongPeer(
+            f"{who} calls itself rank {hello.sender}, against its certificate",
+            code="handshake.wrong_rank",
+        )
     # First of what depends on the group: a worker of another one disagrees on nothing else.
     if (hello.group, hello.epoch) != (terms.group, terms.epoch):
-        raise WrongGroup(
+        raise WrongPeer(
             f"{who} is in group {hello.group!r}, epoch {hello.epoch!r}, and rank {terms.rank} in "
             f"group {terms.group!r}, epoch {terms.epoch!r}: an earlier run is still alive, or the "
             "ranks make their groups in different orders",
             misdirected=True,
+            code="handshake.wrong_group",
         )
     if peer.rank == terms.rank and hello.instance != terms.instance:
         raise DuplicateRank(
@@ -300,30 +301,35 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
             "workers were started with one RANK, or an earlier run is still alive"
         )
     if hello.receiver != terms.rank:
-        raise WrongRank(
+        raise WrongPeer(
             f"{who} meant to reach rank {hello.receiver} and reached rank {terms.rank}: the "
             "rendezvous store is wrong",
             misdirected=True,
+            code="handshake.wrong_rank",
         )
     if hello.world != terms.world:
-        raise WrongWorldSize(
+        raise PeerIncompatible(
             f"{who} counts {hello.world} workers and rank {terms.rank} counts {terms.world}: start "
-            "all workers with one WORLD_SIZE"
+            "all workers with one WORLD_SIZE",
+            code="handshake.wrong_world_size",
         )
     if hello.members != members_digest(terms.members) or peer.rank not in terms.members:
-        raise WrongGroup(
+        raise WrongPeer(
             f"{who} and rank {terms.rank} list different members of group {terms.group!r}: call "
-            "new_group with the same ranks everywhere"
+            "new_group with the same ranks everywhere",
+            code="handshake.wrong_group",
         )
     if hello.transcript != terms.transcript:
-        raise WrongGroup(
+        raise WrongPeer(
             f"{who} and rank {terms.rank} formed group {terms.group!r} with different members or "
-            "settings: one of them is of another attempt, or a member told them different things"
+            "settings: one of them is of another attempt, or a member told them different things",
+            code="handshake.wrong_group",
         )
     if hello.settings != dict(terms.settings):
-        raise SettingsMismatch(
+        raise PeerIncompatible(
             f"{who} runs with {_listed(hello.settings, terms.settings)} and rank {terms.rank} with "
-            f"{_listed(terms.settings, hello.settings)}: set them alike everywhere"
+            f"{_listed(terms.settings, hello.settings)}: set them alike everywhere",
+            code="handshake.settings_mismatch",
         )
 
 

@@ -14,17 +14,13 @@ from OpenSSL.SSL import X509VerificationCodes as Code
 
 from sealring.core.handshake.messages import Message, exactly, integer, text
 from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
+    CertificateRefused,
     GroupEnded,
     GroupError,
     HandshakeError,
     MalformedSetup,
     PeerUnreachable,
-    ProtocolMismatch,
     SealringError,
-    SuiteMismatch,
-    UnknownAuthority,
     Unsupported,
     classes_by_code,
 )
@@ -52,31 +48,37 @@ _FAILURES: Final = frozenset(
 )
 
 _BAD_CERTIFICATE: Final = (
-    UnknownAuthority,
+    "handshake.unknown_authority",
     "refused this worker's certificate: give all ranks one job secret or one SEALRING_AUTHORITY",
 )
-_ALERTS: Final[dict[int, tuple[type[HandshakeError], str]]] = {
-    40: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
+_ALERTS: Final[dict[int, tuple[str, str]]] = {
+    40: ("handshake.suite_mismatch", "shares no cipher suite or key exchange with this worker"),
     42: _BAD_CERTIFICATE,
     43: _BAD_CERTIFICATE,
     44: _BAD_CERTIFICATE,
-    45: (CertificateExpired, "says that this worker's certificate, or its authority, has expired"),
+    45: (
+        "handshake.certificate_expired",
+        "says that this worker's certificate, or its authority, has expired",
+    ),
     46: _BAD_CERTIFICATE,
     48: _BAD_CERTIFICATE,
     51: _BAD_CERTIFICATE,
-    70: (ProtocolMismatch, "does not speak TLS 1.3"),
-    71: (SuiteMismatch, "shares no cipher suite or key exchange with this worker"),
-    116: (UnknownAuthority, "got no certificate from this worker"),
-    120: (ProtocolMismatch, "does not speak sealring's protocol"),
+    70: ("handshake.protocol_mismatch", "does not speak TLS 1.3"),
+    71: ("handshake.suite_mismatch", "shares no cipher suite or key exchange with this worker"),
+    116: ("handshake.unknown_authority", "got no certificate from this worker"),
+    120: ("handshake.protocol_mismatch", "does not speak sealring's protocol"),
 }
 """TLS alerts, by RFC 8446's number, as received from the peer."""
 
-_REASONS: Final[dict[str, tuple[type[HandshakeError], str]]] = {
-    "peer did not return a certificate": (UnknownAuthority, "showed no certificate"),
-    "unsupported protocol": (ProtocolMismatch, "does not speak TLS 1.3"),
-    "no shared cipher": (SuiteMismatch, "shares no cipher suite with this worker"),
-    "no suitable key share": (SuiteMismatch, "shares no key exchange with this worker"),
-    "no suitable groups": (SuiteMismatch, "shares no key exchange with this worker"),
+_REASONS: Final[dict[str, tuple[str, str]]] = {
+    "peer did not return a certificate": ("handshake.unknown_authority", "showed no certificate"),
+    "unsupported protocol": ("handshake.protocol_mismatch", "does not speak TLS 1.3"),
+    "no shared cipher": ("handshake.suite_mismatch", "shares no cipher suite with this worker"),
+    "no suitable key share": (
+        "handshake.suite_mismatch",
+        "shares no key exchange with this worker",
+    ),
+    "no suitable groups": ("handshake.suite_mismatch", "shares no key exchange with this worker"),
 }
 """What OpenSSL itself found wrong with what the peer sent."""
 
@@ -115,14 +117,13 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True
         )
-    kind: Any = classes_by_code()[code]
-    error: HandshakeError = kind(
+    error: HandshakeError = _known(
+        code,
         reason,
         peer=about,
         proven=not reported,
         misdirected=misdirected,
         reported_by=peer if reported else None,
-        code=code,
     )
     error.passed_on = said if _SAYS in said else reason
     return error
@@ -161,13 +162,12 @@ def _ended(message: Message, who: str, peer: int) -> HandshakeError:
         raise MalformedSetup(f"{who} says that its group ended for a reason unknown here")
     about, by = (integer(message, field, -1, MAX_WORLD - 1) for field in ("about", "by"))
     reason = _clean(text(message, "text"))
-    kind: Any = classes_by_code()[code]
-    failure: GroupError = kind(
+    failure: GroupError = _known(
+        code,
         reason,
         peer=about if about >= 0 else None,
         collective=integer(message, "collective") or None,
         reported_by=by if by >= 0 else peer,
-        code=code,
     )
     return GroupEnded(f"{who} says: {reason}", failure=failure, peer=peer, proven=True)
 
@@ -176,29 +176,43 @@ def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError
     """The certificate's chain did not verify, so its claims are claims and no more."""
     claim = "" if claimed is None else f" (it claims to be rank {claimed})"
     if code == Code.ERR_CERT_HAS_EXPIRED:
-        return CertificateExpired(
-            f"the authority of {who}{claim} has expired: make a new one", peer=claimed
+        return CertificateRefused(
+            f"the authority of {who}{claim} has expired: make a new one",
+            peer=claimed,
+            code="handshake.certificate_expired",
         )
     if code == Code.ERR_CERT_NOT_YET_VALID:
-        return CertificateNotYetValid(
+        return CertificateRefused(
             f"the authority of {who}{claim} is not valid yet: set this machine's clock",
             peer=claimed,
+            code="handshake.certificate_not_yet_valid",
         )
-    return UnknownAuthority(
+    return CertificateRefused(
         f"{who}{claim} has a certificate that this job's authority did not sign (verify code "
         f"{code}): give all ranks one job secret or one SEALRING_AUTHORITY",
         peer=claimed,
+        code="handshake.unknown_authority",
     )
 
 
 def from_alert(number: int, who: str) -> HandshakeError:
-    kind, reason = _ALERTS.get(number, (MalformedSetup, f"ended TLS with alert {number}"))
-    return kind(f"{who} {reason}")
+    unknown = (MalformedSetup.code, f"ended TLS with alert {number}")
+    code, reason = _ALERTS.get(number, unknown)
+    error: HandshakeError = _known(code, f"{who} {reason}")
+    return error
 
 
 def from_reason(reason: str, who: str) -> HandshakeError:
-    kind, said = _REASONS.get(reason, (MalformedSetup, f"did not speak TLS 1.3 properly: {reason}"))
-    return kind(f"{who} {said}")
+    unknown = (MalformedSetup.code, f"did not speak TLS 1.3 properly: {reason}")
+    code, said = _REASONS.get(reason, unknown)
+    error: HandshakeError = _known(code, f"{who} {said}")
+    return error
+
+
+def _known(code: str, text: str, **facts: Any) -> Any:
+    """An error by one of the codes in the tables above."""
+    kind: Any = classes_by_code()[code]
+    return kind(text, code=code, **facts)
 
 
 def _clean(reason: str) -> str:

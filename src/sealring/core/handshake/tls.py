@@ -31,10 +31,9 @@ from sealring.core.no_fork import NoFork, OwnLock
 from sealring.errors import (
     ConfigurationError,
     MalformedSetup,
+    PeerIncompatible,
     PeerUnreachable,
-    ProtocolMismatch,
     SealringError,
-    SuiteMismatch,
 )
 from sealring.limits import KEY_EXCHANGE, MAX_SETUP_BYTES
 
@@ -190,12 +189,16 @@ class TlsConnection(Connection):
         """Refuse what TLS would have agreed to and we do not."""
         group = self._tls.get_group_name()
         if group != KEY_EXCHANGE:
-            raise SuiteMismatch(
+            raise PeerIncompatible(
                 f"{self.who} agreed on the key exchange {group}, and only {KEY_EXCHANGE} is "
-                "accepted: its OpenSSL is too old, install the same sealring and pyOpenSSL there"
+                "accepted: its OpenSSL is too old, install the same sealring and pyOpenSSL there",
+                code="handshake.suite_mismatch",
             )
         if self._tls.get_alpn_proto_negotiated() != ALPN:
-            raise ProtocolMismatch(f"{self.who} speaks TLS but not sealring's protocol")
+            raise PeerIncompatible(
+                f"{self.who} speaks TLS but not sealring's protocol",
+                code="handshake.protocol_mismatch",
+            )
 
     # pyOpenSSL's own functions for these return `bytes`, which cannot be overwritten.
 

@@ -142,7 +142,8 @@ def derive_authority(secret: _native.Secret) -> JobAuthority:
     """The same for every holder of the secret, on any machine.
 
     The job's name is not mixed in: a worker with the right secret and another SEALRING_JOB is
-    refused by the name in its certificate, and then told WrongJob instead of UnknownAuthority.
+    refused by the name in its certificate, and then told
+    handshake.wrong_job instead of handshake.unknown_authority.
     """
     key = Ed25519PrivateKey.from_private_bytes(memoryview(_derive(secret, b"authority key", 32)))
     job = default_job(secret)

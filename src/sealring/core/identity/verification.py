@@ -22,14 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring import _native
 from sealring.core.identity.certificates import CertificateClaims, claims_from
 from sealring.core.identity.names import WorkerName
-from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
-    UnknownAuthority,
-    WrongJob,
-    WrongRank,
-    WrongWorldSize,
-)
+from sealring.errors import CertificateRefused, PeerIncompatible, WrongPeer
 from sealring.limits import MAX_WORLD
 
 _SEAL = object()
@@ -131,21 +124,26 @@ def require_signed(
     if isinstance(reading, SignedCertificate):
         return reading
     if not reading.signed:
-        raise UnknownAuthority(
+        raise CertificateRefused(
             f"the peer at {where} has a certificate that this job's authority did not sign: give "
-            "all ranks one job secret or one SEALRING_AUTHORITY"
+            "all ranks one job secret or one SEALRING_AUTHORITY",
+            code="handshake.unknown_authority",
         )
     try:
         claims = claims_from(reading)
         if not reading.states_constraints:
             raise ValueError("it has no basic constraints")
     except ValueError as problem:
-        raise UnknownAuthority(
+        raise CertificateRefused(
             f"the peer at {where} has a certificate of this authority that is not a sealring "
-            f"worker's: {problem}"
+            f"worker's: {problem}",
+            code="handshake.unknown_authority",
         ) from None
     if reading.is_authority:
-        raise UnknownAuthority(f"the peer at {where} shows an authority's certificate as its own")
+        raise CertificateRefused(
+            f"the peer at {where} shows an authority's certificate as its own",
+            code="handshake.unknown_authority",
+        )
     signed = SignedCertificate(
         claims, reading.fingerprint, reading.key, reading.starts, reading.ends, reading
     )
@@ -206,36 +204,40 @@ def admit(
     """
     claims, name = signed.claims, signed.claims.name
     if name.job != job:
-        raise WrongJob(
+        raise WrongPeer(
             f"rank {name.rank} at {where} is of job {name.job}, and this is {job}: check "
             "SEALRING_JOB and the rendezvous address on both",
             peer=name.rank,
+            code="handshake.wrong_job",
         )
     if judge_dates:
         _check_dates(signed, time.time() if now is None else now.timestamp(), where)
     if judge is not None:
         judge(name)
     if rank is not None and name.rank != rank:
-        raise WrongRank(
+        raise WrongPeer(
             f"the peer at {where} was to be rank {rank} and proved to be rank {name.rank}: the "
             "rendezvous store is wrong, or two workers were started with each other's rank",
             peer=name.rank,
             proven=True,
             misdirected=True,
+            code="handshake.wrong_rank",
         )
     if claims.world is not None and claims.world != world:
-        raise WrongWorldSize(
+        raise PeerIncompatible(
             f"rank {name.rank} at {where} has a certificate for a world of {claims.world}, and "
             f"this worker counts {world}: start all workers with one WORLD_SIZE",
             peer=name.rank,
             proven=True,
+            code="handshake.wrong_world_size",
         )
     if name.rank >= world:
-        raise WrongRank(
+        raise WrongPeer(
             f"rank {name.rank} at {where} does not exist in a world of {world}: start all workers "
             "with one WORLD_SIZE",
             peer=name.rank,
             proven=True,
+            code="handshake.wrong_rank",
         )
     return VerifiedPeer(name.job, name.rank, claims.world, signed.fingerprint, signed.key, _SEAL)
 
@@ -279,16 +281,18 @@ def _authority(certificate: x509.Certificate) -> _native.Authority:
 def _check_dates(signed: SignedCertificate, now: float, where: str) -> None:
     rank = signed.claims.name.rank
     if now > signed.ends:
-        raise CertificateExpired(
+        raise CertificateRefused(
             f"the certificate of rank {rank} at {where} ended at {_date(signed.ends)} and "
             f"it is {_date(now)} here: issue it a new one, or set the clock",
             peer=rank,
+            code="handshake.certificate_expired",
         )
     if now < signed.starts:
-        raise CertificateNotYetValid(
+        raise CertificateRefused(
             f"the certificate of rank {rank} at {where} starts at {_date(signed.starts)} "
             f"and it is {_date(now)} here: set the clocks of both machines",
             peer=rank,
+            code="handshake.certificate_not_yet_valid",
         )
 
 

@@ -38,7 +38,7 @@ from sealring.errors import (
     HandshakeError,
     PeerUnreachable,
     SealringError,
-    WrongRank,
+    WrongPeer,
 )
 
 _LOG = logging.getLogger("sealring")
@@ -113,9 +113,10 @@ class WaitingLinks:
         if hello.instance == self._terms.instance:
             raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
         if rank <= self._terms.rank:
-            raise WrongRank(
+            raise WrongPeer(
                 f"rank {rank} dialed rank {self._terms.rank}: of each pair the higher one dials, "
-                "so it runs another version of sealring"
+                "so it runs another version of sealring",
+                code="handshake.wrong_rank",
             )
         with self._lock:
             known = self._instances.setdefault(rank, hello.instance)

@@ -10,37 +10,29 @@ from typing import Final
 
 from sealring.core.links.rendezvous import Address
 from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
-    CertificateRevoked,
+    CertificateRefused,
     ConfigurationError,
     HandshakeError,
-    NotAttested,
-    PeerNotAdmitted,
     PeerUnreachable,
     SealringError,
-    UnknownAuthority,
-    WrongJob,
 )
 
 _NAMED = 8
 
-NOT_ADMITTED = (
-    UnknownAuthority,
-    WrongJob,
-    CertificateExpired,
-    CertificateNotYetValid,
-    CertificateRevoked,
-    NotAttested,
-    PeerNotAdmitted,
-)
-"""What a peer is refused with that is not, or no longer, of this job. No group ends because of one,
-but when a rank is missing they are the likely reason."""
+NOT_ADMITTED: Final = {
+    "handshake.wrong_job",
+    "handshake.peer_not_admitted",
+    "handshake.not_attested",
+    "handshake.certificate_refused",
+    *CertificateRefused.codes,
+}
+"""Codes of what a peer is refused with that is not, or no longer, of this job. No group ends
+because of one, but when a rank is missing they are the likely reason."""
 
 
 def is_telling(error: SealringError) -> bool:
     """Whether it is likely to say why a rank is missing."""
-    if isinstance(error, NOT_ADMITTED):
+    if error.code in NOT_ADMITTED:
         return True
     return isinstance(error, HandshakeError) and error.misdirected
 
@@ -70,10 +62,12 @@ def time_is_up(
     for rank in missing:
         problem = problems.get(rank)
         if isinstance(problem, HandshakeError):
-            return type(problem)(f"{text}; the last attempt: {problem}", peer=rank)
+            told = f"{text}; the last attempt: {problem}"
+            return type(problem)(told, peer=rank, code=problem.code)
     for stranger in strangers:
         if is_telling(stranger) and (stranger.peer is None or stranger.peer in missing):
-            return type(stranger)(f"{text}, and somebody was refused: {stranger}", peer=missing[0])
+            told = f"{text}, and somebody was refused: {stranger}"
+            return type(stranger)(told, peer=missing[0], code=stranger.code)
     where = " or ".join(f"{host} port {port}" for host, port in own_addresses)
     hint = f"this worker listens at {where}" if where else "no address is in the rendezvous store"
     refused = f"; the last connection refused: {strangers[-1]}" if strangers else ""

@@ -46,7 +46,7 @@ from sealring.core.identity.verification import (
 )
 from sealring.core.links.rendezvous import Address, parse_addresses
 from sealring.core.links.tree import LastRound, Rounds, TreeExchange, place_in_tree
-from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongGroup
+from sealring.errors import DuplicateRank, HandshakeError, MalformedSetup, WrongPeer
 from sealring.limits import KEY_BYTES
 
 
@@ -271,10 +271,11 @@ def _verified_member(
     return member, signed
 
 
-def _not_as_told(terms: Terms, rank: int, what: str, *, proven: bool) -> WrongGroup:
-    return WrongGroup(
+def _not_as_told(terms: Terms, rank: int, what: str, *, proven: bool) -> WrongPeer:
+    return WrongPeer(
         f"rank {rank} {what} rank {terms.rank} was told about group {terms.group!r}: a member "
         "between them changed what it passed on, or they do not mean the same group",
         peer=rank,
         proven=proven,
+        code="handshake.wrong_group",
     )

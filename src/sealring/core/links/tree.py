@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from sealring import _native
 from sealring.core.handshake.secrets import Erased
 from sealring.core.handshake.statements import MAX_STATEMENT_BYTES, encode_bundle, parse_bundle
-from sealring.errors import HandshakeError, MalformedSetup, WrongGroup
+from sealring.errors import HandshakeError, MalformedSetup, WrongPeer
 
 Result = TypeVar("Result")
 
@@ -214,7 +214,7 @@ class TreeExchange(Generic[Result]):
         below = (child for child, tree in self._place.subtrees.items() if error.peer in tree)
         neighbour = next(below, self._place.parent)
         text = f"{error} (reported by rank {neighbour}, and not by rank {error.peer} itself)"
-        return type(error)(text, peer=neighbour)
+        return type(error)(text, peer=neighbour, code=error.code)
 
 
 def _message(kind: int, entries: Mapping[int, bytes | bytearray]) -> bytearray:
@@ -226,11 +226,12 @@ def most_bytes(members: int) -> int:
     return 1 + _TRANSCRIPT_BYTES + members * (MAX_STATEMENT_BYTES + 8)
 
 
-def other_transcript(sender: int, own: int) -> WrongGroup:
-    return WrongGroup(
+def other_transcript(sender: int, own: int) -> WrongPeer:
+    return WrongPeer(
         f"rank {sender} and rank {own} do not confirm the same transcript",
         peer=sender,
         proven=True,
+        code="handshake.wrong_group",
     )
 
 

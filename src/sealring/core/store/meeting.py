@@ -27,14 +27,14 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from sealring.core.links.rendezvous import StoreCalls
 from sealring.errors import (
+    CertificateRefused,
     ConfigurationError,
     DuplicateRank,
     HandshakeError,
     MalformedSetup,
+    PeerIncompatible,
     PeerUnreachable,
-    UnknownAuthority,
-    WrongJob,
-    WrongWorldSize,
+    WrongPeer,
 )
 from sealring.formats.strict import read_json
 
@@ -64,21 +64,24 @@ class Launcher:
     def contradiction(self, other: Launcher) -> HandshakeError | None:
         who = f"machine {other.machine} ({other.host})"
         if other.machines != self.machines:
-            return WrongWorldSize(
+            return PeerIncompatible(
                 f"{who} was started with --nnodes {other.machines}, machine {self.machine} "
-                f"({self.host}) with --nnodes {self.machines}"
+                f"({self.host}) with --nnodes {self.machines}",
+                code="handshake.wrong_world_size",
             )
         if other.job != self.job:
-            return WrongJob(
+            return WrongPeer(
                 f"{who} was started for job {other.job!r}, machine {self.machine} ({self.host}) "
-                f"for job {self.job!r}"
+                f"for job {self.job!r}",
+                code="handshake.wrong_job",
             )
         if other.fingerprint != self.fingerprint:
-            return UnknownAuthority(
+            return CertificateRefused(
                 f"{who} has another job secret: its fingerprint is "
                 f"{other.fingerprint or 'missing'}, and that of machine {self.machine} "
                 f"({self.host}) is {self.fingerprint or 'missing'}. Copy one secret file to all "
-                "machines"
+                "machines",
+                code="handshake.unknown_authority",
             )
         if other.machine == self.machine and other.instance != self.instance:
             return DuplicateRank(
@@ -277,7 +280,10 @@ class Meeting(RendezvousHandler):
 
 
 _CONTRADICTIONS: Final[dict[str, type[HandshakeError]]] = {
-    kind.code: kind for kind in (DuplicateRank, UnknownAuthority, WrongJob, WrongWorldSize)
+    "handshake.duplicate_rank": DuplicateRank,
+    "handshake.unknown_authority": CertificateRefused,
+    "handshake.wrong_job": WrongPeer,
+    "handshake.wrong_world_size": PeerIncompatible,
 }
 
 
@@ -286,7 +292,7 @@ def _told(text: bytes) -> HandshakeError:
     try:
         code, message = read_json(text, _MOST_BYTES)
         clean = "".join(each if each.isprintable() else "?" for each in str(message))
-        return _CONTRADICTIONS[code](clean)
+        return _CONTRADICTIONS[code](clean, code=code)
     except (ValueError, TypeError, KeyError):
         return MalformedSetup("another launcher reported a problem that cannot be read")
 

@@ -21,7 +21,7 @@ from sealring.errors import (
     AttestationError,
     LogError,
     MalformedRun,
-    NotAttested,
+    PeerNotAdmitted,
     PolicyRefusal,
     WrongLog,
     named,
@@ -81,7 +81,10 @@ def _check_evidence(
     if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
         text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
         when = f"{claimed.verified_at:%Y-%m-%d %H:%M} UTC"
-        fault(Fault.EVIDENCE, NotAttested(f"{text} was verified at {when}"))
+        fault(
+            Fault.EVIDENCE,
+            PeerNotAdmitted(f"{text} was verified at {when}", code="handshake.not_attested"),
+        )
         return
     try:
         evidence = run.evidence(claimed.evidence_digest)

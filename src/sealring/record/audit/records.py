@@ -17,8 +17,6 @@ from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.verification import VerifiedPeer
 from sealring.errors import (
-    CertificateExpired,
-    CertificateNotYetValid,
     ForkedLog,
     LogError,
     MalformedStatement,
@@ -400,7 +398,7 @@ def _read(
 def _fault_of(problem: SealringError) -> Fault:
     if isinstance(problem, MalformedStatement):
         return Fault.UNREADABLE
-    if isinstance(problem, CertificateExpired | CertificateNotYetValid):
+    if problem.code in ("handshake.certificate_expired", "handshake.certificate_not_yet_valid"):
         return Fault.OUTSIDE_DATES
     return Fault.FORGED
 

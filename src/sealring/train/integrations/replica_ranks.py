@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from sealring.errors import ConfigurationError, DuplicateRank, WrongRank
+from sealring.errors import ConfigurationError, DuplicateRank, WrongPeer
 
 _NUMBER: Final = re.compile(r"[0-9]+\Z")
 
@@ -44,8 +44,9 @@ def check_members(members: Sequence[int], position: int, own: int, size: int) ->
         )
     listed = members[position] if 0 <= position < len(members) else None
     if listed != own:
-        raise WrongRank(
+        raise WrongPeer(
             f"the quorum lists this worker as rank {listed} of the job, and it is rank {own}: pass "
             "replica_id to the Manager on every rank. If that is done, the lighthouse is wrong",
             peer=own,
+            code="handshake.wrong_rank",
         )

@@ -40,12 +40,7 @@ from sealring.attest.evidence.rules import (
 )
 from sealring.attest.evidence.tpm.structures import BANKS, SHA256, SHA384
 from sealring.attest.evidence.worker import DescribedWorker
-from sealring.errors import (
-    ForgedEvidence,
-    MalformedEvidence,
-    MeasurementNotAllowed,
-    UnknownEvidence,
-)
+from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 
 IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
 PCR: Final = 10
@@ -233,7 +228,7 @@ def _read_rules(table: Table, name: str) -> ImaRules | None:
 
 
 class _Ima(Rule):
-    refusal = MeasurementNotAllowed
+    refusal = "policy.measurement_not_allowed"
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         ima: ImaRules | None = rules["ima"]
