@@ -57,10 +57,10 @@ class Chip:
 @pytest.fixture(scope="module")
 def chip() -> Iterator[Chip]:
     with swtpm.running() as address, Tpm.open(address) as tpm:
-        with tpm.primary(machine_module._EK_P256) as (_, public):
+        with tpm.primary(machine_module.EK_P256) as (_, public):
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
         maker = Maker(ek=ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key())
-        with tpm.primary(machine_module._EK_RSA) as (_, public):
+        with tpm.primary(machine_module.EK_RSA) as (_, public):
             modulus = int.from_bytes(public[-256:], "big")
         other = issue(
             "endorsement key", maker.signer, ca=False, days=100, usage=["key_encipherment"],

@@ -142,7 +142,7 @@ def tpm_of(maker: Maker, folder: Path) -> Iterator[str]:
     state.mkdir()
     with swtpm.running(state) as address:
         with Tpm.open(address) as tpm:
-            with tpm.primary(machine_module._EK_P256) as (_, public):
+            with tpm.primary(machine_module.EK_P256) as (_, public):
                 x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
             key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
             own = issue(

@@ -47,7 +47,7 @@ def test_simulated_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_tpms_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as address:
         with Tpm.open(address) as tpm:
-            with tpm.primary(machine_module._EK_P256) as (_, public):
+            with tpm.primary(machine_module.EK_P256) as (_, public):
                 x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
             maker = Maker(ek=ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key())
             store(tpm, 0x01C0000A, maker.ek.der)

@@ -26,7 +26,7 @@ from sealring.attest.evidence.cache import read_policy
 from sealring.attest.evidence.claims import claims_in
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
-from sealring.attest.evidence.tpm.credential import _derive, check_ak, subject
+from sealring.attest.evidence.tpm.credential import check_ak, kdfa, subject
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.core.identity.certificates import make_authority
 from sealring.errors import NotBound, PolicyRefusal, SealringError, WorkerRevoked
@@ -94,7 +94,7 @@ class MintedTpm:
         own = MAKER.ek.key.public_key().public_numbers().x.to_bytes(32, "big")
         shared = MAKER.ek.key.exchange(ec.ECDH(), point)
         seed = ConcatKDFHash(hashes.SHA256(), 32, b"IDENTITY\0" + x + own).derive(shared)
-        key = _derive(seed, b"STORAGE", check_ak(MAKER.ak).name, 16)
+        key = kdfa(seed, b"STORAGE", check_ak(MAKER.ak).name, 16)
         return taken(Cipher(AES(key), CFB(bytes(16))).decryptor().update(hidden))[0]
 
 
@@ -220,7 +220,7 @@ def test_a_tpm_that_cannot_open_its_credential(tmp_path: Path) -> None:
 @swtpm.needs_swtpm
 def test_a_real_tpm_in_software_joins(tmp_path: Path) -> None:
     with swtpm.running() as address, Tpm.open(address) as tpm:
-        with tpm.primary(machine_module._EK_P256) as (_, public):
+        with tpm.primary(machine_module.EK_P256) as (_, public):
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
         key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
         maker = Maker(ek=key)

@@ -343,8 +343,8 @@ def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
             sock.send(b"\x16")
 
         async def half_a_request(worker: Worker) -> None:
-            await worker.client._stream.write(b"POST /kbs/v0/auth HTTP/1.1\r\n")
-            good(await worker.client._receive())
+            await worker.client.stream.write(b"POST /kbs/v0/auth HTTP/1.1\r\n")
+            good(await worker.client.receive())
 
         assert type(refused(broker, half_a_request)) is RequestTooSlow
         for sock in slow:
@@ -372,10 +372,10 @@ def test_connections_beyond_the_limit_end_the_oldest_that_is_idle(place: Place) 
 def test_two_requests_in_one_breath_are_both_answered(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         head = f"POST {AUTH} HTTP/1.1\r\nHost: here\r\nContent-Length: {len(HELLO)}\r\n\r\n"
-        await worker.client._stream.write(2 * (head.encode() + HELLO))
+        await worker.client.stream.write(2 * (head.encode() + HELLO))
         received = b""
         while received.count(b"HTTP/1.1 200") < 2:
-            more = await worker.client._stream.read()
+            more = await worker.client.stream.read()
             assert more
             received += more
 
@@ -393,8 +393,8 @@ def test_noise_instead_of_tls_and_of_http(broker: Running) -> None:
                     pass
 
     async def act(worker: Worker) -> None:
-        await worker.client._stream.write(b"\x00\x01\x02 not http at all\r\n\r\n")
-        good(await worker.client._receive())
+        await worker.client.stream.write(b"\x00\x01\x02 not http at all\r\n\r\n")
+        good(await worker.client.receive())
 
     assert type(refused(broker, act)) is MalformedRequest
     broker.join(0)

@@ -330,7 +330,7 @@ def test_a_chore_that_fails_is_done_again_and_ends_no_other(
                 raise RuntimeError("once")
 
         own = Renewing(place.keys, ["localhost"], Limits(), lambda *_: Response(500, b""))
-        chores = asyncio.create_task(server._chores(broker, own, publish))
+        chores = asyncio.create_task(server.run_chores(broker, own, publish))
         async with asyncio.timeout(60):
             await enough.wait()
         chores.cancel()

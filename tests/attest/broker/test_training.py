@@ -19,10 +19,9 @@ PATIENCE = timedelta(seconds=60)
 
 
 def serial() -> int:
-    from sealring.attest.broker.enrolment import _enrolments
+    from sealring.attest.broker.enrolment import this_worker
 
-    (*_, newest) = _enrolments.values()
-    return newest.certificate.serial_number
+    return this_worker().certificate.serial_number
 
 
 def trains_across_renewals(rank: int, world: int) -> tuple[int, int, float]:

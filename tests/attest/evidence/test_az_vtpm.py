@@ -28,7 +28,7 @@ from sealring.attest.evidence.az_vtpm import (
 )
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.intel import canonical_quote, quote_size
-from sealring.attest.evidence.snp import _check_signature, parse_report
+from sealring.attest.evidence.snp import check_report_signature, parse_report
 from sealring.attest.evidence.tpm.verify import verify_quote
 from sealring.errors import (
     AttestationError,
@@ -190,7 +190,7 @@ def test_a_real_genoa_of_azure_is_read_and_its_quote_verifies() -> None:
     _, pcrs = verify_quote(parts["quote"], parts["signature"], hcl.key, parts["pcrs"])
     assert len(pcrs) == 22
     # The file holds the chip's certificate alone, without AMD's above it.
-    _check_signature(report, load_certificate(chain[0]))
+    check_report_signature(report, load_certificate(chain[0]))
     assert report.tcb[6] == 23
     with pytest.raises(UntrustedChain):
         verify_hcl_report(raw, chain, Trust.pinned(now=THEN))

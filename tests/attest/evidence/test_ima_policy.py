@@ -180,7 +180,7 @@ def test_evidence_without_a_list_leaves_the_rule_open_by_name() -> None:
 def real() -> Iterator[tuple[Tpm, Maker]]:
     """A TPM in software whose PCR 10 was extended with GOOD, as a kernel does."""
     with swtpm.running() as address, Tpm.open(address) as tpm:
-        with tpm.primary(machine_module._EK_P256) as (_, public):
+        with tpm.primary(machine_module.EK_P256) as (_, public):
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
         yield tpm, Maker(ek=ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key())
 

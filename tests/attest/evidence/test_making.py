@@ -235,6 +235,11 @@ def test_a_tdx_guest_of_azures_has_its_report_quoted_by_the_metadata_service() -
     assert asked[0] == ("/acc/tdquote", report)
 
 
+def written(out: Any, kind: Any) -> Any:
+    """What a C function writes into, which the caller gave it by reference."""
+    return ctypes.cast(out, ctypes.POINTER(kind)).contents
+
+
 class Nvml:
     """NVIDIA's library, with one GPU; `outcome` is what it answers to a request for a report."""
 
@@ -250,22 +255,22 @@ class Nvml:
         return 0
 
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 1
+        written(count, ctypes.c_uint).value = 1
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
-        device._obj.value = 1 + index.value
+        written(device, ctypes.c_void_p).value = 1 + index.value
         return 0
 
     def nvmlDeviceGetConfComputeGpuCertificate(self, device: Any, certificate: Any) -> int:
-        filled: GpuCertificate = certificate._obj
+        filled = written(certificate, GpuCertificate)
         text = pem(GPU.device, GPU.boot, GPU.provisioner, GPU.identity, GPU.root).encode()
         ctypes.memmove(filled.attestation_chain, text, len(text))
         filled.attestation_chain_size = len(text)
         return 0
 
     def nvmlDeviceGetConfComputeGpuAttestationReport(self, device: Any, report: Any) -> int:
-        filled: GpuReport = report._obj
+        filled = written(report, GpuReport)
         made = GPU.report(bytes(filled.nonce))
         ctypes.memmove(filled.report, made, len(made))
         filled.size = len(made)

@@ -16,15 +16,15 @@ from typer.testing import CliRunner, Result
 
 from sealring.attest.evidence import Evidence, Trust, describe_evidence, judge, parse_policy
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
-from sealring.attest.evidence.az_vtpm import _hash, canonical_hcl_report, parse_hcl_report
+from sealring.attest.evidence.az_vtpm import canonical_hcl_report, parse_hcl_report
 from sealring.attest.evidence.chains import VerifiedChain, check_issued, load_certificate
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.intel import canonical_quote, quote_size
 from sealring.attest.evidence.policy import explain
 from sealring.attest.evidence.policy_writing import check_admits, new_policy, tables_from
 from sealring.attest.evidence.snp import (
-    _check_signature,
     canonical_report,
+    check_report_signature,
     claims_of,
     parse_report,
 )
@@ -265,7 +265,7 @@ def admitted(worker: DescribedWorker) -> DescribedWorker:
 
 def under_key(raw: bytes, leaf: bytes, product: str) -> DescribedWorker:
     report, key = parse_report(raw), load_certificate(leaf)
-    _check_signature(report, key)
+    check_report_signature(report, key)
     end = key.not_valid_after_utc
     claims = claims_of(report, VerifiedChain((key,), "", end, (), ()), product)
     now = datetime(2025, 6, 1, tzinfo=UTC)
@@ -285,7 +285,7 @@ def test_a_real_genoa_of_azure() -> None:
     hcl = parse_hcl_report(bytes(fields["report"]))
     leaf = base64.b64decode("".join(fields["vcek"].strip().splitlines()[1:-1]))
     worker = under_key(hcl.report, leaf, "Genoa")
-    assert parse_report(hcl.report).report_data == _hash(hcl)
+    assert parse_report(hcl.report).report_data == hcl.bound
     quoted = fields["quote"]
     signature = bytes.fromhex("0014000b0100") + bytes(quoted["signature"])
     values = b"".join(map(bytes, quoted["pcrs"]))

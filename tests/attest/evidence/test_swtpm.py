@@ -46,7 +46,7 @@ def tpm() -> Iterator[Tpm]:
 @pytest.fixture(scope="module")
 def maker(tpm: Tpm) -> Maker:
     """Certifies this TPM's EK and stores the certificate where makers do."""
-    with tpm.primary(machine_module._EK_P256) as (_, public):
+    with tpm.primary(machine_module.EK_P256) as (_, public):
         x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
     key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
     made = Maker(ek=key)
@@ -174,11 +174,11 @@ def test_a_tpm_whose_attestation_key_has_a_certificate() -> None:
     with running() as address, Tpm.open(address) as tpm:
         with pytest.raises(TpmFailed, match="no certificate for an attestation key"):
             CertifiedTpmMachine(tpm, ())
-        with tpm.primary(machine_module._AK) as (_, ak):
+        with tpm.primary(machine_module.AK_TEMPLATE) as (_, ak):
             key = parse_public(ak).key
         maker = Maker(ak_certified=key)
         store(tpm, 0x01C10002, maker.ak_certificate.der + bytes(9))
-        store(tpm, 0x01C10003, machine_module._AK)
+        store(tpm, 0x01C10003, machine_module.AK_TEMPLATE)
         machine = CertifiedTpmMachine(tpm, maker.chain[1:])
         evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, maker.trust())
@@ -202,7 +202,7 @@ def test_a_tpm_that_keeps_only_sha_384(tmp_path: Path) -> None:
             digest = hashlib.sha384(event.content).digest()
             values = (1).to_bytes(4, "big") + (12).to_bytes(2, "big") + digest
             tpm.call("PCR_Extend", 0x182, (event.pcr,), (PASSWORD,), values)
-        with tpm.primary(machine_module._EK_P256) as (_, public):
+        with tpm.primary(machine_module.EK_P256) as (_, public):
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
         key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
         maker = Maker(ek=key)
@@ -229,8 +229,8 @@ unchecked = ["pcr0", "pcr7", "ima"]
 @pytest.mark.parametrize("kind", ["secp384r1", "rsa3072"])
 def test_a_tpm_with_a_larger_endorsement_key(kind: str) -> None:
     index, template = {
-        "secp384r1": (0x01C00016, machine_module._EK_P384),
-        "rsa3072": (0x01C0001C, machine_module._EK_RSA_3072),
+        "secp384r1": (0x01C00016, machine_module.EK_P384),
+        "rsa3072": (0x01C0001C, machine_module.EK_RSA_3072),
     }[kind]
     with running() as address, Tpm.open(address) as tpm:
         with tpm.primary(template) as (_, public):

@@ -117,7 +117,7 @@ class Enrolment:
         """For the groups: it ends with the certificate."""
         self._joined = self._join(min(_JOIN_SECONDS, max(0.0, deadline - time.monotonic())))
         self._extend_lease(self._joined)
-        threading.Thread(target=self._renew, name="sealring-renewal", daemon=True).start()
+        threading.Thread(target=self._keep_renewed, name="sealring-renewal", daemon=True).start()
         atexit.register(self._leave)
 
     def credentials(self, deadline: float) -> Credentials:
@@ -196,12 +196,12 @@ class Enrolment:
     def _join(self, seconds: float) -> Joined:
         return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))
 
-    def _renew(self) -> None:
+    def _keep_renewed(self) -> None:
         """Renews again and again, until the certificate ends or the broker decides against it."""
         due = self._when_due()
         while not self._stop.wait(due):
             try:
-                self._renew_once()
+                self.renew()
                 due = self._when_due()
                 continue
             except Exception as problem:
@@ -215,7 +215,8 @@ class Enrolment:
                 )  # fmt: skip
             due = min(_PAUSE, self._left())
 
-    def _renew_once(self) -> None:
+    def renew(self) -> None:
+        """A new certificate, and who is out by then."""
         joined = self._join(self._left())
         with self._lock:
             self._joined = joined

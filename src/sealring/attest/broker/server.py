@@ -300,7 +300,7 @@ async def serving(
         return response_of(error, path)
 
     server = Server(keys, names, limits, explain)
-    chores = asyncio.create_task(_chores(broker, server, publish))
+    chores = asyncio.create_task(run_chores(broker, server, publish))
     try:
         async with contextlib.AsyncExitStack() as stack:
             port = await stack.enter_async_context(server.listening(*listen, worker_routes(broker)))
@@ -317,7 +317,7 @@ async def serving(
         broker.close()
 
 
-async def _chores(broker: Broker, server: Server, publish: Callable[[], object] | None) -> None:
+async def run_chores(broker: Broker, server: Server, publish: Callable[[], object] | None) -> None:
     renewed = time.monotonic()
     while True:
         if publish is not None:

@@ -36,7 +36,7 @@ class Client:
         self, stream: TlsStream, host: str, answered: Callable[[], None] = lambda: None
     ) -> None:
         """`answered` is called after each answer."""
-        self._stream = stream
+        self.stream = stream
         self._host = host
         self._answered = answered
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=16 << 10)
@@ -55,8 +55,8 @@ class Client:
         data += self._http.send(h11.Data(data=body)) or b""
         data += self._http.send(h11.EndOfMessage()) or b""
         try:
-            await self._stream.write(data)
-            response = await self._receive()
+            await self.stream.write(data)
+            response = await self.receive()
             self._answered()
             return response
         except h11.ProtocolError as problem:
@@ -64,13 +64,14 @@ class Client:
         except (OSError, SSL.Error):
             raise BrokerUnreachable(f"the broker at {self._host} closed the connection") from None
 
-    async def _receive(self) -> Response:
+    async def receive(self) -> Response:
+        """The next answer."""
         head: h11.Response | None = None
         body = bytearray()
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                data = await self._stream.read()
+                data = await self.stream.read()
                 if not data:
                     raise BrokerUnreachable(f"the broker at {self._host} closed the connection")
                 self._http.receive_data(data)
@@ -93,11 +94,11 @@ class Client:
                 raise malformed(self._host, "does not speak HTTP/1.1")
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()
 
     def abort(self) -> None:
         """Drops what was not sent yet, which a broker that does not read would never take."""
-        self._stream.abort()
+        self.stream.abort()
 
 
 T = TypeVar("T")

@@ -56,6 +56,11 @@ class HclReport:
     key: rsa.RSAPublicKey
     secure_boot: bool
 
+    @property
+    def bound(self) -> bytes:
+        """What the hardware's report data must be."""
+        return hashlib.sha256(self.text).digest().ljust(64, b"\0")
+
 
 def parse_hcl_report(data: bytes) -> HclReport:
     cursor = Cursor(data, "the paravisor's report", "little")
@@ -145,7 +150,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
     check_spelling(raw, canonical_hcl_report(raw), "the paravisor's report")
     check_spelling(td_quote, canonical_quote(td_quote), "the quote")
     launched, bound = verify_td_quote(td_quote, TDX, trust)
-    if bound != _hash(hcl):
+    if bound != hcl.bound:
         raise NotBound("the TDX quote is not about these claims of the paravisor")
     return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log, ima))
 
@@ -158,7 +163,7 @@ def verify_hcl_report(
     if hcl.kind != HCL_SNP:
         raise UnknownEvidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
     report, verified, product = verify_report(hcl.report, chain, trust)
-    if report.report_data != _hash(hcl):
+    if report.report_data != hcl.bound:
         raise NotBound("the SNP report is not about these claims of the paravisor")
     return report, verified, product, hcl
 
@@ -181,10 +186,6 @@ def _booted(
         **measured(ima, pcrs, quote.bank),
         guest={**launched.guest, "insecure_boot": int(not hcl.secure_boot)},
     )
-
-
-def _hash(hcl: HclReport) -> bytes:
-    return hashlib.sha256(hcl.text).digest().ljust(64, b"\0")
 
 
 # The launch measurement is the paravisor's; only PCRs tell what the guest itself booted.

@@ -217,7 +217,7 @@ def verify_report(
     verified = verify_chain(chain, trust.amd, trust)
     product = trust.amd[verified.root]
     _check_role(report, verified, product)
-    _check_signature(report, verified.leaf)
+    check_report_signature(report, verified.leaf)
     reported, certified = _tcb(report.tcb, product), _tcb_of_key(verified.leaf, product)
     if reported != certified:
         raise ForgedEvidence(f"the key is for the TCB {certified}, and the report says {reported}")
@@ -243,7 +243,7 @@ def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
             raise ForgedEvidence(f"the key is for {stated}, and its root is {product}'s")
 
 
-def _check_signature(report: Report, leaf: x509.Certificate) -> None:
+def check_report_signature(report: Report, leaf: x509.Certificate) -> None:
     key = leaf.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ForgedEvidence("the SNP key is not on P-384")

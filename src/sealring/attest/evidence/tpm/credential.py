@@ -174,10 +174,10 @@ def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
         info = _LABEL + x + theirs_x
         seed = ConcatKDFHash(algorithm, seed_bytes, info).derive(ours.exchange(ec.ECDH(), ek))
         locked = _sized(x) + _sized(y)
-    storage = _derive(seed, b"STORAGE", name, cipher_bytes, algorithm)
+    storage = kdfa(seed, b"STORAGE", name, cipher_bytes, algorithm)
     cipher = Cipher(AES(storage), CFB(bytes(16))).encryptor()
     hidden = cipher.update(_sized(secret)) + cipher.finalize()
-    outer = hmac.HMAC(_derive(seed, b"INTEGRITY", b"", seed_bytes, algorithm), algorithm)
+    outer = hmac.HMAC(kdfa(seed, b"INTEGRITY", b"", seed_bytes, algorithm), algorithm)
     outer.update(hidden + name)
     return _sized(_sized(outer.finalize()) + hidden) + _sized(locked)
 
@@ -195,7 +195,7 @@ def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
     )
 
 
-def _derive(
+def kdfa(
     seed: bytes,
     label: bytes,
     context: bytes,

@@ -60,26 +60,26 @@ _TRIES: Final = 8
 _POLICY: Final = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
 _AES_128_CFB: Final = bytes.fromhex("000600800043")
 _EK_HEAD: Final = bytes.fromhex("000b000300b20020") + _POLICY + _AES_128_CFB
-_EK_RSA: Final = (
+EK_RSA: Final = (
     b"\x00\x01" + _EK_HEAD + bytes.fromhex("0010080000000000") + b"\x01\x00" + bytes(256)
 )
-_EK_P256: Final = (
+EK_P256: Final = (
     b"\x00\x23" + _EK_HEAD + bytes.fromhex("001000030010") + 2 * (b"\x00\x20" + bytes(32))
 )
 _EK_HIGH: Final = bytes.fromhex("000c000300f20030") + EITHER_POLICY + bytes.fromhex("000601000043")
-_EK_P384: Final = b"\x00\x23" + _EK_HIGH + bytes.fromhex("001000040010") + bytes(4)
-_EK_RSA_3072: Final = b"\x00\x01" + _EK_HIGH + bytes.fromhex("00100c0000000000") + bytes(2)
+EK_P384: Final = b"\x00\x23" + _EK_HIGH + bytes.fromhex("001000040010") + bytes(4)
+EK_RSA_3072: Final = b"\x00\x01" + _EK_HIGH + bytes.fromhex("00100c0000000000") + bytes(2)
 _EKS: Final = (
-    (0x01C0000A, 0x8101000A, _EK_P256),
-    (0x01C00002, 0x81010001, _EK_RSA),
-    (0x01C00016, 0x81010016, _EK_P384),
-    (0x01C0001C, 0x8101001C, _EK_RSA_3072),
+    (0x01C0000A, 0x8101000A, EK_P256),
+    (0x01C00002, 0x81010001, EK_RSA),
+    (0x01C00016, 0x81010016, EK_P384),
+    (0x01C0001C, 0x8101001C, EK_RSA_3072),
 )
 _EK_KINDS: Final = {
-    "secp256r1": _EK_P256, "rsa2048": _EK_RSA, "secp384r1": _EK_P384, "rsa3072": _EK_RSA_3072,
+    "secp256r1": EK_P256, "rsa2048": EK_RSA, "secp384r1": EK_P384, "rsa3072": EK_RSA_3072,
 }  # fmt: skip
 # A restricted ECDSA key on P-256, whose name is hashed with SHA-256.
-_AK: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
+AK_TEMPLATE: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class TpmMachine:
         self._others = [(one, chain) for one, chain in chains if chain is not None]
 
     def introduction(self) -> Introduction:
-        with self._tpm.primary(_AK) as (_, ak):
+        with self._tpm.primary(AK_TEMPLATE) as (_, ak):
             return Introduction(self._chain, ak, tuple(chain for _, chain in self._others))
 
     def attest(
@@ -141,7 +141,7 @@ class TpmMachine:
 
         `others` are those for the other EKs; None for one that the verifier does not know.
         """
-        with self._tpm.primary(_AK) as (ak_handle, ak):
+        with self._tpm.primary(AK_TEMPLATE) as (ak_handle, ak):
             secrets, shown = [self._opened(self._first, ak_handle, blob)], []
             for (one, _), sealed in zip(self._others, others, strict=False):
                 if sealed is None:
