@@ -136,7 +136,7 @@ def _serve(folder: Path, there: Any) -> None:
     from sealring.attest.broker.keys import open_broker_keys
     from sealring.attest.broker.server import serving
     from sealring.attest.broker.service import Broker, Rules
-    from sealring.attest.broker.sqlite import SqliteStore
+    from sealring.attest.broker.store import SqliteStore
     from sealring.attest.evidence.cache import read_policy, trust_in
     from sealring.formats.http import Limits
 

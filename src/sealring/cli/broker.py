@@ -310,7 +310,7 @@ def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerK
     from sealring.attest.broker.authenticated import VersionNote
     from sealring.attest.broker.etcd import EtcdStore
     from sealring.attest.broker.keys import open_broker_keys
-    from sealring.attest.broker.sqlite import SqliteStore
+    from sealring.attest.broker.store import SqliteStore
 
     keys = open_broker_keys(ca)
     folder = state or ca

@@ -22,7 +22,7 @@ from sealring.attest.broker import audit, server
 from sealring.attest.broker.authenticated import Source
 from sealring.attest.broker.client import BrokerClient
 from sealring.attest.broker.ledger import Applicant, Ledger
-from sealring.attest.broker.sqlite import SqliteStore
+from sealring.attest.broker.store import SqliteStore
 from sealring.core.identity.names import WorkerName
 from sealring.errors import RankTaken, WorkerRevoked
 from sealring.formats.http import Handle, Limits, Request, Response

@@ -20,8 +20,7 @@ from sealring.attest.broker.keys import BrokerKeys, open_broker_keys
 from sealring.attest.broker.ledger import Ledger
 from sealring.attest.broker.server import serving
 from sealring.attest.broker.service import Broker, Rules
-from sealring.attest.broker.sqlite import SqliteStore
-from sealring.attest.broker.store import Store, View
+from sealring.attest.broker.store import SqliteStore, Store, View
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.attesters import make_simulator
 from sealring.attest.evidence.cache import read_policy, trust_in

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sealring.attest.broker import audit
-from sealring.attest.broker.sqlite import SqliteStore
-from sealring.attest.broker.store import View
+from sealring.attest.broker.store import SqliteStore, View
 from sealring.errors import BrokenAuditLog, StoreUnavailable
 from sealring.formats.log.notes import Kind, Signer
 from tests.record.statements import slow

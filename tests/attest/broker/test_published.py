@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sealring.attest.broker import audit, server
 from sealring.attest.broker.audit import PublishedLog
 from sealring.attest.broker.ledger import Ledger
-from sealring.attest.broker.sqlite import SqliteStore
+from sealring.attest.broker.store import SqliteStore
 from sealring.cli import app
 from sealring.errors import (
     BrokenAuditLog,

@@ -1,17 +1,16 @@
 """Who may be which rank, decided by evidence: the broker, and a worker's way to it.
 
-keys        a broker's keys, all from its authority's; the certificates that it issues
-nonces      given out without a memory, used once
+keys        a broker's keys, all from its authority's; the certificates that it issues; the data
+            keys that it gives out
 envelopes   what is given out, sealed to the worker (JWE)
-tokens      the verdict as a token (EAR)
+tokens      nonces, and the verdict as a token (EAR): known again without having been kept
 messages    the KBS protocol's JSON
-store       decisions as functions on a view, committed whole; sqlite and etcd keep it
+store       decisions as functions on a view, committed whole, in SQLite; etcd keeps them too
 authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
 audit       the log of decisions, a Merkle tree of which every root is signed
             and published as a folder that witnesses see grow
 ledger      who holds which rank, what was used; machines and ranks that may not join
 strangers   what was refused before anything was proven, counted
-data_keys   the files that hold them
 service     the broker without a network
 vault_records  what a job's vaults last held, so that a rollback is seen
 guests  the same for stock KBS clients, which are no rank of a job

@@ -7,7 +7,8 @@ either.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,8 +23,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from sealring.core.identity.authority import open_authority
 from sealring.core.identity.certificates import CLOCK_SKEW, issue
 from sealring.core.identity.loading import public_key_from_der
-from sealring.core.identity.names import WorkerName
-from sealring.errors import ConfigurationError
+from sealring.core.identity.names import WorkerName, is_resource
+from sealring.core.identity.process import read_private
+from sealring.errors import BrokerError, BrokerMisconfigured, ConfigurationError, NoSuchResource
 from sealring.formats.log.broker_entries import broker_name, log_of_broker
 from sealring.formats.log.notes import Kind, Signer
 
@@ -140,3 +142,31 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name.lower())
     except ValueError:
         raise ConfigurationError(f"--name {name!r} is not a host's name") from None
+
+
+_LOG = logging.getLogger("sealring.attest.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class DataKeys:
+    directory: Path | None
+
+    def check(self, paths: Iterable[str]) -> None:
+        """At the start: raises if a data key is there and cannot be used."""
+        for path in paths:
+            if self.directory is not None and (self.directory / path).exists():
+                read_private(self.directory / path, "the data key", ConfigurationError)
+
+    def read(self, path: str) -> bytes | BrokerError:
+        """The data key, or why the broker cannot give it. Raises if it cannot be a data key's."""
+        if not is_resource(path):
+            raise NoSuchResource("a resource is repository/type/tag")
+        if self.directory is None or not (self.directory / path).exists():
+            return NoSuchResource(f"the policy grants {path}, and the broker does not have it")
+        try:
+            return read_private(self.directory / path, "the data key", ConfigurationError)
+        except ConfigurationError as problem:
+            _LOG.error("%s", problem)
+            # Where its files lie is the broker's own matter.
+            said = str(problem).replace(str(self.directory / path), path)
+            return BrokerMisconfigured(f"the broker cannot use one of its files: {said}")

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.attest.broker import audit
-from sealring.attest.broker.nonces import KEPT_SECONDS
 from sealring.attest.broker.store import Row, View
-from sealring.attest.broker.tokens import Grant
+from sealring.attest.broker.tokens import KEPT_SECONDS, Grant
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerError,

@@ -29,12 +29,11 @@ from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.broker import audit, guests, ledger, nonces, strangers, vault_records
+from sealring.attest.broker import audit, guests, ledger, strangers, tokens, vault_records
 from sealring.attest.broker.clock import SteadyClock, boottime
 from sealring.attest.broker.credentials import challenge_of, credential_for
-from sealring.attest.broker.data_keys import DataKeys
 from sealring.attest.broker.envelopes import seal
-from sealring.attest.broker.keys import BrokerKeys, issue_to_worker
+from sealring.attest.broker.keys import BrokerKeys, DataKeys, issue_to_worker
 from sealring.attest.broker.ledger import Applicant, Ledger
 from sealring.attest.broker.messages import (
     LEAVE_PROOF,
@@ -137,8 +136,8 @@ class Broker:
     async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
         """A session, its nonce, and what else goes with it."""
         asked = parse_auth(request)
-        session = nonces.new_session(asked.tee)
-        nonce = nonces.make_nonce(self._keys.nonce_key, session, self._clock())
+        session = tokens.new_session(asked.tee)
+        nonce = tokens.make_nonce(self._keys.nonce_key, session, self._clock())
         if asked.hashes is not None:
             return session, nonce, _chosen_hash(asked.hashes)
         introduction = asked.introduction
@@ -172,7 +171,7 @@ class Broker:
 
     async def _attest_guest(self, session: str, sent: GuestAttestation) -> str:
         """A stock KBS client's: its session is open from then on."""
-        kind, nonce = kind_of(nonces.tee_in(session)), sent.challenge.nonce
+        kind, nonce = kind_of(tokens.tee_in(session)), sent.challenge.nonce
         seen = await self._verify(session, nonce, partial(self._judge_guest, kind, sent))
         guest = {
             "session": guests.digest_of(session),
@@ -195,7 +194,7 @@ class Broker:
     ) -> _Seen:
         """Evidence for a nonce of this session. One that it failed for is good for no other."""
         now, seconds = self._clock(), self._rules.policy.nonce_seconds
-        made = nonces.check_nonce(self._keys.nonce_key, session, nonce, now, seconds)
+        made = tokens.check_nonce(self._keys.nonce_key, session, nonce, now, seconds)
         self.strangers.require_unused(nonce)
         try:
             loop = asyncio.get_running_loop()
