@@ -19,9 +19,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from sealring import _native
 from sealring.core.engine.cuda.chunks import NO_FAILURE
+from sealring.vault.datasets.dataset import Stream
 from sealring.vault.datasets.gpu_loader import GpuLoader
 from sealring.vault.gpu_batches import Opened
 from sealring.vault.gpu_plan import Plan, SealedPart, SealedParts
+from sealring.vault.vault import Vault
 
 SALT_BYTES = 24
 KeyOf = Callable[[int], tuple[_native.Secret, bytes]]
@@ -132,13 +134,18 @@ def chunk_key(
 
 
 class HostLoader(GpuLoader):
-    """A GpuLoader on the device "cpu"."""
+    """A GpuLoader on the device "cpu". Its opener takes the keys from the vault itself."""
+
+    def __init__(self, stream: Stream, vault: Vault, *, ahead: int = 2) -> None:
+        self._shards = [(one, shard.part) for one in stream.datasets for shard in one.shards]
+        self._vault = vault
+        super().__init__(stream, "cpu", ahead=ahead)
 
     def make_opener(self, device: torch.device, files: SealedParts) -> HostOpener:
         def key_of(number: int) -> tuple[_native.Secret, bytes]:
-            dataset, shard = self._files._dataset(number)
-            opened = dataset._opened
-            return opened._keys.key(shard), bytes.fromhex(opened._places[shard].context)
+            dataset, part = self._shards[number]
+            place = self._vault.find(dataset.name, dataset.version).copy.place
+            return place.part_key(part), place.context(part)
 
         return HostOpener(key_of)
 

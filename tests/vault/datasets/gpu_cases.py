@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ def assert_same_epochs(loader: GpuLoader, other: Loader, epochs: int = 1) -> Non
             assert loader.state_dict() == other.state_dict()
 
 
-def check_every_world(made: type[GpuLoader], device: str, vault: Vault, **options: Any) -> None:
+def check_every_world(
+    made: Callable[..., GpuLoader], device: object, vault: Vault, **options: Any
+) -> None:
     """Each rank of each world, two epochs."""
     with packed(vault) as dataset:
         for world in (1, 2, 3):
@@ -77,7 +79,7 @@ def check_every_world(made: type[GpuLoader], device: str, vault: Vault, **option
                 loader.close()
 
 
-def check_resumed(made: type[GpuLoader], device: str, vault: Vault) -> None:
+def check_resumed(made: Callable[..., GpuLoader], device: object, vault: Vault) -> None:
     """Stopped anywhere, also between batches that were opened together; on other worlds."""
     with packed(vault) as dataset:
         for taken, world in ((1, 1), (7, 2), (30, 3)):
@@ -96,7 +98,9 @@ def check_resumed(made: type[GpuLoader], device: str, vault: Vault) -> None:
                 loader.close()
 
 
-def check_mixture(made: type[GpuLoader], device: str, vault: Vault, folder: Path) -> None:
+def check_mixture(
+    made: Callable[..., GpuLoader], device: object, vault: Vault, folder: Path
+) -> None:
     """Of two types of tokens."""
     seal_tokens(vault, folder / "other", "other", "uint32")
     with packed(vault) as one, packed(vault, "other") as two:
@@ -105,7 +109,7 @@ def check_mixture(made: type[GpuLoader], device: str, vault: Vault, folder: Path
         loader.close()
 
 
-def check_types(made: type[GpuLoader], device: str, vault: Vault, folder: Path) -> None:
+def check_types(made: Callable[..., GpuLoader], device: object, vault: Vault, folder: Path) -> None:
     for dtype in ("uint16", "uint32"):
         seal_tokens(vault, folder / dtype, dtype, dtype)
         with packed(vault, dtype, documents=True) as dataset:
@@ -120,7 +124,9 @@ def seal_arrays(vault: Vault, folder: Path) -> None:
     list(run_stages(vault, stages_of(Path(array_stages.__file__)), in_this_process))
 
 
-def check_arrays(made: type[GpuLoader], device: str, vault: Vault, folder: Path) -> None:
+def check_arrays(
+    made: Callable[..., GpuLoader], device: object, vault: Vault, folder: Path
+) -> None:
     """Samples as they are, in batches and one by one."""
     seal_arrays(vault, folder)
     for name, batch_size in (("equal", 4), ("short", 4), ("empty", 4), ("ragged", None)):

@@ -25,7 +25,6 @@ from sealring.vault.datasets.reading import (
     Samples,
     View,
     Windows,
-    read_rows,
 )
 from sealring.vault.datasets.shards import Shard, ShardReader
 from sealring.vault.vault import Vault
@@ -128,7 +127,7 @@ class Dataset(Closable, TorchDataset[Any]):
 
     def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
         self.require_open()
-        found = self._opened.items(self._view, shards, inside)
+        found = self._view.items(self._opened, shards, inside)
         return found if self._transform is None else [self._transform(one) for one in found]
 
     def fetch_rows(self, shards: Numbers, inside: Numbers) -> Rows | None:
@@ -136,7 +135,7 @@ class Dataset(Closable, TorchDataset[Any]):
         self.require_open()
         if not isinstance(self._view, Windows) or self._transform is not None:
             return None
-        return read_rows(self._opened, self._view, shards, inside)
+        return self._view.rows(self._opened, shards, inside)
 
     def _release(self) -> None:
         self._opened.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,8 +15,8 @@ from sealring.errors import ConfigurationError
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.dataset import Dataset, Stream
 from sealring.vault.datasets.order import Numbers
-from sealring.vault.datasets.reading import OPEN_SHARDS, View
-from sealring.vault.datasets.shards import ShardReader
+from sealring.vault.datasets.reading import View, put_rows
+from sealring.vault.datasets.shards import OpenShards, ShardReader
 from sealring.vault.gpu_batches import Batch, CudaOpener, GpuBatches, Opener, Seconds
 from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
 
@@ -135,9 +135,7 @@ class GpuLoader(Closable):
             chosen = np.flatnonzero(files == file)
             reader, view = self._files.reader(file), self._files.view(file)
             samples["offset"][chosen], samples["bytes"][chosen] = view.runs(reader, inside[chosen])
-            for name, values in view.beside(reader, inside[chosen]).items():
-                room = rows.setdefault(name, np.empty((len(files), values.shape[1]), np.int64))
-                room[chosen] = values
+            put_rows(rows, len(files), chosen, view.beside(reader, inside[chosen]))
         return samples, rows
 
 
@@ -147,7 +145,7 @@ class _Shards:
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self._datasets = datasets
         self._ends = np.cumsum([len(dataset.shards) for dataset in datasets], dtype=np.int64)
-        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+        self._open = OpenShards()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -167,11 +165,7 @@ class _Shards:
     def reader(self, number: int) -> ShardReader:
         dataset, shard = self._dataset(number)
         dataset.require_open()
-        found = self._readers.pop(number, None)
-        if found is None:
-            found = dataset.new_reader(shard)
-        self._readers[number] = found
-        return found
+        return self._open.get(number, lambda _: dataset.new_reader(shard))
 
     def _dataset(self, number: int) -> tuple[Dataset, int]:
         source = int(np.searchsorted(self._ends, number, side="right"))
@@ -180,9 +174,7 @@ class _Shards:
 
     def trim(self) -> None:
         """Closes what was not used for longest. Not while a batch is read: it may need them all."""
-        while len(self._readers) > OPEN_SHARDS:
-            self._readers.popitem(last=False)[1].close()
+        self._open.trim()
 
     def close(self) -> None:
-        while self._readers:
-            self._readers.popitem()[1].close()
+        self._open.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,12 +16,17 @@ from sealring.vault.datasets.building import sealed_place
 from sealring.vault.datasets.fields import Field, decoder
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading_keys import ReadingKeys
-from sealring.vault.datasets.shards import Index, Offsets, ShardReader, index_of
+from sealring.vault.datasets.shards import (
+    Index,
+    Offsets,
+    OpenShards,
+    ShardReader,
+    groups,
+    index_of,
+)
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 
-OPEN_SHARDS: Final = 64
-"""Shards that are open at the same time."""
 _READ_BYTES: Final = 64 << 20
 _DOCUMENT: Final = "document"
 
@@ -42,6 +46,17 @@ class Form(NamedTuple):
     """Whether a batch has the tensor `document` beside it."""
 
 
+class Run(NamedTuple):
+    """Items that were read at once, all of one shard."""
+
+    reader: ShardReader
+    places: Numbers
+    """Which they are of those that were asked for."""
+    plain: memoryview
+    """Their bytes, until the thread reads again."""
+    sizes: Offsets
+
+
 class View(Protocol):
     """What of a shard is an item, and what it looks like."""
 
@@ -51,9 +66,8 @@ class View(Protocol):
     def runs(self, reader: ShardReader, numbers: Numbers) -> tuple[Offsets, Offsets]:
         """Where the items' bytes are."""
 
-    def items(
-        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
-    ) -> Iterator[Any]: ...
+    def items(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> list[Any]:
+        """Items of any shards, in the order that is asked for."""
 
     def form(self) -> Form:
         """How a device makes a tensor of items' bytes. Unsupported if they are none of a tensor."""
@@ -79,13 +93,14 @@ class Samples:
         starts = reader.offsets[numbers]
         return starts, reader.offsets[numbers + 1] - starts
 
-    def items(
-        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
-    ) -> Iterator[Any]:
-        at = 0
-        for size in sizes.tolist():
-            yield self._decode(plain[at : at + size])
-            at += size
+    def items(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> list[Any]:
+        found: list[Any] = [None] * len(shards)
+        for run in opened.runs(self, shards, numbers):
+            at = 0
+            for place, size in zip(run.places.tolist(), run.sizes.tolist(), strict=True):
+                found[place] = self._decode(run.plain[at : at + size])
+                at += size
+        return found
 
     def form(self) -> Form:
         dtype = self._fields[0].dtype if len(self._fields) == 1 else None
@@ -132,28 +147,26 @@ class Windows:
         ends = np.minimum(starts + np.uint64(self._bytes), np.uint64(reader.shard.bytes))
         return starts, ends - starts
 
-    def items(
-        self, reader: ShardReader, numbers: Numbers, plain: memoryview, sizes: Offsets
-    ) -> Iterator[Any]:
-        import torch
+    def items(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> list[Any]:
+        batch = self.rows(opened, shards, numbers).batch(0, len(shards))
+        return [{name: rows[one] for name, rows in batch.items()} for one in range(len(shards))]
 
-        shape = len(numbers), self.length
-        flat = np.frombuffer(plain, self.dtype)
-        counts = (sizes // np.uint64(self.dtype.itemsize)).astype(np.int64)
-        if bool((counts == self.length).all()):
-            tokens = flat.astype(np.int64).reshape(shape)
-        else:
-            tokens = np.full(shape, self.pad, dtype=np.int64)
-            at = 0
-            for row, count in enumerate(counts.tolist()):
-                tokens[row, :count] = flat[at : at + count]
-                at += count
-        rows = torch.from_numpy(tokens)
-        for row in range(len(numbers)):
-            item = {self.name: rows[row]}
-            if self._documents:
-                item[_DOCUMENT] = torch.from_numpy(self._document(reader, int(numbers[row])))
-            yield item
+    def rows(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> Rows:
+        tokens = np.empty((len(shards), self.length), dtype=self.dtype)
+        counts = np.empty(len(shards), dtype=np.int64)
+        beside: dict[str, Numbers] = {}
+        for reader, places, plain, sizes in opened.runs(self, shards, numbers):
+            put_rows(beside, len(shards), places, self.beside(reader, numbers[places]))
+            counts[places] = sizes // np.uint64(self.dtype.itemsize)
+            flat = np.frombuffer(plain, self.dtype)
+            if bool((counts[places] == self.length).all()):
+                tokens[places] = flat.reshape(len(places), self.length)
+                continue
+            ends = np.cumsum(counts[places])
+            for place, end in zip(places.tolist(), ends.tolist(), strict=True):
+                count = int(counts[place])
+                tokens[place, :count] = flat[end - count : end]
+        return Rows(self, tokens, counts, beside)
 
     def form(self) -> Form:
         item = self.dtype.itemsize if self.dtype.kind == "u" else -self.dtype.itemsize
@@ -194,22 +207,18 @@ class OpenDataset:
         self._keys = ReadingKeys(
             f"the dataset {name!r}", [stored.copy.place.part_key(part.name) for part in parts]
         )
-        self._open: OrderedDict[int, ShardReader] = OrderedDict()
+        self._open = OpenShards()
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": OpenShards()}
 
     def reader(self, number: int) -> ShardReader:
         if self._process != os.getpid():  # a fork: what was opened before has no keys here
-            self._close_readers()
+            self._open.close()
             self._process = os.getpid()
-        found = self._open.pop(number, None)
-        if found is None:
-            found = self.new_reader(number)
-            if len(self._open) >= OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
-        self._open[number] = found
+        found = self._open.get(number, self.new_reader)
+        self._open.trim()
         return found
 
     def require_suite_for_gpus(self) -> None:
@@ -227,49 +236,22 @@ class OpenDataset:
             self._commitments[number], self.index.shards[number], self._whose, self._threads,
         )  # fmt: skip
 
-    def items(self, view: View, shards: Numbers, numbers: Numbers) -> list[Any]:
-        """Items of any shards, in the order that is asked for; each shard is read in few calls."""
-        found: list[Any] = [None] * len(shards)
+    def runs(self, view: View, shards: Numbers, numbers: Numbers) -> Iterator[Run]:
+        """The bytes of items of any shards. Each shard is read in few calls."""
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
-            for part, plain, sizes in self.runs(view, shard, numbers[places]):
-                made = view.items(self.reader(shard), numbers[places[part]], plain, sizes)
-                for place, item in zip(places[part].tolist(), made, strict=True):
-                    found[place] = item
-        return found
-
-    def runs(
-        self, view: View, shard: int, numbers: Numbers
-    ) -> Iterator[tuple[slice, memoryview, Offsets]]:
-        """Items' bytes, in few reads: which of the items, their bytes and the size of each."""
-        reader = self.reader(shard)
-        starts, sizes = view.runs(reader, numbers)
-        for part in _groups(sizes):
-            plain = reader.read(
-                np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
-            )
-            yield part, plain, sizes[part]
+            reader = self.reader(shard)
+            starts, sizes = view.runs(reader, numbers[places])
+            for part in groups(sizes, _READ_BYTES):
+                plain = reader.read(
+                    np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
+                )
+                yield Run(reader, places[part], plain, sizes[part])
 
     def close(self) -> None:
         """Wipes the keys of all shards: from then on there is no new reader either."""
         self._keys.close()
-        self._close_readers()
-
-    def _close_readers(self) -> None:
-        while self._open:
-            self._open.popitem()[1].close()
-
-
-def _groups(sizes: Offsets) -> Iterator[slice]:
-    """Runs that are read together, of a bounded size in all."""
-    totals = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        before = int(totals[first - 1]) if first else 0
-        last = int(np.searchsorted(totals, np.uint64(before + _READ_BYTES), side="right"))
-        last = max(first + 1, last)
-        yield slice(first, last)
-        first = last
+        self._open.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,26 +275,10 @@ class Rows:
         return found
 
 
-def read_rows(opened: OpenDataset, view: Windows, shards: Numbers, numbers: Numbers) -> Rows:
-    """Each chunk is opened once, as by `OpenDataset.items`."""
-    tokens = np.empty((len(shards), view.length), dtype=view.dtype)
-    counts = np.empty(len(shards), dtype=np.int64)
-    beside: dict[str, Numbers] = {}
-    for shard in np.unique(shards).tolist():
-        places = np.flatnonzero(shards == shard)
-        for part, plain, sizes in opened.runs(view, shard, numbers[places]):
-            chosen = places[part]
-            counts[chosen] = sizes // np.uint64(view.dtype.itemsize)
-            flat = np.frombuffer(plain, view.dtype)
-            if bool((counts[chosen] == view.length).all()):
-                tokens[chosen] = flat.reshape(len(chosen), view.length)
-                continue
-            ends = np.cumsum(counts[chosen])
-            for place, end in zip(chosen.tolist(), ends.tolist(), strict=True):
-                count = int(counts[place])
-                tokens[place, :count] = flat[end - count : end]
-        reader = opened.reader(shard)
-        for name, values in view.beside(reader, numbers[places]).items():
-            room = beside.setdefault(name, np.empty((len(shards), values.shape[1]), np.int64))
-            room[places] = values
-    return Rows(view, tokens, counts, beside)
+def put_rows(
+    rooms: dict[str, Numbers], count: int, places: Numbers, found: dict[str, Numbers]
+) -> None:
+    """Puts rows at their places in tables of `count` rows, which are made when they are needed."""
+    for name, rows in found.items():
+        room = rooms.setdefault(name, np.empty((count, rows.shape[1]), np.int64))
+        room[places] = rows

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import secrets
 import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ from sealring.vault.vault import Stored
 KIND: Final = "dataset"
 VERSION: Final = 1
 OFFSET_BYTES: Final = 8
+OPEN_SHARDS: Final = 64
+"""Shards that are open at the same time."""
 _DIGEST: Final = b"sealring dataset 1\0"
 _BUFFER: Final = 4 << 20
 _LARGEST_KEPT: Final = 64 << 20
@@ -245,17 +249,12 @@ class ShardReader(Closable):
 
     def samples(self, block: int = 8 << 20) -> Iterator[memoryview]:
         """All of them, in their order, in blocks of about this size."""
-        offsets, first = self.offsets, 0
-        while first < self.shard.samples:
-            wanted = np.uint64(int(offsets[first]) + block)
-            last = max(first + 1, int(np.searchsorted(offsets, wanted, side="right")) - 1)
-            last = min(last, self.shard.samples)
-            start = int(offsets[first])
-            view = np.empty(int(offsets[last]) - start, dtype=np.uint8).data
+        for part in groups(np.diff(self.offsets), block):
+            start, *ends = self.offsets[part.start : part.stop + 1].tolist()
+            view = np.empty(ends[-1] - start, dtype=np.uint8).data
             self.sealed.read_into(start, view)
-            for number in range(first, last):
-                yield view[int(offsets[number]) - start : int(offsets[number + 1]) - start]
-            first = last
+            for first, end in itertools.pairwise([start, *ends]):
+                yield view[first - start : end - start]
 
     def _release(self) -> None:
         self.sealed.close()  # first: it waits for reads, and the file's number may be used again
@@ -263,6 +262,39 @@ class ShardReader(Closable):
 
     def _what(self) -> str:
         return self.name
+
+
+class OpenShards:
+    """Shards that are open, each by its number."""
+
+    def __init__(self) -> None:
+        self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def get(self, number: int, new: Callable[[int], ShardReader]) -> ShardReader:
+        found = self._readers.pop(number, None) or new(number)
+        self._readers[number] = found
+        return found
+
+    def trim(self) -> None:
+        """Closes those that were not used for longest, but for OPEN_SHARDS."""
+        while len(self._readers) > OPEN_SHARDS:
+            self._readers.popitem(last=False)[1].close()
+
+    def close(self) -> None:
+        while self._readers:
+            self._readers.popitem()[1].close()
+
+
+def groups(sizes: Offsets, most: int) -> Iterator[slice]:
+    """Runs of neighbours that are read together, of a bounded size in all."""
+    totals = np.cumsum(sizes)
+    first = 0
+    while first < len(sizes):
+        before = int(totals[first - 1]) if first else 0
+        last = int(np.searchsorted(totals, np.uint64(before + most), side="right"))
+        last = max(first + 1, last)
+        yield slice(first, last)
+        first = last
 
 
 def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
