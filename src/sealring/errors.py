@@ -354,13 +354,33 @@ class BrokerError(SealringError, code="broker"):
 
     codes: ClassVar = {
         "broker.malformed_answer": "What answered does not speak the broker's protocol.",
+        "broker.misconfigured": (
+            "The broker cannot use one of its own files: its operator must mend that, not the "
+            "worker."
+        ),
     }
+    faults: ClassVar = {"broker.misconfigured": "its operator's"}
 
 
-class BrokerUnreachable(
-    BrokerError, code="broker.unreachable", fault="the network's, or the broker's"
-):
-    """No broker answered in time. Look at its address, at SEALRING_AUTHORITY, at what answers."""
+class BrokerUnavailable(BrokerError, code="broker.unavailable"):
+    """The broker could not serve the request now. Nothing is decided: ask again later."""
+
+    codes: ClassVar = {
+        "broker.unreachable": (
+            "No broker answered in time. Look at its address, at SEALRING_AUTHORITY, at what "
+            "answers."
+        ),
+        "broker.store_unavailable": (
+            "The broker cannot use its store: no answer, or its clock jumped. It decides nothing."
+        ),
+        "broker.too_many_requests": (
+            "More requests from one address than the broker serves; come again later."
+        ),
+        "broker.request_too_slow": (
+            "The request did not come whole in the time that any worker needs."
+        ),
+    }
+    faults: ClassVar = {"broker.unreachable": "the network's, or the broker's"}
 
 
 class UntrustedBroker(BrokerError, code="broker.untrusted_broker", fault="an attacker's"):
@@ -373,87 +393,59 @@ class UntrustedBroker(BrokerError, code="broker.untrusted_broker", fault="an att
 class MalformedRequest(BrokerError, code="broker.malformed_request", fault="the worker's"):
     """A request that is not one of the protocol's, or whose proof of its key is wrong."""
 
-
-class RequestTooLarge(BrokerError, code="broker.request_too_large"):
-    """A request larger than any worker's."""
-
-
-class RequestTooSlow(BrokerError, code="broker.request_too_slow"):
-    """A request that did not come whole in the time that any worker needs."""
+    codes: ClassVar = {
+        "broker.request_too_large": "A request larger than any worker's.",
+    }
 
 
-class TooManyRequests(BrokerError, code="broker.too_many_requests"):
-    """More requests from one address than the broker serves; come again later."""
+class TokenRefused(BrokerError, code="broker.token_refused"):
+    """The request's nonce or token is not the broker's, past its end, or used. Join again."""
+
+    codes: ClassVar = {
+        "broker.unknown_nonce": (
+            "A nonce that this broker did not give out, or gave out in another session."
+        ),
+        "broker.expired_nonce": "A nonce older than the policy's `nonce_seconds`.",
+        "broker.reused_nonce": "A nonce that evidence was already brought for.",
+        "broker.unknown_token": "A token that this broker did not sign, or none at all.",
+        "broker.expired_token": "A token past its end.",
+        "broker.reused_token": "A token that has fetched this very thing before.",
+    }
+    faults: ClassVar = {
+        "broker.unknown_nonce": "an attacker's",
+        "broker.unknown_token": "an attacker's",
+        "broker.reused_token": "an attacker's",
+    }
 
 
-class UnknownNonce(BrokerError, code="broker.unknown_nonce", fault="an attacker's"):
-    """A nonce that this broker did not give out, or gave out in another session."""
+class BrokerRefusal(BrokerError, code="broker.refused"):
+    """The broker does not give this worker what it asks for. Asking again changes nothing."""
 
-
-class ExpiredNonce(BrokerError, code="broker.expired_nonce"):
-    """A nonce older than the policy's `nonce_seconds`."""
-
-
-class ReusedNonce(BrokerError, code="broker.reused_nonce"):
-    """A nonce that evidence was already brought for."""
-
-
-class UnknownToken(BrokerError, code="broker.unknown_token", fault="an attacker's"):
-    """A token that this broker did not sign, or none at all."""
-
-
-class ExpiredToken(BrokerError, code="broker.expired_token"):
-    """A token past its end."""
-
-
-class ReusedToken(BrokerError, code="broker.reused_token", fault="an attacker's"):
-    """A token that has fetched this very thing before."""
-
-
-class RankTaken(BrokerError, code="broker.rank_taken"):
-    """Another worker holds the rank, and the policy does not let it be joined again."""
-
-
-class WorkerRevoked(BrokerError, code="broker.worker_revoked", fault="yours"):
-    """The worker's key, machine or rank is barred from the job."""
-
-
-class BrokerMisconfigured(BrokerError, code="broker.misconfigured", fault="its operator's"):
-    """The broker cannot use one of its own files: its operator must mend that, not the worker."""
-
-
-class ResourceNotGranted(BrokerError, code="broker.resource_not_granted"):
-    """The policy does not grant this resource to this worker."""
-
-
-class NoSuchResource(BrokerError, code="broker.no_such_resource"):
-    """The broker has nothing under that name."""
-
-
-class RecordedOtherwise(BrokerError, code="broker.recorded_otherwise"):
-    """The broker has recorded another content under this version of a vault's object.
-
-    Two copies of a vault have gone different ways: find out which is yours.
-    """
-
-
-class TooManyRecords(BrokerError, code="broker.too_many_records"):
-    """The broker keeps no records of more objects of this vault."""
-
-
-class StoreUnavailable(BrokerError, code="broker.store_unavailable"):
-    """The broker cannot use its store: no answer, or its clock jumped. It decides nothing."""
+    codes: ClassVar = {
+        "broker.rank_taken": (
+            "Another worker holds the rank, and the policy does not let it be joined again."
+        ),
+        "broker.worker_revoked": "The worker's key, machine or rank is barred from the job.",
+        "broker.resource_not_granted": "The policy does not grant this resource to this worker.",
+        "broker.no_such_resource": "The broker has nothing under that name.",
+        "broker.recorded_otherwise": (
+            "The broker has recorded another content under this version of a vault's object. Two "
+            "copies of a vault have gone different ways: find out which is yours."
+        ),
+        "broker.too_many_records": "The broker keeps no records of more objects of this vault.",
+    }
+    faults: ClassVar = {"broker.worker_revoked": "yours"}
 
 
 class TamperedStore(BrokerError, code="broker.tampered_store", fault="an attacker's"):
     """The broker's store was changed by something else than a broker, or is an older copy."""
 
-
-class BrokenAuditLog(BrokerError, code="broker.broken_audit_log", fault="an attacker's"):
-    """An entry of the audit log is missing, changed, or not signed by this broker.
-
-    The log was changed: keep it, find out who could.
-    """
+    codes: ClassVar = {
+        "broker.broken_audit_log": (
+            "An entry of the audit log is missing, changed, or not signed by this broker. The log "
+            "was changed: keep it, find out who could."
+        ),
+    }
 
 
 class StoreFailed(SealringError, code="store_failed"):

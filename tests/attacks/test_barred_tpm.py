@@ -20,12 +20,13 @@ from sealring.attest.evidence.claims import claims_in
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.machine import TpmMachine
-from sealring.errors import NotBound, WorkerRevoked
+from sealring.errors import BrokerRefusal, NotBound
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
 from tests.attest.minting import issue
 from tests.attest.minting.tpm import EK_PURPOSE, Maker
+from tests.codes import coded
 
 pytestmark = swtpm.needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002
@@ -103,7 +104,7 @@ def test_a_barred_tpm_under_another_spelling_of_its_certificate(chip: Chip, tmp_
     with running(place) as broker:
         bar(broker, joined_machine(broker, 0))
         place.attester = TpmAttester(chip.machine(spelled))
-        with pytest.raises(WorkerRevoked, match="machine"):
+        with pytest.raises(BrokerRefusal, match="machine", check=coded("broker.worker_revoked")):
             broker.join(1)
 
 
@@ -118,7 +119,9 @@ def test_a_barred_tpm_with_its_other_endorsement_key(by: str, chip: Chip, tmp_pa
             bar(broker, machine)
         for certificate in (chip.rsa, chip.p256, None):
             place.attester = TpmAttester(chip.machine(certificate))
-            with pytest.raises(WorkerRevoked, match="machine"):
+            with pytest.raises(
+                BrokerRefusal, match="machine", check=coded("broker.worker_revoked")
+            ):
                 broker.join(1)
 
 
@@ -132,10 +135,10 @@ def test_a_key_that_is_learned_later_is_barred_then(chip: Chip, tmp_path: Path) 
         broker.join(1)
         # It shows both: from here on both are barred.
         place.attester = TpmAttester(chip.machine())
-        with pytest.raises(WorkerRevoked, match="machine"):
+        with pytest.raises(BrokerRefusal, match="machine", check=coded("broker.worker_revoked")):
             broker.join(2)
         place.attester = TpmAttester(chip.machine(chip.rsa))
-        with pytest.raises(WorkerRevoked, match="machine"):
+        with pytest.raises(BrokerRefusal, match="machine", check=coded("broker.worker_revoked")):
             broker.join(3)
 
 

@@ -20,11 +20,9 @@ from sealring.attest.broker.etcd import EtcdStore
 from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    ExpiredNonce,
-    ExpiredToken,
-    RankTaken,
-    ReusedNonce,
-    StoreUnavailable,
+    BrokerRefusal,
+    BrokerUnavailable,
+    TokenRefused,
     UntrustedChain,
 )
 from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
@@ -111,10 +109,10 @@ def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
 ) -> None:
     with replica(place, etcd) as behind, replica(place, etcd) as ahead:
         worker, body = met(behind)
-        with pytest.raises(ReusedNonce):
+        with pytest.raises(TokenRefused, check=coded("broker.reused_nonce")):
             again(behind, worker, body)
         sweep_at(ahead, time.time() + 2 * HOUR)
-        with pytest.raises(ExpiredNonce, match="clock"):
+        with pytest.raises(TokenRefused, match="clock", check=coded("broker.expired_nonce")):
             again(behind, worker, body)
         # Nonces of later are good.
         time.sleep(1.1)
@@ -127,7 +125,7 @@ def test_a_used_token_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
     with replica(place, etcd) as behind, replica(place, etcd) as ahead:
         worker, _ = met(behind)
         sweep_at(ahead, time.time() + HOUR)
-        with pytest.raises(ExpiredToken, match="clock"):
+        with pytest.raises(TokenRefused, match="clock", check=coded("broker.expired_token")):
             again(behind, worker)
 
 
@@ -139,12 +137,12 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
         unused, body = met(broker, joins=False)
         joined, _ = met(broker)
         wall.passed = HOUR
-        with pytest.raises(ExpiredNonce):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
         wall.shift = -HOUR
-        with pytest.raises(ExpiredNonce):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
-        with pytest.raises(ExpiredToken):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_token")):
             again(broker, joined)
         # It goes on in its own time.
         broker.join(2)
@@ -160,7 +158,7 @@ def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_mov
         broker.join(1)
     wall.shift = -HOUR
     with replica(place, etcd, wall) as broker:
-        with pytest.raises(ExpiredNonce):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
         broker.join(2)
 
@@ -185,13 +183,13 @@ def test_brokers_whose_clocks_differ_give_each_rank_once(etcd: Cluster, place: P
         def ask(number: int) -> str:
             try:
                 (one, other)[number % 2].join(number // 2, world=8)
-            except RankTaken:
-                return "taken"
+            except BrokerRefusal as refusal:
+                return refusal.code
             return "joined"
 
         with ThreadPoolExecutor(4) as threads:
             outcomes = list(threads.map(ask, range(16)))
-    assert sorted(outcomes) == ["joined"] * 8 + ["taken"] * 8
+    assert sorted(outcomes) == ["broker.rank_taken"] * 8 + ["joined"] * 8
 
 
 def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
@@ -201,7 +199,7 @@ def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
     wall.shift = -HOUR
     with replica(place, etcd) as one, replica(place, etcd, wall) as other:
         worker, body = met(one, joins=False)
-        with pytest.raises(ExpiredNonce, match="clocks"):
+        with pytest.raises(TokenRefused, match="clocks", check=coded("broker.expired_nonce")):
             again(other, worker, body)
         again(one, worker, body)
 
@@ -213,9 +211,17 @@ def test_a_live_broker_whose_clock_jumps_ahead_decides_nothing_and_the_others_go
     with replica(place, etcd) as right, replica(place, etcd, wall) as jumped:
         for hours in (2, 4):
             wall.shift = hours * HOUR
-            with pytest.raises(StoreUnavailable, match="set the clock right"):
+            with pytest.raises(
+                BrokerUnavailable,
+                match="set the clock right",
+                check=coded("broker.store_unavailable"),
+            ):
                 met(jumped)
-            with pytest.raises(StoreUnavailable, match="set the clock right"):
+            with pytest.raises(
+                BrokerUnavailable,
+                match="set the clock right",
+                check=coded("broker.store_unavailable"),
+            ):
                 asyncio.run(jumped.broker.sweep())
         assert right.decide(lambda _, view: audit.newest_time(view)) < time.time() + HOUR
         # Nonces of the right time are not forgotten, and a worker that knows both brokers joins.

@@ -21,9 +21,9 @@ from sealring.attest.broker.client import BrokerClient
 from sealring.attest.broker.messages import ATTEST
 from sealring.attest.broker.tls import client_context
 from sealring.core.identity.names import WorkerName
-from sealring.errors import NotBound, UnknownNonce
 from tests.attest.broker.local import JOB, Place, running
 from tests.attest.broker.test_hostile_clients import Worker, refused, talk
+from tests.codes import coded
 from tests.ports import free_port
 
 REQUESTS = 100
@@ -52,14 +52,14 @@ def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
                 await worker.auth()
                 body = worker.body(nonce=bytes(32))
                 response = await worker.client.ask("POST", ATTEST, body, worker.cookie)
-                assert b"NotBound" in response.body
+                assert b"evidence.not_bound" in response.body
 
         async def no_nonce(worker: Worker) -> None:
             worker.nonce = bytes(32)
             await worker.attest()
 
         talk(broker, evidence_for_another_nonce)
-        assert type(refused(broker, no_nonce)) is UnknownNonce
+        assert refused(broker, no_nonce).code == "broker.unknown_nonce"
         after = rows(place)
         added = set(after) - set(before)
         assert len(added) <= 1, f"{len(added)} rows for {REQUESTS} refused strangers"
@@ -69,7 +69,7 @@ def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
 
     seen = store.submit(strangers.refused).result()
     store.close()
-    assert seen["counts"] == {NotBound.__name__: REQUESTS, UnknownNonce.__name__: 1}
+    assert seen["counts"] == {"evidence.not_bound": REQUESTS, "broker.unknown_nonce": 1}
     assert len(seen["last"]) == strangers.LAST
     assert set(rows(place)) - set(before) <= {
         f"refused/{socket.gethostname()}", "state"
@@ -77,11 +77,11 @@ def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
 
 
 def test_the_log_still_tells_of_those_that_passed_the_policy(place: Place) -> None:
-    from sealring.errors import RankTaken
+    from sealring.errors import BrokerRefusal
 
     with running(place) as broker:
         broker.join(0)
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         public = place.keys.audit_key.verifier
         entries = broker.store.submit(lambda view: audit.check(view, public)).result().entries

@@ -12,9 +12,10 @@ import pytest
 
 from sealring.attest.broker import audit, ledger
 from sealring.attest.broker.tls import Client, client_context, connect
-from sealring.errors import NoSuchResource, ResourceNotGranted, ReusedNonce, ReusedToken
+from sealring.errors import BrokerRefusal, TokenRefused
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_hostile_clients import Worker, talk
+from tests.codes import coded
 
 
 @pytest.fixture
@@ -53,13 +54,19 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
     with policy_of(place, 120) as broker:
         talk(broker, join)
     worker, body = kept[0]
-    with policy_of(place, 3600) as broker, pytest.raises(ReusedNonce):
+    with (
+        policy_of(place, 3600) as broker,
+        pytest.raises(TokenRefused, check=coded("broker.reused_nonce")),
+    ):
         attest(broker, worker, body)
     # Nor is it forgotten once the shorter time has passed.
     place.clock = lambda: time.time() + 600
     with policy_of(place, 120) as broker:
         broker.decide(lambda _, view: ledger.sweep(view, place.clock()))
-    with policy_of(place, 3600) as broker, pytest.raises(ReusedNonce):
+    with (
+        policy_of(place, 3600) as broker,
+        pytest.raises(TokenRefused, check=coded("broker.reused_nonce")),
+    ):
         attest(broker, worker, body)
 
 
@@ -70,16 +77,16 @@ def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
         async def act(worker: Worker) -> None:
             await worker.auth()
             await worker.attest()
-            with pytest.raises(ResourceNotGranted):
+            with pytest.raises(BrokerRefusal, check=coded("broker.resource_not_granted")):
                 await worker.fetch("data/key/secret")
-            with pytest.raises(NoSuchResource):
+            with pytest.raises(BrokerRefusal, check=coded("broker.no_such_resource")):
                 await worker.fetch("data/key/granted")
             await worker.fetch()
-            with pytest.raises(ReusedToken):
+            with pytest.raises(TokenRefused, check=coded("broker.reused_token")):
                 await worker.fetch()
             # Its holder must not fill the log either.
             for number in range(30):
-                with pytest.raises(ResourceNotGranted):
+                with pytest.raises(BrokerRefusal, check=coded("broker.resource_not_granted")):
                     await worker.fetch(f"data/key/secret{number}")
 
         talk(broker, act)

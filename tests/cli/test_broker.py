@@ -20,13 +20,14 @@ from sealring.attest.broker.ledger import Applicant, Ledger
 from sealring.attest.evidence.attesters import make_simulator
 from sealring.cli import app
 from sealring.core.identity.names import WorkerName
-from sealring.errors import BrokenAuditLog, ConfigurationError, WorkerRevoked
+from sealring.errors import BrokerRefusal, ConfigurationError, TamperedStore
 from sealring.formats.log.checkpoints import Checkpoint, open_checkpoint
 from sealring.formats.log.folder import read_checkpoint
 from sealring.formats.log.notes import Note, Verifier
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.attest.broker.local import Place, running
 from tests.cli.test_commands import SCRIPT, sealring
+from tests.codes import coded
 from tests.ports import free_port
 
 SEALRING = Path(sys.executable).parent / "sealring"
@@ -135,7 +136,8 @@ def test_revoke_release_and_audit(place: Place) -> None:
     text = Checkpoint(place.keys.audit_key.name, 7, bytes(32)).encode()
     seen.write_bytes(Note(text, (place.keys.audit_key.sign(text),)).encode())
     refused = invoke(app, ["broker", "audit", *ca, "--seen", str(seen)])
-    assert isinstance(refused.exception, BrokenAuditLog)
+    assert isinstance(refused.exception, TamperedStore)
+    assert refused.exception.code == "broker.broken_audit_log"
     for arguments in (["revoke", *ca], ["revoke", *ca, "--job", "job", "--rank", "9"]):
         assert isinstance(invoke(app, ["broker", *arguments]).exception, ConfigurationError)
 
@@ -149,7 +151,9 @@ def test_all_ranks_of_a_job_are_released_together_and_what_was_revoked_stays(pla
         done = invoke(app, ["broker", "release", *ca, "--job", "job"])
         assert "30 ranks of job are free" in done.stdout, done.output
         broker.join(0)
-        with pytest.raises(WorkerRevoked, match="rank 7 of job"):
+        with pytest.raises(
+            BrokerRefusal, match="rank 7 of job", check=coded("broker.worker_revoked")
+        ):
             broker.join(7, world=30)
         done = invoke(app, ["broker", "release", *ca, "--job", "jbo"])
         assert isinstance(done.exception, ConfigurationError)

@@ -11,12 +11,12 @@ from sealring.attest.broker.store import View
 from sealring.cli import app
 from sealring.core.identity.authority import create_authority
 from sealring.errors import (
-    BrokerUnreachable,
+    BrokerUnavailable,
     ConfigurationError,
-    StoreUnavailable,
     UntrustedBroker,
 )
 from tests.attest.broker.local import Place, Running, running
+from tests.codes import coded
 from tests.ports import free_port
 
 
@@ -35,7 +35,7 @@ def test_a_broker_that_answers_is_healthy(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_run_is_not(tmp_path: Path) -> None:
-    with pytest.raises(BrokerUnreachable):
+    with pytest.raises(BrokerUnavailable, check=coded("broker.unreachable")):
         ask(Place(tmp_path), f"127.0.0.1:{free_port()}")
 
 
@@ -56,13 +56,13 @@ def test_one_that_has_another_name_is_not(tmp_path: Path) -> None:
 def test_one_whose_store_fails_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Place(tmp_path)) as broker:
         fail_store(broker, monkeypatch)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(BrokerUnavailable, check=coded("broker.store_unavailable")):
             ask(broker.place, f"127.0.0.1:{broker.port}")
 
 
 def fail_store(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_: View) -> None:
-        raise StoreUnavailable("the disk is full")
+        raise BrokerUnavailable("the disk is full", code="broker.store_unavailable")
 
     monkeypatch.setattr(broker.store, "transact", refuse)
 

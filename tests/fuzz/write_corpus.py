@@ -26,7 +26,7 @@ from sealring.core.identity.names import WorkerName
 from sealring.core.links.descriptors import Address
 from sealring.core.links.memory import offer_of
 from sealring.core.links.rendezvous import encode_addresses
-from sealring.errors import PolicyRefusal, RankTaken, WrongPeer
+from sealring.errors import BrokerRefusal, PolicyRefusal, WrongPeer
 from sealring.limits import MAX_PAYLOAD_BYTES
 from tests.attest.broker.guest_evidence import CASES, gpus, snp
 from tests.attest.broker.kbs_client import KbsClient
@@ -393,7 +393,10 @@ def kbs_requests() -> Iterator[tuple[str, bytes]]:
 
 def broker_answers() -> Iterator[tuple[str, bytes]]:
     for number, error in enumerate(
-        (RankTaken("taken"), PolicyRefusal("no", code="policy.kind_not_allowed"))
+        (
+            BrokerRefusal("taken", code="broker.rank_taken"),
+            PolicyRefusal("no", code="policy.kind_not_allowed"),
+        )
     ):
         yield f"refusal-{number}", response_of(error).body
     yield "unknown", b'{"type": "x", "detail": "x", "error": "SystemExit"}'

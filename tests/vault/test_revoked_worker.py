@@ -72,8 +72,8 @@ def is_revoked_while_it_saves(
             # Out is out: it gets nothing more of the vault where the broker keeps the ledger.
             with pytest.raises(SealringError) as refused:
                 vault.refresh()
-            return f"{type(problem).__name__} {type(refused.value).__name__}"
-        return type(problem).__name__
+            return f"{problem.code} {refused.value.code}"
+        return problem.code
     return "saved"
 
 
@@ -115,8 +115,8 @@ def test_the_checkpoint_before_is_whole_and_the_next_is_saved(
             world=3, group=False, env=environment,
         )  # fmt: skip
         revoking.join()
-        expected = [NoLongerAdmitted.__name__] * 3
-        expected[revoked] += " WorkerRevoked"
+        expected = [NoLongerAdmitted.code] * 3
+        expected[revoked] += " broker.worker_revoked"
         assert results == expected
         assert (tmp_path / "written").exists()
         name = WorkerName(JOB, revoked)

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from sealring import _native
-from sealring.errors import ConfigurationError, NoSuchResource, RolledBack
+from sealring.errors import BrokerRefusal, ConfigurationError, RolledBack
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, released_key
 from tests.attest.broker.local import Place, running
 from tests.workers import Workers
@@ -33,8 +33,8 @@ def trains(rank: int, world: int, folder: str, also: str) -> tuple[float, str]:
         assert isinstance(weight, torch.Tensor)
         try:
             released_key(also)
-        except NoSuchResource as problem:
-            return float(weight.sum()), type(problem).__name__
+        except BrokerRefusal as problem:
+            return float(weight.sum()), problem.code
         return float(weight.sum()), "released"
     finally:
         dist.destroy_process_group()
@@ -69,7 +69,7 @@ def test_the_vaults_key_is_released_to_admitted_workers(workers: Workers, tmp_pa
             group=False,
             env=place.environment(broker.port),
         )
-    assert results == [(3000.0, "NoSuchResource")] * 2
+    assert results == [(3000.0, "broker.no_such_resource")] * 2
     # The owner reads what the workers saved, signed under the broker's authority.
     fresh = Vault.open(tmp_path / "vault", keys.key_file(tmp_path / "owner"))
     reader = CheckpointReader(fresh, "run", authorities=[place.keys.authority], job="job")
@@ -104,7 +104,7 @@ def rolls_back(rank: int, world: int, folder: str) -> list[str]:
             return type(problem.failures[rank][0]).__name__
         except RolledBack as problem:
             by_broker = "the broker https://127.0.0.1" in str(problem)
-            return f"{type(problem).__name__} of the header, by the broker: {by_broker}"
+            return f"{problem.code} of the header, by the broker: {by_broker}"
         return str(int(state["weight"][0]))
 
     try:
@@ -140,7 +140,8 @@ def test_a_disk_that_is_put_back_whole_is_seen_by_the_brokers_ledger(
     assert not (tmp_path / "vault" / "ledger.json").exists()
     assert (
         results
-        == [["3", "RolledBack", "2", "3", "RolledBack of the header, by the broker: True"]] * 2
+        == [["3", "RolledBack", "2", "3", "vault.rolled_back of the header, by the broker: True"]]
+        * 2
     )
 
 

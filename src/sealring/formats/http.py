@@ -18,14 +18,11 @@ from typing import Final, Protocol, TypeAlias
 from OpenSSL import SSL
 
 from sealring.errors import (
+    BrokerUnavailable,
     ConfigurationError,
     MalformedRequest,
-    RequestTooLarge,
-    RequestTooSlow,
     SealringError,
-    StoreUnavailable,
     TamperedStore,
-    TooManyRequests,
     named,
 )
 from sealring.formats.bounded_connections import BoundedConnections, source_of
@@ -40,6 +37,7 @@ except ImportError:
     ) from None
 
 _LOG = logging.getLogger("sealring.http")
+_NO_STORE: Final = "broker.store_unavailable"
 _BACKLOG: Final = 2048
 _TURNS: Final = 3
 """Of asyncio's loop, in which a connection that it has just taken becomes a stream."""
@@ -149,7 +147,10 @@ class Listener:
 
         async def limited(request: Request) -> Response:
             if not self._rates.allow(source_of(request.address), time.monotonic()):
-                raise TooManyRequests("too many requests from this address: come again later")
+                raise BrokerUnavailable(
+                    "too many requests from this address: come again later",
+                    code="broker.too_many_requests",
+                )
             return await _guarded(routes, request)
 
         # Not a coroutine: one that is cancelled before it runs would leave its connection open.
@@ -226,7 +227,7 @@ async def _guarded(routes: Handle, request: Request) -> Response:
     try:
         return await routes(request)
     except SealringError as error:
-        if isinstance(error, ConfigurationError | StoreUnavailable | TamperedStore):
+        if isinstance(error, ConfigurationError | TamperedStore) or error.code == _NO_STORE:
             _LOG.error("%s: %s", named(error), error)
         raise
     except Exception as problem:
@@ -264,7 +265,9 @@ async def serve_connection(
             path = request.path
             response = await handle(request)
         except TimeoutError:
-            late = RequestTooSlow("the request did not come whole in time")
+            late = BrokerUnavailable(
+                "the request did not come whole in time", code="broker.request_too_slow"
+            )
             response = explain(late, address, path)
         except h11.RemoteProtocolError as problem:
             error = MalformedRequest(f"that is not HTTP/1.1: {problem}")
@@ -296,7 +299,10 @@ async def _receive_request(
         elif isinstance(event, h11.Data):
             body.add(event.data)
             if len(body.content) > limits.body_bytes:
-                raise RequestTooLarge(f"a request has at most {limits.body_bytes} bytes")
+                raise MalformedRequest(
+                    f"a request has at most {limits.body_bytes} bytes",
+                    code="broker.request_too_large",
+                )
         elif isinstance(event, h11.EndOfMessage) and head is not None:
             headers = {
                 name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers
@@ -348,7 +354,10 @@ class Body:
         self.content += data
         self._bodies.grown(self, len(data))
         if self.dropped:
-            raise TooManyRequests("unfinished requests took too much memory: come again later")
+            raise BrokerUnavailable(
+                "unfinished requests took too much memory: come again later",
+                code="broker.too_many_requests",
+            )
 
     def finish(self) -> bytes:
         """The whole of it. Its memory counts until `close`."""

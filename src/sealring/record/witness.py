@@ -30,16 +30,10 @@ from typing import Final, Self
 from sealring.errors import (
     ConfigurationError,
     ForgedNote,
-    ForkedLog,
     LogError,
     MalformedNote,
-    MalformedRequest,
-    RequestTooLarge,
-    RequestTooSlow,
     SealringError,
     TamperedLog,
-    TooManyRequests,
-    WrongLog,
 )
 from sealring.formats.files import Batch, locked, read_limited, writing
 from sealring.formats.http import Limits, Listener, PlainStream, Request, Response
@@ -200,16 +194,15 @@ LIMITS: Final = Limits(
 )  # fmt: skip
 _TEXT: Final = "text/plain; charset=utf-8"
 _SEEN: Final = re.compile(r"/([0-9a-f]{64})/checkpoint")
-_STATUS: Final[dict[type[SealringError], int]] = {
-    MalformedNote: 400,
-    MalformedRequest: 400,
-    ForgedNote: 403,
-    WrongLog: 404,
-    RequestTooSlow: 408,
-    OtherSize: 409,
-    RequestTooLarge: 413,
-    ForkedLog: 422,
-    TooManyRequests: 429,
+_STATUS: Final = {
+    "log.malformed_note": 400,
+    "broker.malformed_request": 400,
+    "log.forged_note": 403,
+    "log.wrong": 404,
+    "broker.request_too_slow": 408,
+    "broker.request_too_large": 413,
+    "log.forked_log": 422,
+    "broker.too_many_requests": 429,
 }
 
 
@@ -243,7 +236,7 @@ async def _answer(state: WitnessState, request: Request) -> Response:
 def _refusal(error: SealringError) -> Response:
     if isinstance(error, OtherSize):
         return Response(409, f"{error.size}\n".encode(), SIZE_TYPE)
-    status = _STATUS.get(type(error))
+    status = _STATUS.get(error.code)
     if status is None:  # the witness's own trouble, which is in its log
         return Response(500, b"the witness cannot answer now\n", _TEXT)
     return Response(status, f"{error}\n".encode("utf-8", "replace"), _TEXT)

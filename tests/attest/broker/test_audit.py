@@ -12,8 +12,9 @@ import pytest
 
 from sealring.attest.broker import audit
 from sealring.attest.broker.store import SqliteStore, View
-from sealring.errors import BrokenAuditLog, StoreUnavailable
+from sealring.errors import BrokerUnavailable, TamperedStore
 from sealring.formats.log.notes import Kind, Signer
+from tests.codes import coded
 from tests.record.statements import slow
 
 KEY = Signer.generate("broker.sealring/test", Kind.NOTE)
@@ -69,39 +70,51 @@ def test_a_log_that_is_whole() -> None:
 def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
     rows = written()
     rows[entry(number)] = rows[entry(number)].replace(b'"joined"', b'"gained"')
-    with pytest.raises(BrokenAuditLog, match=f"entry {number} "):
+    with pytest.raises(
+        TamperedStore, match=f"entry {number} ", check=coded("broker.broken_audit_log")
+    ):
         check(rows)
     rows = written()
     del rows[entry(number)]
-    with pytest.raises(BrokenAuditLog):
+    with pytest.raises(TamperedStore, check=coded("broker.broken_audit_log")):
         check(rows)
     rows = written()
     rows[entry(number)] = written(4, "gained")[entry(number)]  # signed, and of another log
-    with pytest.raises(BrokenAuditLog, match=f"entry {number} " if number else "entry"):
+    with pytest.raises(
+        TamperedStore,
+        match=f"entry {number} " if number else "entry",
+        check=coded("broker.broken_audit_log"),
+    ):
         check(rows)
     for broken in (b"{}", b'{"entry": 1}', b'{"entry": {"number": %d}}' % number):
         rows[entry(number)] = broken
-        with pytest.raises(BrokenAuditLog, match=f"entry {number} "):
+        with pytest.raises(
+            TamperedStore, match=f"entry {number} ", check=coded("broker.broken_audit_log")
+        ):
             check(rows)
     stranger = Signer.generate(KEY.name, Kind.NOTE).verifier
-    with pytest.raises(BrokenAuditLog, match="entry 0 "):
+    with pytest.raises(TamperedStore, match="entry 0 ", check=coded("broker.broken_audit_log")):
         audit.check(View(written(), {}), stranger)
 
 
 def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
     rows = written()
     rows[entry(2)], rows[entry(3)] = rows[entry(3)], rows[entry(2)]
-    with pytest.raises(BrokenAuditLog):
+    with pytest.raises(TamperedStore, check=coded("broker.broken_audit_log")):
         check(rows)
     rows = written()
     head = rows[audit.HEAD]
     change(rows, lambda view: audit.append(view, KEY, 9, "joined", {}))
     rows[audit.HEAD] = head
-    with pytest.raises(BrokenAuditLog, match="cut off or added"):
+    with pytest.raises(
+        TamperedStore, match="cut off or added", check=coded("broker.broken_audit_log")
+    ):
         check(rows)
     rows = written()
     del rows[entry(3)]
-    with pytest.raises(BrokenAuditLog, match="cut off or added"):
+    with pytest.raises(
+        TamperedStore, match="cut off or added", check=coded("broker.broken_audit_log")
+    ):
         check(rows)
 
 
@@ -110,15 +123,25 @@ def test_a_log_that_was_cut_or_rewritten_contradicts_a_checkpoint_seen_earlier()
     assert whole.checkpoint is not None
     seen = whole.checkpoint.checkpoint
     check(written(9)).require(seen, "what was seen")
-    with pytest.raises(BrokenAuditLog, match="ends at 3 entries, and what was seen has 4"):
+    with pytest.raises(
+        TamperedStore,
+        match="ends at 3 entries, and what was seen has 4",
+        check=coded("broker.broken_audit_log"),
+    ):
         check(written(3)).require(seen, "what was seen")
-    with pytest.raises(BrokenAuditLog, match=r"first 4 entries .* not those of what was seen"):
+    with pytest.raises(
+        TamperedStore,
+        match=r"first 4 entries .* not those of what was seen",
+        check=coded("broker.broken_audit_log"),
+    ):
         check(written(9, "gained")).require(seen, "what was seen")
 
 
 def test_a_log_of_an_older_form_is_not_continued() -> None:
     rows = Rows({audit.HEAD: b'{"number": 4, "digest": "00"}'})
-    with pytest.raises(BrokenAuditLog, match="older sealring"):
+    with pytest.raises(
+        TamperedStore, match="older sealring", check=coded("broker.broken_audit_log")
+    ):
         change(rows, lambda view: audit.append(view, KEY, 0, "joined", {}))
 
 
@@ -129,7 +152,9 @@ def test_the_store_does_not_let_it_be_changed(tmp_path: Path) -> None:
         lambda view: view.put(entry(0), {}),
         lambda view: view.delete(entry(0)),
     ):
-        with pytest.raises(StoreUnavailable, match="only grows"):
+        with pytest.raises(
+            BrokerUnavailable, match="only grows", check=coded("broker.store_unavailable")
+        ):
             store.submit(act).result()
     store.close()
     with sqlite3.connect(tmp_path / "store") as connection, pytest.raises(sqlite3.IntegrityError):
@@ -154,7 +179,9 @@ def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_pat
     found = store.submit(lambda view: [key for key, _ in view.scan("")]).result()
     assert found == [f"b{n}" for n in range(6)]
     store.close()
-    with pytest.raises(StoreUnavailable, match="stopping"):
+    with pytest.raises(
+        BrokerUnavailable, match="stopping", check=coded("broker.store_unavailable")
+    ):
         store.submit(fails).result()
 
 

@@ -14,7 +14,8 @@ from sealring.attest.broker.client import BrokerClient
 from sealring.attest.broker.keys import issue_to_self, open_broker_keys
 from sealring.attest.broker.tls import Client, answer, server_context
 from sealring.core.identity.authority import create_authority
-from sealring.errors import BrokerUnreachable
+from sealring.errors import BrokerUnavailable
+from tests.codes import coded
 
 
 def descriptors() -> set[str]:
@@ -46,7 +47,9 @@ def test_a_broker_that_stops_reading_holds_no_socket_of_a_worker(tmp_path: Path)
         server = await asyncio.start_server(shake_hands_alone, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         before = descriptors()
-        with pytest.raises(BrokerUnreachable, match="did not answer in time"):
+        with pytest.raises(
+            BrokerUnavailable, match="did not answer in time", check=coded("broker.unreachable")
+        ):
             await BrokerClient([("127.0.0.1", port)], [keys.authority]).ask(upload, 5.0)
         await asyncio.sleep(0.1)  # in which what was closed is closed
         left = descriptors() - before

@@ -20,14 +20,13 @@ from sealring.attest.evidence.admission import Admission, key_digest
 from sealring.core.handshake.tls import loaded
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    BrokerUnreachable,
+    BrokerRefusal,
+    BrokerUnavailable,
     ConfigurationError,
-    NoSuchResource,
-    RankTaken,
     UntrustedBroker,
-    WorkerRevoked,
 )
 from tests.attest.broker.local import JOB, Place, running
+from tests.codes import coded
 from tests.ports import free_port
 
 
@@ -62,7 +61,7 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
     assert group.why is not None
     assert group.why[0] == -1
     assert "broker.unreachable" in group.why[1]
-    with pytest.raises(BrokerUnreachable):
+    with pytest.raises(BrokerUnavailable, check=coded("broker.unreachable")):
         held.credentials(soon(1))
 
 
@@ -90,7 +89,7 @@ def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> 
         admission = one.credentials(soon()).admission
         assert isinstance(admission, Admission)
         assert key_digest(other.certificate) in admission.keys_out
-        with pytest.raises(WorkerRevoked):
+        with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             other.credentials(soon())
         one.close()
 
@@ -99,7 +98,9 @@ def test_a_process_has_one_enrolment_and_only_its_own_keys(place: Place) -> None
     with running(place) as broker:
         held = enrol(place, broker.port, 0)
         assert enrol(place, broker.port, 0) is held
-        with pytest.raises(NoSuchResource, match="gave none"):
+        with pytest.raises(
+            BrokerRefusal, match="gave none", check=coded("broker.no_such_resource")
+        ):
             held.data_key("data/key/train")
 
         async def in_a_loop() -> int:
@@ -115,7 +116,11 @@ def test_a_broker_that_is_not_there_is_named_soon_and_given_up(
     monkeypatch.setattr("sealring.attest.broker.enrolment._JOIN_SECONDS", 6.0)
     port = free_port()
     start = time.monotonic()
-    with pytest.raises(BrokerUnreachable, match=f"127.0.0.1:{port} cannot be reached"):
+    with pytest.raises(
+        BrokerUnavailable,
+        match=f"127.0.0.1:{port} cannot be reached",
+        check=coded("broker.unreachable"),
+    ):
         enrolled(0, 1, place.environment(port), soon(600))
     assert time.monotonic() - start < 60
     assert "rank 0 tries again to join, for " in caplog.text
@@ -142,12 +147,12 @@ def test_a_worker_that_ends_gives_its_rank_back(place: Place) -> None:
         assert [run(), run()] == [0, 0]
         # One that failed keeps it, for its operator to look at.
         assert run("failed") == 1
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         # No other worker can give it back.
         stranger = Ed25519PrivateKey.generate()
         asyncio.run(broker.client().leave(WorkerName(JOB, 0), stranger, 30.0))
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         assert broker.client_keys_out() == frozenset()
 

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.attest.broker import audit
 from sealring.attest.broker.etcd import EtcdStore
-from sealring.errors import ConfigurationError, RankTaken, StoreUnavailable, WorkerRevoked
+from sealring.errors import BrokerRefusal, BrokerUnavailable, ConfigurationError
 from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
 from tests.attest.broker.local import Place, running
+from tests.codes import coded
 from tests.ports import free_port
 
 
@@ -32,19 +33,19 @@ def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, pl
         def ask(number: int) -> str:
             try:
                 (one, other)[number % 2].join(number // 2, world=8)
-            except RankTaken:
-                return "taken"
+            except BrokerRefusal as refusal:
+                return refusal.code
             return "joined"
 
         with ThreadPoolExecutor(8) as threads:
             outcomes = list(threads.map(ask, range(16)))
-        assert sorted(outcomes) == ["joined"] * 8 + ["taken"] * 8
+        assert sorted(outcomes) == ["broker.rank_taken"] * 8 + ["joined"] * 8
 
         key = Ed25519PrivateKey.generate()
         one.decide(lambda ledger, view: ledger.release(view, time.time(), _name(3)))
         one.join(3, key=key)
         one.revoke(3)
-        with pytest.raises(WorkerRevoked):
+        with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             other.join(3, key=key)
         public = place.keys.audit_key.verifier
         found = stores[1].submit(lambda view: audit.check(view, public)).result()
@@ -64,7 +65,7 @@ def test_joins_go_on_when_the_leader_is_killed(etcd: Cluster, place: Place) -> N
         broker.join(1)
         taken = time.monotonic() - start
         # What was decided before is still known.
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         broker.join(0, key=key)
     # The promise is 5 s; a machine busy with other things gets more.
@@ -77,7 +78,11 @@ def test_a_store_that_is_not_there_is_said_to_be(
 ) -> None:
     monkeypatch.setattr("sealring.attest.broker.etcd._COMMIT_SECONDS", 0.3)
     store = EtcdStore(f"etcd://127.0.0.1:{free_port()}", "name", bytes(32))
-    with pytest.raises(StoreUnavailable, match="no member of etcd answers"):
+    with pytest.raises(
+        BrokerUnavailable,
+        match="no member of etcd answers",
+        check=coded("broker.store_unavailable"),
+    ):
         store.submit(lambda view: view.get("x")).result()
     store.close()
 

@@ -15,9 +15,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sealring.attest.broker.etcd import EtcdStore
-from sealring.errors import ConfigurationError, RankTaken, StoreUnavailable
+from sealring.errors import BrokerRefusal, BrokerUnavailable, ConfigurationError
 from tests.attest.broker.etcd_cluster import Cluster, needs_etcd
 from tests.attest.broker.local import Place, running
+from tests.codes import coded
 
 
 class Files:
@@ -90,7 +91,7 @@ def test_a_broker_joins_workers_over_tls_with_its_certificate(
     url = etcd.url + options(files.ca, *files.issue("broker"))
     with running(place, store=EtcdStore(url, place.keys.name, place.keys.store_key)) as broker:
         broker.join(0)
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
 
 
@@ -106,7 +107,7 @@ def test_a_stranger_on_either_side_is_refused(
     else:
         url = etcd.url + options(stranger.ca, *files.issue("broker"))
     store = EtcdStore(url, "name", bytes(32))
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(BrokerUnavailable, check=coded("broker.store_unavailable")):
         store.submit(lambda view: view.get("x")).result()
     store.close()
 

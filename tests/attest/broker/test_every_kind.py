@@ -29,7 +29,7 @@ from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import check_ak, kdfa, subject
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.core.identity.certificates import make_authority
-from sealring.errors import NotBound, PolicyRefusal, SealringError, WorkerRevoked
+from sealring.errors import BrokerRefusal, NotBound, PolicyRefusal, SealringError
 from tests.attest.broker.local import JOB, Place, running
 from tests.attest.evidence import swtpm
 from tests.attest.minting import NOW
@@ -201,7 +201,9 @@ def test_a_revoked_machine_cannot_come_again_with_another_key_or_rank(tmp_path: 
         broker.join(0)
         broker.revoke(0)
         for rank in (0, 1):
-            with pytest.raises(WorkerRevoked, match="machine"):
+            with pytest.raises(
+                BrokerRefusal, match="machine", check=coded("broker.worker_revoked")
+            ):
                 broker.join(rank)
 
 

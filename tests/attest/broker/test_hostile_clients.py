@@ -28,27 +28,18 @@ from sealring.attest.broker.refusals import error_of
 from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    ExpiredNonce,
-    ExpiredToken,
+    BrokerRefusal,
     MalformedRequest,
-    NoSuchResource,
     NotBound,
-    RankTaken,
-    RequestTooLarge,
-    RequestTooSlow,
-    ResourceNotGranted,
-    ReusedNonce,
-    ReusedToken,
     SealringError,
-    TooManyRequests,
-    UnknownNonce,
-    UnknownToken,
+    TokenRefused,
 )
 from sealring.formats.bounded_connections import LEAST_SECONDS
 from sealring.formats.http import Limits, Response
 from sealring.formats.log.broker_entries import CERTIFICATE
 from tests.attest.broker.local import JOB, Place, Running, running
 from tests.attest.broker.variants import variants
+from tests.codes import coded
 
 HELLO = json.dumps({"version": PROTOCOL, "tee": "sample", "extra-params": {}}).encode()
 
@@ -117,7 +108,7 @@ def test_a_nonce_is_good_once_even_for_its_own_worker(broker: Running) -> None:
         await worker.attest(body)
         await worker.attest(body)
 
-    assert type(refused(broker, act)) is ReusedNonce
+    assert refused(broker, act).code == "broker.reused_nonce"
 
 
 def test_a_nonce_is_used_up_by_evidence_that_failed(broker: Running) -> None:
@@ -127,7 +118,7 @@ def test_a_nonce_is_used_up_by_evidence_that_failed(broker: Running) -> None:
             await worker.attest(worker.body(nonce=bytes(32)))
         await worker.attest()
 
-    assert type(refused(broker, act)) is ReusedNonce
+    assert refused(broker, act).code == "broker.reused_nonce"
 
 
 def test_a_nonce_of_another_session_or_of_none(broker: Running) -> None:
@@ -149,7 +140,7 @@ def test_a_nonce_of_another_session_or_of_none(broker: Running) -> None:
         await worker.attest()
 
     for act in (another_session, without_name, no_session):
-        assert type(refused(broker, act)) is UnknownNonce
+        assert refused(broker, act).code == "broker.unknown_nonce"
 
 
 def test_an_old_nonce_and_an_old_token(place: Place) -> None:
@@ -165,12 +156,12 @@ def test_an_old_nonce_and_an_old_token(place: Place) -> None:
         worker.nonce = nonce
         body = worker.body()
         now[0] += 11
-        with pytest.raises(ExpiredNonce):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
             await broker.attest(session, body)
         session, worker.nonce, _ = await broker.challenge(HELLO)
         token = await broker.attest(session, worker.body())
         now[0] += 301
-        with pytest.raises(ExpiredToken):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_token")):
             await broker.resource(token, CERTIFICATE)
 
     asyncio.run(act())
@@ -185,7 +176,7 @@ def test_a_token_fetches_a_thing_once(broker: Running) -> None:
         await worker.fetch()
         await worker.fetch()
 
-    assert type(refused(broker, act)) is ReusedToken
+    assert refused(broker, act).code == "broker.reused_token"
 
 
 def test_a_token_of_ones_own_making(broker: Running) -> None:
@@ -198,7 +189,7 @@ def test_a_token_of_ones_own_making(broker: Running) -> None:
         text = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode().rstrip("=")
         for token in (f"{head}.{text}.{signature}", f"eyJhbGciOiJub25lIn0.{text}."):
             worker.token = token
-            with pytest.raises(UnknownToken):
+            with pytest.raises(TokenRefused, check=coded("broker.unknown_token")):
                 await worker.fetch()
 
     talk(broker, act)
@@ -249,7 +240,7 @@ def test_a_token_is_worth_nothing_once_its_rank_is_anothers(place: Place) -> Non
             await asyncio.to_thread(broker.join, 0)
             await worker.fetch()
 
-        assert type(refused(broker, act)) is RankTaken
+        assert refused(broker, act).code == "broker.rank_taken"
 
 
 def test_what_is_not_granted_is_not_there_or_outside(place: Place) -> None:
@@ -261,10 +252,10 @@ def test_what_is_not_granted_is_not_there_or_outside(place: Place) -> None:
         async def act(worker: Worker) -> None:
             await worker.auth()
             await worker.attest()
-            with pytest.raises(ResourceNotGranted):
+            with pytest.raises(BrokerRefusal, check=coded("broker.resource_not_granted")):
                 await worker.fetch("a/b/secret")
             for path in ("../ca/authority.key", "a/../../ca", "a/b/..", "%2e%2e/ca/authority.key"):
-                with pytest.raises(NoSuchResource):
+                with pytest.raises(BrokerRefusal, check=coded("broker.no_such_resource")):
                     await worker.fetch(path)
 
         talk(broker, act)
@@ -296,7 +287,7 @@ def test_requests_that_are_too_large(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         good(await worker.client.ask("POST", ATTEST, b"x" * (Limits().body_bytes + 1)))
 
-    assert type(refused(broker, act)) is RequestTooLarge
+    assert refused(broker, act).code == "broker.request_too_large"
 
 
 def test_requests_that_are_nothing(broker: Running) -> None:
@@ -312,14 +303,14 @@ def test_requests_that_are_nothing(broker: Running) -> None:
 
     assert type(refused(broker, wrong_method)) is MalformedRequest
     assert type(refused(broker, wrong_version)) is MalformedRequest
-    assert type(refused(broker, nowhere)) is NoSuchResource
+    assert refused(broker, nowhere).code == "broker.no_such_resource"
 
 
 def test_the_page_is_not_where_workers_ask(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         good(await worker.client.ask("GET", "/"))
 
-    assert type(refused(broker, act)) is NoSuchResource
+    assert refused(broker, act).code == "broker.no_such_resource"
 
 
 def test_more_requests_than_the_rate_allows(place: Place) -> None:
@@ -330,7 +321,7 @@ def test_more_requests_than_the_rate_allows(place: Place) -> None:
                 await worker.auth()
             await worker.auth()
 
-        assert type(refused(broker, act)) is TooManyRequests
+        assert refused(broker, act).code == "broker.too_many_requests"
 
 
 def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
@@ -346,7 +337,7 @@ def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
             await worker.client.stream.write(b"POST /kbs/v0/auth HTTP/1.1\r\n")
             good(await worker.client.receive())
 
-        assert type(refused(broker, half_a_request)) is RequestTooSlow
+        assert refused(broker, half_a_request).code == "broker.request_too_slow"
         for sock in slow:
             sock.settimeout(30)
             with suppress(ConnectionResetError):

@@ -19,14 +19,12 @@ from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
 from sealring.core.identity.verification import is_issued_by
 from sealring.errors import (
-    BrokerMisconfigured,
-    BrokerUnreachable,
-    NoSuchResource,
+    BrokerError,
+    BrokerRefusal,
+    BrokerUnavailable,
     PolicyRefusal,
-    RankTaken,
     UntrustedBroker,
     UntrustedChain,
-    WorkerRevoked,
 )
 from tests.attest.broker.local import JOB, Place, Running, running
 from tests.codes import coded
@@ -57,7 +55,7 @@ def test_the_certificate_says_what_the_evidence_showed_and_that_it_was_simulated
 
 def test_a_rank_is_given_to_one_key_alone(broker: Running) -> None:
     broker.join(0)
-    with pytest.raises(RankTaken, match="rank 0 of job"):
+    with pytest.raises(BrokerRefusal, match="rank 0 of job", check=coded("broker.rank_taken")):
         broker.join(0)
     broker.join(1)
 
@@ -66,7 +64,7 @@ def test_the_same_key_renews_and_counts_no_join(broker: Running) -> None:
     key = Ed25519PrivateKey.generate()
     first, second = broker.join(0, key=key), broker.join(0, key=key)
     assert first.certificate.serial_number != second.certificate.serial_number
-    with pytest.raises(RankTaken):
+    with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
         broker.join(0)
 
 
@@ -79,9 +77,9 @@ def test_a_rank_is_joined_again_as_often_as_the_policy_says(place: Place) -> Non
             newest = broker.join(0)
         # The one that was there before is out, and its peers are told so.
         assert len(newest.keys_out) == 2
-        with pytest.raises(WorkerRevoked):
+        with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             broker.join(0, key=first)
-        with pytest.raises(RankTaken):
+        with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
 
 
@@ -89,10 +87,12 @@ def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) 
     key = Ed25519PrivateKey.generate()
     broker.join(0, key=key)
     broker.revoke(0)
-    with pytest.raises(WorkerRevoked, match="no longer of job"):
+    with pytest.raises(
+        BrokerRefusal, match="no longer of job", check=coded("broker.worker_revoked")
+    ):
         broker.join(0, key=key)
     # SIMULATED evidence names no machine, so the rank itself is barred until it is released.
-    with pytest.raises(WorkerRevoked, match="was revoked"):
+    with pytest.raises(BrokerRefusal, match="was revoked", check=coded("broker.worker_revoked")):
         broker.join(0)
     broker.decide(lambda ledger, view: ledger.release(view, time.time(), WorkerName(JOB, 0)))
     assert len(broker.join(0).keys_out) == 1
@@ -137,7 +137,9 @@ def test_data_keys_go_to_whom_the_policy_grants_them(place: Place) -> None:
         assert broker.join(1).data_keys == {"data/key/train": b"train", "data/key/test": b"test"}
         assert broker.join(2).data_keys == {}
         (place.data_keys / "data" / "key" / "train").unlink()
-        with pytest.raises(NoSuchResource, match="does not have it"):
+        with pytest.raises(
+            BrokerRefusal, match="does not have it", check=coded("broker.no_such_resource")
+        ):
             broker.join(0, key=Ed25519PrivateKey.generate(), job="another")
 
 
@@ -149,7 +151,9 @@ def test_a_data_key_that_others_can_read_is_the_operators_to_mend(place: Place) 
     path.chmod(0o644)
     with running(place) as broker:
         with pytest.raises(
-            BrokerMisconfigured, match=r"data/key/train .*mode 0644.*chmod 600"
+            BrokerError,
+            match=r"data/key/train .*mode 0644.*chmod 600",
+            check=coded("broker.misconfigured"),
         ) as e:
             broker.join(0)
         assert str(place.data_keys) not in str(e.value)
@@ -196,5 +200,5 @@ def test_another_replica_is_asked_where_one_does_not_answer(broker: Running) -> 
     authorities = [broker.place.keys.authority]
     dead = ("127.0.0.1", free_port())
     join_through(BrokerClient([dead, ("127.0.0.1", broker.port)], authorities), broker.place)
-    with pytest.raises(BrokerUnreachable):
+    with pytest.raises(BrokerUnavailable, check=coded("broker.unreachable")):
         join_through(BrokerClient([dead], authorities), broker.place, 0.5)

@@ -19,7 +19,6 @@ from sealring.attest.broker.ledger import Ledger
 from sealring.attest.broker.store import SqliteStore
 from sealring.cli import app
 from sealring.errors import (
-    BrokenAuditLog,
     ConfigurationError,
     DiskFull,
     ForkedLog,
@@ -34,6 +33,7 @@ from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.folder import StoredTree, read_checkpoint
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
 from tests.attest.broker.local import Place
+from tests.codes import coded
 from tests.record.witness.local import WitnessThread, policy_of
 
 
@@ -253,10 +253,12 @@ def test_a_row_that_is_no_entry_is_named_and_not_published(
         database.execute("UPDATE rows SET value = ? WHERE key = 'audit/000000000001'", (value,))
     opened = SqliteStore(place.directory / "store", bytes(32))
     key = place.keys.audit_key.verifier
-    with pytest.raises(BrokenAuditLog, match="entry 1 of the log is"):
+    with pytest.raises(
+        TamperedStore, match="entry 1 of the log is", check=coded("broker.broken_audit_log")
+    ):
         opened.submit(lambda view: audit.check(view, key)).result()
     opened.close()
-    with pytest.raises((BrokenAuditLog, TamperedLog)):
+    with pytest.raises((TamperedStore, TamperedLog)):
         update(place)
     assert published_size(place) == 0
 

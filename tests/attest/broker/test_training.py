@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.errors import NoLongerAdmitted, WorkerRevoked
+from sealring.errors import BrokerRefusal, NoLongerAdmitted
 from tests.attest.broker.local import JOB, Place, running
+from tests.codes import coded
 from tests.workers import Workers
 
 PATIENCE = timedelta(seconds=60)
@@ -70,7 +71,7 @@ def trains_until_it_ends(rank: int, world: int, flag: str) -> str:
         return "it went on"
     if rank == 1:
         # Out is out: there is no next epoch for it.
-        with pytest.raises(WorkerRevoked):
+        with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             dist.init_process_group("sealring", timeout=PATIENCE)
     return first
 

@@ -17,14 +17,12 @@ from sealring.attest.broker.vault_client import Answered, ask_vault, tell_vault
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    ExpiredToken,
+    BrokerRefusal,
     MalformedRequest,
-    RankTaken,
-    RecordedOtherwise,
-    TooManyRecords,
-    WorkerRevoked,
+    TokenRefused,
 )
 from tests.attest.broker.local import JOB, Place, Running, running
+from tests.codes import coded
 
 VAULT = "0a" * 16
 
@@ -68,7 +66,7 @@ def test_records_go_forward_alone(place: Place) -> None:
         assert other.record(entry(1, 4), 1, 1).entries == [entry(1, 5)]
         assert other.record(entry(2, 1), 2, 0) == Answered(2, 0, [entry(2, 1)])
         assert worker.record(None, 1, 900) == Answered(2, 0, [])
-        with pytest.raises(RecordedOtherwise):
+        with pytest.raises(BrokerRefusal, check=coded("broker.recorded_otherwise")):
             other.record(entry(1, 5, content=6))
         assert worker.read() == other.read() == Answered(2, 0, [entry(1, 5), entry(2, 1)])
         log = broker.decide(lambda ledger, view: audit.check(view, ledger.audit_key.verifier))
@@ -101,11 +99,11 @@ def test_a_worker_that_is_not_admitted_reads_and_records_nothing(place: Place) -
         admitted, stranger = Worker(broker, 0), Worker(broker, 0, joins=False)
         admitted.record(entry(1, 1))
         for ask in (stranger.read, lambda: stranger.record(entry(1, 2))):
-            with pytest.raises(RankTaken):
+            with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
                 ask()
         broker.decide(lambda ledger, view: ledger.revoke(view, 0.0, WorkerName(JOB, 0)))
         for ask in (admitted.read, lambda: admitted.record(entry(1, 3))):
-            with pytest.raises(WorkerRevoked):
+            with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
                 ask()
 
 
@@ -117,7 +115,7 @@ def test_a_worker_whose_certificate_has_ended(tmp_path: Path) -> None:
         worker = Worker(broker, 0)
         worker.record(entry(1, 1))
         ahead[0] = 86400.0 * 2
-        with pytest.raises(ExpiredToken):
+        with pytest.raises(TokenRefused, check=coded("broker.expired_token")):
             worker.record(entry(1, 2))
 
 
@@ -131,7 +129,7 @@ def test_many_objects_come_in_pages(place: Place, monkeypatch: pytest.MonkeyPatc
         for one in made:
             worker.record(one)
         assert worker.read().entries == made
-        with pytest.raises(TooManyRecords):
+        with pytest.raises(BrokerRefusal, check=coded("broker.too_many_records")):
             worker.record(entry(9, 1))
         worker.record(entry(4, 2))
         assert worker.read().entries == [*made[:4], entry(4, 2)]

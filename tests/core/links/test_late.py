@@ -28,11 +28,11 @@ from sealring.core.links import late as late_links
 from sealring.core.links.threads import ListeningThread
 from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.errors import (
+    BrokerRefusal,
     CertificateRefused,
     DuplicateRank,
     PeerUnreachable,
     SealringError,
-    WorkerRevoked,
 )
 from tests.codes import coded
 from tests.core.handshake.meeting import soon
@@ -350,7 +350,10 @@ def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.Monke
             CertificateRefused("it is out", peer=7, code="handshake.certificate_revoked"),
             FailureCode.NO_LONGER_ADMITTED,
         ),
-        (WorkerRevoked("this worker is out"), FailureCode.NO_LONGER_ADMITTED),
+        (
+            BrokerRefusal("this worker is out", code="broker.worker_revoked"),
+            FailureCode.NO_LONGER_ADMITTED,
+        ),
         (PeerUnreachable("it is gone", peer=7), FailureCode.PEER_LOST),
     ],
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.attest.broker.store import Row, Store, View
-from sealring.errors import BrokenAuditLog, ForkedLog, LogError, TamperedLog, TruncatedLog
+from sealring.errors import ForkedLog, LogError, TamperedLog, TamperedStore, TruncatedLog
 from sealring.formats.files import read_limited, replace_private
 from sealring.formats.log import tree, witnesses
 from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
@@ -59,16 +59,18 @@ class Audited:
         return tree.tree_root(old, self.subtree), proof
 
     def require(self, earlier: Checkpoint, where: str) -> None:
-        """BrokenAuditLog unless this log continues a checkpoint that was seen earlier."""
+        """broker.broken_audit_log unless this log continues a checkpoint that was seen earlier."""
         if earlier.size > self.size:
-            raise BrokenAuditLog(
+            raise TamperedStore(
                 f"the log ends at {self.size} entries, and {where} has {earlier.size}: its end was "
-                "cut off, or an older copy of the store was put in its place"
+                "cut off, or an older copy of the store was put in its place",
+                code="broker.broken_audit_log",
             )
         if tree.tree_root(earlier.size, self.subtree) != earlier.root:
-            raise BrokenAuditLog(
+            raise TamperedStore(
                 f"the first {earlier.size} entries of the log are not those of {where}: it was "
-                "rewritten"
+                "rewritten",
+                code="broker.broken_audit_log",
             )
 
 
@@ -89,11 +91,13 @@ def newest_time(view: View) -> float:
     try:
         return float((row or {})["entry"]["time"])
     except (KeyError, TypeError, ValueError):
-        raise BrokenAuditLog(f"entry {size - 1} of the log is not what was written") from None
+        raise TamperedStore(
+            f"entry {size - 1} of the log is not what was written", code="broker.broken_audit_log"
+        ) from None
 
 
 def check(view: View, key: Verifier) -> Audited:
-    """The whole log, if it is whole; BrokenAuditLog says where it is not."""
+    """The whole log, if it is whole; broker.broken_audit_log says where it is not."""
     size, head = _head(view)
     rows = [row for name, row in view.scan(PREFIX, "0") if name != HEAD]
     found = Audited([], [], None)
@@ -103,14 +107,18 @@ def check(view: View, key: Verifier) -> Audited:
         leaf = tree.leaf_hash(encode(entry))
         peaks = tree.grown(number, peaks, leaf)
         if (checkpoint.size, checkpoint.root) != (number + 1, tree.folded(peaks)):
-            raise BrokenAuditLog(f"entry {number} of the log, or one before it, was changed")
+            raise TamperedStore(
+                f"entry {number} of the log, or one before it, was changed",
+                code="broker.broken_audit_log",
+            )
         found.entries.append(entry)
         found.leaves.append(leaf)
         last = checkpoint
     if (found.size, peaks) != (size, head):
-        raise BrokenAuditLog(
+        raise TamperedStore(
             f"the log ends after {found.size} entries and its head counts {size}: entries were "
-            "cut off or added"
+            "cut off or added",
+            code="broker.broken_audit_log",
         )
     return Audited(found.entries, found.leaves, last)
 
@@ -128,7 +136,9 @@ def entries_from(view: View, start: int) -> list[bytes]:
             encode(row["entry"]) for name, row in view.scan(PREFIX, f"{start:012d}") if name < HEAD
         ]
     except (KeyError, TypeError):
-        raise BrokenAuditLog(f"an entry after number {start} is not what was written") from None
+        raise TamperedStore(
+            f"an entry after number {start} is not what was written", code="broker.broken_audit_log"
+        ) from None
 
 
 def encode(entry: Row) -> bytes:
@@ -140,9 +150,10 @@ def _head(view: View) -> tuple[int, list[bytes]]:
     try:
         return int(head["size"]), [bytes.fromhex(peak) for peak in head["peaks"]]
     except (KeyError, TypeError, ValueError):
-        raise BrokenAuditLog(
+        raise TamperedStore(
             "the head of the audit log is not what was written, or was written by an older "
-            "sealring: such a store cannot be continued"
+            "sealring: such a store cannot be continued",
+            code="broker.broken_audit_log",
         ) from None
 
 
@@ -154,10 +165,14 @@ def _checked(
         try:
             entry = row["entry"]
             if entry["number"] != number:
-                raise BrokenAuditLog(f"entry {number} of the log is missing")
+                raise TamperedStore(
+                    f"entry {number} of the log is missing", code="broker.broken_audit_log"
+                )
             yield entry, open_checkpoint(row["checkpoint"].encode(), policy)
         except (LogError, KeyError, TypeError, AttributeError, ValueError):
-            raise BrokenAuditLog(f"entry {number} of the log is not what was written") from None
+            raise TamperedStore(
+                f"entry {number} of the log is not what was written", code="broker.broken_audit_log"
+            ) from None
 
 
 def _key(number: int) -> str:

@@ -39,20 +39,15 @@ from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
-    BrokerUnreachable,
-    RequestTooSlow,
-    ReusedNonce,
-    StoreUnavailable,
-    TooManyRequests,
+    BrokerError,
+    BrokerUnavailable,
 )
 from sealring.formats.http import Response
 from sealring.formats.log.broker_entries import CERTIFICATE
 from sealring.formats.strict import read_json, read_object
 
 _LOG = logging.getLogger("sealring")
-_AGAIN: Final = (
-    BrokerUnreachable, StoreUnavailable, TooManyRequests, RequestTooSlow, ReusedNonce
-)  # fmt: skip
+_AGAIN: Final = {"broker.reused_nonce", *BrokerUnavailable.codes}
 """What another attempt, or another replica, may mend. A nonce is used if a broker was lost
 between its commit and its answer."""
 _ANSWER_SECONDS: Final = 60.0
@@ -139,7 +134,9 @@ class BrokerClient:
         while True:
             try:
                 return await self._call(conversation, deadline)
-            except _AGAIN as error:
+            except BrokerError as error:
+                if error.code not in _AGAIN:
+                    raise
                 # Not all at once: many workers may have met the same trouble.
                 wait = pause * (0.5 + random.random())  # noqa: S311
                 if loop.time() + wait >= deadline:
@@ -149,7 +146,7 @@ class BrokerClient:
                     left = deadline - loop.time()
                     level = _first_of_this_host()
                     _LOG.log(level, "sealring: %s, for %.0f s more: %s", told, left, error)
-                if not isinstance(error, TooManyRequests):
+                if error.code != "broker.too_many_requests":
                     self._brokers.append(self._brokers.pop(0))
                     self._reached = None
                 await asyncio.sleep(wait)
@@ -180,7 +177,9 @@ class BrokerClient:
                 client.close()
                 return found
         except TimeoutError:
-            raise BrokerUnreachable(f"the broker at {where} did not answer in time") from None
+            raise BrokerUnavailable(
+                f"the broker at {where} did not answer in time", code="broker.unreachable"
+            ) from None
 
 
 def joining(

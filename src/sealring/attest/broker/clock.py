@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from sealring.errors import StoreUnavailable
+from sealring.errors import BrokerUnavailable
 
 _LOG = logging.getLogger("sealring.attest.broker")
 SKEW_SECONDS: Final = 60
@@ -40,10 +40,11 @@ class SteadyClock:
             counted = self._boottime()
             ahead = self._wall() - counted - self._offset
             if ahead > SKEW_SECONDS:
-                raise StoreUnavailable(
+                raise BrokerUnavailable(
                     f"the clock of the broker's machine jumped {ahead:.0f} s ahead, so the broker "
                     "decides nothing: set the clock right; if it is right now, start the broker "
-                    "again"
+                    "again",
+                    code="broker.store_unavailable",
                 )
             self._offset += max(0.0, ahead)
             return counted + self._offset

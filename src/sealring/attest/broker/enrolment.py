@@ -58,15 +58,11 @@ from sealring.core.settings import (
     SECRET_FILE,
 )
 from sealring.errors import (
-    BrokerUnreachable,
+    BrokerRefusal,
+    BrokerUnavailable,
     ConfigurationError,
     NoLongerAdmitted,
-    NoSuchResource,
-    RankTaken,
     SealringError,
-    StoreUnavailable,
-    TooManyRequests,
-    WorkerRevoked,
     named,
 )
 
@@ -82,7 +78,7 @@ _JOIN_SECONDS: Final = 60.0
 _LEAVE_SECONDS: Final = 3.0
 _PAUSE: Final = 2.0
 """Seconds between two tries to renew, where the broker answered and could not do it."""
-_FINAL: Final = (WorkerRevoked, RankTaken)
+_FINAL: Final = {"broker.worker_revoked", "broker.rank_taken"}
 """What no other try mends: the broker has decided against this key."""
 
 
@@ -144,7 +140,10 @@ class Enrolment:
             )
         if key_digest(joined.certificate) in joined.keys_out:
             # Its peers would refuse it; better to say so than to wait for them.
-            raise WorkerRevoked(f"rank {self._name.rank} was taken out of job {self._name.job}")
+            raise BrokerRefusal(
+                f"rank {self._name.rank} was taken out of job {self._name.job}",
+                code="broker.worker_revoked",
+            )
         admission = Admission(self._settings.policy, self._trust, joined.keys_out, joined.evidence)
         return Credentials(
             self._name.job,
@@ -160,8 +159,9 @@ class Enrolment:
         with self._lock:
             keys = self._joined.data_keys
         if path not in keys:
-            raise NoSuchResource(
-                f"the broker gave this worker no {path}; it gave {', '.join(keys) or 'none'}"
+            raise BrokerRefusal(
+                f"the broker gave this worker no {path}; it gave {', '.join(keys) or 'none'}",
+                code="broker.no_such_resource",
             )
         return keys[path]
 
@@ -206,7 +206,7 @@ class Enrolment:
                 continue
             except Exception as problem:
                 # Whatever else it is, the certificate is good until it ends.
-                if isinstance(problem, _FINAL) or self._left() == 0.0:
+                if named(problem) in _FINAL or self._left() == 0.0:
                     self._end(problem)
                     return
                 _LOG.warning(
@@ -258,7 +258,7 @@ class Enrolment:
             try:
                 left = max(0.0, end - time.monotonic())
                 out = _run(self._client.keys_out(self._name.job, left))
-            except (BrokerUnreachable, StoreUnavailable, TooManyRequests) as error:
+            except BrokerUnavailable as error:
                 # What the last renewal said still holds, and ends with the certificate.
                 _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
                 return

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from sealring.attest.broker.authenticated import Source, VersionNote
 from sealring.attest.broker.store import Store
-from sealring.errors import ConfigurationError, StoreUnavailable
+from sealring.errors import BrokerUnavailable, ConfigurationError
 from sealring.formats.strict import read_json
 
 _CALL_SECONDS: Final = 2.0
@@ -49,7 +49,10 @@ class EtcdStore(Store):
             if not writes or rows.write(writes):
                 return
             if time.monotonic() >= deadline:
-                raise StoreUnavailable("other replicas were faster for too long: try again")
+                raise BrokerUnavailable(
+                    "other replicas were faster for too long: try again",
+                    code="broker.store_unavailable",
+                )
 
     def _release(self) -> None:
         self._etcd.close()
@@ -151,7 +154,9 @@ class _Etcd:
                 self.close()
                 self._members.append(self._members.pop(0))
                 time.sleep(_PAUSE_SECONDS)
-        raise StoreUnavailable(f"no member of etcd answers: {problem}")
+        raise BrokerUnavailable(
+            f"no member of etcd answers: {problem}", code="broker.store_unavailable"
+        )
 
     def close(self) -> None:
         if self._connection is not None:

@@ -21,7 +21,7 @@ from sealring.attest.broker.ledger import (
 )
 from sealring.attest.broker.store import Row, View
 from sealring.attest.broker.tokens import TOKEN_SECONDS
-from sealring.errors import BrokerError, ExpiredToken, UnknownToken
+from sealring.errors import BrokerError, TokenRefused
 
 GIFTS: Final = 64
 """Of one session. Then the client attests again, as it does for any answer of status 401."""
@@ -54,11 +54,15 @@ def find(view: View, session: str, now: float) -> Row:
     """The row of a session that is open. `session` is its hash."""
     row = view.get(_place(session))
     if row is None:
-        raise UnknownToken("this session has attested nothing: attest first")
+        raise TokenRefused(
+            "this session has attested nothing: attest first", code="broker.unknown_token"
+        )
     if now >= row["until"]:
-        raise ExpiredToken("the session has ended: attest again")
+        raise TokenRefused("the session has ended: attest again", code="broker.expired_token")
     if row["given"] >= GIFTS:
-        raise ExpiredToken(f"the session was given {GIFTS} things: attest again")
+        raise TokenRefused(
+            f"the session was given {GIFTS} things: attest again", code="broker.expired_token"
+        )
     return row
 
 

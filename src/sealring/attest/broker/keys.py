@@ -25,7 +25,7 @@ from sealring.core.identity.certificates import CLOCK_SKEW, issue
 from sealring.core.identity.loading import public_key_from_der
 from sealring.core.identity.names import WorkerName, is_resource
 from sealring.core.identity.process import read_private
-from sealring.errors import BrokerError, BrokerMisconfigured, ConfigurationError, NoSuchResource
+from sealring.errors import BrokerError, BrokerRefusal, ConfigurationError
 from sealring.formats.log.broker_entries import broker_name, log_of_broker
 from sealring.formats.log.notes import Kind, Signer
 
@@ -160,13 +160,18 @@ class DataKeys:
     def read(self, path: str) -> bytes | BrokerError:
         """The data key, or why the broker cannot give it. Raises if it cannot be a data key's."""
         if not is_resource(path):
-            raise NoSuchResource("a resource is repository/type/tag")
+            raise BrokerRefusal("a resource is repository/type/tag", code="broker.no_such_resource")
         if self.directory is None or not (self.directory / path).exists():
-            return NoSuchResource(f"the policy grants {path}, and the broker does not have it")
+            return BrokerRefusal(
+                f"the policy grants {path}, and the broker does not have it",
+                code="broker.no_such_resource",
+            )
         try:
             return read_private(self.directory / path, "the data key", ConfigurationError)
         except ConfigurationError as problem:
             _LOG.error("%s", problem)
             # Where its files lie is the broker's own matter.
             said = str(problem).replace(str(self.directory / path), path)
-            return BrokerMisconfigured(f"the broker cannot use one of its files: {said}")
+            return BrokerError(
+                f"the broker cannot use one of its files: {said}", code="broker.misconfigured"
+            )

@@ -28,13 +28,9 @@ from sealring.attest.broker.tokens import KEPT_SECONDS, Grant
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerError,
+    BrokerRefusal,
     ConfigurationError,
-    ExpiredNonce,
-    ExpiredToken,
-    RankTaken,
-    ReusedNonce,
-    ReusedToken,
-    WorkerRevoked,
+    TokenRefused,
     named,
 )
 from sealring.formats.log.notes import Signer
@@ -103,21 +99,23 @@ def release_rank(view: View, name: WorkerName) -> None:
     view.delete(_rank(name))
 
 
-def why_machine_barred(view: View, machines: Sequence[str]) -> WorkerRevoked | None:
+def why_machine_barred(view: View, machines: Sequence[str]) -> BrokerRefusal | None:
     for machine in names_of(view, machines):
         if view.get(_machine(machine)) is not None:
-            return WorkerRevoked(
-                f"machine {machine[:16]} was revoked: `sealring broker release --machine` readmits"
+            return BrokerRefusal(
+                f"machine {machine[:16]} was revoked: `sealring broker release --machine` readmits",
+                code="broker.worker_revoked",
             )
     return None
 
 
-def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> WorkerRevoked | None:
+def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> BrokerRefusal | None:
     if (refusal := why_machine_barred(view, machines)) is not None:
         return refusal
     if view.get(_rank(name)) is not None:
-        return WorkerRevoked(
-            f"rank {name.rank} of {name.job} was revoked: `sealring broker release` readmits"
+        return BrokerRefusal(
+            f"rank {name.rank} of {name.job} was revoked: `sealring broker release` readmits",
+            code="broker.worker_revoked",
         )
     return None
 
@@ -185,11 +183,12 @@ class Ledger:
             if holder["key"] == applicant.key:
                 event = "renewed"
             elif holder["joins"] > self.rejoins:
-                refusal = RankTaken(
+                refusal = BrokerRefusal(
                     f"rank {name.rank} of {name.job} is another worker's, and the policy lets it "
                     f"be joined again {self.rejoins} times. If that worker is gone, free its rank "
                     f"with `sealring broker release --job {name.job} --rank {name.rank}` (without "
-                    "--rank: all ranks of the job), or raise `rejoins`"
+                    "--rank: all ranks of the job), or raise `rejoins`",
+                    code="broker.rank_taken",
                 )
             else:
                 event = "joined again"
@@ -235,16 +234,25 @@ class Ledger:
         holder = view.get(_place(name))
         refusal: BrokerError | None = None
         if grant.until <= _forgotten(view, _TOKENS):
-            refusal = ExpiredToken(
+            refusal = TokenRefused(
                 "what tokens of that time have fetched is forgotten: attest again. If this "
-                "repeats, a broker's clock is wrong"
+                "repeats, a broker's clock is wrong",
+                code="broker.expired_token",
             )
         elif view.get(spent) is not None:
-            refusal = ReusedToken(f"the token has fetched {path} before: attest again")
+            refusal = TokenRefused(
+                f"the token has fetched {path} before: attest again", code="broker.reused_token"
+            )
         elif holder is None or holder["key"] != grant.key:
-            refusal = RankTaken(f"rank {name.rank} of {name.job} is another worker's by now")
+            refusal = BrokerRefusal(
+                f"rank {name.rank} of {name.job} is another worker's by now",
+                code="broker.rank_taken",
+            )
         elif holder["facts"]["claims_digest"] != grant.claims:
-            refusal = ReusedToken("the worker has attested again since: use its newest token")
+            refusal = TokenRefused(
+                "the worker has attested again since: use its newest token",
+                code="broker.reused_token",
+            )
         else:
             refusal = _barred(view, name, grant.key, holder["machines"]) or objection(holder)
         if refusal is not None:
@@ -350,11 +358,17 @@ def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
     """Raises unless this key holds the rank now, with a certificate that has not ended."""
     holder = view.get(_place(name))
     if holder is None or holder["key"] != key:
-        raise RankTaken(f"this worker's key does not hold rank {name.rank} of {name.job}")
+        raise BrokerRefusal(
+            f"this worker's key does not hold rank {name.rank} of {name.job}",
+            code="broker.rank_taken",
+        )
     if (refusal := _barred(view, name, key, holder["machines"])) is not None:
         raise refusal
     if holder["certificate_until"] is None or holder["certificate_until"] < now:
-        raise ExpiredToken(f"rank {name.rank} of {name.job} has no certificate: attest again")
+        raise TokenRefused(
+            f"rank {name.rank} of {name.job} has no certificate: attest again",
+            code="broker.expired_token",
+        )
 
 
 def keys_out(view: View, job: str) -> list[str]:
@@ -397,7 +411,10 @@ def sweep(view: View, now: float) -> int:
 
 def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> BrokerError | None:
     if (row := view.get(_out_key(name, key))) is not None:
-        return WorkerRevoked(f"this worker's key is no longer of job {name.job}: {row['why']}")
+        return BrokerRefusal(
+            f"this worker's key is no longer of job {name.job}: {row['why']}",
+            code="broker.worker_revoked",
+        )
     return why_barred(view, name, machines)
 
 
@@ -407,14 +424,18 @@ def _forgotten(view: View, kind: str) -> int:
 
 def use_nonce(view: View, nonce: str, made: int) -> None:
     if made <= _forgotten(view, _NONCES):
-        raise ExpiredNonce(
+        raise TokenRefused(
             "which nonces of that time were used is forgotten: ask for another one. If this "
-            "repeats, a broker's clock is wrong"
+            "repeats, a broker's clock is wrong",
+            code="broker.expired_nonce",
         )
     # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
     used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:
-        raise ReusedNonce("evidence was brought for this nonce before: ask for another one")
+        raise TokenRefused(
+            "evidence was brought for this nonce before: ask for another one",
+            code="broker.reused_nonce",
+        )
     view.put(used, {})
 
 

@@ -25,12 +25,11 @@ from sealring.attest.broker.store import Row
 from sealring.attest.broker.tls import answer, server_context
 from sealring.core.identity.names import WorkerName, is_job
 from sealring.errors import (
+    BrokerRefusal,
     ConfigurationError,
     MalformedRequest,
-    NoSuchResource,
     SealringError,
-    UnknownNonce,
-    UnknownToken,
+    TokenRefused,
     named,
 )
 from sealring.formats.http import (
@@ -174,7 +173,7 @@ def worker_routes(broker: Broker) -> Handle:
             _only("POST", request)
             await broker.leave(request.body)
             return _json({})
-        raise NoSuchResource("the broker has nothing there")
+        raise BrokerRefusal("the broker has nothing there", code="broker.no_such_resource")
 
     return handle
 
@@ -185,7 +184,10 @@ def page_routes(broker: Broker) -> Handle:
         # Another site's script that has its name lead here must not read it.
         host = request.headers.get("host", "").rpartition(":")[0]
         if request.path != "/" or host not in LOOPBACK:
-            raise NoSuchResource("the broker's page is at / of this host's own address")
+            raise BrokerRefusal(
+                "the broker's page is at / of this host's own address",
+                code="broker.no_such_resource",
+            )
         return render(await broker.holders(), await broker.refused(), time.time())
 
     return handle
@@ -199,7 +201,9 @@ def _only(method: str, request: Request) -> None:
 async def _attest(broker: Broker, request: Request) -> Response:
     session = _session(request)
     if session is None:
-        raise UnknownNonce(f"the cookie {COOKIE} is missing: ask {AUTH} first")
+        raise TokenRefused(
+            f"the cookie {COOKIE} is missing: ask {AUTH} first", code="broker.unknown_nonce"
+        )
     token = await broker.attest(session, request.body)
     return _json({"token": token}, {"set-cookie": _cookie(session)})
 
@@ -214,7 +218,9 @@ async def _resource(broker: Broker, request: Request) -> dict[str, str]:
         return await broker.resource(_token(request), path)
     session = _session(request)
     if session is None:
-        raise UnknownToken("there is no token and no session: attest first")
+        raise TokenRefused(
+            "there is no token and no session: attest first", code="broker.unknown_token"
+        )
     return await broker.resource_of_session(session, path)
 
 
@@ -232,7 +238,9 @@ def _session(request: Request) -> str | None:
 def _token(request: Request) -> str:
     scheme, _, token = request.headers["authorization"].partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise UnknownToken("the authorization is not a token: attest first")
+        raise TokenRefused(
+            "the authorization is not a token: attest first", code="broker.unknown_token"
+        )
     return token
 
 

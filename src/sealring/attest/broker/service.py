@@ -67,8 +67,8 @@ from sealring.errors import (
     AttestationError,
     AttestationUnavailable,
     BrokerError,
+    BrokerRefusal,
     MalformedRequest,
-    ResourceNotGranted,
     SealringError,
     TamperedStore,
     UntrustedChain,
@@ -260,7 +260,10 @@ class Broker:
         """Why a worker, or a guest without a rank, does not get this data key."""
         if path not in granted(self._rules.policy, kind, rank):
             whom = "guest" if rank is None else "worker"
-            return ResourceNotGranted(f"the policy does not grant {path} to this {whom}")
+            return BrokerRefusal(
+                f"the policy does not grant {path} to this {whom}",
+                code="broker.resource_not_granted",
+            )
         return content if isinstance(content, BrokerError) else None
 
     async def keys_out(self, job: str) -> list[str]:
@@ -332,9 +335,10 @@ class Broker:
 
     def _judge_guest(self, kind: str, sent: GuestAttestation) -> tuple[AttestedWorker, str]:
         if not granted(self._rules.policy, kind, None):
-            raise ResourceNotGranted(
+            raise BrokerRefusal(
                 f"the policy grants nothing to {kind} guests that are no rank of a job: "
-                "[[resources]] with guests = true does"
+                "[[resources]] with guests = true does",
+                code="broker.resource_not_granted",
             )
         trust = self._trust()
         devices = devices_of(sent.additional)

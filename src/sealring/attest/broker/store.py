@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from sealring.attest.broker.authenticated import AuthenticatedRows, Source, VersionNote
-from sealring.errors import ConfigurationError, StoreUnavailable, TamperedStore
+from sealring.errors import BrokerUnavailable, ConfigurationError, TamperedStore
 from sealring.formats.strict import read_json
 
 T = TypeVar("T")
@@ -77,7 +77,9 @@ class Store(ABC):
     def submit(self, decide: Callable[[View], T]) -> Future[T]:
         future: Future[T] = Future()
         if self._closed:
-            future.set_exception(StoreUnavailable("the broker is stopping"))
+            future.set_exception(
+                BrokerUnavailable("the broker is stopping", code="broker.store_unavailable")
+            )
         else:
             self._jobs.put((decide, future))
         return future
@@ -130,7 +132,7 @@ class Store(ABC):
                 view = View(rows, pending)
                 try:
                     outcomes.append((decide(view), None))
-                except (StoreUnavailable, TamperedStore):
+                except (BrokerUnavailable, TamperedStore):
                     raise
                 except BaseException as problem:
                     outcomes.append((None, problem))
@@ -205,7 +207,9 @@ class SqliteStore(Store):
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as problem:
-            raise StoreUnavailable(f"the broker's store failed: {problem}") from problem
+            raise BrokerUnavailable(
+                f"the broker's store failed: {problem}", code="broker.store_unavailable"
+            ) from problem
 
     def _write(self, key: str, value: bytes | None) -> None:
         if value is None:

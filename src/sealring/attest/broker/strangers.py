@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from typing import Any, Final
 
 from sealring.attest.broker.store import Row, View
-from sealring.errors import ReusedNonce, SealringError, named
+from sealring.errors import SealringError, TokenRefused, named
 
 _LOG = logging.getLogger("sealring.attest.broker")
 PREFIX: Final = "refused/"
@@ -62,7 +62,10 @@ class Strangers:
         with self._lock:
             used = nonce in self._nonces
         if used:
-            raise ReusedNonce("evidence was brought for this nonce before: ask for another one")
+            raise TokenRefused(
+                "evidence was brought for this nonce before: ask for another one",
+                code="broker.reused_nonce",
+            )
 
     def flush(self) -> Flush | None:
         """What is to be added to the store's row; None if there is nothing new."""

@@ -22,7 +22,7 @@ from OpenSSL import SSL, crypto
 
 from sealring.attest.broker.refusals import malformed
 from sealring.core.no_fork import NoFork
-from sealring.errors import BrokerUnreachable, UntrustedBroker
+from sealring.errors import BrokerUnavailable, UntrustedBroker
 from sealring.formats.http import Response
 from sealring.limits import KEY_EXCHANGE
 
@@ -62,7 +62,9 @@ class Client:
         except h11.ProtocolError as problem:
             raise malformed(self._host, f"does not speak HTTP/1.1: {problem}") from None
         except (OSError, SSL.Error):
-            raise BrokerUnreachable(f"the broker at {self._host} closed the connection") from None
+            raise BrokerUnavailable(
+                f"the broker at {self._host} closed the connection", code="broker.unreachable"
+            ) from None
 
     async def receive(self) -> Response:
         """The next answer."""
@@ -73,7 +75,10 @@ class Client:
             if event is h11.NEED_DATA:
                 data = await self.stream.read()
                 if not data:
-                    raise BrokerUnreachable(f"the broker at {self._host} closed the connection")
+                    raise BrokerUnavailable(
+                        f"the broker at {self._host} closed the connection",
+                        code="broker.unreachable",
+                    )
                 self._http.receive_data(data)
             elif isinstance(event, h11.Response):
                 head = event
@@ -231,9 +236,10 @@ async def connect(
     try:
         reader, writer = await asyncio.open_connection(address or host, port)
     except (OSError, socket.gaierror) as problem:
-        raise BrokerUnreachable(
+        raise BrokerUnavailable(
             f"the broker at {where} cannot be reached ({problem}): check that host and port are "
-            "the broker's, and that it runs"
+            "the broker's, and that it runs",
+            code="broker.unreachable",
         ) from None
     try:
         with NoFork():
@@ -245,7 +251,9 @@ async def connect(
         try:
             await stream.handshake()
         except (ConnectionError, OSError):
-            raise BrokerUnreachable(f"the broker at {where} closed the connection") from None
+            raise BrokerUnavailable(
+                f"the broker at {where} closed the connection", code="broker.unreachable"
+            ) from None
         except SSL.Error as problem:
             raise UntrustedBroker(_why_untrusted(connection, where, problem)) from None
         _check_name(stream.certificate, host, where)

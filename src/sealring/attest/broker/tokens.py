@@ -33,7 +33,7 @@ from sealring.attest.broker.keys import BrokerKeys
 from sealring.attest.evidence import AttestedWorker
 from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.core.identity.names import WorkerName
-from sealring.errors import ExpiredNonce, ExpiredToken, UnknownNonce, UnknownToken
+from sealring.errors import TokenRefused
 from sealring.limits import MAX_NONCE_SECONDS
 from sealring.version import __version__
 
@@ -109,9 +109,11 @@ def check_token(keys: BrokerKeys, token: str, now: float) -> Grant | GuestGrant:
         ours, until = claims["sealring"], int(claims["exp"])
         grant = GuestGrant(ours["session"]) if "session" in ours else _grant(claims, ours, until)
     except (JoseError, KeyError, TypeError, ValueError):
-        raise UnknownToken("this broker signed no such token: attest first") from None
+        raise TokenRefused(
+            "this broker signed no such token: attest first", code="broker.unknown_token"
+        ) from None
     if now >= until:
-        raise ExpiredToken("the token has ended: attest again")
+        raise TokenRefused("the token has ended: attest again", code="broker.expired_token")
     return grant
 
 
@@ -153,14 +155,20 @@ def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int
     """That we made it, for this session, not long ago; returns when we did."""
     body, tag = nonce[:_TAG_AT], nonce[_TAG_AT:]
     if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
-        raise UnknownNonce("this broker gave out no such nonce in this session: ask for one")
+        raise TokenRefused(
+            "this broker gave out no such nonce in this session: ask for one",
+            code="broker.unknown_nonce",
+        )
     made = int.from_bytes(body[:8], "big") / 1000
     if made - now > SKEW_SECONDS:
-        raise ExpiredNonce(
-            f"the nonce was made {made - now:.0f} s from now: the brokers' clocks differ, set them"
+        raise TokenRefused(
+            f"the nonce was made {made - now:.0f} s from now: the brokers' clocks differ, set them",
+            code="broker.expired_nonce",
         )
     if now - made > seconds:
-        raise ExpiredNonce(f"the nonce is older than {seconds} s: ask for another one")
+        raise TokenRefused(
+            f"the nonce is older than {seconds} s: ask for another one", code="broker.expired_nonce"
+        )
     return int(made)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from sealring.attest.broker.ledger import Ledger, require_holder
 from sealring.attest.broker.messages import PAGE, ReadVault, RecordVault
 from sealring.attest.broker.store import Row, View
-from sealring.errors import RecordedOtherwise, TooManyRecords
+from sealring.errors import BrokerRefusal
 
 MOST_OBJECTS: Final = 100_000
 """Of one vault: an admitted worker must not fill the store."""
@@ -48,16 +48,20 @@ def record(view: View, now: float, ledger: Ledger, asked: RecordVault) -> Row:
     if asked.entry is not None:
         entry = view.get(f"{place}/{asked.entry.object}")
         if entry is None and objects >= MOST_OBJECTS:
-            raise TooManyRecords(f"the broker keeps records of {MOST_OBJECTS} objects of a vault")
+            raise BrokerRefusal(
+                f"the broker keeps records of {MOST_OBJECTS} objects of a vault",
+                code="broker.too_many_records",
+            )
         if entry is None or asked.entry.version > entry["version"]:
             objects += entry is None
             entry = {"version": asked.entry.version, "manifest": asked.entry.manifest}
             view.put(f"{place}/{asked.entry.object}", entry)
             facts = {"object": asked.entry.object, **entry}
         elif asked.entry.version == entry["version"] and asked.entry.manifest != entry["manifest"]:
-            raise RecordedOtherwise(
+            raise BrokerRefusal(
                 f"version {entry['version']} of object {asked.entry.object} was recorded with "
-                "another content: two copies of the vault have gone different ways"
+                "another content: two copies of the vault have gone different ways",
+                code="broker.recorded_otherwise",
             )
         entries = [{"object": asked.entry.object, **entry}]
     if facts or header != (known["key"], known["generation"]):

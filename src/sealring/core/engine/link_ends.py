@@ -21,9 +21,11 @@ from sealring.errors import (
     GroupError,
     NoLongerAdmitted,
     SealringError,
-    WorkerRevoked,
     named,
 )
+
+_OUT: Final = {"broker.worker_revoked", *NOT_ADMITTED}
+"""Codes of errors that say that a worker is not, or no longer, one of the job."""
 
 
 class LinkEnds(Protocol):
@@ -149,7 +151,7 @@ def _failure_of(
         witness = ended.reported_by if possible else error.peer
         told = (place(ended.peer), ended.collective or 0, place(witness), place(error.peer))
         return _native.Failure(code, str(ended), *told)
-    out = isinstance(error, NoLongerAdmitted | WorkerRevoked) or error.code in NOT_ADMITTED
+    out = isinstance(error, NoLongerAdmitted) or error.code in _OUT
     code = codes.NO_LONGER_ADMITTED if out else codes.PEER_LOST
     why = f"no link could be made: {named(error)}: {error}"
     return _native.Failure(code, why[:500], place(rank))
