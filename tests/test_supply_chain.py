@@ -120,7 +120,7 @@ def test_the_bill_of_materials_lists_what_is_used(bill: dict[str, Any]) -> None:
     versions = {one["name"]: one["version"] for one in bill["components"]}
     locked = {name: version for name, version, _ in ENTRY.findall(LOCK)}
     assert versions.pop("openssl") in _native.openssl_version()
-    assert {"torch", "cryptography", "cffi", "h11", "matplotlib"} <= versions.keys()
+    assert {"torch", "cryptography", "cffi", "h11"} <= versions.keys()
     for name, version in versions.items():
         assert version.split("+")[0] == locked[name], name
     (linkage,) = [one["properties"] for one in bill["components"] if one["name"] == "openssl"]

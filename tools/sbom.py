@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from sealring import _native
 
 LOCK = Path(__file__).parent.parent / "requirements.lock"
-EXTRAS = ("metrics", "tdx", "nvidia", "broker", "report", "stores")
+EXTRAS = ("metrics", "tdx", "nvidia", "broker", "stores")
 OPENSSL = re.compile(r"OpenSSL (\d+\.\d+\.\d+)")
 
 

@@ -38,7 +38,6 @@ EXAMPLES: Final = {
     "bench": "sealring bench all --quick",
     "bench allreduce": "sealring bench allreduce --json",
     "bench step": "sealring bench step --trace step.json",
-    "bench gpu": "sealring bench gpu --part kernels",
     "bench all": "sealring bench all --quick",
     "bench report": "sealring bench report results.json -o report.html",
     "bench vault": "sealring bench vault --json",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,19 +19,24 @@ from sealring.cli.bench import (
     Blocks,
     Kept,
     Sizes,
-    Transport,
     Variants,
     Worlds,
+    check_memory,
     check_ranks,
-    check_transport,
     check_writable,
+    chosen_transport,
     end,
     measure,
+    new_session,
+    one_of,
     parse_size,
     parse_variants,
     parse_world_sizes,
+    run,
+    settings_of,
     several,
     show,
+    show_exchanges,
     tables,
 )
 from sealring.cli.terminal import console, errors, number_table, print_json, progress_bar
@@ -44,8 +49,10 @@ from sealring.errors import ConfigurationError
 from sealring.lab.bench import algorithms as turns
 from sealring.lab.bench import suite
 from sealring.lab.bench.algorithms import Cell, fit
-from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort, row
-from sealring.lab.bench.harness import Job, aes_rate
+from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort
+from sealring.lab.bench.gpu import MODELS, WIRES, rows_of
+from sealring.lab.bench.harness import Job
+from sealring.lab.bench.workers import SHARED_GPU, find_place
 from sealring.lab.results import read_results
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -82,7 +89,7 @@ def link(
     wanted = several(sizes, parse_size)
     if len(wanted) < 3:
         raise ConfigurationError("a line needs three sizes at least, e.g. 4KiB,1MiB,25MiB")
-    over = several(transports, check_transport)
+    over = several(transports, lambda one: one_of(("shm", "tcp"), one, "a transport"))
     jobs = suite.link(over, parse_variants(variants), Effort(blocks), OPERATIONS, wanted)
     cases, status = _cases(jobs, results)
     show({"cases": list(map(asdict, cases))}, json, [tables.links(cases)])
@@ -98,7 +105,6 @@ def _cases(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None
 def collectives(
     ranks: Worlds = "2,4",
     sizes: Sizes = "4KiB,25MiB",
-    transport: Transport = "shm",
     only: Annotated[
         str | None, typer.Option(help="Some of them, e.g. all_reduce,send_recv.")
     ] = None,
@@ -107,30 +113,57 @@ def collectives(
     json: AsJson = False,
 ) -> None:
     """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
-    check_transport(transport)
     names = several(only, str) if only else list(COLLECTIVES)
-    jobs = suite.collectives(
-        names, parse_world_sizes(ranks), several(sizes, parse_size), transport, Effort(blocks)
-    )
-    rate = aes_rate()
-    measured, status = measure(jobs, results)
-    rows = [row(exchange, rate) for exchange in measured]
-    show({"cases": rows}, json, [tables.collectives(rows)] if rows else [])
+    worlds, wanted = parse_world_sizes(ranks), several(sizes, parse_size)
+    jobs = suite.collectives(names, worlds, wanted, chosen_transport(), Effort(blocks))
+    show_exchanges(jobs, results, json)
+
+
+@app.command()
+def gpu(
+    part: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(suite.GPU_PARTS),
+    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4,8,16",
+    model: Annotated[str, typer.Option(help="GPT-2s to train, by the most workers.")] = ",".join(
+        MODELS
+    ),
+    wires: Annotated[str, typer.Option(help="Over which all-reduces go.")] = ",".join(WIRES),
+    step_wire: Annotated[str, typer.Option(help="Over which gradients go.")] = "host",
+    blocks: Blocks = 11,
+    results: Kept = None,
+    json: AsJson = False,
+) -> None:
+    """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
+    from sealring.lab.bench.models import MODELS as KNOWN
+
+    gpt2s = [name for name in KNOWN if name.startswith("gpt2")]
+    parts = several(part, lambda one: one_of(suite.GPU_PARTS, one, "a part"))
+    worlds = parse_world_sizes(ranks)
+    models = several(model, lambda one: one_of(gpt2s, one, "a GPT-2"))
+    over = several(wires, lambda one: one_of(WIRES, one, "a wire"))
+    step_over = one_of(WIRES, step_wire, "a wire")
+    place = replace(find_place("cuda"), gpus=1)
+    if "step" in parts:
+        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(suite.few(worlds)), 1, place)
+    session = new_session(check_writable(results))
+    status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
+    rows = rows_of(session.results(session.stopped))
+    notes = [SHARED_GPU] if any(row.what.endswith("NCCL") for row in rows) else []
+    shown = [row.as_json() for row in rows]
+    table = [tables.gpu(place.name, rows, notes)] if rows else []
+    show({"device": place.name, "notes": notes, "rows": shown}, json, table)
     end(status)
 
 
 @app.command()
 def handshake(
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
-    transport: Transport = "shm",
     json: AsJson = False,
 ) -> None:
     """How long a group takes to form, and to do its first all-reduce."""
     from sealring.lab.bench.forming import measure_handshake
 
-    check_transport(transport)
     with errors.status(f"{check_ranks(ranks)} workers start and meet"):
-        found = asdict(measure_handshake(ranks, transport))
+        found = asdict(measure_handshake(ranks, chosen_transport()))
     show(found, json, [number_table("Forming a group", list(found), [list(found.values())])])
 
 

@@ -1,4 +1,4 @@
-"""`sealring bench gpu` as far as it goes without a GPU: what is compared, in turn, and its bars."""
+"""`python -m sealring.lab gpu` without a GPU: what is compared, in turn, and its bars."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from sealring.cli import app
 from sealring.core.settings import HOST
 from sealring.errors import ConfigurationError
+from sealring.lab.__main__ import app
 from sealring.lab.bench import gpu, suite
 from sealring.lab.bench.gpu import WIRES, over, rows_of
 from sealring.lab.bench.harness import Cases
@@ -214,6 +214,6 @@ def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_refused(arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = CliRunner().invoke(app, ["bench", "gpu", *arguments])
+    done = CliRunner().invoke(app, ["gpu", *arguments])
     assert type(done.exception) is ConfigurationError
     assert str(done.exception).startswith(sentence)

@@ -1,4 +1,4 @@
-"""A GPU's profile from what `sealring bench gpu` measured."""
+"""A GPU's profile from what `python -m sealring.lab gpu` measured."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_training_alone_says_how_much_of_the_arithmetic_is_reached() -> None:
 def test_results_that_lack_a_part_are_refused_with_a_way_out(
     missing: dict[str, list[object]], sentence: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"{sentence}.*sealring bench gpu --results"):
+    with pytest.raises(ConfigurationError, match=f"{sentence}.* -m sealring.lab gpu --results"):
         gpu_profile_of(with_gpu(**missing))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,8 @@ def test_no_kernel_is_above_its_roof() -> None:
         for case in whole().aead
     ]
     for results in (whole(), whole(aead=faster), with_gpu()):
-        shares = re.findall(r"(\d+)% of its roof", page(results))
+        tables = re.findall(r'id="(?:gpu-)?roofline".*?</section>', page(results))
+        shares = re.findall(r"<td>(\d+)%</td></tr>", "".join(tables))
         assert shares
         assert max(map(int, shares)) <= 100, shares
 
@@ -161,10 +161,7 @@ def test_nothing_runs_and_nothing_is_fetched(html: str) -> None:
     assert "Content-Security-Policy" in html
     outside = set(re.findall(r"""(?:src|href)=["']?(?!#)([^"'\s>]+)""", html))
     assert outside == set()
-    assert set(re.findall(r"https?://[^\"'\s<]+", html)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
+    assert re.findall(r"https?://[^\"'\s<]+", html) == []
     assert len(html) < 1 << 20
 
 
@@ -253,9 +250,3 @@ def test_bad_arguments_get_one_sentence(
     assert type(done.exception) is ConfigurationError
     assert sentence in str(done.exception)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_plotting_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'sealring\[report\]'"):
-        page(whole())

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final, NoReturn, TypeVar
@@ -22,20 +22,19 @@ import typer
 from sealring.cli.bench import tables
 from sealring.cli.sizes import parse_bytes
 from sealring.cli.terminal import console, errors, print_json, progress_bar, say
-from sealring.core.group.cores import usable_cores
+from sealring.core.group.settings import read_settings
 from sealring.core.sealed_only.setting import refuse_to_measure
 from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.formats.files import writing
 from sealring.lab.bench import step as training
 from sealring.lab.bench import suite
 from sealring.lab.bench.collectives import Effort, row
-from sealring.lab.bench.gpu import MODELS, SETTABLE, WIRES, rows_of
+from sealring.lab.bench.gpu import rows_of
 from sealring.lab.bench.harness import Job, Session, aes_rate
 from sealring.lab.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
 from sealring.lab.bench.vault import Case, measure_datasets, measure_on_gpu, measure_vault
 from sealring.lab.bench.workers import CPU, SHARED_GPU, Place, find_place
 from sealring.lab.report.page import headline, write_page
-from sealring.lab.report.plots import plotting_library
 from sealring.lab.results import read_results
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
@@ -44,7 +43,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
 Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
 Sizes = Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")]
-Transport = Annotated[str, typer.Option(help="shm or tcp.")]
 Variants = Annotated[str, typer.Option(help="Of plain (Gloo), sealed, cc (GPU-TEE, emulated).")]
 Worlds = Annotated[str, typer.Option(help="Numbers of workers on this machine.")]
 
@@ -60,12 +58,7 @@ def bench(context: typer.Context) -> None:
 def allreduce(
     ranks: Worlds = "2",
     size: Sizes = "25MiB",
-    transport: Transport = "shm",
     variants: Variants = "plain,sealed",
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads a rank for large tensors; by default its cores."),
-    ] = None,
     blocks: Blocks = 15,
     results: Kept = None,
     json: AsJson = False,
@@ -75,15 +68,11 @@ def allreduce(
     jobs = suite.allreduce(
         parse_world_sizes(ranks),
         several(size, parse_size),
-        check_transport(transport),
+        chosen_transport(),
         wanted,
         Effort(blocks),
-        check_threads(threads),
     )
-    cases, status = measure(jobs, results)
-    rate = aes_rate()
-    show({"cases": [row(case, rate) for case in cases]}, json, [tables.allreduce(cases)])
-    end(status)
+    show_exchanges(jobs, results, json)
 
 
 @app.command()
@@ -101,10 +90,6 @@ def step(
     device: Annotated[
         str, typer.Option(help="cpu, cuda, or auto: GPUs where there are any, in turn.")
     ] = "cpu",
-    transport: Transport = "shm",
-    wire: Annotated[
-        str, typer.Option(help="Of sealed tensors on GPUs: auto, host, peer or nccl.")
-    ] = "auto",
     steps: Annotated[int, typer.Option(min=3, help="Timed steps of each variant.")] = 11,
     trace: Annotated[
         Path | None,
@@ -124,15 +109,22 @@ def step(
     wanted = parse_variants(variants)
     if trace is not None and len(worlds) > 1:
         raise ConfigurationError(f"one trace shows one world: pass --ranks {worlds[0]}")
-    check_transport(transport)
     check_writable(trace)
     place = find_place(device)
     check_variants(wanted, place)
-    one_of(("auto", *SETTABLE), wire, "a wire")  # as SEALRING_GPU_WIRE may be
     for world in worlds:
         check_memory(settings, world, len(wanted), place)
     jobs = suite.steps(
-        training.Work(world, settings, wanted, steps, transport, trace, place, wire)
+        training.Work(
+            world,
+            settings,
+            wanted,
+            steps,
+            chosen_transport(),
+            trace,
+            place,
+            read_settings(os.environ).gpu_wire,
+        )
         for world in worlds
     )
     measured, status = measure(jobs, results)
@@ -179,41 +171,6 @@ def vault(
     show({"cases": [asdict(case) for case in cases]}, json, [tables.vault(cases)])
 
 
-@app.command()
-def gpu(
-    part: Annotated[str, typer.Option(help="Some of its parts.")] = ",".join(suite.GPU_PARTS),
-    ranks: Annotated[str, typer.Option(help="Numbers of workers, all on one GPU.")] = "2,4,8,16",
-    model: Annotated[str, typer.Option(help="GPT-2s to train, by the most workers.")] = ",".join(
-        MODELS
-    ),
-    wires: Annotated[str, typer.Option(help="Over which all-reduces go.")] = ",".join(WIRES),
-    step_wire: Annotated[str, typer.Option(help="Over which gradients go.")] = "host",
-    blocks: Blocks = 11,
-    results: Kept = None,
-    json: AsJson = False,
-) -> None:
-    """Sealing by the GPU that holds the tensor: its kernels, collectives and training steps."""
-    from sealring.lab.bench.models import MODELS as KNOWN
-
-    gpt2s = [name for name in KNOWN if name.startswith("gpt2")]
-    parts = several(part, lambda one: one_of(suite.GPU_PARTS, one, "a part"))
-    worlds = parse_world_sizes(ranks)
-    models = several(model, lambda one: one_of(gpt2s, one, "a GPT-2"))
-    over = several(wires, lambda one: one_of(WIRES, one, "a wire"))
-    step_over = one_of(WIRES, step_wire, "a wire")
-    place = replace(find_place("cuda"), gpus=1)
-    if "step" in parts:
-        check_memory(settings_of(models, None, ["fp32"], [25.0]), max(suite.few(worlds)), 1, place)
-    session = new_session(check_writable(results))
-    status = run(session, suite.gpu(parts, worlds, models, over, place, step_over, blocks))
-    rows = rows_of(session.results(session.stopped))
-    notes = [SHARED_GPU] if any(row.what.endswith("NCCL") for row in rows) else []
-    shown = [row.as_json() for row in rows]
-    table = [tables.gpu(place.name, rows, notes)] if rows else []
-    show({"device": place.name, "notes": notes, "rows": shown}, json, table)
-    end(status)
-
-
 @app.command("all")
 def everything(
     quick: Annotated[
@@ -226,13 +183,10 @@ def everything(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The directory for both files; made if missing.")
     ] = Path(),
-    report: Annotated[bool, typer.Option(help="Make the page as well.")] = True,
 ) -> None:
     """All of it, into results.json with every sample and report.html, which explains them."""
     parts = suite.everything(quick=quick)
     wanted = several(only, lambda one: one_of(list(parts), one, "a part")) if only else list(parts)
-    if report:
-        plotting_library()  # said now, not after the measurement
     with writing(output, "made"):
         output.mkdir(parents=True, exist_ok=True)
     session = new_session(output / "results.json")
@@ -242,11 +196,8 @@ def everything(
     found = session.results(session.stopped)
     if rows := rows_of(found):
         console.print(tables.gpu(", ".join(dict.fromkeys(found.machine.gpus)), rows))
-    files = f"{output / 'results.json'}"
-    if report and session.measured:
-        write_page(output / "report.html", found)
-        files += f" and {output / 'report.html'}"
-    say(f"{files}: written.")
+    write_page(output / "report.html", found)
+    say(f"{output / 'results.json'} and {output / 'report.html'}: written.")
     end(status)
 
 
@@ -304,19 +255,10 @@ def check_ranks(ranks: int) -> int:
     return ranks
 
 
-def check_threads(threads: int | None) -> int | None:
-    """The workers would refuse the same, one by one."""
-    if threads is not None and threads > usable_cores():
-        raise ConfigurationError(
-            f"{threads} threads on a machine on which this process may use {usable_cores()} cores"
-        )
-    return threads
-
-
-def check_transport(transport: str) -> str:
-    if transport not in ("shm", "tcp"):
-        raise ConfigurationError(f"--transport is {transport!r}; it must be shm or tcp")
-    return transport
+def chosen_transport() -> str:
+    """By SEALRING_TRANSPORT; all ranks are on this machine."""
+    chosen = read_settings(os.environ).transport
+    return "shm" if chosen == "auto" else chosen
 
 
 def parse_variants(text: str) -> tuple[str, ...]:
@@ -427,6 +369,15 @@ def measure(jobs: Sequence[Job], results: Path | None) -> tuple[list[Any], int |
     session = new_session(check_writable(results))
     status = run(session, jobs)
     return session.measured, status
+
+
+def show_exchanges(jobs: Sequence[Job], results: Path | None, json: bool) -> None:
+    """Measures collectives, and shows each beside its floor and its bar."""
+    rate = aes_rate()
+    measured, status = measure(jobs, results)
+    rows = [row(exchange, rate) for exchange in measured]
+    show({"cases": rows}, json, [tables.exchanges(measured, rows)] if rows else [])
+    end(status)
 
 
 def new_session(path: Path | None = None) -> Session:

@@ -16,13 +16,13 @@ from sealring.lab.bench.collectives import (
     OF_GLOO,
     SMALL_BYTES,
     Exchange,
-    line_words,
 )
 from sealring.lab.bench.gpu import Row
-from sealring.lab.bench.harness import Comparison, Measured, Samples
+from sealring.lab.bench.harness import Comparison, Measured, Samples, against_plain
 from sealring.lab.bench.records import AuditCost, RecordingCost
 from sealring.lab.bench.step import Step
 from sealring.lab.bench.vault import Case
+from sealring.lab.report import plots
 from sealring.lab.results import KernelCase, LinkCase, ScaleCase
 
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
@@ -41,82 +41,49 @@ def _ratio(compared: Comparison | None) -> str:
 
 
 def kernels(cases: Sequence[KernelCase]) -> Table:
-    return number_table(
-        "Kernels on this machine's cores (medians)",
-        ("kernel", "data", "processes", "a core", "memory", "arithmetic"),
-        (
-            (
-                case.kernel,
-                f"{human_bytes(case.bytes)} from {'memory' if case.moved_bytes else 'cache'}",
-                case.processes,
-                f"{case.bytes / taken.median / 1e9:.2f} GB/s ±{taken.spread:.0%}",
-                f"{case.moved_bytes / taken.median / 1e9:.2f} GB/s",
-                f"{case.operations / taken.median / 1e9:.2f} Gop/s",
-            )
-            for case in cases
-            for taken in [Samples(tuple(case.seconds))]
-        ),
-    )
+    return number_table("Kernels on this machine's cores (medians)", *plots.kernel_numbers(cases))
 
 
 def links(cases: Sequence[LinkCase]) -> Table:
     return number_table(
         "A link between two ranks: T = α · messages + bytes / β",
-        ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
-        ((case.operation, case.transport, case.variant, *line_words(case.fit)) for case in cases),
+        *plots.link_numbers(cases),
         caption="In brackets: 19 of 20 repetitions would find it there. all_reduce: both send at "
         "once, as in every hop of a ring; ping_pong: one way.",
     )
 
 
-def allreduce(cases: Sequence[Exchange]) -> Table:
-    return number_table(
-        "All-reduce: sealed by sealring, plaintext by Gloo, the GPU-TEE path emulated (medians)",
-        ("ranks", "size", "transport", "threads", "sealed", "Gloo", "GPU-TEE", "sealed : Gloo",
-         "GPU-TEE : Gloo", "sealed a rank"),
-        (
-            (
-                case.ranks,
-                human_bytes(case.bytes),
-                case.transport,
-                case.threads,
-                *(_time(case.samples.get(each), 1e6, "µs") for each in ("sealed", "plain", "cc")),
-                _ratio(case.against_plain()),
-                _ratio(case.against_plain("cc")),
-                human_bytes(case.rank_bytes[0][0]),
-            )
-            for case in cases
-        ),
-    )  # fmt: skip
-
-
-def collectives(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Of rows as JSON has them, each beside its floor and its bar."""
+def exchanges(cases: Sequence[Exchange], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """`rows` are the cases as JSON has them."""
     met = [row["meets_bar"] for row in rows if row["meets_bar"] is not None]
+    variants = [
+        name for name in ("sealed", "plain", "cc") if any(name in case.samples for case in cases)
+    ]
+    others = variants[1:]
 
-    def cells(row: Mapping[str, Any]) -> Iterable[Any]:
-        noisy = "-" if row["noise"] is None else f"only noise (±{row['noise']:.0%})"
-        gloo, bar = row["gloo_us"], row["bar_us"]
-        yield from (row["collective"], row["ranks"])
-        yield human_bytes(row["bytes"]) if row["bytes"] else "-"
-        yield f"{row['sealed_us']:,.0f} ±{row['sealed_spread']:.0%}"
-        yield "-" if gloo is None else f"{gloo:,.0f} ±{row['gloo_spread']:.0%}"
-        yield noisy if row["ratio"] is None else f"[bold]{row['ratio']:.3f}[/bold]"
-        yield f"{row['floor_us']:,.0f}"
-        yield "-" if bar is None else f"{bar:,.0f}"
+    def cells(case: Exchange, row: Mapping[str, Any]) -> Iterable[Any]:
+        yield from (case.collective, case.ranks, human_bytes(case.bytes) if case.bytes else "-")
+        yield from (_time(case.samples.get(name), 1e6, "µs") for name in variants)
+        yield from (_ratio(against_plain(case.samples, one)) for one in ("sealed", *others[1:]))
+        yield from (f"{row['floor_us']:,.0f} µs", case.threads, human_bytes(case.rank_bytes[0][0]))
         yield _MARKS[row["meets_bar"]]
 
+    named = {"sealed": "sealed", "plain": "Gloo", "cc": "GPU-TEE"}
     return number_table(
-        f"Collectives over {rows[0]['transport']}: sealed by sealring, plaintext by Gloo "
-        "(medians of the slowest rank's times)",
-        ("collective", "ranks", "size", "sealed, µs", "Gloo, µs", "ratio", "floor", "bar", "met"),
-        (tuple(cells(row)) for row in rows),
+        f"Collectives over {cases[0].transport}: sealed by sealring, plaintext by Gloo, the "
+        "GPU-TEE path emulated (medians of the slowest rank's times)",
+        (
+            "collective", "ranks", "size", *(named[name] for name in variants),
+            *(f"{named[name]} : Gloo" for name in ("sealed", *others[1:])), "floor", "threads",
+            "sealed a rank", "meets its bar",
+        ),
+        (tuple(cells(case, row)) for case, row in zip(cases, rows, strict=True)),
         caption=f"floor: what the busiest core seals and opens, at the "
         f"{rows[0]['aes_bytes_per_s'] / 1e9:.2f} GB/s of AES-256-GCM that one core does here. Bar: "
         f"up to {human_bytes(SMALL_BYTES)} Gloo's time; from {human_bytes(LARGE_BYTES)} on, in "
         f"shared memory, {OF_GLOO} x Gloo or {OF_FLOOR} x floor, whichever is larger. {sum(met)} "
         f"of {len(met)} cases meet it.",
-    )
+    )  # fmt: skip
 
 
 def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
@@ -152,30 +119,9 @@ def _sentences(notes: Sequence[str]) -> str:
 
 def splits(cases: Sequence[Step]) -> Table:
     """Where a step's time went, of those that were recorded."""
-    parts: Sequence[Any] = ("compute", "seal", "transfer", "open", "reduce", "wait")
-
-    def cell(part: Any) -> str:
-        if part is None:
-            return "-"
-        hidden = f" (+{part.hidden_s * 1e3:,.1f})" if part.hidden_s else ""
-        return f"{part.exposed_s * 1e3:,.1f}{hidden}"
-
-    return number_table(
-        "Where a recorded step went on rank 0, in ms: exposed (+ hidden behind backward)",
-        ("model", "ranks", "bucket, MB", "variant", *parts),
-        (
-            (
-                case.setting.model,
-                case.ranks,
-                f"{case.setting.bucket_cap_mb:g}",
-                variant,
-                *(cell({part.name: part for part in recorded.split}.get(name)) for name in parts),
-            )
-            for case in cases
-            for variant in ("sealed", "cc")
-            if (recorded := case.recorded.get(variant)) is not None
-        ),
-    )
+    recorded = [one for case in cases for one in case.cases if one.split]
+    numbers = plots.split_numbers([one for one in recorded if one.variant != "compute"])
+    return number_table("Where a recorded step went on rank 0", *numbers)
 
 
 def vault(cases: Sequence[Case]) -> Table:
@@ -216,16 +162,11 @@ def summary(measured: Sequence[Measured]) -> Table:
 
 def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
     ratios = "x: the sealed time by that of what stands behind the colon, over the wire before it."
-    made = Table(title=f"Sealed on one {name}", caption=f"{ratios}{_sentences(notes)}")
-    made.add_column("what")
-    for column in ("measured", "bar", "met"):
-        made.add_column(column, justify="right", no_wrap=True)
-    made.add_column("detail", style="dim")
-    for row in rows:
-        between = f" ({row.low:g} to {row.high:g})" if row.low is not None else ""
-        measured = f"{row.value:,} {row.unit}{between}"
-        made.add_row(row.what, measured, row.bar, _MARKS[row.met], row.detail)
-    return made
+    return number_table(
+        f"Sealed on one {name}",
+        *plots.bar_numbers(rows),
+        caption=f"{ratios}{_sentences(notes)}",
+    )
 
 
 # ---- of python -m sealring.lab
@@ -239,25 +180,9 @@ def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float
     )
     return number_table(
         "Forming groups of light workers",
-        ("what", "ranks", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank",
-         "signatures", "RSS MB"),
-        (
-            (
-                case.what,
-                case.ranks,
-                case.handshakes,
-                case.resumptions,
-                case.sockets,
-                f"{case.bytes / 1e6:.1f}",
-                f"{case.seconds:.2f}",
-                f"{case.cpu_seconds_per_rank * 1e3:.1f}",
-                f"{case.floor_seconds_per_rank * 1e3:.1f}",
-                f"{case.rss_bytes / 1e6:.0f}",
-            )
-            for case in cases
-        ),
+        *plots.forming_numbers(cases),
         caption="\n".join([floor, *grown]),
-    )  # fmt: skip
+    )
 
 
 def recording(found: RecordingCost) -> Table:

@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from sealring import limits
 from sealring.core.schedule import Algorithm, Operation, choose
-from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError
 from sealring.lab.bench.harness import (
     Cases,
@@ -127,14 +126,9 @@ def measure(
     variants: Sequence[str],
     effort: Effort,
     progress: Progress | None = None,
-    *,
-    threads: int | None = None,
 ) -> Iterator[Exchange]:
-    """Each (collective, bytes) of the plan in one world of workers, as it is measured. With
-    `threads`, so many share a large tensor on each rank."""
+    """Each (collective, bytes) of the plan in one world of workers, as it is measured."""
     environment = {"SEALRING_TRANSPORT": transport}
-    if threads is not None:
-        environment |= with_settings(os.environ, threads=threads)
     arguments = (section, plan, transport, variants, effort)
     return reports_of(ranks, _worker, *arguments, environment=environment, progress=progress)
 

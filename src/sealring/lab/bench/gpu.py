@@ -1,4 +1,4 @@
-"""`sealring bench gpu`: what sealing costs where the GPU that holds a tensor does it.
+"""`python -m sealring.lab gpu`: what sealing costs where the GPU that holds a tensor does it.
 
 Several ranks are on one GPU, in groups that each have a wire of their own; some of them run the
 same path without cryptography. Measured are the kernels by themselves, all-reduces of these groups

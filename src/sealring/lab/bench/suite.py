@@ -59,15 +59,11 @@ def allreduce(
     transport: str,
     variants: Sequence[str],
     effort: Effort,
-    threads: int | None = None,
 ) -> list[Job]:
     plan = [("all_reduce", size) for size in sizes]
     jobs = []
     for ranks in worlds:
-        measure = partial(
-            exchanges.measure, "allreduce", plan, ranks, transport, variants, effort,
-            threads=threads,
-        )  # fmt: skip
+        measure = partial(exchanges.measure, "allreduce", plan, ranks, transport, variants, effort)
         jobs.append(Job(f"all-reduce, {ranks} ranks, {transport}", len(plan), measure))
     return jobs
 

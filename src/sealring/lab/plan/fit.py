@@ -376,7 +376,7 @@ def _with_overheads(profile: Profile, results: Results) -> Profile:
     )
 
 
-# ---- a profile of the GPU, from `sealring bench gpu`
+# ---- a profile of the GPU, from `python -m sealring.lab gpu`
 #
 # Rates come from its kernels. How fast a wire is follows from the all-reduces of the most ranks on
 # the GPU: it is what is left of their time when the kernels' has been taken off. Several ranks on
@@ -399,8 +399,8 @@ def gpu_profile_of(results: Results) -> Profile:
     for needed in ("copy", "seal", "open", "open_reduce"):
         if name is None or needed not in kernels:
             raise ConfigurationError(
-                f"these results have no {needed} among a GPU's kernels: measure with `sealring "
-                "bench gpu --results results.json`"
+                f"these results have no {needed} among a GPU's kernels: measure with `python "
+                "-m sealring.lab gpu --results results.json`"
             )
     assert name is not None
     profile = Profile(
@@ -500,8 +500,8 @@ def _exchange(results: Results, name: str, way: Way) -> CollectiveCase:
     ]
     if not cases:
         raise ConfigurationError(
-            f"these results have no {way} all-reduce on {name}: measure with `sealring bench gpu "
-            "--results results.json`"
+            f"these results have no {way} all-reduce on {name}: measure with `python -m "
+            "sealring.lab gpu --results results.json`"
         )
     most = max(case.ranks for case in cases)
     largest = [case for case in cases if case.ranks == most]

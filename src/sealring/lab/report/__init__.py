@@ -1,7 +1,7 @@
 """Results as a page: one HTML file that opens offline, without a script in it.
 
 findings   what follows from the samples: overheads, splits, what to change; what others published
-plots      one function per picture: matplotlib's SVG in the page's own colours
+plots      one function per picture: bars, and the same as numbers
 page       all of it as HTML
 """
 

@@ -25,7 +25,7 @@ from sealring.lab.report.findings import (
     pairs,
     span_of,
 )
-from sealring.lab.report.plots import Picture, plotting_library
+from sealring.lab.report.plots import Numbers, Picture
 from sealring.lab.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -39,7 +39,6 @@ def write_page(path: Path, results: Results, other: Results | None = None) -> No
 
 def page(results: Results, other: Results | None = None) -> str:
     """One results file explained, or two of them compared: `other` is the later one."""
-    plotting_library()
     title = "What protection costs" if other is None else "What protection costs: two measurements"
     body = [f"<h1>{title}</h1>"]
     if other is None:
@@ -50,7 +49,7 @@ def page(results: Results, other: Results | None = None) -> str:
             '<p class="lead">The first was made with '
             f"<code>{escape(results.command)}</code> ({escape(results.made)}), the second with "
             f"<code>{escape(other.command)}</code> ({escape(other.made)}).</p>",
-            _figure(plots.comparison(found, "first", "second"))
+            _figure(plots.comparison(found))
             or '<p class="warning">The two have no case in common.</p>',
             "<h2>The second by itself</h2>",
             _lead(other),
@@ -157,25 +156,22 @@ def _figure(picture: Picture | None) -> str:
     if picture is None:
         return ""
     said = escape(picture.said)
-    drawn = "".join(
-        f'<div class="{kind}" role="img" aria-label="{said}">{svg}</div>'
-        for kind, svg in (("desk", picture.desk), ("phone", picture.phone))
-        if svg
-    )
-    shown = (
-        f"<figure>{drawn}<figcaption>{said}</figcaption></figure>" if drawn else f"<p>{said}</p>"
-    )
+    shown = f"<p>{said}</p>"
+    if picture.drawn:
+        drawn = f'<div role="img" aria-label="{said}">{picture.drawn}</div>'
+        shown = f"<figure>{drawn}<figcaption>{said}</figcaption></figure>"
     return (
         f'<section id="{picture.key}"><h2>{escape(picture.title)}</h2>{shown}'
-        f"<details><summary>The numbers</summary>{_table(picture.columns, picture.rows)}</details>"
+        f"<details><summary>The numbers</summary>{_table(picture.numbers)}</details>"
         "</section>"
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+def _table(numbers: Numbers) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in numbers.columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in numbers.rows
     )
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
@@ -216,7 +212,7 @@ def _collectives(results: Results) -> str:
     columns = ("collective", "ranks", "bytes", "transport", "variant", "median")
     return (
         '<section id="collectives"><h2>Collectives</h2><details><summary>Medians of '
-        f"{len(rows)} cases</summary>{_table(columns, rows)}</details></section>"
+        f"{len(rows)} cases</summary>{_table(Numbers(columns, rows))}</details></section>"
     )
 
 
@@ -236,7 +232,7 @@ def _machine(results: Results) -> str:
             f"{machine.openssl}",
         ),
     ]
-    return _table(("", ""), rows)
+    return _table(Numbers(("", ""), rows))
 
 
 def _method(results: Results) -> str:

@@ -1,24 +1,21 @@
 """The report's pictures, each with what it says in words and in numbers.
 
-matplotlib's SVG is made part of a page: its colours are the page's, its size is the screen's. A
-picture is drawn twice, for a desk and for a phone, so that letters have the same size on both.
-Colours are drawn as stand-ins and then named: the page's style sheet says what they are in the
-light and in the dark.
+A picture is rows of bars on one scale: HTML that the page's style sheet lays out, so that labels
+have their size on every screen. The command line prints the same numbers.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from io import StringIO
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import floor, log10
 from statistics import median
-from textwrap import fill
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Literal, NamedTuple
 
-from sealring.errors import ConfigurationError
-from sealring.lab.bench.collectives import line_words, predicted
+from sealring.lab.bench.collectives import line_words
 from sealring.lab.bench.gpu import Row, rows_of
+from sealring.lab.bench.harness import Comparison
 from sealring.lab.report.findings import (
     FIGURES,
     Overhead,
@@ -30,49 +27,20 @@ from sealring.lab.report.findings import (
     split_steps,
     timeline_step,
 )
-from sealring.lab.results import KernelCase, Results, ScaleCase, usable
+from sealring.lab.results import (
+    KernelCase,
+    LinkCase,
+    Results,
+    ScaleCase,
+    StepCase,
+    spread_of,
+    usable,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-DESK: Final = 860
-PHONE: Final = 358
-"""Widths in CSS pixels: a column of text, and a phone's screen without its margins."""
-
-COLOURS: Final = {
-    name: f"#0{index:x}0{index:x}0{index:x}"
-    for index, name in enumerate(
-        ("ink", "muted", "grid", "surface", "plain", "sealed", "cc", "published", "compute",
-         "seal", "transfer", "open", "reduce", "wait"),
-        start=1,
-    )
-}  # fmt: skip
-"""Stand-ins that no picture would use by itself; each becomes a variable of the style sheet."""
-
-_SETTINGS: Final[dict[str, Any]] = {
-    "svg.fonttype": "none",  # letters stay letters
-    "text.parse_math": False,  # a name in a file is a name, whatever characters it has
-    "font.family": ["DejaVu Sans"],
-    "font.size": 12,
-    "axes.edgecolor": COLOURS["muted"],
-    "axes.labelcolor": COLOURS["ink"],
-    "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": COLOURS["grid"],
-    "text.color": COLOURS["ink"],
-    "xtick.color": COLOURS["ink"],
-    "ytick.color": COLOURS["ink"],
-    "hatch.color": COLOURS["surface"],
-    "legend.frameon": False,
-    "legend.fontsize": 12,
-    "figure.facecolor": "none",
-}
-_FONTS: Final = "system-ui, 'DejaVu Sans', Verdana, sans-serif"
+class Numbers(NamedTuple):
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,69 +49,87 @@ class Picture:
     title: str
     said: str
     """What the picture shows, for readers who do not see it."""
-    desk: str = ""
-    phone: str = ""
-    """Both empty: the numbers stand alone."""
-    columns: tuple[str, ...] = ()
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-    """The same as numbers."""
+    numbers: Numbers
+    drawn: str = ""
+    """HTML; empty: the numbers stand alone."""
 
 
-Draw = Callable[["Figure", "Axes", bool], None]
-"""Draws into the axes; True where the screen is narrow."""
+# ---- marks on a scale
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From one value to another."""
+
+    start: float
+    end: float
+    colour: str
+    """A class of the style sheet."""
+    shape: Literal["bar", "thin", "below"] = "bar"
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One row of a picture."""
+
+    label: str
+    marks: Sequence[Mark]
+    text: str = ""
+    """Behind the bars."""
 
 
 def draw(
-    key: str, height: int, picture: Draw, *, phone_height: int | None = None
-) -> tuple[str, str]:
-    """The SVG for a desk and the one for a phone."""
+    rows: Sequence[Bars], axis: str, legend: Mapping[str, str], base: float = 0.0, unit: str = ""
+) -> str:
+    """`legend` says what a colour is. A line stands at `base`, which the scale always has."""
+    values = [base, *(value for row in rows for mark in row.marks for value in _ends(mark))]
+    low, high = min(values), max(values)
+    width = (high - low) or 1.0
+
+    def place(value: float) -> str:
+        return f"{(value - low) / width:.2%}"
+
+    def mark(one: Mark) -> str:
+        start, end = sorted(_ends(one))
+        size = f"left:{place(start)};width:{(end - start) / width:.2%}"
+        return f'<i class="{one.colour} {one.shape}" style="{size}"></i>'
+
+    line = f'<i class="base" style="left:{place(base)}"></i>'
+    drawn = [
+        f'<span class="label">{escape(row.label)}</span>'
+        f'<span class="track">{"".join(map(mark, row.marks))}{line}</span>'
+        f'<span class="value">{escape(row.text)}</span>'
+        for row in rows
+    ]
+    ticks = "".join(
+        f'<b style="left:{place(tick)}">{tick:g}{unit}</b>' for tick in ticks_of(low, high)
+    )
+    named = "".join(
+        f'<span><i class="{colour}"></i>{escape(text)}</span>' for colour, text in legend.items()
+    )
     return (
-        _svg(f"{key}-desk", DESK, height, picture, narrow=False),
-        _svg(f"{key}-phone", PHONE, phone_height or height, picture, narrow=True),
+        f'<p class="legend">{named}</p><div class="bars">{"".join(drawn)}'
+        f'<span class="label muted">{escape(axis)}</span><span class="axis">{ticks}</span></div>'
     )
 
 
-def _svg(name: str, width: int, height: int, picture: Draw, *, narrow: bool) -> str:
-    matplotlib = plotting_library()
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
-        # 72 units to the inch, and one unit is one CSS pixel.
-        figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
-        FigureCanvasSVG(figure)
-        picture(figure, figure.add_subplot(), narrow)
-        out = StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return _for_the_page(out.getvalue(), name, width)
+def _ends(mark: Mark) -> tuple[float, float]:
+    return mark.start, mark.end
 
 
-def plotting_library() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigurationError(
-            "the report's plots need matplotlib: pip install 'sealring[report]'"
-        ) from None
-    return matplotlib
+def ticks_of(low: float, high: float) -> list[float]:
+    """Two to six round numbers between them."""
+    rough = (high - low or 1.0) / 4
+    power = 10.0 ** floor(log10(rough))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= rough)
+    first, last = -floor(-low / step), floor(high / step)
+    return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def _for_the_page(text: str, name: str, width: int) -> str:
-    svg = text[text.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # Several pictures are in one document: what one refers to must not be another's.
-    svg = re.sub(r'\bid="([^"]*)"', rf'id="{name}-\1"', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
-    for colour, stand_in in COLOURS.items():
-        svg = svg.replace(stand_in, f"var(--{colour})")
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", rf"font: \1px {_FONTS}", svg)
-    head, _, rest = svg.partition(">")
-    box = re.search(r'viewBox="[^"]*"', head)
-    shape = box[0] if box else ""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{shape} style="max-width: {width}px" aria-hidden="true" focusable="false">{rest}'
-    )
+def _compared(label: str, told: Comparison, colour: str) -> Bars:
+    """From 1 on: what a bar is long is what is added. The thin line is the interval."""
+    marks = [Mark(1.0, told.ratio, colour), Mark(told.low, told.high, "ink", "thin")]
+    return Bars(label, marks, "only noise" if told.only_noise else f"{told.ratio:.2f}×")
 
 
 # ---- of training steps
@@ -156,40 +142,13 @@ VARIANTS: Final = {
     "cc": "GPU-TEE path, emulated here",
     "compute": "without communication",
 }
-_SHORT: Final = {**VARIANTS, "cc": "GPU-TEE path"}
-_MOST: Final = 14
+_PROTECTED: Final = {each: VARIANTS[each] for each in ("sealed", "cc")}
+_MOST: Final = 28
 """Rows of one picture; the tables have all."""
 
 
 def clipped(text: str, most: int = 40) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def legend(figure: Figure, columns: int) -> None:
-    """Over the whole picture, where it hides nothing."""
-    figure.legend(loc="outside upper left", ncols=columns, columnspacing=1.2, handlelength=1.4)
-
-
-def _locator(most: int) -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(most, steps=[1, 2, 5, 10])  # so that 1 is among them
-
-
-def _rows(axes: Axes, labels: Sequence[str], narrow: bool) -> None:
-    """A row for each label, the first on top; on a narrow screen few ticks below."""
-    axes.set_yticks(range(len(labels)), labels, fontsize=11)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.grid(False, axis="y")
-    if narrow:
-        axes.xaxis.set_major_locator(_locator(4))
-
-
-def _two_logarithms(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
 
 
 def overhead(found: Sequence[Overhead]) -> Picture | None:
@@ -198,67 +157,12 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
     best = best_buckets(found)
     if not best:
         return None
-    settings = list(dict.fromkeys(each.setting for each in best))[:_MOST]
-    bars: list[tuple[str, str, float, tuple[float, float], str]] = []
-    for setting in settings:
-        for each in best:
-            if each.setting == setting:
-                told = each.against_plain
-                error = (told.ratio - told.low, told.high - told.ratio)
-                label = f"{told.ratio:.2f}×" if not told.only_noise else "only noise"
-                bars.append((setting, each.case.variant, told.ratio, error, label))
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        places: list[float] = []
-        at, last = 0.0, ""
-        for setting, *_ in bars:
-            at += 0.0 if not places else 1.0 if setting == last else 1.5
-            places.append(at)
-            last = setting
-        for variant in ("sealed", "cc"):
-            mine = [(y, bar) for y, bar in zip(places, bars, strict=True) if bar[1] == variant]
-            if not mine:
-                continue
-            # From 1 on: what a bar is long is what protection adds.
-            axes.barh(
-                [y for y, _ in mine],
-                [bar[2] - 1 for _, bar in mine],
-                left=1,
-                height=0.8,
-                color=COLOURS[variant],
-                label=VARIANTS[variant],
-            )
-            for y, bar in mine:
-                low, high = bar[2] - bar[3][0], bar[2] + bar[3][1]
-                axes.plot([low, high], [y, y], color=COLOURS["ink"], linewidth=1.2)
-                axes.annotate(
-                    bar[4], (max(high, 1.0), y), (5, 0), textcoords="offset points", va="center",
-                    fontsize=11,
-                )  # fmt: skip
-        ticks: dict[str, list[float]] = {}
-        for y, (setting, *_) in zip(places, bars, strict=True):
-            ticks.setdefault(setting, []).append(y)
-        axes.set_yticks([sum(ys) / len(ys) for ys in ticks.values()])
-        axes.set_yticklabels(
-            [fill(clipped(name), 15) if narrow else clipped(name) for name in ticks], fontsize=11
-        )
-        low = min(1.0, *(bar[2] - bar[3][0] for bar in bars))
-        high = max(1.05, *(bar[2] + bar[3][1] for bar in bars))
-        room = (high - low) * (0.35 if narrow else 0.15)  # for the figures behind the bars
-        axes.set_xlim(low - 0.05 * (high - low), high + room)
-        axes.xaxis.set_major_locator(_locator(5 if narrow else 8))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-        axes.axvline(1, color=COLOURS["ink"], linewidth=1.2)
-        axes.set_xlabel(
-            "time of a step, plain = 1"
-            if narrow
-            else "time of a training step, as a multiple of the plain one"
-        )
-        axes.grid(False, axis="y")
-        axes.invert_yaxis()
-        legend(figure, 1 if narrow else 3)
-
-    height = 110 + 28 * len(bars)
+    rows = [
+        _compared(clipped(each.setting), each.against_plain, each.case.variant)
+        for setting in dict.fromkeys(each.setting for each in best)
+        for each in best
+        if each.setting == setting
+    ]
     sealed = [each for each in best if each.case.variant == "sealed"]
     span = span_of([each.against_plain for each in sealed])
     ours = (
@@ -273,85 +177,68 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
         f"A bar is what protection adds: {ours} on this machine. Published for GPU TEEs are "
         + ", ".join(f"{figure.overhead:g} ({figure.what})" for figure in FIGURES)
         + ".",
-        *draw("overhead", height, picture, phone_height=height + 50),
-        ("model", "ranks", "batch", "precision", "buckets", "variant", "step", "plain = 1"),
-        [
-            (
-                each.case.model,
-                str(each.case.ranks),
-                str(each.case.batch),
-                each.case.precision,
-                f"{each.case.bucket_cap_mb:g} MB ({each.case.all_reduces})",
-                VARIANTS[each.case.variant],
-                f"{median(each.case.seconds) * 1e3:,.1f} ms",
-                str(each.against_plain),
-            )
-            for each in found
-        ],
+        Numbers(
+            ("model", "ranks", "batch", "precision", "buckets", "variant", "step", "plain = 1"),
+            [
+                (
+                    each.case.model,
+                    str(each.case.ranks),
+                    str(each.case.batch),
+                    each.case.precision,
+                    f"{each.case.bucket_cap_mb:g} MB ({each.case.all_reduces})",
+                    VARIANTS[each.case.variant],
+                    f"{median(each.case.seconds) * 1e3:,.1f} ms",
+                    str(each.against_plain),
+                )
+                for each in found
+            ],
+        ),
+        draw(rows[:_MOST], "time of a step, plain = 1", _PROTECTED, base=1.0, unit="×"),
     )
 
 
 def buckets(found: Sequence[Overhead]) -> Picture | None:
-    """Overhead against the bucket size, where more than one was measured."""
+    """Overhead by bucket size, where more than one was measured."""
     lines: dict[tuple[str, str], list[Overhead]] = {}
     for each in found:
         lines.setdefault((each.setting, each.case.variant), []).append(each)
-    lines = {
-        key: sorted(points, key=lambda each: each.case.bucket_cap_mb)
-        for key, points in lines.items()
-        if len({each.case.bucket_cap_mb for each in points}) > 1
-    }
-    if not lines:
+    points = [
+        each
+        for line in lines.values()
+        if len({each.case.bucket_cap_mb for each in line}) > 1
+        for each in sorted(line, key=lambda each: each.case.bucket_cap_mb)
+    ]
+    if not points:
         return None
-    settings = list(dict.fromkeys(setting for setting, _ in lines))[:6]
-    marks = dict(zip(settings, "osD^vP", strict=False))
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for (setting, variant), points in lines.items():
-            if setting not in marks:
-                continue
-            xs = [each.case.bucket_cap_mb for each in points]
-            ys = [each.against_plain.ratio for each in points]
-            low = [each.against_plain.ratio - each.against_plain.low for each in points]
-            high = [each.against_plain.high - each.against_plain.ratio for each in points]
-            name = (
-                f"{clipped(setting, 24)}: {'sealring' if variant == 'sealed' else 'GPU-TEE path'}"
-            )
-            axes.errorbar(
-                xs, ys, [low, high], marker=marks[setting], color=COLOURS[variant], capsize=3,
-                markersize=7, linestyle="-" if variant == "sealed" else "--", label=name,
-            )  # fmt: skip
-        caps = sorted({each.case.bucket_cap_mb for points in lines.values() for each in points})
-        _two_logarithms(axes)
-        axes.set_xticks(caps, [f"{cap:g}" for cap in caps])
-        axes.axhline(1, color=COLOURS["ink"], linewidth=1.2)
-        top = axes.get_ylim()[1]
-        ticks = [each for each in (0.5, 1, 1.5, 2, 3, 5, 10, 20, 40) if each <= top * 1.05]
-        axes.set_yticks(ticks, [f"{each:g}×" for each in ticks])
-        axes.set_xlabel("bucket_cap_mb")
-        axes.set_ylabel("step, plain = 1")
-        legend(figure, 1 if narrow else 2)
-
-    rows = len(lines)
+    settings = dict.fromkeys(clipped(each.setting) for each in points)
+    rows = [
+        _compared(
+            f"{clipped(each.setting)}, {each.case.bucket_cap_mb:g} MB",
+            each.against_plain,
+            each.case.variant,
+        )
+        for each in points
+    ]
     return Picture(
         "buckets",
         "Overhead against DDP's bucket size",
-        "Lines over the bucket size for "
-        + ", ".join(clipped(setting) for setting in settings)
+        "Bars by bucket size for "
+        + ", ".join(settings)
         + ": a larger bucket means fewer all-reduces for the same bytes.",
-        *draw("buckets", 320 + 18 * ((rows + 1) // 2), picture, phone_height=300 + 18 * rows),
-        ("setting", "variant", "bucket_cap_mb", "all-reduces", "plain = 1"),
-        [
-            (
-                each.setting,
-                VARIANTS[variant],
-                f"{each.case.bucket_cap_mb:g}",
-                str(each.case.all_reduces),
-                str(each.against_plain),
-            )
-            for (_, variant), points in lines.items()
-            for each in points
-        ],
+        Numbers(
+            ("setting", "variant", "bucket_cap_mb", "all-reduces", "plain = 1"),
+            [
+                (
+                    each.setting,
+                    VARIANTS[each.case.variant],
+                    f"{each.case.bucket_cap_mb:g}",
+                    str(each.case.all_reduces),
+                    str(each.against_plain),
+                )
+                for each in points
+            ],
+        ),
+        draw(rows[:_MOST], "time of a step, plain = 1", _PROTECTED, base=1.0, unit="×"),
     )
 
 
@@ -360,211 +247,164 @@ PARTS: Final = ("compute", "seal", "transfer", "open", "reduce", "wait")
 
 def split(results: Results) -> Picture | None:
     """What a recorded step was made of."""
-    cases = split_steps(results)[:_MOST]
+    cases = split_steps(results)
     if not cases:
         return None
-    labels = [
-        f"{case.model}, {case.ranks} ranks, {case.bucket_cap_mb:g} MB, {_SHORT[case.variant]}"
-        for case in cases
-    ]
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for index, case in enumerate(cases):
-            parts = {part.name: part for part in case.split}
-            at = behind = 0.0
-            for name in PARTS:
-                part = parts.get(name)
-                if part is None:
-                    continue
-                axes.barh(
-                    index, part.exposed_s * 1e3, left=at, height=0.5, color=COLOURS[name],
-                    label=name if index == 0 else None,
-                )  # fmt: skip
-                axes.barh(
-                    index + 0.38, part.hidden_s * 1e3, left=behind, height=0.2, color=COLOURS[name],
-                    hatch="//", linewidth=0,
-                )  # fmt: skip
-                at += part.exposed_s * 1e3
-                behind += part.hidden_s * 1e3
-        shown = [label.replace(", ", "\n", 1) if narrow else label for label in labels]
-        _rows(axes, shown, narrow)
-        axes.set_xlabel(
-            "ms; hatched: hidden"
-            if narrow
-            else "milliseconds of one step on rank 0; hatched: hidden behind the backward pass"
-        )
-        legend(figure, 3 if narrow else 6)
-
-    height = 110 + 40 * len(cases)
     return Picture(
         "split",
         "Where a step's time goes",
         f"Stacked bars of {len(cases)} recorded steps: computing, sealing, transfer, opening, "
-        "reducing and waiting, each as far as the step is longer for it, and as far as it is "
-        "hidden behind the backward pass.",
-        *draw("split", height, picture, phone_height=height + 40),
-        ("step", *PARTS),
-        [
-            (
-                label,
-                *(
-                    " + ".join(
-                        [f"{part.exposed_s * 1e3:,.1f} ms"]
-                        + ([f"{part.hidden_s * 1e3:,.1f} hidden"] if part.hidden_s else [])
-                    )
-                    if (part := {each.name: each for each in case.split}.get(name))
-                    else "-"
-                    for name in PARTS
-                ),
-            )
-            for label, case in zip(labels, cases, strict=True)
-        ],
+        "reducing and waiting, each as far as the step is longer for it, and, in the narrow bars "
+        "below, as far as it is hidden behind the backward pass.",
+        split_numbers(cases),
+        draw(
+            [Bars(clipped(_step_label(case), 60), list(_stacked(case))) for case in cases[:_MOST]],
+            "ms of one step on rank 0",
+            {name: name for name in PARTS},
+        ),
     )
+
+
+def _step_label(case: StepCase) -> str:
+    bucket = f"{case.bucket_cap_mb:g} MB"
+    return f"{case.model}, {case.ranks} ranks, {bucket}, {_SHORT.get(case.variant, case.variant)}"
+
+
+_SHORT: Final = {"sealed": "sealring", "cc": "GPU-TEE path"}
+
+
+def _stacked(case: StepCase) -> Iterator[Mark]:
+    parts = {part.name: part for part in case.split}
+    at = behind = 0.0
+    for name in PARTS:
+        if (part := parts.get(name)) is not None:
+            exposed, hidden = part.exposed_s * 1e3, part.hidden_s * 1e3
+            yield Mark(at, at + exposed, name)
+            yield Mark(behind, behind + hidden, name, "below")
+            at, behind = at + exposed, behind + hidden
+
+
+def split_numbers(cases: Sequence[StepCase]) -> Numbers:
+    """Milliseconds of one step: exposed (+ hidden behind backward)."""
+
+    def cell(case: StepCase, name: str) -> str:
+        part = next((each for each in case.split if each.name == name), None)
+        if part is None:
+            return "-"
+        hidden = f" (+{part.hidden_s * 1e3:,.1f})" if part.hidden_s else ""
+        return f"{part.exposed_s * 1e3:,.1f}{hidden}"
+
+    rows = [(_step_label(case), *(cell(case, name) for name in PARTS)) for case in cases]
+    return Numbers(("ms, exposed (+ hidden)", *PARTS), rows)
 
 
 def timeline(results: Results) -> Picture | None:
     case = timeline_step(results)
     if case is None:
         return None
-    spans = case.timeline
-    shades = {"forward": "plain", "backward": "compute", "optimizer": "published"}
+    colours = {"forward": "plain", "backward": "compute", "optimizer": "published"}
 
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for span in spans:
-            computing = span.lane == "compute"
-            width = (span.end_s - span.start_s) * 1e3
-            colour = COLOURS[shades.get(span.name, "compute") if computing else "sealed"]
-            axes.barh(
-                0 if computing else 1, width, left=span.start_s * 1e3, height=0.6, color=colour,
-                edgecolor=COLOURS["surface"], linewidth=0.8,
-                label=span.name if computing else None,
-            )  # fmt: skip
-        axes.barh(0, 0, color=COLOURS["sealed"], label="sealed collectives")
-        _rows(axes, ["model", "group"], narrow)
-        axes.set_xlabel("milliseconds since the step began")
-        legend(figure, 2 if narrow else 4)
+    def lane(name: str) -> list[Mark]:
+        return [
+            Mark(span.start_s * 1e3, span.end_s * 1e3, colours.get(span.name, "sealed"))
+            for span in case.timeline
+            if span.lane == name
+        ]
 
-    collectives = [span for span in spans if span.lane == "collective"]
+    collectives = lane("collective")
     return Picture(
         "timeline",
         f"One step of {clipped(case.model)}, {case.ranks} ranks, {case.bucket_cap_mb:g} MB buckets",
         f"A timeline of rank 0 in two lanes: forward, backward and optimizer above, "
         f"{len(collectives)} sealed collectives below; what of these lies under the gap between "
         "backward and optimizer is exposed.",
-        *draw("timeline", 210, picture, phone_height=250),
-        ("lane", "what", "from", "to", "bytes"),
-        [
-            (
-                span.lane,
-                span.name,
-                f"{span.start_s * 1e3:,.2f} ms",
-                f"{span.end_s * 1e3:,.2f} ms",
-                f"{span.bytes:,}" if span.bytes else "-",
-            )
-            for span in spans
-        ],
+        Numbers(
+            ("lane", "what", "from", "to", "bytes"),
+            [
+                (
+                    span.lane,
+                    span.name,
+                    f"{span.start_s * 1e3:,.2f} ms",
+                    f"{span.end_s * 1e3:,.2f} ms",
+                    f"{span.bytes:,}" if span.bytes else "-",
+                )
+                for span in case.timeline
+            ],
+        ),
+        draw(
+            [Bars("model", lane("compute")), Bars("group", collectives)],
+            "ms since the step began",
+            {colour: name for name, colour in colours.items()} | {"sealed": "sealed collectives"},
+        ),
     )
 
 
-def comparison(found: Sequence[Pair], before: str, after: str) -> Picture | None:
+def comparison(found: Sequence[Pair]) -> Picture | None:
     """The second results' times as multiples of the first's."""
     if not found:
         return None
     told = [each for each in found if not each.change.only_noise]
     shown = sorted(told, key=lambda each: abs(each.change.ratio - 1), reverse=True)[:_MOST]
     shown = sorted(shown or found[:_MOST], key=lambda each: each.change.ratio)
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for index, each in enumerate(shown):
-            told = each.change
-            axes.errorbar(
-                told.ratio, index,
-                xerr=[[told.ratio - told.low], [told.high - told.ratio]],
-                marker="o", markersize=8, capsize=3,
-                color=COLOURS["sealed" if told.ratio <= 1 else "cc"],
-            )  # fmt: skip
-        labels = [each.label.replace(", ", "\n", 1) if narrow else each.label for each in shown]
-        _rows(axes, [clipped(label, 60) for label in labels], narrow)
-        axes.axvline(1, color=COLOURS["ink"], linewidth=1.2)
-        axes.set_xlabel("second : first, below 1 is faster")
-
+    rows = [
+        _compared(
+            clipped(each.label, 60), each.change, "sealed" if each.change.ratio <= 1 else "cc"
+        )
+        for each in shown
+    ]
     faster = sum(each.change.ratio < 1 for each in told)
     return Picture(
         "comparison",
         "The second against the first",
         f"Of {len(found)} cases that both have, {faster} became faster, {len(told) - faster} "
         f"slower or equal, and {len(found) - len(told)} differ by noise alone.",
-        *draw("comparison", 90 + 30 * len(shown), picture, phone_height=90 + 40 * len(shown)),
-        ("case", clipped(before), clipped(after), "second : first"),
-        [
-            (
-                each.label,
-                f"{each.before * 1e3:,.3f} ms",
-                f"{each.after * 1e3:,.3f} ms",
-                str(each.change),
-            )
-            for each in found
-        ],
+        Numbers(
+            ("case", "first", "second", "second : first"),
+            [
+                (
+                    each.label,
+                    f"{each.before * 1e3:,.3f} ms",
+                    f"{each.after * 1e3:,.3f} ms",
+                    str(each.change),
+                )
+                for each in found
+            ],
+        ),
+        draw(rows, "second : first", {"sealed": "faster", "cc": "slower"}, base=1.0, unit="×"),
     )
 
 
 # ---- below a step: the link between two ranks, and the kernels
 
 
-_DASHES: Final = {"shm": "-", "tcp": "--", "gpu": ":", "none": "-"}
-
-
 def links(results: Results) -> Picture | None:
-    """Time of an exchange by size, with the line T = alpha * messages + bytes / beta."""
-    cases = [case for case in hops(results) if case.operation == "all_reduce"] or hops(results)
+    """The lines T = alpha * messages + bytes / beta."""
+    cases = hops(results)
     if not cases:
         return None
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        drawn = set()
-        for case in cases:
-            name = f"{VARIANTS[case.variant].split(',')[0]}, {case.transport}"
-            if name in drawn:  # Gloo is measured again beside each transport
-                continue
-            drawn.add(name)
-            sizes = [point.bytes * point.messages for point in case.points]
-            axes.plot(
-                sizes, [median(point.seconds) * 1e3 for point in case.points], "o", markersize=6,
-                color=COLOURS[case.variant],
-                fillstyle="none" if case.transport == "tcp" else "full",
-            )  # fmt: skip
-            if case.fit is not None:
-                line = [predicted(case.fit, p.messages, p.bytes) * 1e3 for p in case.points]
-                axes.plot(
-                    sizes, line, _DASHES[case.transport], color=COLOURS[case.variant], label=name
-                )
-        _two_logarithms(axes)
-        axes.set_xticks(
-            [1 << 12, 1 << 16, 1 << 20, 1 << 24], ["4 KiB", "64 KiB", "1 MiB", "16 MiB"]
-        )
-        axes.set_xlabel("bytes, all-reduced by two ranks")
-        axes.set_ylabel("milliseconds")
-        legend(figure, 1 if narrow else 2)
-
-    fitted = [(case, case.fit) for case in hops(results)]
     return Picture(
         "links",
         "What a message costs and what a byte costs: α and β per hop",
-        "Points are measured times, lines are T = α · messages + bytes / β. "
+        "Lines T = α · messages + bytes / β through measured times. "
         + "; ".join(
-            f"{VARIANTS[case.variant]} over {case.transport}: α {line.alpha_s * 1e6:,.0f} µs, "
-            f"β {line.beta_bytes_per_s / 1e9:.2f} GB/s"
-            for case, line in fitted
-            if line is not None and case.operation == "all_reduce"
+            f"{VARIANTS[case.variant]} over {case.transport}: α {case.fit.alpha_s * 1e6:,.0f} µs, "
+            f"β {case.fit.beta_bytes_per_s / 1e9:.2f} GB/s"
+            for case in cases
+            if case.fit is not None and case.operation == "all_reduce"
         )
         + ".",
-        *draw("links", 400, picture, phone_height=420),
+        link_numbers(cases),
+    )
+
+
+def link_numbers(cases: Sequence[LinkCase]) -> Numbers:
+    return Numbers(
         ("operation", "transport", "variant", "α, µs", "β, GB/s", "off the line by"),
         [
-            (case.operation, case.transport, VARIANTS[case.variant], *line_words(line))
-            for case, line in fitted
+            (case.operation, case.transport, VARIANTS[case.variant], *line_words(case.fit))
+            for case in cases
         ],
-    )  # fmt: skip
+    )
 
 
 def rooflines(results: Results) -> Iterator[Picture | None]:
@@ -573,20 +413,16 @@ def rooflines(results: Results) -> Iterator[Picture | None]:
         kernels(results),
         "roofline",
         "The roofline: how close each kernel is to what one core can do",
-        unit=(1e9, "billion"),
     )
     yield roofline(
         usable(results.gpu),
         "gpu-roofline",
         "The GPU's roofline: how close each kernel is to what its memory can carry",
-        unit=(1e12, "trillion"),
     )
 
 
-def roofline(
-    found: list[KernelCase], key: str, title: str, unit: tuple[float, str]
-) -> Picture | None:
-    """Of one device's kernels; `unit` of its arithmetic."""
+def roofline(found: list[KernelCase], key: str, title: str) -> Picture | None:
+    """Of one device's kernels."""
     placed = [case for case in found if case.operations and case.moved_bytes]
     if not placed or not any(case.kernel == "copy" for case in found):
         return None
@@ -594,45 +430,40 @@ def roofline(
     carrier = max(found, key=lambda case: case.moved_bytes / median(case.seconds))
     memory = carrier.moved_bytes / median(carrier.seconds)
     ceilings = _ceilings(found)
-    scale, word = unit
-    initial = {"billion": "G", "trillion": "T"}[word]
-
+    columns, rows = kernel_numbers(found)
     return Picture(
         key,
         title,
         f"The most that a kernel moved through memory is {memory / 1e9:,.1f} GB/s "
         f"({carrier.kernel}). "
         + " ".join(
-            f"{name}: {rate / scale:,.1f} {word} operations a second."
+            f"{name}: {rate / 1e9:,.1f} billion operations a second."
             for name, rate in ceilings.items()
-        )
-        + " Kernels: "
-        + ", ".join(
-            f"{case.kernel} {_of_roof(case, memory, ceilings):.0%} of its roof" for case in placed
-        )
-        + ".",
-        columns=(
-            "kernel",
-            "device",
-            "GB/s of data",
-            "GB/s of memory",
-            f"{initial}op/s",
-            "of its roof",
         ),
-        rows=[
-            (
-                f"{case.kernel} from {'memory' if case.moved_bytes else 'cache'}",
-                case.device,
-                f"{case.bytes / median(case.seconds) / 1e9:,.2f}",
-                f"{case.moved_bytes / median(case.seconds) / 1e9:,.2f}",
-                f"{case.operations / median(case.seconds) / scale:,.2f}",
-                f"{_of_roof(case, memory, ceilings):.0%}"
-                if case.operations and case.moved_bytes
-                else "-",
-            )
-            for case in found
-        ],
+        Numbers(
+            (*columns, "of its roof"),
+            [
+                (*row, f"{_of_roof(case, memory, ceilings):.0%}" if case in placed else "-")
+                for case, row in zip(found, rows, strict=True)
+            ],
+        ),
     )
+
+
+def kernel_numbers(cases: Sequence[KernelCase]) -> Numbers:
+    def row(case: KernelCase) -> tuple[str, ...]:
+        took = median(case.seconds)
+        return (
+            f"{case.kernel} from {'memory' if case.moved_bytes else 'cache'}",
+            case.device,
+            str(case.processes),
+            f"{case.bytes / took / 1e9:,.2f} ±{spread_of(case.seconds):.0%}",
+            f"{case.moved_bytes / took / 1e9:,.2f}",
+            f"{case.operations / took / 1e9:,.2f}",
+        )
+
+    columns = ("kernel", "device", "processes", "GB/s of data", "GB/s of memory", "Gop/s")
+    return Numbers(columns, list(map(row, cases)))
 
 
 _PRODUCTS: Final = "float32 products"
@@ -662,56 +493,52 @@ def _of_roof(case: KernelCase, memory: float, ceilings: dict[str, float]) -> flo
 # ---- groups as they grow
 
 
-_PARTS: Final = {
-    "world": "the group of all ranks",
-    "all_reduce": "its first all-reduce",
-    "mesh": "rows and columns of a mesh, afterwards",
-}
-
-
 def forming(results: Results) -> Picture | None:
     """What each part of it took, by the number of ranks."""
-    parts = {what: _of(results, what) for what in _PARTS}
-    if len(parts["world"]) < 2:
+    cases = [each for each in results.scale if each.cpu_seconds_per_rank > 0]
+    worlds = sorted((each for each in cases if each.what == "world"), key=lambda each: each.ranks)
+    if len(worlds) < 2:
         return None
-
-    few, many = parts["world"][0], parts["world"][-1]
+    few, many = worlds[0], worlds[-1]
     return Picture(
         "forming",
         "What it takes to form a job as it grows",
         f"A rank's processor works {few.cpu_seconds_per_rank * 1e3:,.0f} ms to form a group of "
         f"{few.ranks} and {many.cpu_seconds_per_rank * 1e3:,.0f} ms for one of {many.ranks}: every "
         f"member verifies every member. {many.handshakes / many.ranks:.1f} TLS handshakes a rank.",
-        columns=(
-            "ranks",
-            "what",
-            "TLS",
-            "resumed",
-            "sockets",
-            "seconds",
-            "CPU ms a rank",
-            "RSS MB",
-        ),
-        rows=[
-            (
-                str(case.ranks),
-                _PARTS[what],
-                str(case.handshakes),
-                str(case.resumptions),
-                str(case.sockets),
-                f"{case.seconds:.2f}",
-                f"{case.cpu_seconds_per_rank * 1e3:.1f}",
-                f"{case.rss_bytes / 1e6:.0f}",
-            )
-            for what, cases in parts.items()
-            for case in cases
-        ],
+        forming_numbers(cases),
     )
 
 
-def _of(results: Results, what: str) -> list[ScaleCase]:
-    found = [each for each in results.scale if each.what == what and each.cpu_seconds_per_rank > 0]
-    return sorted(found, key=lambda case: case.ranks)
+_FORMED: Final = {
+    "world": "the group of all ranks",
+    "all_reduce": "its first all-reduce",
+    "mesh": "rows and columns of a mesh, afterwards",
+}
+
+
+def forming_numbers(cases: Sequence[ScaleCase]) -> Numbers:
+    """`signatures`: the CPU time that they alone take on this machine."""
+    columns = (
+        "what", "ranks", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank",
+        "signatures", "RSS MB",
+    )  # fmt: skip
+    rows = [
+        (
+            _FORMED.get(case.what, case.what),
+            str(case.ranks),
+            str(case.handshakes),
+            str(case.resumptions),
+            str(case.sockets),
+            f"{case.bytes / 1e6:.1f}",
+            f"{case.seconds:.2f}",
+            f"{case.cpu_seconds_per_rank * 1e3:.1f}",
+            f"{case.floor_seconds_per_rank * 1e3:.1f}",
+            f"{case.rss_bytes / 1e6:.0f}",
+        )
+        for case in cases
+    ]
+    return Numbers(columns, rows)
 
 
 # ---- a GPU: what was measured against its bar
@@ -723,34 +550,35 @@ def bars(results: Results) -> Picture | None:
     judged = [(row, reached) for row in rows if (reached := row.reached) is not None]
     if not judged:
         return None
-
-    def picture(figure: Figure, axes: Axes, narrow: bool) -> None:
-        for index, (row, reached) in enumerate(judged):
-            # From 1 on: to the right of the bar is better than it asks, to the left is worse.
-            axes.barh(
-                index, reached - 1, left=1, height=0.6, color=COLOURS["sealed" if row.met else "cc"]
-            )
-            axes.annotate(
-                f"{row.value:,g} {row.unit}", (max(reached, 1.0), index), (5, 0),
-                textcoords="offset points", va="center", fontsize=11,
-            )  # fmt: skip
-        _rows(axes, [_label(row, narrow) for row, _ in judged], narrow)
-        most = max(reached for _, reached in judged)
-        least = min(reached for _, reached in judged)
-        axes.set_xlim(min(0.8, 0.95 * least), max(1.2, most) * (1.9 if narrow else 1.25))
-        axes.set_xticks(*_ticks(most))
-        axes.axvline(1, color=COLOURS["ink"], linewidth=1.2)
-        axes.set_xlabel("times as good as its bar" if narrow else "times as good as its bar asks")
-
-    height = 90 + 34 * len(judged)
     missed = [row for row, _ in judged if not row.met]
+    # From 1 on: to the right of the line is better than the bar asks, to the left is worse.
+    drawn = [
+        Bars(
+            clipped(f"{row.what} {row.bar}", 74),
+            [Mark(1.0, reached, "sealed" if row.met else "cc")],
+            f"{row.value:,g} {row.unit}",
+        )
+        for row, reached in judged
+    ]
     return Picture(
         "gpu",
         f"Sealed on {clipped(', '.join(dict.fromkeys(results.machine.gpus)) or 'a GPU')}",
         f"{len(judged) - len(missed)} of {len(judged)} measurements reach their bar. "
         "A ratio is the sealed time by that of what stands behind the colon, over the wire before "
         "it. " + "".join(f"Missed: {row.what}, {row.value:,g} ({row.bar}). " for row in missed),
-        *draw("gpu", height, picture, phone_height=height + 26 * len(judged)),
+        bar_numbers(rows),
+        draw(
+            drawn,
+            "times as good as its bar asks",
+            {"sealed": "reaches its bar", "cc": "does not"},
+            base=1.0,
+            unit="×",
+        ),
+    )
+
+
+def bar_numbers(rows: Sequence[Row]) -> Numbers:
+    return Numbers(
         ("what", "measured", "19 of 20 find it in", "bar", "met", "detail"),
         [
             (
@@ -764,15 +592,3 @@ def bars(results: Results) -> Picture | None:
             for row in rows
         ],
     )
-
-
-def _label(row: Row, narrow: bool) -> str:
-    if not narrow:
-        return clipped(f"{row.what} {row.bar}", 74)
-    return fill(clipped(f"{row.what} {row.bar}", 74), 20)
-
-
-def _ticks(most: float) -> tuple[list[float], list[str]]:
-    step = 0.5 if most < 3 else 1.0 if most < 6 else 2.0
-    places = [1 + step * index for index in range(int((most - 1) / step) + 1)]
-    return places, [f"{each:g}×" for each in places]

@@ -1,7 +1,8 @@
 """Seal, open, open and reduce, hop: many records a launch, between tensors and wire buffers.
 
-This is the kernels' own face, which their tests and `sealring bench gpu` use. Collectives launch
-the same kernels from native/device/cuda/cuda_device.cpp, for one record or for a run of them.
+This is the kernels' own face, which their tests and `python -m sealring.lab gpu` use.
+Collectives launch the same kernels from native/device/cuda/cuda_device.cpp, for one record or for a
+run of them.
 """
 
 from __future__ import annotations
