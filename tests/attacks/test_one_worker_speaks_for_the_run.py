@@ -10,12 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import MalformedRun
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims, Stage
-from sealring.record.audit.findings import Fault
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import AuditResult, Said, Status
 from sealring.record.papers.facts import facts_of
 from sealring.record.statements.forms import Named, Transformation
 from sealring.record.statements.run_folder import RunFolder

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sealring.limits import MAX_WORLD
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, audit
 from sealring.record.audit.chains import check_chains
 from sealring.record.audit.claims import Aggregation, Claims
 from sealring.record.audit.data import check_data
@@ -25,7 +25,6 @@ from sealring.record.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding
 from sealring.record.audit.graph import NodeKind
 from sealring.record.audit.page import page
 from sealring.record.audit.records import Records, Turn
-from sealring.record.audit.result import AuditResult
 from sealring.record.replay import unrepeatable
 from sealring.record.statements.forms import (
     CheckpointRef,

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims
-from sealring.record.audit.findings import Fault
-from sealring.record.audit.result import AuditResult, Said, Status
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements.run_folder import RunFolder
 from sealring.record.statements.signing import sign_statement
 from tests.record.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage

@@ -24,12 +24,12 @@ from sealring.formats.files import read_limited
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.notes import MAX_NOTE_BYTES
 from sealring.formats.log.policy import LogPolicy, read_policy
-from sealring.record.audit.audit import Question
+from sealring.record.audit.audit import AuditResult, Question
 from sealring.record.audit.audit import audit as audit_run
 from sealring.record.audit.claims import Claims, read_claims
+from sealring.record.audit.findings import Said
 from sealring.record.audit.page import MAX_SHOWN, write_page
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import AuditResult, Said
 from sealring.record.audit.spot_checks import Repetition
 from sealring.record.papers.write import write_papers
 from sealring.record.replay import Compare, Difference, Repeated

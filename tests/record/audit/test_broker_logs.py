@@ -31,11 +31,10 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims
-from sealring.record.audit.findings import Fault
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import AuditResult, Said, Status
 from tests.attest.broker.local import Place, Running, running
 from tests.record.audit.made_runs import JOB, MadeRun
 from tests.record.audit.test_command import run as run_command
@@ -245,7 +244,7 @@ def test_the_log_of_another_broker(job: Job, tmp_path: Path) -> None:
         both = LogPolicy((Log(job.key.verifier), Log(other.key.verifier)))
         result = job.audit(replace(job.trust, brokers=both))
         assert faults(result) == [REFUSED]
-        assert "WrongLog" in result.findings[0].text
+        assert "log.wrong" in result.findings[0].text
         # With both authorities it is compared, and knows nothing of these workers.
         believed = [*job.trust.authorities, *other.trust.authorities]
         result = job.audit(replace(job.trust, brokers=both, authorities=believed))
@@ -267,7 +266,9 @@ def test_a_log_that_contradicts_what_was_seen_of_it(job: Job, rewrite: str) -> N
     job.publish_instead(hidden)
     (finding,) = job.audit(believed).findings
     assert (finding.fault, finding.parties) == REFUSED
-    assert finding.text.startswith({"cut": "TruncatedLog", "other_kind": "ForkedLog"}[rewrite])
+    assert finding.text.startswith(
+        {"cut": "log.truncated_log", "other_kind": "log.forked_log"}[rewrite]
+    )
 
 
 def test_a_checkpoint_of_a_brokers_log_that_is_not_shown(job: Job) -> None:
@@ -276,7 +277,7 @@ def test_a_checkpoint_of_a_brokers_log_that_is_not_shown(job: Job) -> None:
     seen = open_checkpoint(read_checkpoint(job.log), LogPolicy((Log(job.key.verifier),)))
     result = job.audit(replace(job.trust, seen=[seen]), logs=0)
     assert faults(result) == [REFUSED]
-    assert result.findings[0].text.startswith("WrongLog: ")
+    assert result.findings[0].text.startswith("log.wrong: ")
 
 
 def test_entries_signed_by_another_key_under_the_brokers_name(job: Job) -> None:
@@ -343,7 +344,7 @@ def test_the_command(job: Job) -> None:
     job.publish_instead(cut(job.entries()))
     status, text = run_command([*arguments, *given, "--seen", str(seen)])
     assert status == 1
-    assert "TruncatedLog" in text
+    assert "log.truncated_log" in text
 
 
 def _public(key: Ed25519PrivateKey) -> bytes:

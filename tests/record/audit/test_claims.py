@@ -11,9 +11,9 @@ import pytest
 
 from sealring.attest.evidence.policy import Policy
 from sealring.errors import BadClaims
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims, read_claims
-from sealring.record.audit.result import AuditResult, Said, Status
+from sealring.record.audit.findings import Said
 from sealring.record.statements.forms import LinkAccount, Privacy, Share
 from tests.record.audit.made_runs import CLEANER, CORPUS, RAW, SCRIPT, MadeRun, checkpoint, sha
 

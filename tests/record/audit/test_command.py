@@ -107,7 +107,7 @@ def test_a_checkpoint_that_was_seen_elsewhere(tmp_path: Path) -> None:
     cut(made, folder)
     status, found = as_json([*options(tmp_path, made), "--seen", str(tmp_path / "seen")])
     assert status == 1
-    assert "TruncatedLog" in found["findings"][0]["text"]
+    assert "log.truncated_log" in found["findings"][0]["text"]
 
 
 def test_something_that_is_not_shown(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_name_of_a_file_does_not_steer_the_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sealring.cli", *options(tmp_path, made)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("MalformedRun: ")
+    assert done.stderr.startswith("log.malformed_run: ")
     assert done.stderr.replace("\n", "").isprintable()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sealring.record.audit.claims import read_claims
-from sealring.record.audit.findings import WAYS, Fault, Way
+from sealring.record.audit.findings import Fault
 from tests.record.audit import lies, test_machines
 
 PAGE = (Path(__file__).parents[3] / "docs" / "provenance.md").read_text()
@@ -19,7 +19,7 @@ def rows() -> Iterator[str]:
     told = {name: (lie.who, [fault for fault, _ in lie.found]) for name, lie in lies.LIES.items()}
     told |= {name: (who, [fault]) for name, (who, _, _, fault) in test_machines.LIES.items()}
     for name, (who, faults) in told.items():
-        ways = ", ".join(dict.fromkeys(WAYS.get(one, Way.CONTRADICTION).value for one in faults))
+        ways = ", ".join(dict.fromkeys(one.way.value for one in faults))
         words = ", ".join(dict.fromkeys(f"`{one.value}`" for one in faults))
         yield f"| {who} | {name} | {ways} | {words} |"
 

@@ -17,11 +17,10 @@ from sealring.formats.log.folder import read_checkpoint
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.audit import data
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import Question, Status, audit
 from sealring.record.audit.claims import Claims, Stage
-from sealring.record.audit.findings import MAX_AGAINST, Fault
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.page import page
-from sealring.record.audit.result import Said, Status
 from sealring.record.statements import run_folder
 from sealring.record.statements.forms import CheckpointRef, Named, Share
 from sealring.record.statements.run_folder import RunFolder
@@ -225,7 +224,7 @@ def test_very_many_names_of_checkpoints_name_few_records_each(
         made.change(rank, sequence, checkpoints_out=refs[:60], checkpoints_in=refs[60:])
     result = audit(made.write(tmp_path / "run").path, made.trust)
     assert len(result.findings) >= 240
-    assert max(len(one.against) for one in result.findings) == MAX_AGAINST
+    assert max(len(one.against) for one in result.findings) <= len(made.turns)
 
 
 def test_spans_that_are_listed_one_by_one_are_counted(
@@ -285,7 +284,7 @@ def test_a_checkpoint_of_another_log_is_not_passed_over(made: MadeRun, run: RunF
     seen = open_checkpoint(read_checkpoint(first.log), logs)
     (finding,) = audit(run.path, replace(made.trust, log=logs, seen=[seen])).findings
     assert (finding.fault, finding.parties) == (Fault.LOG_REFUSED, ("the log's owner",))
-    assert finding.text.startswith("WrongLog: ")
+    assert finding.text.startswith("log.wrong: ")
 
 
 def test_the_outputs_of_one_stage_are_told_apart(made: MadeRun, tmp_path: Path) -> None:

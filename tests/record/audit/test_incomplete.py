@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, audit
 from sealring.record.audit.claims import Aggregation, Claims, Privacy, Stage
-from sealring.record.audit.findings import Fault
-from sealring.record.audit.result import AuditResult, Said
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements import forms
 from sealring.record.statements.forms import Interval, Named
 from tests.record.audit.folder_lies import changed_entry

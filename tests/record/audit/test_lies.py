@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from sealring.record.audit import data
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Aggregation, Claims, Stage
-from sealring.record.audit.findings import Fault
+from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import AuditResult, Said, Status
 from sealring.record.statements.forms import CollectiveCount, GroupEpoch, Named
 from tests.record.audit.folder_lies import respelled
 from tests.record.audit.lies import LIES, Lie

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sealring.record.audit.audit import Question, audit
+from sealring.record.audit.audit import AuditResult, Question, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.graph import Graph, NodeKind
 from sealring.record.audit.page import draw, page, write_page
-from sealring.record.audit.result import AuditResult
 from tests.lab.report.browser import Browser, chromium
 from tests.record.audit.made_runs import MODEL, RAW, MadeRun
 from tests.record.audit.stated_lies import one_link

@@ -15,11 +15,10 @@ from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, read_checkpoint
 from sealring.formats.log.notes import Kind, Signer, parse_note
 from sealring.record.audit import spot_checks
-from sealring.record.audit.audit import Question, audit
-from sealring.record.audit.findings import Fault
+from sealring.record.audit.audit import AuditResult, Question, Status, audit
+from sealring.record.audit.findings import Answer, Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import Answer, AuditResult, Said, Status
 from sealring.record.audit.spot_checks import Repetition
 from sealring.record.replay import Difference, Outcome, Stretch, Verdict
 from sealring.record.statements.forms import CheckpointRef

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from sealring.formats.log.notes import Kind, Signer
-from sealring.record.audit.audit import audit
+from sealring.record.audit.audit import Status, audit
 from sealring.record.audit.findings import Fault
-from sealring.record.audit.result import Status
 from sealring.record.statements.run_folder import RunFolder
 from tests.record.audit.made_runs import JOB, RUN, MadeRun
 from tests.record.audit.test_command import options, run

@@ -39,10 +39,9 @@ from sealring.lab.bench.harness import (
 from sealring.lab.bench.made_run import Authority, HonestRun, write_statements
 from sealring.lab.bench.step import Setting, Trainee
 from sealring.lab.bench.workers import CPU, Report
-from sealring.record.audit.audit import audit
+from sealring.record.audit.audit import Status, audit
 from sealring.record.audit.page import write_page
 from sealring.record.audit.records import AuditTrust
-from sealring.record.audit.result import Status
 from sealring.record.statements.run_folder import open_run
 
 BAR: Final = 1.01

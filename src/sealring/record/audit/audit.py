@@ -1,24 +1,24 @@
-"""The whole audit, from a run's folder to answers."""
+"""The whole audit, from a run's folder to answers, findings, the graph and one status."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-from sealring.record.audit.answers import Shown, answer_claims, check_model
 from sealring.record.audit.artefacts import check_artefacts
 from sealring.record.audit.chains import check_chains
-from sealring.record.audit.claims import Claims
+from sealring.record.audit.claims import Claims, Shown, answer_claims, check_model
 from sealring.record.audit.data import check_data
-from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.findings import Answer, Fault, Finding, Said, Way
 from sealring.record.audit.graph import Graph, build_graph, mark_faults
 from sealring.record.audit.machines import check_brokers, check_machines
-from sealring.record.audit.records import AuditTrust, check_log, read_records, wanted_run
-from sealring.record.audit.result import AuditResult
-from sealring.record.audit.spot_checks import Repetition, spot_check
+from sealring.record.audit.records import AuditTrust, LogSeen, check_log, read_records, wanted_run
+from sealring.record.audit.spot_checks import Repetition, Repetitions, spot_check
 from sealring.record.audit.traffic import check_collectives, check_links
 from sealring.record.statements.run_folder import check_folder, open_run
 
@@ -33,6 +33,71 @@ class Question:
     broker_logs: Sequence[Path] = ()
     """Logs that brokers have published, to compare certificates with; `AuditTrust.brokers` says
     which of them to believe."""
+
+
+class Status(IntEnum):
+    """The command's exit status."""
+
+    SHOWN = 0
+    """Every claim is answered with yes, and nothing contradicts anything."""
+    REFUTED = 1
+    """A claim is answered with no, or records contradict each other or are forged."""
+    NOT_SHOWN = 2
+    """A claim is not shown, or something cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    run: str
+    """The run's name."""
+    jobs: tuple[str, ...]
+    log: LogSeen | None
+    """None: the log cannot be believed, a finding says why."""
+    payloads: Mapping[str, str]
+    """Digest of every statement that was verified, and what it says, as JSON."""
+    graph: Graph
+    findings: tuple[Finding, ...]
+    answers: tuple[Answer, ...]
+    ranks: int
+    intervals: int
+    repetitions: Repetitions | None = None
+    """None: nothing was executed again."""
+
+    @property
+    def status(self) -> Status:
+        unread = [one for one in self.findings if one.fault.way is Way.READING]
+        if len(unread) < len(self.findings) or any(one.said is Said.NO for one in self.answers):
+            return Status.REFUTED
+        if unread or any(one.said is Said.NOT_SHOWN for one in self.answers):
+            return Status.NOT_SHOWN
+        return Status.SHOWN
+
+    @property
+    def verdict(self) -> str:
+        """The status in words, for the terminal and the page."""
+        if self.status is Status.REFUTED:
+            return "Something is refuted: see what is answered with no, and the findings."
+        if self.status is Status.NOT_SHOWN:
+            return "Something is not shown: see which claims, what cannot be read, and why."
+        shown = "Every claim is shown" if self.answers else "No claims were given, so none is shown"
+        return f"{shown}, and no record contradicts another."
+
+    def as_json(self) -> dict[str, Any]:
+        log = self.log
+        return {
+            "run": self.run,
+            "jobs": list(self.jobs),
+            "status": self.status.value,
+            "statements": len(self.payloads),
+            "ranks": self.ranks,
+            "intervals": self.intervals,
+            "log": None
+            if log is None
+            else {"origin": log.origin, "size": log.size, "cosigned_by": list(log.cosigned)},
+            "claims": [one.as_json() for one in self.answers],
+            "findings": [one.as_json() for one in self.findings],
+            "replay": None if self.repetitions is None else self.repetitions.as_json(),
+        }
 
 
 def audit(

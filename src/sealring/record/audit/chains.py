@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 
-from sealring.record.audit.findings import MAX_AGAINST, Fault, Finding, absent_ranks, listed, split
+from sealring.record.audit.findings import (
+    MAX_AGAINST,
+    Fault,
+    Finding,
+    absent_ranks,
+    blame,
+    clash_of,
+    listed,
+)
 from sealring.record.audit.records import Records, Turn
 
 
@@ -30,67 +38,55 @@ def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
     by_sequence: dict[int, list[Turn]] = {}
     for turn in chain:
         by_sequence.setdefault(turn.interval.sequence, []).append(turn)
-    for turns in by_sequence.values():
-        if len(turns) > 1:
-            first, *others = turns
-            yield Finding(
-                Fault.TWO_STATEMENTS, (first.party,),
-                f"it signed {len(turns)} different statements as number "
-                f"{first.interval.sequence} of its chain",
-                (first.digest,), tuple(one.digest for one in others),
-            )  # fmt: skip
+    for sequence, (first, *others) in by_sequence.items():
+        if others:
+            text = (
+                f"it signed {len(others) + 1} different statements as number {sequence} of its "
+                "chain"
+            )
+            yield blame(Fault.TWO_STATEMENTS, text, first, against=others)
     if chain[0].interval.sequence != 0:
-        yield _gap(chain[0], 0, chain[0].interval.sequence, None)
+        yield _gap(chain[0], 0, chain[0].interval.sequence)
     elif chain[0].interval.first_step and not chain[0].interval.checkpoints_in:
-        yield Finding(
-            Fault.GAP, (chain[0].party,),
+        text = (
             f"{chain[0].where} is the first one, and names no checkpoint that it began from: no "
-            "record says what the steps before were",
-            (chain[0].digest,),
-        )  # fmt: skip
+            "record says what the steps before were"
+        )
+        yield blame(Fault.GAP, text, chain[0])
     for before, after in pairwise(sorted(by_sequence)):
         last, following = by_sequence[before], by_sequence[after]
         if after != before + 1:
             yield _gap(following[0], before + 1, after, last[0])
             continue
         digests = {one.digest: one for one in last}
-        known = tuple(digests)[:MAX_AGAINST]
+        known = last[:MAX_AGAINST]
         for turn in following:
             yield from _continued(digests, known, turn)
 
 
-def _continued(last: dict[str, Turn], known: tuple[str, ...], turn: Turn) -> Iterator[Finding]:
+def _continued(last: dict[str, Turn], known: list[Turn], turn: Turn) -> Iterator[Finding]:
     """`last` has the statements before it, by digest: one, but for a rank that signed several."""
     before = last.get(turn.interval.previous or "")
     if before is None:
-        yield Finding(
-            Fault.BROKEN_CHAIN, (turn.party,),
+        text = (
             f"{turn.where} continues a statement {str(turn.interval.previous)[:12]}, and the one "
-            "before it here is another: one of them was exchanged",
-            (turn.digest,), known,
-        )  # fmt: skip
+            "before it here is another: one of them was exchanged"
+        )
+        yield blame(Fault.BROKEN_CHAIN, text, turn, against=known)
         return
     if before.interval.final:
-        yield Finding(
-            Fault.BROKEN_CHAIN, (turn.party,), f"{turn.where} follows a final statement",
-            (turn.digest,), known,
-        )  # fmt: skip
+        text = f"{turn.where} follows a final statement"
+        yield blame(Fault.BROKEN_CHAIN, text, turn, against=known)
     ended, begins = before.interval.end_step, turn.interval.first_step
     if begins > ended or (begins < ended and not turn.went_back):
-        yield Finding(
-            Fault.GAP, (turn.party,),
-            f"{turn.where} begins at step {begins}, and the statement before it ends at {ended}",
-            (turn.digest,), known,
-        )  # fmt: skip
+        text = f"{turn.where} begins at step {begins}, and the statement before it ends at {ended}"
+        yield blame(Fault.GAP, text, turn, against=known)
 
 
-def _gap(after: Turn, first: int, end: int, before: Turn | None) -> Finding:
+def _gap(after: Turn, first: int, end: int, *before: Turn) -> Finding:
     which = f"statement {first} is" if end == first + 1 else f"statements {first} to {end - 1} are"
-    return Finding(
-        Fault.GAP, (after.party,),
-        f"of {after.party}, {which} missing: skipped, or removed from the folder and the log",
-        (after.digest,), () if before is None else (before.digest,),
-    )  # fmt: skip
+    text = f"of {after.party}, {which} missing: skipped, or removed from the folder and the log"
+    return blame(Fault.GAP, text, after, against=before)
 
 
 def _alike(
@@ -100,41 +96,31 @@ def _alike(
     for chain in chains.values():
         for before, after in pairwise(chain):
             if said(before) != said(after):
-                yield Finding(
-                    Fault.DISAGREEMENT, (after.party,),
-                    f"{after.where} names another {what} than its statement before",
-                    (after.digest,), (before.digest,),
-                )  # fmt: skip
-    firsts = {chain[0].party: chain[0] for chain in chains.values()}
-    sides = split({party: said(turn) for party, turn in firsts.items()})
-    if sides is not None:
-        yield sides.finding(
-            Fault.DISAGREEMENT,
-            f"{firsts[sides.blamed[0]].where} names another {what} than {listed(sides.against)}",
-            {party: turn.digest for party, turn in firsts.items()},
-        )
+                text = f"{after.where} names another {what} than its statement before"
+                yield blame(Fault.DISAGREEMENT, text, after, against=[before])
+    clash = clash_of((chain[0], said(chain[0])) for chain in chains.values())
+    if clash is not None:
+        others = listed(clash.sides.against)
+        text = f"{clash.one.where} names another {what} than {others}"
+        yield clash.finding(Fault.DISAGREEMENT, text)
 
 
 def _same_steps(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
     """All ranks of a run do the same steps: they begin at the same one, and end at the same one."""
-    firsts = {chain[0].party: chain[0] for chain in chains.values()}
-    sides = split({party: turn.interval.first_step for party, turn in firsts.items()})
-    if sides is not None:
-        one, other = firsts[sides.blamed[0]], firsts[sides.against[0]]
-        yield sides.finding(
+    firsts, lasts = ([chain[at] for chain in chains.values()] for at in (0, -1))
+    clash = clash_of((turn, turn.interval.first_step) for turn in firsts)
+    if clash is not None:
+        yield clash.finding(
             Fault.GAP,
-            f"{one.where} is the first one of its chain, and {other.where} of another: ranks of a "
-            "run begin at the same step",
-            {party: turn.digest for party, turn in firsts.items()},
+            f"{clash.one.where} is the first one of its chain, and {clash.other.where} of another: "
+            "ranks of a run begin at the same step",
         )
-    lasts = {chain[-1].party: chain[-1] for chain in chains.values() if chain[-1].interval.final}
-    sides = split({party: turn.interval.end_step for party, turn in lasts.items()})
-    if sides is not None:
-        one, other = lasts[sides.blamed[0]], lasts[sides.against[0]]
-        yield sides.finding(
+    clash = clash_of((turn, turn.interval.end_step) for turn in lasts if turn.interval.final)
+    if clash is not None:
+        yield clash.finding(
             Fault.DISAGREEMENT,
-            f"{one.where} is final, and so is {other.where}: ranks of a run end at the same step",
-            {party: turn.digest for party, turn in lasts.items()},
+            f"{clash.one.where} is final, and so is {clash.other.where}: ranks of a run end at the "
+            "same step",
         )
 
 
@@ -142,26 +128,22 @@ def _missing_ranks(records: Records) -> Iterator[Finding]:
     chains, world = records.chains, records.world
     against = tuple(chain[0].digest for chain in islice(chains.values(), MAX_AGAINST))
     for absent in absent_ranks(chains, world)[:64]:
-        yield Finding(
-            Fault.GAP, (absent,),
-            f"of {absent} there is no statement at all, and the run has a world of {world}",
-            (), against,
-        )  # fmt: skip
+        text = f"of {absent} there is no statement at all, and the run has a world of {world}"
+        yield Finding(Fault.GAP, (absent,), text, (), against)
 
 
 def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
     """A chain without an end beside one that has it. If none has, the whole run was cut off."""
     finals = (turn for chain in chains.values() for turn in chain if turn.interval.final)
-    ended = tuple(turn.digest for turn in islice(finals, MAX_AGAINST))
+    ended = list(islice(finals, MAX_AGAINST))
     for chain in chains.values():
         last = chain[-1]
         if ended and not any(turn.interval.final for turn in chain):
-            yield Finding(
-                Fault.GAP, (last.party,),
+            text = (
                 f"the chain of {last.party} ends after {last.where} without a final statement, and "
-                "other ranks' chains go on to theirs",
-                (last.digest,), ended,
-            )  # fmt: skip
+                "other ranks' chains go on to theirs"
+            )
+            yield blame(Fault.GAP, text, last, against=ended)
 
 
 def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
@@ -179,13 +161,12 @@ def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
                 starts.setdefault(step, {})[rank] = (before, turn)
     for step, turns in starts.items():
         if turns.keys() == chains.keys():
-            yield Finding(
-                Fault.GAP, tuple(turn.party for _, turn in turns.values()),
+            text = (
                 f"all ranks were started again at step {step}, and name no checkpoint that they "
-                "went on from: no record says that the steps before are in the model",
-                tuple(turn.digest for _, turn in turns.values()),
-                tuple(before.digest for before, _ in turns.values()),
-            )  # fmt: skip
+                "went on from: no record says that the steps before are in the model"
+            )
+            again = [turn for _, turn in turns.values()]
+            yield blame(Fault.GAP, text, *again, against=(before for before, _ in turns.values()))
 
 
 def _is_another_process(before: Turn, after: Turn) -> bool:
@@ -202,12 +183,11 @@ def _shared_keys(records: Records) -> Iterator[Finding]:
     for turn in records.turns:
         key = records.keys[turn.worker.certificate]
         holders.setdefault(key, {}).setdefault(turn.rank, turn)
-    for key, turns in holders.items():
-        if len(turns) > 1:
-            parties = tuple(turn.party for _, turn in sorted(turns.items()))
-            yield Finding(
-                Fault.SHARED_KEY, (*parties, "their authority"),
-                f"{listed(parties)} sign with one key, {key[:12]}: one worker speaks for all of "
-                "them",
-                tuple(turn.digest for _, turn in sorted(turns.items())),
-            )  # fmt: skip
+    for key, by_rank in holders.items():
+        if len(by_rank) > 1:
+            turns = [turn for _, turn in sorted(by_rank.items())]
+            text = (
+                f"{listed([turn.party for turn in turns])} sign with one key, {key[:12]}: one "
+                "worker speaks for all of them"
+            )
+            yield blame(Fault.SHARED_KEY, text, *turns, also=["their authority"])

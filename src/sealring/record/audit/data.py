@@ -13,7 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sealring.record.audit.findings import Fault, Finding, absent_ranks, split
+from sealring.record.audit.findings import (
+    Fault,
+    Finding,
+    Votes,
+    absent_ranks,
+    blame,
+    clash_of,
+    split,
+)
 from sealring.record.audit.records import Records, Turn
 from sealring.record.statements.forms import DataRange, Share
 
@@ -116,14 +124,13 @@ def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
     said: dict[str, set[tuple[str, int]]] = {}
     for read in reads:
         said.setdefault(read.turn.party, set()).add((read.data.sha256, read.data.epoch))
-    sides = split({party: frozenset(named) for party, named in said.items()})
-    if sides is None:
+    clash = clash_of((turns[party], frozenset(named)) for party, named in said.items())
+    if clash is None:
         return None
-    one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-    return sides.finding(
+    one, other = clash.one, clash.other
+    return clash.finding(
         Fault.DATA,
         f"{one.where} read a share of {_named(one)}, and {other.where} of {_named(other)}",
-        {party: turn.digest for party, turn in turns.items()},
     )
 
 
@@ -134,23 +141,17 @@ def _named(turn: Turn) -> str:
 
 
 def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
-    said: dict[str, _Read] = {}
+    votes: Votes[Turn, int | None] = Votes()
     for read in reads:
-        before = said.setdefault(read.turn.party, read)
-        if before.data.seed != read.data.seed:
+        first, seed = votes.add("seed", read.turn, read.data.seed)
+        if seed != read.data.seed:
             text = f"{read.turn.where} names another seed of the order than its earlier statement"
-            yield Finding(
-                Fault.DATA, (read.turn.party,), text, (read.turn.digest,), (before.turn.digest,)
-            )
-    seeds = {party: read.data.seed for party, read in said.items()}
-    sides = split(seeds)
-    if sides is not None:
-        one, other = sides.blamed[0], sides.against[0]
-        yield sides.finding(
+            yield blame(Fault.DATA, text, read.turn, against=[first])
+    for _, clash in votes.clashes():
+        yield clash.finding(
             Fault.DATA,
-            f"{said[one].turn.where} reads {said[one].data.name} in another order (seed "
-            f"{seeds[one]}) than {other} (seed {seeds[other]})",
-            {party: read.turn.digest for party, read in said.items()},
+            f"{clash.one.where} reads {reads[0].data.name} in another order (seed {clash.says}) "
+            f"than {clash.other.party} (seed {clash.differs})",
         )
 
 
@@ -256,12 +257,11 @@ class _Coverage:
         one, other = span.read.turn, before.read.turn
         parties = tuple(dict.fromkeys((one.party, other.party)))
         if self._is_new(parties):
-            yield Finding(
-                Fault.DATA, parties,
+            text = (
                 f"sample {first + span.first} of {self._name} was read twice: {one.where}, and "
-                f"{other.where}",
-                (one.digest,), (other.digest,),
-            )  # fmt: skip
+                f"{other.where}"
+            )
+            yield blame(Fault.DATA, text, one, against=[other], also=[other.party])
 
     def _unread(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
         """At fault: ranks that read nothing of the piece; else those with other shares than most.

@@ -1,19 +1,25 @@
-"""What an audit found wrong: who is at fault, in which record, and which records contradict it."""
+"""What an audit found wrong and answers: who is at fault, in which record, and what contradicts it.
+
+`Fault` is the one table of what can be found wrong. The answers to claims, the exit status, the
+page, the terminal and JSON follow from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from itertools import islice, pairwise
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+
+# ---- what can be found wrong
 
 
 class Way(StrEnum):
     """How a fault is found."""
 
     READING = "reading"
-    """A file cannot be read as what its name says."""
+    """A file cannot be read as what its name says. Nothing is refuted by that."""
     SIGNATURE = "signature"
     ATTESTATION = "attestation"
     LOG = "log"
@@ -23,49 +29,49 @@ class Way(StrEnum):
 
 
 class Fault(StrEnum):
-    UNREADABLE = "unreadable"
-    FORGED = "forged"
-    OUTSIDE_DATES = "outside-dates"
-    OTHER_JOB = "other-job"
-    SHARED_KEY = "shared-key"
-    EVIDENCE = "evidence"
-    NOT_ADMITTED = "not-admitted"
-    NOT_GIVEN = "not-given"
-    REVOKED = "revoked"
-    NOT_LOGGED = "not-logged"
-    LOG_REFUSED = "log-refused"
-    WITNESS_FORKED = "witness-forked"
-    TWO_STATEMENTS = "two-statements"
-    GAP = "gap"
-    BROKEN_CHAIN = "broken-chain"
-    LINK = "link"
-    COUNTS = "counts"
-    GROUP = "group"
-    CHECKPOINT = "checkpoint"
-    DATA = "data"
-    DISAGREEMENT = "disagreement"
-    TRANSFORMATION = "transformation"
-    CYCLE = "cycle"
-    MODEL = "model"
-    REPLAY = "replay"
+    """Its code, how it is found, and the claims that it refutes.
 
+    True where the records may not be all that there were, or not those that there were: then no
+    claim about everything that took place is answered with yes.
+    """
 
-WAYS: Final = {
-    Fault.UNREADABLE: Way.READING,
-    Fault.FORGED: Way.SIGNATURE,
-    Fault.OUTSIDE_DATES: Way.SIGNATURE,
-    Fault.OTHER_JOB: Way.SIGNATURE,
-    Fault.SHARED_KEY: Way.SIGNATURE,
-    Fault.EVIDENCE: Way.ATTESTATION,
-    Fault.NOT_ADMITTED: Way.ATTESTATION,
-    Fault.NOT_GIVEN: Way.LOG,
-    Fault.REVOKED: Way.LOG,
-    Fault.NOT_LOGGED: Way.LOG,
-    Fault.LOG_REFUSED: Way.LOG,
-    Fault.WITNESS_FORKED: Way.LOG,
-    Fault.REPLAY: Way.REPLAY,
-}
-"""All others are found by contradiction."""
+    way: Way
+    refutes: tuple[str, ...]
+    hides_records: bool
+
+    UNREADABLE = "unreadable", Way.READING, ("no_gaps",)
+    FORGED = "forged", Way.SIGNATURE, ("no_gaps",)
+    OUTSIDE_DATES = "outside-dates", Way.SIGNATURE, ("no_gaps",)
+    OTHER_JOB = "other-job", Way.SIGNATURE, ("no_gaps",)
+    SHARED_KEY = "shared-key", Way.SIGNATURE, ("ranks",)
+    EVIDENCE = "evidence", Way.ATTESTATION, ("machines",)
+    NOT_ADMITTED = "not-admitted", Way.ATTESTATION, ("machines",)
+    NOT_GIVEN = "not-given", Way.LOG, ("machines",)
+    REVOKED = "revoked", Way.LOG, ("machines",)
+    NOT_LOGGED = "not-logged", Way.LOG, ("no_gaps",), True
+    LOG_REFUSED = "log-refused", Way.LOG, ("no_gaps",), True
+    WITNESS_FORKED = "witness-forked", Way.LOG
+    TWO_STATEMENTS = "two-statements", Way.CONTRADICTION, ("no_gaps",), True
+    GAP = "gap", Way.CONTRADICTION, ("no_gaps",), True
+    BROKEN_CHAIN = "broken-chain", Way.CONTRADICTION, ("no_gaps",), True
+    LINK = "link", Way.CONTRADICTION, ("aggregation",)
+    COUNTS = "counts", Way.CONTRADICTION, ("aggregation",)
+    GROUP = "group", Way.CONTRADICTION, ("aggregation",)
+    CHECKPOINT = "checkpoint", Way.CONTRADICTION, ("trained_only_on",)
+    DATA = "data", Way.CONTRADICTION, ("trained_only_on",)
+    DISAGREEMENT = "disagreement", Way.CONTRADICTION
+    TRANSFORMATION = "transformation", Way.CONTRADICTION, ("trained_only_on", "stages")
+    CYCLE = "cycle", Way.CONTRADICTION, ("no_gaps",)
+    MODEL = "model", Way.CONTRADICTION
+    REPLAY = "replay", Way.REPLAY
+
+    def __new__(
+        cls, code: str, way: Way, refutes: tuple[str, ...] = (), hides_records: bool = False
+    ) -> Self:
+        fault = str.__new__(cls, code)
+        fault._value_ = code
+        fault.way, fault.refutes, fault.hides_records = way, refutes, hides_records
+        return fault
 
 
 MAX_AGAINST: Final = 64
@@ -91,18 +97,151 @@ class Finding:
             object.__setattr__(self, "text", f"{self.text[:MAX_TEXT]}…")
 
     @property
-    def way(self) -> Way:
-        return WAYS.get(self.fault, Way.CONTRADICTION)
+    def who(self) -> str:
+        return " or ".join(self.parties)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "fault": self.fault.value,
-            "found_by": self.way.value,
+            "found_by": self.fault.way.value,
             "parties": list(self.parties),
             "text": self.text,
             "records": list(self.records),
             "contradicted_by": list(self.against),
         }
+
+
+# ---- what claims are answered with
+
+
+class Said(StrEnum):
+    YES = "yes"
+    NO = "no"
+    NOT_SHOWN = "not shown"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    claim: str
+    said: Said
+    text: str
+    records: tuple[str, ...] = ()
+    """Digests of the statements that show it, where it is answered with no."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "claim": self.claim,
+            "answer": self.said.value,
+            "text": self.text,
+            "records": list(self.records),
+        }
+
+
+# ---- findings about statements
+
+
+class Stated(Protocol):
+    """A signed statement: `party` is its signer, and `where` says which one of them it is."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def party(self) -> str: ...
+    @property
+    def where(self) -> str: ...
+
+
+S = TypeVar("S", bound=Stated)
+V = TypeVar("V")
+
+
+def blame(
+    fault: Fault, text: str, *records: Stated, against: Iterable[Stated] = (),
+    also: Sequence[str] = (),
+) -> Finding:  # fmt: skip
+    """The signers of these records are at fault, or those of `also`."""
+    return Finding(
+        fault,
+        tuple(dict.fromkeys([*(one.party for one in records), *also])),
+        text,
+        tuple(one.digest for one in records),
+        tuple(dict.fromkeys(one.digest for one in islice(against, MAX_AGAINST))),
+    )
+
+
+class Split(NamedTuple):
+    """Parties that contradict each other, and on which side each stands."""
+
+    parties: tuple[str, ...]
+    """At fault: the minority, or all of them where there is no majority."""
+    blamed: tuple[str, ...]
+    """Those whose records the finding is about."""
+    against: tuple[str, ...]
+    """Those whose records contradict them."""
+
+
+def split(votes: Mapping[str, object]) -> Split | None:
+    """None where all parties say the same. A strict majority of several parties is believed."""
+    camps: dict[object, list[str]] = {}
+    for party, said in votes.items():
+        camps.setdefault(said, []).append(party)
+    if len(camps) < 2:
+        return None
+    largest = max(camps.values(), key=len)
+    others = tuple(one for one in votes if one not in largest)
+    if 2 * len(largest) > len(votes):
+        return Split(others, others, tuple(largest))
+    return Split(tuple(votes), others, tuple(largest))
+
+
+@dataclass(frozen=True, slots=True)
+class Clash(Generic[S, V]):
+    """Two statements that differ, one of each side, and all that stand behind them."""
+
+    one: S
+    says: V
+    other: S
+    differs: V
+    sides: Split
+    digests: Mapping[str, str]
+
+    def finding(self, fault: Fault, text: str) -> Finding:
+        records, against = (
+            tuple(self.digests[party] for party in side)
+            for side in (self.sides.blamed, self.sides.against)
+        )
+        return Finding(fault, self.sides.parties, text, records, against)
+
+
+class Votes(Generic[S, V]):
+    """What each party says of each thing, in its first statement about it."""
+
+    def __init__(self) -> None:
+        self._said: dict[object, dict[str, tuple[S, V]]] = {}
+
+    def add(self, about: object, by: S, said: V) -> tuple[S, V]:
+        """What the party said of it first."""
+        return self._said.setdefault(about, {}).setdefault(by.party, (by, said))
+
+    def clashes(self) -> Iterator[tuple[Any, Clash[S, V]]]:
+        """Each thing of which parties say something else, and how they differ."""
+        for about, votes in self._said.items():
+            found = clash_of(votes.values())
+            if found is not None:
+                yield about, found
+
+
+def clash_of(votes: Iterable[tuple[S, V]]) -> Clash[S, V] | None:
+    """Of one thing, each party's word; None if all of them say the same."""
+    said = {by.party: (by, value) for by, value in votes}
+    sides = split({party: value for party, (_, value) in said.items()})
+    if sides is None:
+        return None
+    digests = {party: by.digest for party, (by, _) in said.items()}
+    return Clash(*said[sides.blamed[0]], *said[sides.against[0]], sides, digests)
+
+
+# ---- parties in words
 
 
 def listed(parties: Sequence[str]) -> str:
@@ -119,35 +258,3 @@ def absent_ranks(present: Iterable[int], world: int) -> tuple[str, ...]:
         for before, after in pairwise(edges)
         if after - before > 1
     )
-
-
-class Split(NamedTuple):
-    """Parties that contradict each other, and on which side each stands."""
-
-    parties: tuple[str, ...]
-    """At fault: the minority, or all of them where there is no majority."""
-    blamed: tuple[str, ...]
-    """Those whose records the finding is about."""
-    against: tuple[str, ...]
-    """Those whose records contradict them."""
-
-    def finding(self, fault: Fault, text: str, digests: Mapping[str, str]) -> Finding:
-        """`digests` has the record of each party."""
-        records, against = (
-            tuple(digests[party] for party in side) for side in (self.blamed, self.against)
-        )
-        return Finding(fault, self.parties, text, records, against)
-
-
-def split(votes: Mapping[str, object]) -> Split | None:
-    """None where all parties say the same. A strict majority of several parties is believed."""
-    camps: dict[object, list[str]] = {}
-    for party, said in votes.items():
-        camps.setdefault(said, []).append(party)
-    if len(camps) < 2:
-        return None
-    largest = max(camps.values(), key=len)
-    others = tuple(one for one in votes if one not in largest)
-    if 2 * len(largest) > len(votes):
-        return Split(others, others, tuple(largest))
-    return Split(tuple(votes), others, tuple(largest))

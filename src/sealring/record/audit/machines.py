@@ -7,7 +7,7 @@ it is given, so that one which is in no log was made in another way, or the log 
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,7 +27,7 @@ from sealring.errors import (
     named,
 )
 from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
-from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.findings import Fault, Finding, blame
 from sealring.record.audit.records import AuditTrust, Records, Turn, check_seen, read_log, refused
 from sealring.record.statements.run_folder import RunFolder
 
@@ -170,10 +170,10 @@ def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
 
 def _check_given(
     certificate: x509.Certificate, key: str, turns: Sequence[Turn], history: BrokerHistory
-) -> list[Finding]:
+) -> Iterator[Finding]:
+    """`turns` are the statements that this certificate signed."""
     name = claims_of(certificate).name
     party = f"rank {name.rank}"
-    digests = tuple(turn.digest for turn in turns)
     starts = certificate.not_valid_before_utc
     given = [
         one
@@ -182,29 +182,27 @@ def _check_given(
     ]
     claimed = evidence_judge.one().claims_in(certificate)
     label = None if claimed is None else claimed.label
-    found = []
     if not given:
         text = (
             f"{party} signs with a certificate of {_when(starts.timestamp())} for the key "
             f"{key[:12]}, which the broker's log does not name: the broker did not give it, or its "
             "log was cut"
         )
-        found.append(Finding(Fault.NOT_GIVEN, (party, OPERATOR), text, digests))
+        yield blame(Fault.NOT_GIVEN, text, *turns, also=[party, OPERATOR])
     elif label not in {one.kind for one in given}:
         text = (
             f"the certificate of {party} says that it was attested as {label or 'nothing'}, and "
             f"the broker's log names {given[0].kind[:80]}"
         )
-        found.append(Finding(Fault.NOT_GIVEN, (party, OPERATOR), text, digests))
+        yield blame(Fault.NOT_GIVEN, text, *turns, also=[party, OPERATOR])
     out = history.out.get((name.job, key))
-    late = () if out is None else tuple(t.digest for t in turns if t.interval.finished > out.time)
+    late = [] if out is None else [one for one in turns if one.interval.finished > out.time]
     if out is not None and late:
         text = (
             f"{party} goes on after {_when(out.time)}, when the broker took its key {key[:12]} out "
             f"of the job ({out.why})"
         )
-        found.append(Finding(Fault.REVOKED, (party,), text, late))
-    return found
+        yield blame(Fault.REVOKED, text, *late)
 
 
 def _when(seconds: float) -> str:

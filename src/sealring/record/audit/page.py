@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.formats.files import write_public
-from sealring.record.audit.findings import Finding
+from sealring.record.audit.audit import AuditResult, Status
+from sealring.record.audit.findings import Answer, Finding, Said
 from sealring.record.audit.graph import Graph, Node, NodeKind
-from sealring.record.audit.result import Answer, AuditResult, Repetitions, Said, Status
+from sealring.record.audit.spot_checks import Repetitions
 
 # ---- the picture
 
@@ -401,26 +402,21 @@ def _claims(answers: Iterable[Answer], places: dict[str, int]) -> str:
     for answer in answers:
         kind, mark = _SAID[answer.said]
         rows.append(
-            f'<tr><th scope="row">{escape(answer.claim)}</th>'
+            f'<th scope="row">{escape(answer.claim)}</th>'
             f'<td class="answer {kind}">{mark} {answer.said.value}</td>'
-            f"<td>{escape(answer.text)}{_links(answer.records, places)}</td></tr>"
+            f"<td>{escape(answer.text)}{_links(answer.records, places)}</td>"
         )
-    if not rows:
-        return ""
-    return (
-        '<h2>Claims</h2><div class="scroll"><table><thead><tr><th scope="col">claim</th>'
-        '<th scope="col">answer</th><th scope="col">why, and where</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return f"<h2>Claims</h2>{_table(('claim', 'answer', 'why, and where'), rows)}" if rows else ""
 
 
 def _findings(findings: Sequence[Finding], places: dict[str, int]) -> str:
     items = []
     for finding in findings[:MAX_SHOWN]:
+        how = f"{finding.fault.value}, found by {finding.fault.way.value}"
         against = f" Contradicted by:{_links(finding.against, places)}" if finding.against else ""
         items.append(
-            f"<li><b>{escape(' or '.join(finding.parties))}</b> "
-            f'<span class="muted">{finding.fault.value}, found by {finding.way.value}</span><br>'
+            f"<li><b>{escape(finding.who)}</b> "
+            f'<span class="muted">{how}</span><br>'
             f"{escape(finding.text)}{_links(finding.records, places)}{against}</li>"
         )
     if not items:
@@ -472,17 +468,14 @@ def _repeated(found: Repetitions | None) -> str:
         part, apart = one.stretch, one.difference
         size = "" if apart is None else f"{apart.size:.3g} in {apart.where}"
         rows.append(
-            f"<tr><td>{part.first_step} to {part.end.step}</td><td>{escape(part.end.name)}</td>"
-            f"<td>{one.verdict}</td><td>{escape(size)}</td></tr>"
+            _cells(f"{part.first_step} to {part.end.step}", part.end.name, one.verdict, size)
         )
     return (
         "<h2>Executed again</h2>"
         f"<p>{len(found.outcomes)} of {found.parts} parts, drawn with the seed "
         f'<span class="digest">{escape(found.seed)}</span>. Numbers may differ by '
         f"{found.tolerance:g} of the largest one of their tensor.</p>"
-        f'<div class="scroll"><table><thead><tr><th scope="col">steps</th><th scope="col">'
-        'checkpoint</th><th scope="col">verdict</th><th scope="col">largest difference</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"{_table(('steps', 'checkpoint', 'verdict', 'largest difference'), rows)}"
     )
 
 
@@ -503,12 +496,21 @@ def _checked(result: AuditResult) -> str:
 
 
 def _beside(table: Beside) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in table.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
-    )
     return (
         f"<h2>{escape(table.title)}</h2><p>The audit has not checked this table.</p>"
+        f"{_table(table.columns, [_cells(*row) for row in table.rows])}"
+    )
+
+
+def _table(columns: Iterable[str], rows: Iterable[str]) -> str:
+    """`rows` are the HTML of their cells."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _cells(*texts: str) -> str:
+    return "".join(f"<td>{escape(text)}</td>" for text in texts)

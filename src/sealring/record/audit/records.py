@@ -253,6 +253,14 @@ class Made:
     rank: int | None = None
     """The worker that signed; None: an owner, or all ranks."""
 
+    @property
+    def party(self) -> str:
+        return self.signer
+
+    @property
+    def where(self) -> str:
+        return self.content.name
+
 
 @dataclass(slots=True)
 class Records:
@@ -308,7 +316,12 @@ def read_records(
             continue
         seen.add(digest)
         if logged is not None and digest not in logged.places:
-            records.findings.append(_not_logged(name, digest, envelope))
+            text = (
+                f"{name} is not in the run's log: it was made or changed later, or the log's end "
+            )
+            who = (_signer_said(envelope), OWNER)
+            finding = Finding(Fault.NOT_LOGGED, who, f"{text}was cut off", (digest,))
+            records.findings.append(finding)
         _read(records, head, digest, name, envelope, trust)
     # A file that was removed hides nothing: the log has the whole statement.
     for digest, entry in logged.without(seen) if logged is not None else ():
@@ -341,58 +354,43 @@ def _essence(one: Transformation) -> object:
     return one.kind, one.name, lists, one.parameters
 
 
-def _not_logged(name: str, digest: str, envelope: bytes) -> Finding:
-    return Finding(
-        Fault.NOT_LOGGED,
-        (_signer_said(envelope), "the log's owner"),
-        f"{name} is not in the run's log: it was made or changed later, or the log's end was cut "
-        "off",
-        (digest,),
-    )
-
-
 def _read(
     records: Records, head: RunHead, digest: str, name: str, envelope: bytes, trust: AuditTrust
 ) -> None:
+    def refuse(fault: Fault, text: str, *parties: str) -> None:
+        who = parties or (_signer_said(envelope),)
+        records.findings.append(Finding(fault, who, text, (digest,)))
+
     try:
         found = verify_statement(envelope, trust.authorities, owners=trust.owners)
     except SealringError as problem:
-        records.findings.append(
-            Finding(
-                _fault_of(problem),
-                (_signer_said(envelope),),
-                f"{name} is not believed. {named(problem)}: {problem}",
-                (digest,),
-            )
-        )
+        refuse(_fault_of(problem), f"{name} is not believed. {named(problem)}: {problem}")
         return
-    if isinstance(found.content, Interval) and found.content.world > MAX_WORLD:
-        text = f"{name} names a world of {found.content.world}; the most is {MAX_WORLD}"
-        who = (_signer_said(envelope),)
-        records.findings.append(Finding(Fault.UNREADABLE, who, text, (digest,)))
+    content, worker = found.content, found.worker
+    if isinstance(content, Interval) and content.world > MAX_WORLD:
+        text = f"{name} names a world of {content.world}; the most is {MAX_WORLD}"
+        refuse(Fault.UNREADABLE, text)
         return
     strange = of_another_run(found, head.run, head.job)
     if strange:
-        worker = found.worker
         party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
         text = f"{name} is {strange}, and this is run {head.run} of job {head.job}"
         # It may be true where it belongs, and its signer need not be the one who put it here.
-        records.findings.append(Finding(Fault.OTHER_JOB, (party, "the disk"), text, (digest,)))
+        refuse(Fault.OTHER_JOB, text, party, "the disk")
         return
     records.payloads[digest] = found.payload.decode()
-    if found.worker is not None and found.certificate is not None:
-        records.certificates[found.worker.certificate] = found.certificate
+    if worker is not None and found.certificate is not None:
+        records.certificates[worker.certificate] = found.certificate
         assert isinstance(found.signer, VerifiedPeer)  # a worker's signature has no other signer
-        records.keys[found.worker.certificate] = found.signer.key
-        records.worlds[found.worker.certificate] = found.signer.world
-    if isinstance(found.content, Interval):
-        assert found.worker is not None  # verify_statement demands a worker's signature
-        records.turns.append(Turn(digest, found.worker, found.content))
+        records.keys[worker.certificate] = found.signer.key
+        records.worlds[worker.certificate] = found.signer.world
+    if isinstance(content, Interval):
+        assert worker is not None  # verify_statement demands a worker's signature
+        records.turns.append(Turn(digest, worker, content))
     else:
-        worker = found.worker
         rank = worker.rank if worker else None
         signer = f"the owner {str(found.signer)[:12]}" if rank is None else f"rank {rank}"
-        records.made.append(Made(digest, signer, found.content, rank))
+        records.made.append(Made(digest, signer, content, rank))
 
 
 def _fault_of(problem: SealringError) -> Fault:

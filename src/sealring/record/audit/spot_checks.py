@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sealring.errors import SealringError, named
-from sealring.record.audit.findings import Fault, Finding
+from sealring.record.audit.findings import Answer, Fault, Finding, Said, blame
 from sealring.record.audit.records import AuditTrust, LogSeen, Records
-from sealring.record.audit.result import Answer, Repetitions, Said
 from sealring.record.replay import (
     Compare,
     Outcome,
@@ -44,6 +45,40 @@ class Repetition:
     """Needed for a tolerance."""
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     """With the witnesses' cosignatures it chooses the parts. An earlier one repeats its choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetitions:
+    """Parts of the run that were executed again."""
+
+    seed: str
+    """By which another audit repeats the same ones, as long as the log stays as it is."""
+    tolerance: float
+    parts: int
+    """That could have been."""
+    outcomes: tuple[Outcome, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.seed,
+            "tolerance": self.tolerance,
+            "parts": self.parts,
+            "repeated": [_as_json(one) for one in self.outcomes],
+        }
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    part, found = outcome.stretch, outcome.difference
+    # JSON has no infinite number: what cannot be measured has no size.
+    size = None if found is None or not math.isfinite(found.size) else found.size
+    return {
+        "first_step": part.first_step,
+        "end_step": part.end.step,
+        "checkpoint": part.end.name,
+        "verdict": outcome.verdict,
+        "difference": size,
+        "largest_in": None if found is None else found.where,
+    }
 
 
 def spot_check(
@@ -132,14 +167,14 @@ def _apart(outcome: Outcome, wanted: Repetition) -> str:
 def _finding(outcome: Outcome, records: Records, wanted: Repetition) -> Finding:
     part = outcome.stretch
     turns = [turn for turn in records.turns if part.overlaps(turn.interval)]
-    return Finding(
-        Fault.REPLAY, tuple(dict.fromkeys(turn.party for turn in turns)),
+    return blame(
+        Fault.REPLAY,
         f"{_words(part)} were executed again and came to the content "
         f"{str(outcome.content)[:12]}, and {part.end.name} has {str(part.end.content)[:12]}"
         f"{_apart(outcome, wanted)}: a rank did something else than it states, or the steps do "
         "not come to the same numbers on this machine",
-        tuple(turn.digest for turn in turns),
-    )  # fmt: skip
+        *turns,
+    )
 
 
 def _words(part: Stretch) -> str:

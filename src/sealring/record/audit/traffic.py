@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sealring.record.audit.findings import Fault, Finding, Split, split
+from sealring.record.audit.findings import Fault, Finding, Votes, blame, clash_of
 from sealring.record.audit.records import Records, Turn
 from sealring.record.statements.forms import Commitment, GroupEpoch, LinkAccount
 
@@ -112,12 +112,11 @@ def _links_left_out(
             wire = Wire(*key[1:], kind, turn.rank, peer)
             back = Wire(*key[1:], kind, peer, turn.rank)
             known = [one.last[1] for one in (sent[wire], received[back]) if one.last is not None]
-            yield Finding(
-                Fault.LINK, (turn.party,),
+            text = (
                 f"{turn.where} leaves out its link with rank {peer} in group {key[1]}, of which "
-                "its own earlier statement counts records",
-                (turn.digest,), tuple(dict.fromkeys(one.digest for one in known)),
-            )  # fmt: skip
+                "its own earlier statement counts records"
+            )
+            yield blame(Fault.LINK, text, turn, against=known)
             break  # one of them is enough
         before.update(links)
 
@@ -132,19 +131,17 @@ def _note(
     count, digest = commitment.records, commitment.sha256
     before = account.said.get(count)
     if before is not None and before[0] != digest:
-        yield Finding(
-            Fault.LINK, (turn.party,),
+        text = (
             f"{turn.where} gives another commitment to the {count} records that {wire.shown} than "
-            "its own earlier statement",
-            (turn.digest,), (before[1].digest,),
-        )  # fmt: skip
+            "its own earlier statement"
+        )
+        yield blame(Fault.LINK, text, turn, against=[before[1]])
     if account.last is not None and count < account.last[0]:
-        yield Finding(
-            Fault.LINK, (turn.party,),
+        text = (
             f"{turn.where} counts {count} records that {wire.shown}, fewer than its own earlier "
-            f"statement ({account.last[0]})",
-            (turn.digest,), (account.last[1].digest,),
-        )  # fmt: skip
+            f"statement ({account.last[0]})"
+        )
+        yield blame(Fault.LINK, text, turn, against=[account.last[1]])
     account.said.setdefault(count, (digest, turn))
     account.last = (count, turn)
 
@@ -205,18 +202,16 @@ def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:
         alone = [rank for rank in turns if len(peers[rank]) > 1]
         lone = [rank for rank in turns if len(peers[rank]) == 1]
         if len(alone) == 1 and len(lone) == 1:
-            (liar,), (honest,) = alone, lone
-            yield Finding(
-                Fault.LINK, (turns[liar].party,), f"{turns[liar].where}: {clash.text}; it "
-                f"contradicts {len(peers[liar])} peers, who do not contradict each other",
-                (turns[liar].digest,), (turns[honest].digest,),
-            )  # fmt: skip
+            liar, honest = turns[alone[0]], turns[lone[0]]
+            text = (
+                f"{liar.where}: {clash.text}; it contradicts {len(peers[liar.rank])} peers, who do "
+                "not contradict each other"
+            )
+            yield blame(Fault.LINK, text, liar, against=[honest])
         else:
-            yield Finding(
-                Fault.LINK, tuple(turn.party for turn in turns.values()),
-                f"{clash.sender.where}, and {clash.receiver.where}: {clash.text}",
-                (clash.sender.digest,), (clash.receiver.digest,),
-            )  # fmt: skip
+            one, other = clash.sender, clash.receiver
+            text = f"{one.where}, and {other.where}: {clash.text}"
+            yield blame(Fault.LINK, text, one, against=[other], also=[other.party])
 
 
 # ---- collectives
@@ -275,30 +270,24 @@ def _sorted(kinds: _Kinds) -> tuple[tuple[str, int], ...]:
 
 
 def _members(records: Records) -> Iterator[Finding]:
-    said: dict[GroupKey, dict[str, tuple[Turn, tuple[int, ...]]]] = {}
+    votes: Votes[Turn, tuple[int, ...]] = Votes()
     told: set[tuple[str, GroupKey]] = set()
     for turn in (turn for chain in records.chains.values() for turn in chain):
         for group in turn.interval.groups:
             key, members = (group.name, group.epoch), tuple(group.members)
-            named = said.setdefault(key, {})
-            first, before = named.setdefault(turn.party, (turn, members))
+            first, before = votes.add(key, turn, members)
             wrong = _wrong(turn, members)
             if members != before:
                 wrong = "with other members than in its own earlier statement"
             if wrong and (turn.party, key) not in told:
                 told.add((turn.party, key))
-                against = () if first is turn else (first.digest,)
+                against = () if first is turn else (first,)
                 text = f"{turn.where} names group {group.name}, {wrong}"
-                yield Finding(Fault.GROUP, (turn.party,), text, (turn.digest,), against)
-    for (name, _), named in said.items():
-        sides = split({party: members for party, (_, members) in named.items()})
-        if sides is not None:
-            yield sides.finding(
-                Fault.GROUP,
-                f"{named[sides.blamed[0]][0].where} names other members of group {name} than "
-                f"{', '.join(sides.against[:4])}",
-                {party: turn.digest for party, (turn, _) in named.items()},
-            )
+                yield blame(Fault.GROUP, text, turn, against=against)
+    for (name, _), clash in votes.clashes():
+        others = ", ".join(clash.sides.against[:4])
+        text = f"{clash.one.where} names other members of group {name} than {others}"
+        yield clash.finding(Fault.GROUP, text)
 
 
 def _wrong(turn: Turn, members: tuple[int, ...]) -> str:
@@ -331,37 +320,31 @@ def _groups_left_out(records: Records) -> Iterator[Finding]:
             continue
         present = finals.keys() if any(turn.interval.final for turn, _ in alive) else whole
         expected = sorted(present & (set(alive[0][1].members) | named.keys()))
-        sides = split({finals[rank].party: rank in named for rank in expected})
-        if sides is None:
+        clash = clash_of((named.get(rank, (finals[rank],))[0], rank in named) for rank in expected)
+        if clash is None:
             continue
-        turns = {finals[rank].party: named.get(rank, (finals[rank],))[0] for rank in expected}
-        one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-        silent, speaks = (other, one) if one.rank in named else (one, other)
-        yield sides.finding(
+        silent, speaks = (clash.other, clash.one) if clash.says else (clash.one, clash.other)
+        yield clash.finding(
             Fault.GROUP,
             f"{silent.where} is final and leaves out group {key[0]}, or how it ended, and "
             f"{speaks.where} names it as a member",
-            {party: turn.digest for party, turn in turns.items()},
         )
 
 
 def _failed(records: Records) -> Iterator[Finding]:
     """Final statements agree on which groups failed: the accounts of those are not compared."""
-    said: dict[GroupKey, dict[str, tuple[Turn, bool]]] = {}
+    said: dict[GroupKey, dict[int, tuple[Turn, str]]] = {}
     for turn in (turn for turn in records.turns if turn.interval.final):
         for group in turn.interval.groups:
-            named = said.setdefault((group.name, group.epoch), {})
-            named[turn.party] = (turn, group.state == "failed")
+            word = "failed" if group.state == "failed" else "did not fail"
+            said.setdefault((group.name, group.epoch), {})[turn.rank] = (turn, word)
     for (name, _), named in said.items():
-        sides = split({party: failed for party, (_, failed) in named.items()})
-        if sides is not None:
-            words = {True: "failed", False: "did not fail"}
-            one, other = named[sides.blamed[0]], named[sides.against[0]]
-            yield sides.finding(
+        clash = clash_of(named.values())
+        if clash is not None:
+            yield clash.finding(
                 Fault.GROUP,
-                f"{one[0].where} is final and says that group {name} {words[one[1]]}, and "
-                f"{other[0].where} that it {words[other[1]]}",
-                {party: turn.digest for party, (turn, _) in named.items()},
+                f"{clash.one.where} is final and says that group {name} {clash.says}, and "
+                f"{clash.other.where} that it {clash.differs}",
             )
 
 
@@ -376,12 +359,11 @@ def _went_back(records: Records, counts: _Counts) -> Iterator[Finding]:
                 before[key] = (turn, now)
                 if known is None or all(now.get(kind, 0) >= n for kind, n in known[1].items()):
                     continue
-                yield Finding(
-                    Fault.COUNTS, (turn.party,),
+                text = (
                     f"{turn.where} counts {_words(now)} in group {key[0]}, and its own earlier "
-                    f"statement {_words(known[1])}",
-                    (turn.digest,), (known[0].digest,),
-                )  # fmt: skip
+                    f"statement {_words(known[1])}"
+                )
+                yield blame(Fault.COUNTS, text, turn, against=[known[0]])
 
 
 @dataclass(slots=True)
@@ -439,20 +421,14 @@ def _disagreeing(records: Records, counts: _Counts) -> Iterator[Finding]:
     for key, turns in [*quiet, *last.items()]:
         if key in done or turns.keys() != members[key] or len(turns) < 2:
             continue
-        sides = split({turn.party: _sorted(counts.of(key, turn)) for turn in turns.values()})
-        if sides is not None:
+        clash = clash_of((turn, _sorted(counts.of(key, turn))) for turn in turns.values())
+        if clash is not None:
             done.add(key)  # counts are cumulative: later ones differ by the same
-            yield _finding(key, {turn.party: turn for turn in turns.values()}, sides, counts)
-
-
-def _finding(key: GroupKey, turns: dict[str, Turn], sides: Split, counts: _Counts) -> Finding:
-    one, other = turns[sides.blamed[0]], turns[sides.against[0]]
-    return sides.finding(
-        Fault.COUNTS,
-        f"{one.where} counts {_words(counts.of(key, one))} in group {key[0]}, and {other.where} "
-        f"{_words(counts.of(key, other))}",
-        {party: turn.digest for party, turn in turns.items()},
-    )
+            yield clash.finding(
+                Fault.COUNTS,
+                f"{clash.one.where} counts {_words(dict(clash.says))} in group {key[0]}, and "
+                f"{clash.other.where} {_words(dict(clash.differs))}",
+            )
 
 
 def _words(kinds: _Kinds) -> str:
