@@ -15,7 +15,7 @@ from sealring import __version__, _native
 from sealring.cli import app
 from sealring.cli.bench import parse_size, parse_world_sizes
 from sealring.cli.doctor import openssl_speed
-from sealring.cli.sizes import parse_bytes
+from sealring.cli.options import parse_bytes
 from sealring.errors import BadSecret, ConfigurationError
 from sealring.lab.results import this_machine
 

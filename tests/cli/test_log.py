@@ -52,17 +52,17 @@ def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> 
     assert as_json("append", folder, "--lines", tmp_path / "lines")["size"] == 300
     appended = as_json("append", folder, tmp_path / "entry", tmp_path / "entry")
     assert (appended["first"], appended["count"], appended["size"]) == (300, 2, 302)
-    assert as_json("log", folder, "--vkey", vkey)["root"] == appended["root"]
+    assert as_json("log", folder, "--policy", vkey)["root"] == appended["root"]
     proof, entry = tmp_path / "entry.tlog-proof", tmp_path / "299"
-    run("proof", folder, 299, "--vkey", vkey, "--entry", entry)
+    run("proof", folder, 299, "--policy", vkey, "--entry", entry)
     assert entry.read_text() == "line 299"
-    run("proof", folder, 301, "--vkey", vkey, "-o", proof)
-    assert run("proof", folder, 301, "--vkey", vkey) == proof.read_text()
+    run("proof", folder, 301, "--policy", vkey, "-o", proof)
+    assert run("proof", folder, 301, "--policy", vkey) == proof.read_text()
     shutil.rmtree(folder)  # from here on, offline
-    found = as_json("verify", tmp_path / "entry", "--proof", proof, "--vkey", vkey)
+    found = as_json("verify", tmp_path / "entry", "--proof", proof, "--policy", vkey)
     assert (found["index"], found["size"]) == (301, 302)
     with pytest.raises(TamperedLog, check=coded("log.not_included")):
-        run("verify", tmp_path / "lines", "--proof", proof, "--vkey", vkey)
+        run("verify", tmp_path / "lines", "--proof", proof, "--policy", vkey)
 
 
 def test_the_verifier_key_lies_beside_the_key_and_is_not_overwritten(
@@ -72,7 +72,7 @@ def test_the_verifier_key_lies_beside_the_key_and_is_not_overwritten(
     public = tmp_path / "log.vkey"
     assert public.read_text() == f"{vkey}\n"
     assert public.stat().st_mode & 0o777 == 0o644
-    as_json("log", folder, "--vkey", public.read_text().strip())
+    as_json("log", folder, "--policy", public.read_text().strip())
     (tmp_path / "log.key").rename(tmp_path / "kept.key")
     for there in ("written", "a broken link"):
         if there == "a broken link":
@@ -104,10 +104,10 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     run("append", folder, "--lines", tmp_path / "lines")
     shutil.copytree(folder, tmp_path / "short")
     run("append", folder, tmp_path / "entry")
-    run("log", folder, "--vkey", vkey, "--checkpoint", tmp_path / "seen")
-    assert as_json("log", folder, "--vkey", vkey, "--seen", tmp_path / "seen")["size"] == 301
+    run("log", folder, "--policy", vkey, "--checkpoint", tmp_path / "seen")
+    assert as_json("log", folder, "--policy", vkey, "--seen", tmp_path / "seen")["size"] == 301
     with pytest.raises(TruncatedLog, match="ends at 300 entries"):
-        run("log", tmp_path / "short", "--vkey", vkey, "--seen", tmp_path / "seen")
+        run("log", tmp_path / "short", "--policy", vkey, "--seen", tmp_path / "seen")
     # Its owner signs another history with the same key.
     (tmp_path / "log.key.signed").unlink()
     create_log(tmp_path / "other", read_signer(tmp_path / "log.key"))
@@ -115,16 +115,17 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     forged = ("--lines", tmp_path / "lines", "--key", tmp_path / "log.key")
     run("append", tmp_path / "other", *forged)
     with pytest.raises(ForkedLog, match="among the first 301"):
-        run("log", tmp_path / "other", "--vkey", vkey, "--seen", tmp_path / "seen")
+        run("log", tmp_path / "other", "--policy", vkey, "--seen", tmp_path / "seen")
 
 
 def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, vkey = log
-    for extra in ([], ["--vkey", vkey, "--policy", tmp_path / "policy"]):
-        with pytest.raises(ConfigurationError, match="whom to believe"):
-            run("log", folder, *extra)
+    with pytest.raises(ConfigurationError, match="whom to believe"):
+        run("log", folder)
+    with pytest.raises(ConfigurationError, match="there is no file no-policy, and it is no verif"):
+        run("log", folder, "--policy", "no-policy")
     with pytest.raises(MalformedNote):
-        run("log", folder, "--vkey", "no key")
+        run("log", folder, "--policy", f"{vkey[:-9]}A")
     with pytest.raises(ConfigurationError, match="name the files"):
         run("append", folder)
     with pytest.raises(ConfigurationError, match="no file"):
@@ -134,9 +135,9 @@ def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> 
 def test_an_age_is_refused_where_no_witness_tells_it(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, vkey = log
     run("append", folder, tmp_path / "entry")
-    run("proof", folder, 0, "--vkey", vkey, "-o", tmp_path / "proof")
+    run("proof", folder, 0, "--policy", vkey, "-o", tmp_path / "proof")
     (tmp_path / "alone.policy").write_text(f"log {vkey}\nquorum none\n")
-    for trust in (["--vkey", vkey], ["--policy", tmp_path / "alone.policy"]):
+    for trust in (["--policy", vkey], ["--policy", tmp_path / "alone.policy"]):
         for question in (
             ["log", folder],
             ["verify", tmp_path / "entry", "--proof", tmp_path / "proof"],
@@ -155,9 +156,15 @@ def test_an_age_that_is_none(log: tuple[Path, str], tmp_path: Path, age: str) ->
         run("log", folder, "--policy", tmp_path / "policy", f"--max-age={age}")
 
 
-def test_a_file_in_place_of_the_key(log: tuple[Path, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--vkey is the key itself: "):
-        run("log", log[0], "--vkey", tmp_path / "log.vkey")
+def test_the_file_of_the_key_is_the_key(log: tuple[Path, str], tmp_path: Path) -> None:
+    folder, vkey = log
+    run("append", folder, tmp_path / "entry")
+    assert run("log", folder, "--policy", tmp_path / "log.vkey") == run(
+        "log", folder, "--policy", vkey
+    )
+    (tmp_path / "log.vkey").write_text("")
+    with pytest.raises(SealringError):
+        run("log", folder, "--policy", tmp_path / "log.vkey")
 
 
 def test_a_key_that_others_can_read_is_refused(log: tuple[Path, str], tmp_path: Path) -> None:
@@ -175,6 +182,6 @@ def test_a_second_log_does_not_replace_the_first(log: tuple[Path, str]) -> None:
 
 def test_an_origin_does_not_steer_the_terminal(tmp_path: Path) -> None:
     shown = run("init", tmp_path / "odd", "--log", "example.com/\u202e\x9b31m\x7f")
-    shown += run("log", tmp_path / "odd", "--vkey", (tmp_path / "odd.vkey").read_text().strip())
+    shown += run("log", tmp_path / "odd", "--policy", (tmp_path / "odd.vkey").read_text().strip())
     assert "example.com/??31m?" in shown
     assert all(character.isprintable() or character == "\n" for character in shown)

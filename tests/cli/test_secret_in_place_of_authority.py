@@ -38,13 +38,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_audit(place: Path) -> None:
     vkey = (place / "run.vkey").read_text().strip()
-    audit = ("audit", "check", str(place / "run"), "--vkey", vkey)
-    done = sealring(*audit, "--secret-file", str(place / "secret"))
+    audit = ("audit", "check", str(place / "run"), "--policy", vkey)
+    done = sealring(*audit, "--authority", str(place / "secret"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "statements of 2 ranks" in done.stdout
     assert "No claims were given" in done.stdout
     assert (place / "secret").read_text() not in done.stdout + done.stderr
-    forged = sealring(*audit, "--secret-file", str(place / "other"))
+    forged = sealring(*audit, "--authority", str(place / "other"))
     assert forged.returncode != 0
     without = sealring(*audit)
     assert without.returncode == 2
@@ -53,13 +53,13 @@ def test_audit(place: Path) -> None:
 
 def test_statement_and_log(place: Path) -> None:
     statement = str(min((place / "run" / "statements").iterdir()))
-    verify = ("audit", "verify", statement, "--secret-file")
+    verify = ("audit", "verify", statement, "--authority")
     done = sealring(*verify, str(place / "secret"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("rank 0 of job-")
     assert "log.forged_statement" in sealring(*verify, str(place / "other")).stderr
     log = str(place / "log")
     assert sealring("audit", "init", log, "--log", "example.org/log").returncode == 0
-    append = ("audit", "append", log, statement, "--secret-file")
+    append = ("audit", "append", log, statement, "--authority")
     assert "log.forged_statement" in sealring(*append, str(place / "other")).stderr
     assert sealring(*append, str(place / "secret")).returncode == 0

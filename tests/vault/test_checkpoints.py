@@ -616,14 +616,14 @@ def test_export_of_a_job_that_ran_under_a_secret_file(
         where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
         return CliRunner().invoke(app, ["vault", "open", *where, *options])
 
-    assert type(export("--secret-file", str(other)).exception) is UnadmittedSigner
+    assert type(export("--authority", str(other)).exception) is UnadmittedSigner
     assert type(export("--job", "other").exception) is ConfigurationError
-    wrong = export("--secret-file", str(secret), "--job", "other").exception
+    wrong = export("--authority", str(secret), "--job", "other").exception
     assert type(wrong) is UnadmittedSigner
     secret.chmod(0o644)
-    assert type(export("--secret-file", str(secret)).exception) is BadSecret
+    assert type(export("--authority", str(secret)).exception) is BadSecret
     secret.chmod(0o600)
-    done = export("--secret-file", str(secret))
+    done = export("--authority", str(secret))
     assert done.exit_code == 0
     assert secret.read_text() not in done.output
     assert same(torch.load(out, weights_only=True), state(8))

@@ -15,8 +15,14 @@ from rich.text import Text
 
 from sealring.attest.evidence.cache import Cache, read_cache
 from sealring.cli import audit_log
-from sealring.cli.audit_log import Policy, Vkey, whom_to_believe
-from sealring.cli.authorities import SecretFile, require_believed
+from sealring.cli.options import (
+    AsJson,
+    Authority,
+    JobOfRun,
+    Policy,
+    require_believed,
+    whom_to_believe,
+)
 from sealring.cli.terminal import console, errors, print_json, printable, say
 from sealring.cli.vault_options import Key, opener_of
 from sealring.errors import ConfigurationError
@@ -51,16 +57,9 @@ def check(
         typer.Argument(help="After `--`: arguments of the run's script, for --replay."),
     ] = None,
     *,
-    authority: Annotated[
-        list[Path] | None, typer.Option(help="An authority of the workers' certificates.")
-    ] = None,
-    secret_file: SecretFile = None,
-    job: Annotated[
-        str | None,
-        typer.Option(help="The job that the run must be of; the folder's word if not given."),
-    ] = None,
+    authority: Authority = None,
+    job: JobOfRun = None,
     policy: Policy = None,
-    vkey: Vkey = None,
     claims: Annotated[
         Path | None, typer.Option(help="What is claimed of the run, a TOML file.")
     ] = None,
@@ -112,7 +111,7 @@ def check(
         str | None, typer.Option(help="Repeat the parts of an earlier audit: its seed.")
     ] = None,
     key: Key = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Check a finished run from its folder alone, and answer claims about it.
 
@@ -120,10 +119,10 @@ def check(
     answered with no, or a record is forged or contradicted. 2: a claim is not shown, or something
     cannot be read.
     """
-    logs = whom_to_believe(policy, vkey)
+    logs = whom_to_believe(policy)
     brokers = read_policy(broker_policy) if broker_policy else None
     trust = AuditTrust(
-        authorities=list(require_believed(authority or [], secret_file).authorities),
+        authorities=list(require_believed(authority).authorities),
         log=logs,
         owners=[read_owner(path) for path in owner or []],
         job=job,
@@ -283,23 +282,15 @@ def papers(
         Path, typer.Option(help="An elliptic-curve key (PEM), for OpenSSF model signing.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="A new folder.")],
-    authority: Annotated[Path | None, typer.Option(help="Of the run's workers.")] = None,
-    secret_file: SecretFile = None,
-    job: Annotated[
-        str | None,
-        typer.Option(help="The job that the run must be of; the folder's word if not given."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    authority: Authority = None,
+    job: JobOfRun = None,
 ) -> None:
     """Write a model's signature, provenance, card and bill of materials, from a run's records."""
-    trusted = require_believed([] if authority is None else [authority], secret_file)
+    trusted = require_believed(authority)
     written = write_papers(
         model, open_run(run), trusted.authorities, read_owner_key(owner_key), model_key, output,
         job,
     )  # fmt: skip
-    if json:
-        print_json({"files": [str(path) for path in written]})
-        return
     for path in written:
         say(str(path))
 

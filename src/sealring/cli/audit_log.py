@@ -21,9 +21,16 @@ import typer
 from cryptography import x509
 from rich.logging import RichHandler
 
-from sealring.cli.authorities import SecretFile, believed
+from sealring.cli.options import (
+    AsJson,
+    Authority,
+    Policy,
+    believed,
+    parse_address,
+    whom_to_believe,
+)
 from sealring.cli.terminal import errors, harmless, print_json, say
-from sealring.errors import ConfigurationError, MalformedNote
+from sealring.errors import ConfigurationError
 from sealring.formats.files import read_limited, write_public
 from sealring.formats.log import witnesses
 from sealring.formats.log.checkpoints import (
@@ -61,17 +68,10 @@ Folder = Annotated[Path, typer.Argument(help="The log's folder.")]
 Key = Annotated[
     Path | None, typer.Option("--key", help="The log's signer key; LOG.key if not given.")
 ]
-Vkey = Annotated[
-    str | None, typer.Option("--vkey", help="The log's verifier key, where no witness is asked.")
-]
-Policy = Annotated[
-    Path | None, typer.Option("--policy", help="Logs, witnesses and quorum (c2sp.org/tlog-policy).")
-]
 MaxAge = Annotated[
     float | None,
     typer.Option("--max-age", help="Seconds since a quorum cosigned; older is refused."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 
 
 def init(
@@ -126,11 +126,7 @@ def append(
     lines: Annotated[
         Path | None, typer.Option(help="A file of which each line is an entry; - for stdin.")
     ] = None,
-    statements_of: Annotated[
-        Path | None,
-        typer.Option(help="An authority: each entry is a statement of one of its workers."),
-    ] = None,
-    secret_file: SecretFile = None,
+    authority: Authority = None,
     key: Key = None,
     cosigned_by: Annotated[
         Path | None, typer.Option(help="A policy whose witnesses cosign the checkpoint.")
@@ -139,15 +135,15 @@ def append(
 ) -> None:
     """Append entries in one commit, and sign the new checkpoint.
 
-    With --statements-of or --secret-file, entries are checked first: signature, certificate, and
-    that it is valid today. With --cosigned-by the policy's witnesses cosign the checkpoint
+    With --authority, each entry must be a statement of one of its workers: signature, certificate,
+    and that it is valid today. With --cosigned-by the policy's witnesses cosign the checkpoint
     afterwards, also where nothing is appended; it fails without a quorum.
     """
     if not files and lines is None and cosigned_by is None:
         raise ConfigurationError("name the files to append, or --lines FILE, or --cosigned-by FILE")
     trust = None if cosigned_by is None else read_policy(cosigned_by)
     entries = _entries(files or [], lines)
-    trusted = believed([] if statements_of is None else [statements_of], secret_file)
+    trusted = believed(authority)
     if trusted is not None:
         entries = _statements(entries, trusted.authorities, datetime.now(UTC))
     with _writer(log, key) as writer:
@@ -175,7 +171,6 @@ def proof(
     log: Folder,
     index: Annotated[int, typer.Argument(help="The entry's number, from 0.")],
     policy: Policy = None,
-    vkey: Vkey = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The file to write; stdout if not given.")
     ] = None,
@@ -184,7 +179,7 @@ def proof(
     ] = None,
 ) -> None:
     """Write the one text file that proves an entry, offline."""
-    signed = _opened(log, whom_to_believe(policy, vkey), None)
+    signed = _opened(log, whom_to_believe(policy), None)
     stored = StoredTree(log, signed.size)
     hashes = stored.inclusion_proof(index, signed.root)
     made = LogProof(index, tuple(hashes), signed.note.encode()).encode()
@@ -199,7 +194,6 @@ def proof(
 def verify_log(
     log: Folder,
     policy: Policy = None,
-    vkey: Vkey = None,
     seen: Annotated[
         list[Path] | None,
         typer.Option("--seen", help="A checkpoint seen earlier or elsewhere; it must be in it."),
@@ -214,7 +208,7 @@ def verify_log(
     json: AsJson = False,
 ) -> None:
     """Read the whole log: every entry, every hash, the signatures, checkpoints seen earlier."""
-    trust = whom_to_believe(policy, vkey)
+    trust = whom_to_believe(policy)
     signed = _opened(log, trust, max_age)
     stored = StoredTree(log, signed.size)
     stored.check_all(signed.root)
@@ -239,12 +233,8 @@ def verify(
         Path | None, typer.Option(help="What `sealring audit proof` wrote; a log's entry alone.")
     ] = None,
     policy: Policy = None,
-    vkey: Vkey = None,
     max_age: MaxAge = None,
-    authority: Annotated[
-        Path | None, typer.Option(help="The authority of the workers' certificates.")
-    ] = None,
-    secret_file: SecretFile = None,
+    authority: Authority = None,
     owner: Annotated[Path | None, typer.Option(help="An owner's public key.")] = None,
     json: AsJson = False,
 ) -> None:
@@ -252,23 +242,23 @@ def verify(
 
     A statement's signature and certificate are checked as of the end of its interval.
     """
-    trusted = believed([] if authority is None else [authority], secret_file)
+    trusted = believed(authority)
     if proof is not None:
         if trusted is not None or owner is not None:
             raise ConfigurationError(
-                "--proof needs --policy or --vkey alone: check the statement by another command"
+                "--proof needs --policy alone: check the statement by another command"
             )
         found = parse_proof(_read(proof, MAX_PROOF_BYTES))
-        trust = whom_to_believe(policy, vkey)
+        trust = whom_to_believe(policy)
         content = _read(entry, MAX_ENTRY_BYTES)
         signed = check_proof(found, content, trust, _not_before(trust, max_age))
         cosigned = sorted(key.name for key in signed.cosigned)
         _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
         return
-    if policy is not None or vkey is not None or max_age is not None:
-        raise ConfigurationError("--policy, --vkey and --max-age are for --proof, which is missing")
+    if policy is not None or max_age is not None:
+        raise ConfigurationError("--policy and --max-age are for --proof, which is missing")
     if trusted is None and owner is None:
-        raise ConfigurationError("whom do you believe? Pass --authority, --secret-file or --owner")
+        raise ConfigurationError("whom do you believe? Pass --authority or --owner")
     statement = verify_statement(
         _read(entry, MAX_ENTRY_BYTES),
         [] if trusted is None else trusted.authorities,
@@ -319,11 +309,9 @@ def witness(
     """Cosign checkpoints of logs, and never two that contradict each other, until stopped."""
     handler = RichHandler(console=errors, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"{listen!r} is not HOST:PORT")
+    address = parse_address(listen)
     signer = read_signer(key)
-    asyncio.run(_serve(signer, read_policy(logs), state, host.strip("[]"), int(port)))
+    asyncio.run(_serve(signer, read_policy(logs), state, *address))
 
 
 async def _serve(signer: Signer, policy: LogPolicy, folder: Path, host: str, port: int) -> None:
@@ -341,20 +329,6 @@ async def _serve(signer: Signer, policy: LogPolicy, folder: Path, host: str, por
                 errors.print(f"{origin}: {size} entries cosigned", highlight=False, markup=False)
             errors.print(f"{signer.name} answers at http://{host}:{found}", highlight=False)
             await stopped.wait()
-
-
-def whom_to_believe(policy: Path | None, vkey: str | None) -> LogPolicy:
-    """The policy of `--policy`, or one of the key of `--vkey` alone."""
-    if (policy is None) == (vkey is None):
-        raise ConfigurationError("say whom to believe: --policy FILE, or --vkey KEY")
-    if policy is not None:
-        return read_policy(policy)
-    if "+" not in str(vkey) and Path(str(vkey)).is_file():
-        raise ConfigurationError(f'--vkey is the key itself: --vkey "$(cat {vkey})"')
-    verifier = Verifier.parse(str(vkey))
-    if verifier.kind is not Kind.NOTE:
-        raise MalformedNote(f"the verifier key of {verifier.name} is a witness's, not a log's")
-    return LogPolicy((Log(verifier),))
 
 
 def _opened(log: Path, policy: LogPolicy, max_age: float | None) -> SignedCheckpoint:

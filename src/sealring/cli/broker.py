@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from rich.logging import RichHandler
 
+from sealring.cli.options import parse_address
 from sealring.cli.terminal import console, errors, print_json, say, table, warn
 from sealring.core.identity.credentials import read_authorities
 from sealring.core.identity.names import WorkerName
@@ -33,7 +34,9 @@ if TYPE_CHECKING:  # its packages are an extra
     from sealring.attest.broker.service import Broker
     from sealring.attest.broker.store import Store, View
 
-app = typer.Typer(help="Give ranks and keys to workers whose evidence passes a policy.")
+app = typer.Typer(
+    add_completion=False, help="Give ranks and keys to workers whose evidence passes a policy."
+)
 
 T = TypeVar("T")
 _PORT: Final = 8443
@@ -101,7 +104,7 @@ def serve(
 
     handler = RichHandler(console=errors, show_path=False, markup=False)
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(message)s")
-    addresses = _address(listen), None if page == "none" else _address(page)
+    addresses = parse_address(listen), None if page == "none" else parse_address(page)
     rules, digest = vendors.read_policy(policy)
     trust = vendors.trust_in(rules, cache)
     own, opened = open_store(ca, store, state)
@@ -152,7 +155,7 @@ def health(
     """Check that a broker answers: TLS by its authority, and a question that reads its store."""
     from sealring.attest.broker.client import BrokerClient
 
-    host, port = _address(at)
+    host, port = parse_address(at)
     client = BrokerClient([(name or host, port)], read_authorities(authority))
     asyncio.run(client.keys_out(_HEALTH_JOB, _HEALTH_SECONDS, address=host))
     say("The broker answers.")
@@ -292,13 +295,6 @@ def _name(job: str | None, rank: int | None) -> WorkerName:
     if job is None or rank is None:
         raise ConfigurationError("say which: --job and --rank, or --machine")
     return WorkerName(job, rank)
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _own_names() -> list[str]:

@@ -10,6 +10,7 @@ import typer
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import console, print_json, say, table
 from sealring.core.identity import authority
 from sealring.core.identity.certificates import check_rank, claims_of
@@ -125,7 +126,7 @@ def ranks_of(text: str) -> list[int]:
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A PEM file with certificates.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a certificate says."""
     content = read_public(file, "the certificate", BadCertificate)

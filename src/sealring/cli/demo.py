@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sealring.cli.bench import check_ranks
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import console, errors, print_json, progress_bar, say
 from sealring.core.sealed_only.setting import refuse_to_measure
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def demo(
     steps: Annotated[int, typer.Option(min=2, help="Training steps over each backend.")] = 200,
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 4,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the story.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Train a small GPT over sealed links, tap a link, attack it, audit a recorded run.
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from sealring import limits
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import console, print_json, printable, say, table
 from sealring.core.settings import BROKER, TABLE, unknown_variables
 from sealring.errors import ConfigurationError, SealringError, named
@@ -59,7 +60,7 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    json: AsJson = False,
     watched: Annotated[
         int | None,
         typer.Option(

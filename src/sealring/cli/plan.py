@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import console, human_bytes, number_table, print_json, progress_bar, say
 from sealring.errors import ConfigurationError
 from sealring.lab.plan.answer import Answer, Question, WayAnswer, answer, forming_of, machine
@@ -35,7 +36,9 @@ def plan(
         str | None,
         typer.Argument(help="A name, a parameter list (.json), or module:factory of your own."),
     ] = None,
-    ranks: Annotated[int, typer.Option(help="Ranks, one GPU (or process) each.")] = 8,
+    ranks: Annotated[
+        str, typer.Option(help="One GPU (or process) each: 8, or several: 2,4,8, or 2..16384.")
+    ] = "8",
     profile: Annotated[
         str, typer.Option(help="A machine's name, a .toml file, or results.json of bench.")
     ] = "h200-sealring",
@@ -51,21 +54,15 @@ def plan(
         int | None,
         typer.Option(help="Per sample, for a model of your own: how often it uses a parameter."),
     ] = None,
-    bucket_mb: Annotated[
-        float | None, typer.Option(help="DDP's bucket_cap_mb; the best is found if left out.")
-    ] = None,
     price: Annotated[float | None, typer.Option(help="Per GPU (rank) and hour.")] = None,
     compute_ms: Annotated[
         float | None, typer.Option(help="A step of one rank without communication, if measured.")
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="ranks=2..16384 (doubling) or ranks=2,4,8.")
     ] = None,
     sources: Annotated[
         bool, typer.Option("--sources", help="Where each figure of --profile comes from.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Models, profiles and networks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict a training step on machines you don't have: time, memory, cost, best settings."""
     if list_:
@@ -79,6 +76,7 @@ def plan(
     else:
         if precision not in ITEMSIZE:
             raise ConfigurationError(f"--precision is {precision!r}; it must be fp32, bf16 or fp16")
+        worlds = parse_ranks(ranks)
         loaded, known = load_model(model), machine(profile)
         if tokens is not None:
             loaded = with_tokens(loaded, tokens)
@@ -86,16 +84,15 @@ def plan(
             loaded,
             known,
             load_network(network or known.network),
-            ranks,
+            worlds[0],
             int(known.device.ranks_per_host.value) if per_host is None else per_host,
             loaded.batch if batch is None else batch,
             precision,
-            bucket_mb,
             price,
         )
         question = _measured(question, model, profile, compute_ms)
-        if sweep is not None:
-            show_sweep(_swept(question, parse_sweep(sweep)), as_json)
+        if len(worlds) > 1:
+            show_sweep(_swept(question, worlds), as_json)
         else:
             show_answer(answer(question), as_json)
 
@@ -120,16 +117,16 @@ def _measured(question: Question, model: str, profile: str, compute_ms: float | 
     return dataclasses.replace(question, compute=measured, forming=formed)
 
 
-def parse_sweep(text: str) -> list[int]:
-    """The numbers of ranks in "ranks=2..16384", which doubles, or "ranks=2,4,8"."""
-    match = re.fullmatch(r"ranks=(?:(\d{1,6})\.\.(\d{1,6})|(\d{1,6}(?:,\d{1,6})*))", text)
+def parse_ranks(text: str) -> list[int]:
+    """The numbers of ranks in "8", "2,4,8" or "2..16384", which doubles."""
+    match = re.fullmatch(r"(?:(\d{1,6})\.\.(\d{1,6})|(\d{1,6}(?:,\d{1,6})*))", text)
     if match is None:
-        raise ConfigurationError(f"--sweep is {text!r}; write ranks=2..16384 or ranks=2,4,8")
+        raise ConfigurationError(f"--ranks is {text!r}; write 8, 2,4,8 or 2..16384")
     if match[3] is not None:
         return [int(part) for part in match[3].split(",")]
     low, high = int(match[1]), int(match[2])
     if not 1 <= low <= high:
-        raise ConfigurationError(f"--sweep {text} goes nowhere: the first must be 1 or more")
+        raise ConfigurationError(f"--ranks {text} goes nowhere: the first must be 1 or more")
     worlds = [low]
     while worlds[-1] * 2 <= high:
         worlds.append(worlds[-1] * 2)

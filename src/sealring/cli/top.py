@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import (
     console,
     human_bytes,
@@ -37,7 +38,9 @@ from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_
 from sealring.observe.status import GroupStatus, WorkerStatus
 from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
 
-app = typer.Typer(help="See what the workers of this machine do, and what they did last.")
+app = typer.Typer(
+    add_completion=False, help="See what the workers of this machine do, and what they did last."
+)
 
 Rates = dict[tuple[str, int], tuple[float, float]]
 """Bytes sealed and opened in a second, by host and process."""
@@ -51,18 +54,14 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.2, max=60, help="Seconds between two readings.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and stop.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one reading as JSON and stop.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the workers that run on this machine: what they seal, and whom they wait for."""
+    """Show the workers that run on this machine: what they seal, and whom they wait for.
+
+    Where standard output is no terminal, and with --json, it prints one reading and stops.
+    """
     if context.invoked_subcommand is not None:
         return
-    if not (once or as_json or console.is_terminal):
-        raise ConfigurationError(
-            "the view is drawn over and over, and stdout is no terminal: pass --once"
-        )
     place = _directory()
     before = _read(place, job)
     time.sleep(interval)
@@ -70,7 +69,7 @@ def top(
     rates = rates_between(before, reading)
     if as_json:
         print_json(as_document(reading, rates))
-    elif once:
+    elif not console.is_terminal:
         console.print(screen(reading, rates, place))
     else:
         _watch(place, job, interval, reading, rates)
@@ -265,6 +264,8 @@ def metrics(
             exporter.serve_forever()
 
 
+_LAST: Final = 10
+"""Of each rank and group; a Chrome trace has all."""
 Account = CollectiveAccount | MessageAccount
 Row = tuple[int, str, Account | None]
 """A rank, its group, and what it did; None where the record has no such number."""
@@ -281,7 +282,6 @@ def trace(
         int | None, typer.Option(min=1, help="This collective on every rank, side by side.")
     ] = None,
     group: Annotated[str | None, typer.Option(help="Groups with this name only.")] = None,
-    last: Annotated[int, typer.Option(min=1, help="Without --number: how many per rank.")] = 10,
     messages: Annotated[bool, typer.Option(help="Sends and receives, not collectives.")] = False,
     output: Annotated[
         Path | None,
@@ -297,7 +297,7 @@ def trace(
             "of collectives that all ranks leave together.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the last collectives of each rank, or what number N was on every one of them."""
     accounts = read_flight_records(paths)
@@ -308,7 +308,7 @@ def trace(
         raise ConfigurationError("--align is for --output FILE, which is not given")
     if messages and number is not None:
         raise ConfigurationError("--number is a collective's: leave it out with --messages")
-    rows = _rows(accounts, number, group, last, messages)
+    rows = _rows(accounts, number, group, messages)
     if not rows:
         _require_group(accounts, group)
     if as_json:
@@ -354,7 +354,6 @@ def _rows(
     accounts: Sequence[ProcessAccount],
     number: int | None,
     group: str | None,
-    last: int,
     messages: bool,
 ) -> list[Row]:
     rows: list[Row] = []
@@ -366,7 +365,7 @@ def _rows(
             if number is not None:
                 did = [one.collective(number)]
             else:
-                did = (one.messages if messages else one.collectives)[-last:]
+                did = (one.messages if messages else one.collectives)[-_LAST:]
             rows += [(account.rank, one.name, each) for each in did]
     return rows
 

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.authorities import SecretFile, believed
+from sealring.cli.options import AsJson, Authority, believed
 from sealring.cli.terminal import (
     console,
     counted,
@@ -27,7 +27,6 @@ from sealring.cli.terminal import (
 )
 from sealring.cli.vault_data import build, ingest, lineage_table
 from sealring.cli.vault_options import (
-    AsJson,
     Directory,
     Key,
     KeyChangeTarget,
@@ -129,11 +128,7 @@ def open_(
         str | None,
         typer.Option(help="Of a checkpoint: the one entry to write, such as model; else all."),
     ] = None,
-    authority: Annotated[
-        Path | None,
-        typer.Option(help="Of the workers that signed a checkpoint; else the environment's."),
-    ] = None,
-    secret_file: SecretFile = None,
+    authority: Authority = None,
     job: Annotated[
         str | None,
         typer.Option(help="The job that saved it; with a secret, the one named after it."),
@@ -152,11 +147,11 @@ def open_(
     """
     if form not in (None, "torch", "safetensors"):
         raise ConfigurationError(f"--format {form}: it is torch or safetensors")
-    trusted = believed([] if authority is None else [authority], secret_file)
-    if authority is not None and job is None:
+    trusted = believed(authority)
+    if trusted is None and job is not None:
+        raise ConfigurationError("--job goes with --authority")
+    if trusted is not None and (job := job or trusted.default_job) is None:
         raise ConfigurationError("--authority and --job go together")
-    if job is not None and trusted is None:
-        raise ConfigurationError("--job goes with --authority or --secret-file")
     if (record is None) != (owner_key is None):
         raise ConfigurationError("--record and --owner-key go together")
     owner = None if owner_key is None else read_owner_key(owner_key)
@@ -166,8 +161,8 @@ def open_(
         if stored.manifest.kind != "checkpoint":
             if (form, only, trusted, record) != (None, None, None, None):
                 raise ConfigurationError(
-                    f"{name} is no checkpoint: --format, --only, --authority, --secret-file, --job "
-                    "and --record are options for one"
+                    f"{name} is no checkpoint: --format, --only, --authority, --job and "
+                    "--record are options for one"
                 )
             with _bar(f"opening {name}", _length(stored)) as progress:
                 trees.open_object(stored, out, progress)
@@ -177,8 +172,6 @@ def open_(
     from sealring.vault import CheckpointReader, export_safetensors, export_torch
 
     authorities = None if trusted is None else trusted.authorities
-    if trusted is not None:
-        job = job or trusted.default_job
     reader = CheckpointReader(opened, name, version=version, authorities=authorities, job=job)
     started = int(time.time())
     export = export_safetensors if form == "safetensors" else export_torch

@@ -20,9 +20,9 @@ from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
-from sealring.cli.sizes import parse_bytes
+from sealring.cli.options import AsJson, parse_bytes
 from sealring.cli.terminal import counted, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_options import AsJson, Target
+from sealring.cli.vault_options import Target
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
 from sealring.record.recording.hooks import record_transformation

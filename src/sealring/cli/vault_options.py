@@ -41,7 +41,6 @@ AlsoPerson = Annotated[
 VaultId = Annotated[
     str | None, typer.Option(help="The id that the vault must have, as `init` and `ls` show it.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 Version = Annotated[int | None, typer.Option(help="Of the object; else the newest.")]
 
 

@@ -15,7 +15,6 @@ import typer
 
 from sealring.cli import main
 from sealring.cli.bench import (
-    AsJson,
     Blocks,
     Kept,
     Sizes,
@@ -39,6 +38,7 @@ from sealring.cli.bench import (
     show_exchanges,
     tables,
 )
+from sealring.cli.options import AsJson
 from sealring.cli.terminal import console, errors, number_table, print_json, progress_bar
 from sealring.core.group.settings import read_settings
 from sealring.core.schedule.table import OPERATIONS as CHOSEN

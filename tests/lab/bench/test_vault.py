@@ -46,7 +46,7 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (["--ranks", "1,x"], "from 1 to"),
         (["--directory", "/nowhere"], "can be written"),
         (["--size", "big"], "big"),
-        (["--part", "nothing"], "checkpoints, datasets or all"),
+        (["--only", "nothing"], "there is checkpoints, datasets, gpu"),
     ],
 )
 def test_bad_options_are_refused(options: list[str], words: str) -> None:

@@ -37,17 +37,13 @@ def test_the_best_bucket_is_no_worse_than_the_default() -> None:
         assert each.seconds <= each.default_bucket_seconds * 1.001
 
 
-def test_a_bucket_that_is_given_is_taken() -> None:
-    found = answer(dataclasses.replace(question(), bucket_mb=7.0))
-    assert [row.bucket_mb for row in found.buckets] == [7.0]
-    assert {each.bucket_mb for each in found.ways} == {7.0}
-
-
 def test_bytes_on_the_wire_halve_with_half_precision() -> None:
-    slow = dataclasses.replace(question(), bucket_mb=25.0)
-    halved = dataclasses.replace(slow, precision="bf16")
-    full, half = answer(slow).ways[1], answer(halved).ways[1]
-    assert half.communicating_s == pytest.approx(full.communicating_s / 2, rel=0.05)
+    halved = dataclasses.replace(question(), precision="bf16")
+    full, half = (
+        next(row.seconds["cc"] for row in answer(each).buckets if row.bucket_mb == 100.0)
+        for each in (question(), halved)
+    )
+    assert half == pytest.approx(full / 2, rel=0.1)
 
 
 def test_where_ddp_does_not_fit_the_model_is_spread() -> None:
@@ -88,7 +84,6 @@ def test_a_model_that_fits_nowhere_is_refused_with_a_way_out() -> None:
         ({"ranks": 65537}, "65537 ranks: a job has 1 to 65536"),
         ({"batch": 0}, "--per-host and --batch are 1 or more"),
         ({"per_host": 0}, "--per-host and --batch are 1 or more"),
-        ({"bucket_mb": 0.0}, "a bucket of 0 MB holds no gradient"),
         ({"price": -1.0}, r"a price of -1\.0 per hour is none"),
         ({"price": float("nan")}, "a price of nan per hour is none"),
     ],

@@ -330,7 +330,15 @@ def test_the_command(job: Job) -> None:
     vkey = job.made.signer.verifier.encode()
     owner = job.folder / "owner.pub"
     owner.write_bytes(_public(job.made.owner))
-    arguments = ["audit", "check", str(job.folder / "run"), "--authority", str(pem), "--vkey", vkey]
+    arguments = [
+        "audit",
+        "check",
+        str(job.folder / "run"),
+        "--authority",
+        str(pem),
+        "--policy",
+        vkey,
+    ]
     arguments += ["--job", JOB, "--owner", str(owner)]
     assert run_command(arguments)[0] == 0
     with pytest.raises(ConfigurationError, match="go together"):

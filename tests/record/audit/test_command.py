@@ -34,7 +34,7 @@ def options(folder: Path, made: MadeRun) -> list[str]:
     (folder / "model.bin").write_bytes(MODEL)
     return [
         "audit", "check", str(folder / "run"), "--authority", str(folder / "ca.pem"),
-        "--owner", str(folder / "owner.pub"), "--vkey", made.signer.verifier.encode(),
+        "--owner", str(folder / "owner.pub"), "--policy", made.signer.verifier.encode(),
         "--claims", str(folder / "claims.toml"), "--model", str(folder / "model.bin"),
     ]  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_whom_to_believe_must_be_said(tmp_path: Path) -> None:
     made = MadeRun()
     made.write(tmp_path / "run")
     arguments = options(tmp_path, made)
-    at = arguments.index("--vkey")
+    at = arguments.index("--policy")
     with pytest.raises(ConfigurationError, match="whom to believe"):
         run(arguments[:at] + arguments[at + 2 :])
 

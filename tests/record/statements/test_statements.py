@@ -431,9 +431,9 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     read = json.loads(run("audit", "verify", envelope, "--authority", authority, "--json"))
     assert (read["job"], read["rank"]) == ("job", 0)
     vkey = run("audit", "init", log, "--log", "example.com/run").splitlines()[-1]
-    run("audit", "append", log, envelope, "--statements-of", authority)
-    run("audit", "proof", log, 0, "--vkey", vkey, "-o", tmp_path / "proof")
-    run("audit", "verify", envelope, "--proof", tmp_path / "proof", "--vkey", vkey)
+    run("audit", "append", log, envelope, "--authority", authority)
+    run("audit", "proof", log, 0, "--policy", vkey, "-o", tmp_path / "proof")
+    run("audit", "verify", envelope, "--proof", tmp_path / "proof", "--policy", vkey)
     # A name that a worker chose does not command the terminal.
     odd = tmp_path / "odd.json"
     outputs = [Named("\x1b[2Jname", "00" * 32)]
@@ -448,8 +448,8 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read["transformation"]["outputs"] == [asdict(outputs[0])]
     # What is no worker's statement does not get into such a log, not even beside one that is.
     with pytest.raises(MalformedStatement):
-        run("audit", "append", log, envelope, tmp_path / "stage.json", "--statements-of", authority)
-    assert json.loads(run("audit", "log", log, "--vkey", vkey, "--json"))["size"] == 1
+        run("audit", "append", log, envelope, tmp_path / "stage.json", "--authority", authority)
+    assert json.loads(run("audit", "log", log, "--policy", vkey, "--json"))["size"] == 1
     certificate, _ = open_authority(tmp_path / "ca")
     assert verify_statement(envelope.read_bytes(), [certificate]).subjects == (SUBJECT,)
     assert json.loads(envelope.read_text())["signatures"][0]["keyid"] == key_id(

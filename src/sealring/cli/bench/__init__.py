@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 import typer
 
 from sealring.cli.bench import tables
-from sealring.cli.sizes import parse_bytes
+from sealring.cli.options import AsJson, parse_bytes
 from sealring.cli.terminal import console, errors, print_json, progress_bar, say
 from sealring.core.group.settings import read_settings
 from sealring.core.sealed_only.setting import refuse_to_measure
@@ -39,7 +39,6 @@ from sealring.lab.results import read_results
 
 app = typer.Typer(help="Measure what protection costs on this machine.", no_args_is_help=True)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Blocks = Annotated[int, typer.Option(min=3, help="Timed blocks of each variant.")]
 Kept = Annotated[Path | None, typer.Option("--results", help="Write every sample to this file.")]
 Sizes = Annotated[str, typer.Option(help="Tensor sizes: 4096, 4KiB, 25MiB.")]
@@ -140,17 +139,15 @@ def step(
 def vault(
     size: Annotated[str, typer.Option(help="Of checkpoint and dataset: 64MiB.")] = "256MiB",
     ranks: Annotated[str, typer.Option(help="Numbers of workers that save and load.")] = "1,2",
-    part: Annotated[str, typer.Option(help="checkpoints, datasets or all.")] = "all",
+    only: Annotated[
+        str, typer.Option(help="Some of checkpoints, datasets, gpu: what a GPU opens and parks.")
+    ] = "checkpoints,datasets",
     blocks: Annotated[int, typer.Option(min=1, help="Timed blocks of each variant.")] = 5,
-    device: Annotated[
-        str, typer.Option(help="cpu: checkpoints and datasets. cuda: what a GPU opens and parks.")
-    ] = "cpu",
     directory: Annotated[Path, typer.Option(help="On the file system to measure.")] = Path(),
     json: AsJson = False,
 ) -> None:
     """Checkpoints and datasets, sealed against torch's own, alternately (medians)."""
-    if part not in ("checkpoints", "datasets", "all"):
-        raise ConfigurationError(f"--part {part}: it is checkpoints, datasets or all")
+    parts = several(only, lambda one: one_of(("checkpoints", "datasets", "gpu"), one, "a part"))
     if not os.access(directory, os.W_OK):
         raise ConfigurationError(f"{directory} is not a directory that can be written to")
     worlds = several(ranks, int) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", ranks) else []
@@ -158,16 +155,14 @@ def vault(
         raise ConfigurationError(
             f"--ranks {ranks!r}: write numbers from 1 to {_MAX_VAULT_RANKS}, as 1,2"
         )
-    place = find_place(device)
     with errors.status("starting") as status:
         cases: list[Case] = []
-        if place.kind == "cuda":
-            cases += measure_on_gpu(place, directory, blocks, status.update)
-        else:
-            if part != "datasets":
-                cases += measure_vault(directory, parse_size(size), worlds, blocks, status.update)
-            if part != "checkpoints":
-                cases += measure_datasets(directory, parse_size(size), blocks, status.update)
+        if "checkpoints" in parts:
+            cases += measure_vault(directory, parse_size(size), worlds, blocks, status.update)
+        if "datasets" in parts:
+            cases += measure_datasets(directory, parse_size(size), blocks, status.update)
+        if "gpu" in parts:
+            cases += measure_on_gpu(find_place("cuda"), directory, blocks, status.update)
     show({"cases": [asdict(case) for case in cases]}, json, [tables.vault(cases)])
 
 

@@ -126,8 +126,6 @@ class Question:
     per_host: int
     batch: int
     precision: Precision
-    bucket_mb: float | None = None
-    """None: the best is found."""
     price: float | None = None
     """Per GPU (or rank) and hour."""
     compute: Compute | None = None
@@ -273,8 +271,6 @@ def check(question: Question) -> None:
         raise ConfigurationError("--per-host and --batch are 1 or more")
     if question.price is not None and not 0 <= question.price < 1e9:
         raise ConfigurationError(f"a price of {question.price} per hour is none; write --price 2.5")
-    if question.bucket_mb is not None:
-        buckets_of(question.model, question.bucket_mb, ITEMSIZE[question.precision])
 
 
 def reckoned(question: Question) -> Compute:
@@ -301,8 +297,6 @@ def settings(question: Question, way: Way) -> list[Setting]:
 
 
 def _caps(question: Question) -> list[float | None]:
-    if question.bucket_mb is not None:
-        return [question.bucket_mb]
     whole = question.model.count * ITEMSIZE[question.precision] / (1 << 20)
     caps: list[float | None] = [None]
     caps += [cap for cap in CAPS_MB if cap < whole]

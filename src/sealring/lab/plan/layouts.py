@@ -48,8 +48,7 @@ def limits_of(cap_mb: float | None) -> tuple[int, int]:
         return _DEFAULT_FIRST_BYTES, int(DEFAULT_CAP_MB * (1 << 20))
     if not 0 < cap_mb < 1 << 30:
         raise ConfigurationError(
-            f"a bucket of {cap_mb:g} MB holds no gradient; give --bucket-mb a number above 0, or "
-            "leave it out to have the best one found"
+            f"a bucket of {cap_mb:g} MB holds no gradient: it is a number above 0"
         )
     limit = max(1, int(cap_mb * (1 << 20)))
     return limit, limit
