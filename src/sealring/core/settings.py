@@ -19,7 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
-from sealring import limits
+from sealring import _native, limits
+from sealring.core.cores import usable_cores
 from sealring.errors import ConfigurationError
 from sealring.formats.strict import read_object
 
@@ -104,6 +105,14 @@ def _whole(low: int, high: int, multiple: int = 1) -> Callable[[Any], int]:
         return value
 
     return parse
+
+
+def _threads(value: Any) -> int:
+    cores = usable_cores()
+    most = min(cores, _native.MAX_LANES)
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"it must be a number from 1 to {most}: this worker may use {cores} cores")
+    return value
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -221,7 +230,7 @@ RECORD_BYTES = Setting(
 """1024 to 1048576, a multiple of 64. Default: 126976"""
 REKEY_BYTES = Setting("rekey_bytes", _MEMBERS, limits.REKEY_BYTES, _whole(1, limits.REKEY_BYTES))
 """1 to 68719476736, which is 64 GiB and the default: after so much a key is replaced"""
-THREADS = Setting("threads", _MEMBERS, 0, _whole(1, 1 << 16))
+THREADS: Setting[int | None] = Setting("threads", _MEMBERS, None, _threads)
 """threads that share a large collective of CPU tensors, 1 to the cores that this worker may use
 (its CPU mask and its control groups' limits); the least of all ranks counts. Default: this rank's
 part of those cores, 8 at most: they are divided by the ranks on this host, or by

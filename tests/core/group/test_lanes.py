@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from sealring import limits
-from sealring.core.group.cores import usable_cores
+from sealring.core.cores import usable_cores
 from sealring.core.group.settings import read_settings
 from sealring.core.links import lanes
 from sealring.core.settings import with_settings

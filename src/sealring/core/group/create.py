@@ -13,13 +13,13 @@ import torch.distributed.distributed_c10d as c10d
 from cryptography import x509
 
 from sealring import _native
+from sealring.core.cores import usable_cores
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.flight import FlightRecorder
 from sealring.core.engine.gpu_calls import GpuCalls, in_use
 from sealring.core.engine.lanes import threads_by_default
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.group.backward import restore_errors_in_backward
-from sealring.core.group.cores import usable_cores
 from sealring.core.group.interrupts import interrupt_on_signal
 from sealring.core.group.monitored import Arrivals
 from sealring.core.group.options import GroupOptions

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sealring import _native, limits
+from sealring import limits
 from sealring.core import settings
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.group.cores import usable_cores
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.choose import NOTHING_SET, parse_fixed
 from sealring.core.schedule.table import AlgorithmTable, parse_table, shipped_table
@@ -66,7 +65,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         settings.HOST.read(environ) or socket.gethostname() or "unnamed",
         Wire(settings.GPU_WIRE.read(environ)),
         settings.CUDA_WAIT.read(environ),
-        _threads(environ),
+        settings.THREADS.read(environ),
     )
 
 
@@ -85,15 +84,3 @@ def _table(environ: Mapping[str, str]) -> AlgorithmTable:
     except UnicodeDecodeError:
         raise ConfigurationError(f"{what} {path} is not UTF-8") from None
     return parse_table(text, f"{what} {path}").over(shipped_table())
-
-
-def _threads(environ: Mapping[str, str]) -> int | None:
-    chosen = settings.THREADS.read(environ)
-    cores = usable_cores()
-    most = min(cores, _native.MAX_LANES)
-    if chosen > most:
-        raise settings.THREADS.refused(
-            chosen,
-            f"it must be a number from 1 to {most}: this worker may use {cores} cores",
-        )
-    return chosen or None
