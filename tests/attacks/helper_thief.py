@@ -32,7 +32,7 @@ def helpers() -> list[int]:
                 words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"sealring.vault.sealing_process" in words:
+            if b"sealring.vault.staging" in words:
                 found.append(int(name))
     return found
 

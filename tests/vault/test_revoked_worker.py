@@ -47,17 +47,25 @@ def is_revoked_while_it_saves(
     vault = Vault.open(Path(folder), released_key(RESOURCE))
     save(vault, 1, rank)
     writer = CheckpointWriter(vault, "run", helper=helper)
+
+    def is_out() -> bool:
+        try:
+            this_worker().renewed_credentials()
+        except SealringError:
+            return True
+        return False
+
     if rank == revoked:
-        real = writer._seal
+        real = writer.seal
 
         def seal(*args: Any) -> Any:
             Path(folder).with_name("writing").touch()
-            wait_for(lambda: this_worker()._failure is not None)
+            wait_for(is_out)
             sealed = real(*args)
             Path(folder).with_name("written").touch()
             return sealed
 
-        writer._seal = seal  # type: ignore[assignment]
+        writer.seal = seal  # type: ignore[assignment]
     try:
         if background:
             group = dist.new_group(backend="sealring", timeout=PATIENCE)

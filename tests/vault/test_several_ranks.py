@@ -148,7 +148,7 @@ def fail_on_one(rank: int, world: int, folder: str) -> list[tuple[int, str]]:
         def broken(copy: object, name: str, buffers: object) -> Any:
             raise OSError(28, "no room")
 
-        writer._seal = broken
+        writer.seal = broken
     try:
         dcp.save(laid_out(whole(16), ROWS), storage_writer=writer)
     except CheckpointException as problem:

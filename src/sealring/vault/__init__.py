@@ -15,7 +15,7 @@ signing            what a rank vouches for
 checkpoint_form    tensors and other entries as bytes
 checkpoint_check   what makes a checkpoint valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
-staging, sealing_process    sealing in a process of its own
+staging            sealing in a process of its own
 checkpoint_export  other forms of checkpoints
 movement, resharding  another layout between running workers, without a disk
 

@@ -46,6 +46,7 @@ from sealring.vault.checkpoint_form import (
     dtype_name,
     paths_document,
     paths_of_all,
+    raw_bytes,
 )
 from sealring.vault.closing import Closable
 from sealring.vault.objects import COPY_NAME, OBJECT_NAME, Copy, Part
@@ -75,7 +76,7 @@ class CheckpointWriter(Closable, StorageWriter):
             raise ConfigurationError(f"keep={keep}: at least one checkpoint must be kept")
         self._vault = vault
         self._keep = keep
-        self._seal = seal_in_helper if helper else seal_here
+        self.seal = seal_in_helper if helper else seal_here
         self.checkpoint_id = objects.check_name(name)
         self._rank, self._world = 0, 1
         self._used = ""
@@ -239,7 +240,7 @@ class CheckpointWriter(Closable, StorageWriter):
                 self._vault.ring,
                 self._vault.header.vault,
             )
-            part, digests = self._seal(copy, name, buffers)
+            part, digests = self.seal(copy, name, [raw_bytes(one) for one in buffers])
             listed = copy.write_part(checking.list_of(name), digests)
         start, items = 0, []
         for item, buffer in zip(plan.items, buffers, strict=True):

@@ -9,6 +9,7 @@ besides: who connected may have ended, and left its connection and its number to
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import socket
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sealring import _native
@@ -24,12 +26,16 @@ from sealring.core.settings import ALLOW_DEBUGGERS, with_settings
 from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES
+from sealring.vault.sealed import shown
 
 START_SECONDS: Final = 120.0
 """For a child to start, on a machine that is busy."""
-_END_SECONDS: Final = 5.0
-_LARGEST_MESSAGE: Final = 64 << 20
+END_SECONDS: Final = 5.0
+_LARGEST_ORDER: Final = 64 << 20
+_LARGEST_ANSWER: Final = 1 << 20
+_LONGEST_REASON: Final = 800
 _MOST_KEYS: Final = 8
+_MOST_FILES: Final = 2
 _QUESTION_BYTES: Final = 16
 SHORTEST_WAIT: Final = 0.001
 """Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
@@ -140,31 +146,47 @@ def _status_of(process: str, name: str) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith(name))
 
 
-def fill(source: socket.socket, room: memoryview) -> None:
+def fill(source: socket.socket, room: memoryview, deadline: float = math.inf) -> None:
     while room:
+        if deadline < math.inf:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("timed out")
+            source.settimeout(left)
         count = source.recv_into(room)
         if count == 0:
             raise ConnectionError("the process at the other end is gone")
         room = room[count:]
 
 
-def send(to: socket.socket, document: Any, keys: Sequence[_native.Secret] = ()) -> None:
-    """JSON, and keys of 32 bytes behind it, which are in no other memory of this process."""
+def send(
+    to: socket.socket, document: Any, keys: Sequence[_native.Secret] = (), files: Sequence[int] = ()
+) -> None:
+    """JSON with open files, and keys of 32 bytes behind it, which are nowhere else in memory."""
     text = json.dumps([document, len(keys)]).encode()
-    to.sendall(len(text).to_bytes(4, "big") + text)
+    socket.send_fds(to, [len(text).to_bytes(4, "big")], files)
+    to.sendall(text)
     for key in keys:
         assert len(key) == KEY_BYTES
         to.sendall(memoryview(key))
 
 
-def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
+def receive(
+    source: socket.socket, largest: int = _LARGEST_ORDER, deadline: float = math.inf
+) -> tuple[dict[str, Any], list[_native.Secret]]:
+    """What `send` has sent. Files that come with it are closed by the kernel."""
     head = bytearray(4)
-    fill(source, memoryview(head))
+    fill(source, memoryview(head), deadline)
+    return _received(source, head, largest, deadline)
+
+
+def _received(
+    source: socket.socket, head: bytes | bytearray, largest: int, deadline: float = math.inf
+) -> tuple[dict[str, Any], list[_native.Secret]]:
     size = int.from_bytes(head, "big")
-    if size > _LARGEST_MESSAGE:
+    if size > largest:
         raise ConnectionError(f"a message has {size} bytes")
     text = bytearray(size)
-    fill(source, memoryview(text))
+    fill(source, memoryview(text), deadline)
     try:
         document, count = read_json(bytes(text))
     except (ValueError, TypeError):  # TypeError: it is no list
@@ -173,8 +195,28 @@ def receive(source: socket.socket) -> tuple[Any, list[_native.Secret]]:
         raise ConnectionError("a message is not of the form that is sent")
     keys = [_native.Secret.zeros(KEY_BYTES) for _ in range(count)]
     for key in keys:
-        fill(source, memoryview(key))
+        fill(source, memoryview(key), deadline)
     return document, keys
+
+
+def answer_of(carry_out: Callable[[], Any]) -> dict[str, Any]:
+    """What is made of an order, or why it cannot be, as JSON for another process."""
+    try:
+        return {"result": carry_out()}
+    except SealringError as problem:
+        return {"error": problem.code, "message": str(problem)}
+    except OSError as problem:
+        return {"errno": problem.errno, "message": problem.strerror or str(problem)}
+
+
+def result_of(answer: dict[str, Any]) -> Any:
+    """The result of an answer; an error that it names is raised. Its sender may be an attacker."""
+    if "result" in answer:
+        return answer["result"]
+    message = shown(str(answer.get("message")), _LONGEST_REASON)
+    if isinstance(number := answer.get("errno"), int):
+        raise OSError(number, message)
+    raise error_with(str(answer.get("error")), message) or WorkerFailed(message)
 
 
 def _without_secrets() -> dict[str, str]:
@@ -208,26 +250,30 @@ class Child:
         self.connection.settimeout(None)
 
     def ask(
-        self, order: Any, keys: Sequence[_native.Secret], progress: Callable[[int], None]
+        self,
+        order: dict[str, Any],
+        keys: Sequence[_native.Secret],
+        progress: Progress = lambda count: None,
+        files: Sequence[int] = (),
+        seconds: float = math.inf,
     ) -> Any:
-        """What the child answers. An error that it names is raised here."""
+        """What the child answers within this time. An error that it names is raised here."""
+        deadline = time.monotonic() + seconds
         try:
-            send(self.connection, order, keys)
+            send(self.connection, order, keys, files)
             while True:
-                answer, _ = receive(self.connection)
+                answer, _ = receive(self.connection, _LARGEST_ANSWER, deadline)
                 if not isinstance(done := answer.get("progress"), int):
                     break
                 progress(done)
         except OSError as problem:
             status = self._process.poll()
+            ended = "" if status is None else f", and ended with status {status}"
             raise WorkerFailed(
-                f"a process that was to work on {order.get('part', 'a part')} ended with status "
-                f"{status}: {problem}. Run the same command again: it goes on from here"
+                f"the process that works on {order.get('part', 'a part')} did not answer: "
+                f"{problem}{ended}. Run the same command again"
             ) from problem
-        if "result" in answer:
-            return answer["result"]
-        message = str(answer.get("message"))
-        raise error_with(str(answer.get("error")), message) or WorkerFailed(message)
+        return result_of(answer)
 
     def close(self) -> None:
         """Ends the process: at once if it still works."""
@@ -236,26 +282,31 @@ class Child:
 
     def _end(self) -> None:
         try:
-            self._process.wait(_END_SECONDS)
+            self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._process.wait()
 
 
 def serve(
-    address: str, carry_out: Callable[[Any, list[_native.Secret], Callable[[int], None]], Any]
+    address: str,
+    carry_out: Callable[[dict[str, Any], list[_native.Secret], list[int], Progress], Any],
 ) -> None:
     """The child's side: carries out orders until the parent closes the connection, or ends."""
     with connect_to_parent(address) as parent:
         parent.settimeout(None)
+        advance = partial(_tell_progress, parent)
         while True:
+            head, files, _, _ = socket.recv_fds(parent, 4, _MOST_FILES)
             try:
-                order, keys = receive(parent)
+                fill(parent, memoryview(rest := bytearray(4 - len(head))))
+                order, keys = _received(parent, head + rest, _LARGEST_ORDER)
             except ConnectionError:
                 return
-            try:
-                made = carry_out(order, keys, lambda count: send(parent, {"progress": count}))
-                answer = {"result": made}
-            except (SealringError, OSError) as problem:
-                answer = {"error": getattr(problem, "code", ""), "message": str(problem)}
-            send(parent, answer)
+            send(parent, answer_of(partial(carry_out, order, keys, files, advance)))
+            for file in files:
+                os.close(file)
+
+
+def _tell_progress(parent: socket.socket, count: int) -> None:
+    send(parent, {"progress": count})

@@ -33,6 +33,34 @@ LARGEST_LEDGER: Final = 512 << 20
 """Of more than three million objects."""
 
 
+Source = int | Callable[[int, int], bytes]
+"""A file descriptor, or a function that gives a range of bytes by its start and length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPlace:
+    """What one part's file is sealed as. Its key travels apart from it."""
+
+    part: str
+    suite: str
+    context: str
+    """In hexadecimal."""
+
+    def writer(
+        self, file: int, key: _native.Secret, threads: int = 0, *, digests: bool = True
+    ) -> _native.SealedFileWriter:
+        context = bytes.fromhex(self.context)
+        name = f"part {self.part}"
+        return _native.SealedFileWriter(file, key, self.suite, context, name, threads, digests)
+
+    def reader(
+        self, source: Source, key: _native.Secret, name: str, threads: int = 0, size: int = 0
+    ) -> _native.SealedFileReader:
+        """`size`: of all that a function gives."""
+        context = bytes.fromhex(self.context)
+        return _native.SealedFileReader(source, key, self.suite, context, name, threads, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a sealed file is, and what it is sealed with."""
@@ -51,27 +79,19 @@ class Place:
         """The input key of one part's file. From it neither the object's nor another's follows."""
         return self.key.derive(_PREFIX, b"key of the part " + part.encode(), 32)
 
+    def of(self, part: str) -> SealedPlace:
+        return SealedPlace(part, self.suite, self.context(part).hex())
+
     def writer(
         self, file: int, part: str, threads: int = 0, *, digests: bool = True
     ) -> _native.SealedFileWriter:
         """Seals to a file descriptor; to memory where that is -1."""
-        key = self.part_key(part)
-        return _native.SealedFileWriter(
-            file, key, self.suite, self.context(part), f"part {part}", threads, digests
-        )
+        return self.of(part).writer(file, self.part_key(part), threads, digests=digests)
 
     def reader(
-        self,
-        source: int | Callable[[int, int], bytes],
-        part: str,
-        name: str,
-        threads: int = 0,
-        size: int = 0,
+        self, source: Source, part: str, name: str, threads: int = 0, size: int = 0
     ) -> _native.SealedFileReader:
-        """Reads from a file descriptor, or by a function that gives ranges of `size` bytes."""
-        return _native.SealedFileReader(
-            source, self.part_key(part), self.suite, self.context(part), name, threads, size
-        )
+        return self.of(part).reader(source, self.part_key(part), name, threads, size)
 
     def seal(self, part: str, plain: Buffer) -> bytes:
         writer = self.writer(-1, part, 1, digests=False)
@@ -87,9 +107,7 @@ class Place:
         def read(offset: int, size: int) -> bytes:
             return sealed[offset : offset + size]
 
-        reader = _native.SealedFileReader(
-            read, self.part_key(part), self.suite, self.context(part), name, 1, len(sealed)
-        )
+        reader = self.reader(read, part, name, 1, len(sealed))
         plain = bytearray(reader.length)
         reader.read_into(0, plain)
         return bytes(plain)

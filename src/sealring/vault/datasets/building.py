@@ -41,7 +41,6 @@ from sealring.vault.datasets.shards import (
     VERSION,
     Index,
     Input,
-    SealedPlace,
     Shard,
     Written,
     index_of,
@@ -141,15 +140,11 @@ def part_name(number: int) -> str:
     return f"shard-{number:08}"
 
 
-def sealed_place(copy: Copy, part: str) -> SealedPlace:
-    return SealedPlace(part, copy.place.suite, copy.place.context(part).hex())
-
-
 def read_order(stored: Stored, part: Part, shard: Shard) -> tuple[dict[str, Any], _native.Secret]:
     """How another process reads a shard: the order, and the shard's key."""
     given = {
         "path": str(stored.copy.folder / part.name),
-        "place": asdict(sealed_place(stored.copy, part.name)),
+        "place": asdict(stored.copy.place.of(part.name)),
         "commitment": part.commitment,
         "shard": asdict(shard),
         "whose": stored.whose,
@@ -266,7 +261,7 @@ def _task(plan: Plan, number: int, copy: Copy, before: Stored | None, known: Sha
         **plan.orders[number],
         "part": part,
         "folder": str(copy.folder),
-        "place": asdict(sealed_place(copy, part)),
+        "place": asdict(copy.place.of(part)),
     }
     keys = [copy.place.part_key(part)]
     reads = plan.reads(number)

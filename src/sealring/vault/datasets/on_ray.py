@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from sealring import _native
-from sealring.errors import ConfigurationError, SealringError, WorkerFailed, error_with
+from sealring.errors import ConfigurationError
 from sealring.formats.strict import read_json
 from sealring.vault import keys, objects
+from sealring.vault.children import answer_of, result_of
 from sealring.vault.datasets.work import Task, carry_out
 from sealring.vault.storage import LocalPath
 from sealring.vault.vault import Vault
@@ -78,11 +79,9 @@ class OnRay:
         work = self._data.from_items(rows, override_num_blocks=len(rows))
         for row in work.map(partial(_carry_out, self._vault)).iter_rows():
             answer = read_json(row["answer"])
-            if "error" in answer:
-                message = answer["message"]
-                raise error_with(answer["error"], message) or WorkerFailed(message)
+            result = result_of(answer)
             progress(answer["bytes"])
-            yield row["number"], answer["result"]
+            yield row["number"], result
 
 
 def _carry_out(vault: VaultReference, row: dict[str, Any]) -> dict[str, Any]:
@@ -94,12 +93,8 @@ def _carry_out(vault: VaultReference, row: dict[str, Any]) -> dict[str, Any]:
         nonlocal done
         done += more
 
-    try:
-        found = _keys(vault, order)
-        answer = {"result": carry_out(order, found, count), "bytes": done}
-    except (SealringError, OSError) as problem:
-        answer = {"error": getattr(problem, "code", ""), "message": str(problem)}
-    return {"number": row["number"], "answer": json.dumps(answer)}
+    answer = answer_of(lambda: carry_out(order, _keys(vault, order), count))
+    return {"number": row["number"], "answer": json.dumps(answer | {"bytes": done})}
 
 
 def _keys(reference: VaultReference, order: dict[str, Any]) -> list[_native.Secret]:

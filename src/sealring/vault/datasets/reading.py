@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from sealring.errors import BadSource, ConfigurationError, Unsupported
-from sealring.vault.datasets.building import sealed_place
 from sealring.vault.datasets.fields import Field, decoder
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading_keys import ReadingKeys
@@ -202,7 +201,7 @@ class OpenDataset:
         self.digest = self.index.digest
         self._whose, self._folder = stored.whose, stored.copy.folder
         parts = stored.manifest.parts
-        self._places = [sealed_place(stored.copy, part.name) for part in parts]
+        self._places = [stored.copy.place.of(part.name) for part in parts]
         self._commitments = [part.commitment for part in parts]
         self._keys = ReadingKeys(
             f"the dataset {name!r}", [stored.copy.place.part_key(part.name) for part in parts]

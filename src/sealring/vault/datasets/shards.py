@@ -37,7 +37,7 @@ from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.fields import Field
 from sealring.vault.objects import changed_salt, digest_of, open_part
-from sealring.vault.sealed import read_as
+from sealring.vault.sealed import SealedPlace, read_as
 from sealring.vault.storage import OpenFile, VaultPath
 from sealring.vault.vault import Stored
 
@@ -124,16 +124,6 @@ def index_of(stored: Stored) -> Index:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedPlace:
-    """What one shard's file is sealed as; its key travels apart from it."""
-
-    part: str
-    suite: str
-    context: str
-    """In hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
     """A shard's file that is on the disk, under a name of its own."""
 
@@ -150,8 +140,7 @@ def write_shard(
     path = folder / f".{place.part}.{secrets.token_hex(8)}"
     file = os.open(path, NEW_FILE, 0o600)
     try:
-        context = bytes.fromhex(place.context)
-        writer = _native.SealedFileWriter(file, key, place.suite, context, place.part, 1, True)
+        writer = place.writer(file, key, 1)
         offsets = array("Q", [0])
         room = bytearray()
         length = 0
@@ -211,10 +200,7 @@ class ShardReader(Closable):
         self.source = self._file.source
         """What the ciphertext is read from, where the CPU does not open it."""
         try:
-            self.sealed = _native.SealedFileReader(
-                self.source, key, place.suite, bytes.fromhex(place.context), self.name, threads,
-                self._file.size,
-            )  # fmt: skip
+            self.sealed = place.reader(self.source, key, self.name, threads, self._file.size)
         except BaseException as problem:
             self._file.close()
             if isinstance(problem, WrongKey):

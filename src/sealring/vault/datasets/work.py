@@ -7,27 +7,27 @@ process that carries out orders has no other key of the vault.
 from __future__ import annotations
 
 import contextlib
-import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sealring import _native
 from sealring.errors import BadSource
-from sealring.vault.children import Child, serve
+from sealring.vault.children import Child, Progress, serve
 from sealring.vault.datasets.fields import Field, encoder
 from sealring.vault.datasets.formats import FORMATS
-from sealring.vault.datasets.shards import SealedPlace, Shard, ShardReader, Written, write_shard
+from sealring.vault.datasets.shards import Shard, ShardReader, Written, write_shard
 from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.stages import stage_samples
+from sealring.vault.sealed import SealedPlace
 from sealring.vault.storage import LocalPath
 from sealring.vault.trees import Watched
 
 _MODULE: Final = "sealring.vault.datasets.work"
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +67,21 @@ class InProcesses:
         if min(self._count, len(tasks)) <= 1:
             yield from in_this_process(tasks, progress)
             return
-        waiting = iter(tasks)
-        answers: queue.Queue[tuple[int, Any] | BaseException] = queue.Queue()
-        stop = threading.Event()
 
         def advance(count: int) -> None:
             with self._lock:
                 progress(count)
 
-        def work() -> None:
-            try:
-                with self._child() as child:
-                    while not stop.is_set():
-                        with self._lock:
-                            task = next(waiting, None)
-                        if task is None:
-                            return
-                        answers.put((task.number, child.ask(task.order, task.keys, advance)))
-            except BaseException as problem:
-                answers.put(problem)
+        def work(task: Task) -> tuple[int, Any]:
+            with self._child() as child:
+                return task.number, child.ask(task.order, task.keys, advance)
 
-        threads = [
-            threading.Thread(target=work, name=f"sealring-dataset-{number}", daemon=True)
-            for number in range(min(self._count, len(tasks)))
-        ]
-        for thread in threads:
-            thread.start()
+        threads = ThreadPoolExecutor(min(self._count, len(tasks)), "sealring-dataset")
         try:
-            for _ in tasks:
-                answer = answers.get()
-                if isinstance(answer, BaseException):
-                    raise answer
-                yield answer
+            for done in as_completed([threads.submit(work, task) for task in tasks]):
+                yield done.result()
         finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
+            threads.shutdown(cancel_futures=True)
 
     @contextlib.contextmanager
     def _child(self) -> Iterator[Child]:
@@ -181,4 +160,4 @@ def _reader(given: dict[str, Any], key: _native.Secret) -> ShardReader:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], carry_out)
+    serve(sys.argv[1], lambda order, keys, _, progress: carry_out(order, keys, progress))
