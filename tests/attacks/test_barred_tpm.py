@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 
 from sealring.attest.evidence.attesters import TpmAttester
-from sealring.attest.evidence.claims import claims_in
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.machine import TpmMachine
+from sealring.attest.evidence.worker import claims_in
 from sealring.errors import BrokerRefusal, NotBound
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_every_kind import at

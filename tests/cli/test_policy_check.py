@@ -34,7 +34,7 @@ def test_evidence_that_passes(tmp_path: Path) -> None:
     assert done.exit_code == 0
     shown = json.loads(done.stdout)
     assert shown["admitted"]
-    assert shown["worker"]["kind"] == "SIMULATED"
+    assert shown["worker"]["label"] == "SIMULATED"
     assert all(rule["passed"] for rule in shown["rules"])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from sealring.attest.evidence import Challenge, judge, parse_policy, verify_evidence
-from sealring.attest.evidence.policy_writing import new_policy, tables_from
+from sealring.attest.evidence.policy import new_policy, tables_from
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.verify import describe_evidence
 from sealring.attest.evidence.worker import AttestedWorker

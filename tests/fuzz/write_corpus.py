@@ -19,7 +19,7 @@ from sealring.attest.broker.envelopes import new_key, public_jwk
 from sealring.attest.broker.messages import write_attestation, write_auth
 from sealring.attest.broker.refusals import response_of
 from sealring.attest.evidence import verify_evidence
-from sealring.attest.evidence.claims import encode_claims
+from sealring.attest.evidence.worker import encode_claims
 from sealring.core.handshake.messages import encode_message, write_hello
 from sealring.core.handshake.refusals import refusal_of
 from sealring.core.identity.names import WorkerName

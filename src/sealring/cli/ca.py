@@ -169,7 +169,7 @@ def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
 
 def _attestation(certificate: x509.Certificate) -> str | None:
     """What a broker saw of the worker; the word SIMULATED, if that is what it was."""
-    from sealring.attest.evidence.claims import claims_in
+    from sealring.attest.evidence.worker import claims_in
 
     try:
         claimed = claims_in(certificate)

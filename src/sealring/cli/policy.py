@@ -35,12 +35,10 @@ from sealring.attest.evidence.cache import read_list, read_policy
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import NONCE_BYTES
 from sealring.attest.evidence.guest import Answer, ask
-from sealring.attest.evidence.intel_collateral import TDX
-from sealring.attest.evidence.kinds import DEVICE_KINDS, KINDS
-from sealring.attest.evidence.policy import explain
-from sealring.attest.evidence.policy_writing import (
+from sealring.attest.evidence.policy import (
     PolicyTable,
     check_admits,
+    explain,
     new_policy,
     tables_asked,
     tables_from,
@@ -51,6 +49,8 @@ from sealring.attest.evidence.tpm.credential import seal_credential
 from sealring.attest.evidence.tpm.machine import QUOTED, TpmMachine
 from sealring.attest.evidence.tpm.structures import BANKS, parse_public
 from sealring.attest.evidence.tpm.verify import registers
+from sealring.attest.evidence.trust import TDX
+from sealring.attest.evidence.verify import DEVICE_KINDS, KINDS
 from sealring.cli.terminal import console, errors, print_json, say
 from sealring.core.settings import TPM
 from sealring.errors import AttestationError, AttestationUnavailable, ConfigurationError, named

@@ -23,11 +23,11 @@ from sealring.attest.broker.keys import open_broker_keys
 from sealring.attest.evidence import Challenge, Evidence, Trust, judge
 from sealring.attest.evidence.attesters import GuestAttester, TpmAttester
 from sealring.attest.evidence.cache import read_policy
-from sealring.attest.evidence.claims import claims_in
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.credential import check_ak, kdfa, subject
 from sealring.attest.evidence.tpm.machine import TpmMachine
+from sealring.attest.evidence.worker import claims_in
 from sealring.core.identity.certificates import make_authority
 from sealring.errors import BrokerRefusal, NotBound, PolicyRefusal, SealringError
 from tests.attest.broker.local import JOB, Place, running

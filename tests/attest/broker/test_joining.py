@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.attest.broker.client import BrokerClient
 from sealring.attest.evidence.admission import key_digest
 from sealring.attest.evidence.attesters import make_simulator
-from sealring.attest.evidence.claims import claims_in
+from sealring.attest.evidence.worker import claims_in
 from sealring.core.identity.authority import create_authority
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName

@@ -43,7 +43,7 @@ def test_simulated_evidence_affirms_nothing(place: Place) -> None:
     assert claims["eat_profile"] == "tag:github.com,2023:veraison/ear"
     assert verdict["ear.status"] == "none"
     assert set(verdict["ear.trustworthiness-vector"].values()) == {0}
-    assert verdict["ear.veraison.annotated-evidence"]["kind"] == "SIMULATED"
+    assert verdict["ear.veraison.annotated-evidence"]["label"] == "SIMULATED"
     assert claims["sealring"]["name"] == f"spiffe://sealring/{JOB}/rank/0"
     assert claims["cnf"]["jwk"]["crv"] == "P-256"
     assert "d" not in claims["cnf"]["jwk"]

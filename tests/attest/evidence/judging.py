@@ -16,7 +16,7 @@ from sealring.attest.evidence import (
     parse_policy,
     verify_evidence,
 )
-from sealring.attest.evidence.policy_writing import toml
+from sealring.attest.evidence.policy import toml
 from sealring.attest.evidence.rules import Rules
 from sealring.errors import AttestationError
 

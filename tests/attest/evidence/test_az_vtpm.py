@@ -27,7 +27,7 @@ from sealring.attest.evidence.az_vtpm import (
     verify_hcl_report,
 )
 from sealring.attest.evidence.chains import load_certificate
-from sealring.attest.evidence.intel import canonical_quote, quote_size
+from sealring.attest.evidence.intel import canonical_quote, parse_quote
 from sealring.attest.evidence.snp import check_report_signature, parse_report
 from sealring.attest.evidence.tpm.verify import verify_quote
 from sealring.errors import (
@@ -267,7 +267,7 @@ def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> Non
     hcl = parse_hcl_report(bytes(fields["hcl_report"]))
     assert (hcl.kind, hcl.secure_boot) == (HCL_TDX, True)
     padded = bytes(fields["td_quote"])
-    quote = padded[: quote_size(padded)]
+    quote = padded[: parse_quote(padded).end]
     assert quote[48 + 520 :][:32] == hashlib.sha256(hcl.text).digest()
     message = fields["tpm_quote"]
     signature = bytes.fromhex("0014000b0100") + bytes(message["signature"])

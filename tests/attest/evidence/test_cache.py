@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,9 @@ def test_policy_check_with_a_cache_and_a_stated_time(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*asked, "--json", "--at", "2026-06-01"])
     shown = json.loads(done.stdout)
     assert (done.exit_code, shown["admitted"]) == (0, True)
-    assert shown["worker"]["revocation_lists"] == [{"issuer": "CN=TPM maker's root", "age_days": 1}]
+    (seen,) = shown["worker"]["lists"]
+    assert seen["issuer"] == "CN=TPM maker's root"
+    assert datetime.fromtimestamp(seen["made"], UTC).date() == date(2026, 5, 31)
     late = json.loads(CliRunner().invoke(app, [*asked, "--json", "--at", "2026-06-20"]).stdout)
     assert late["error"] == "evidence.stale_revocation_list"
     nonce = ["--nonce", "01" * 32]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sealring.attest.evidence import Evidence, judge, parse_policy
-from sealring.attest.evidence.intel import check_ccel, matching_ccel
-from sealring.attest.evidence.tpm.event_log import without_filling
+from sealring.attest.evidence.tpm.event_log import RTMR_NAMES, check_log, matching_log, read_log
+from sealring.attest.evidence.tpm.structures import SHA384 as BANK
 from sealring.errors import AttestationError
 from tests.attest.evidence.judging import Judge
 from tests.attest.minting import CHALLENGE
@@ -95,10 +95,12 @@ unchecked = ["rtmr0", "rtmr2"]
 def test_this_guests_own_log(filling: bytes, tmp_path: Path) -> None:
     path = tmp_path / "CCEL"
     path.write_bytes(LOG + filling)
-    assert without_filling(LOG + filling) == LOG
-    assert matching_ccel(HELD, path) == LOG
+    assert read_log(path) == LOG + filling
+    assert matching_log(LOG + filling, HELD, BANK, RTMR_NAMES) == LOG
     # Something extended RTMR 2 at run time without telling the log.
     later = HELD | {"rtmr2": "ab" * 48}
-    assert set(check_ccel(matching_ccel(later, path), later)) == {"rtmr0", "rtmr1"}
-    assert matching_ccel({}, path) == b""
-    assert matching_ccel(HELD, tmp_path / "none") == b""
+    kept = matching_log(LOG + filling, later, BANK, RTMR_NAMES)
+    assert set(check_log(kept, later, BANK, RTMR_NAMES)) == {"rtmr0", "rtmr1"}
+    assert matching_log(LOG + filling, {}, BANK, RTMR_NAMES) == b""
+    none = read_log(tmp_path / "none")
+    assert matching_log(none, HELD, BANK, RTMR_NAMES) == none == b""

@@ -13,15 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.attest.evidence import judge, parse_policy, verify_evidence
 from sealring.attest.evidence.attesters import TpmAttester
-from sealring.attest.evidence.claims import claims_in, encode_claims, parse_claims
-from sealring.attest.evidence.policy import Policy, explain
-from sealring.attest.evidence.policy_writing import new_policy, tables_from
+from sealring.attest.evidence.policy import Policy, explain, new_policy, tables_from
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import OWNER, PASSWORD, Tpm
 from sealring.attest.evidence.tpm.ima import MAX_BYTES, matching_ima, replay_ima
 from sealring.attest.evidence.tpm.machine import Logs, TpmMachine
 from sealring.attest.evidence.tpm.structures import SHA256
-from sealring.attest.evidence.worker import DescribedWorker
+from sealring.attest.evidence.worker import DescribedWorker, claims_in, encode_claims, parse_claims
 from sealring.errors import BadPolicy, ForgedEvidence, PolicyRefusal
 from tests.attest.broker.local import JOB, running
 from tests.attest.broker.test_every_kind import at

@@ -10,16 +10,14 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import (
     Challenge,
     Evidence,
     Trust,
 )
-from sealring.attest.evidence.chains import load_certificate
-from sealring.attest.evidence.intel import pck_chain, quote_size, verify_quote
-from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
+from sealring.attest.evidence.intel import parse_quote, verify_quote
+from sealring.attest.evidence.trust import Collateral, parse_collateral
 from sealring.attest.evidence.worker import Claims
 from sealring.errors import (
     AttestationError,
@@ -53,8 +51,7 @@ def test_true_evidence_is_an_attested_worker() -> None:
     assert worker.registers["rtmr3"] == "a3" * 48
     assert worker.tcb == {"module": 5, "evaluation": 17}
     assert worker.tcb_status == "UpToDate"
-    shown = worker.as_json()["revocation_lists"]
-    assert {one["issuer"]: one["age_days"] for one in shown} == {
+    assert {one.issuer: (worker.verified_at - one.made).days for one in worker.lists} == {
         "CN=Intel SGX Root CA": 1,
         "CN=Intel SGX PCK Platform CA": 1,
         "Intel TCB information": 1,
@@ -195,7 +192,7 @@ def test_collateral_without_readable_certificates_is_no_collateral(pem: str) -> 
 
 def test_a_quote_of_a_guest_with_a_service_td_is_true_and_not_admitted() -> None:
     """A migration service, for instance, can read such a guest's memory."""
-    bound = CHALLENGE.report_data("tdx", b"[]")
+    bound = CHALLENGE.report_data("tdx")
     body = tdx_body(bound)
     served = body + body[:16] + b"\x01" * 48
     refused(
@@ -245,7 +242,8 @@ def real(name: str) -> tuple[bytes, Collateral]:
     folder = vectors("tdx")
     raw = (folder / name).read_bytes()
     # Some files are filled up with zeros behind the quote. A worker sends the quote alone.
-    quote, filling = raw[: quote_size(raw)], raw[quote_size(raw) :]
+    end = parse_quote(raw).end
+    quote, filling = raw[:end], raw[end:]
     assert not any(filling)
     return quote, parse_collateral((folder / f"{name}_collateral.json").read_text())
 
@@ -268,12 +266,10 @@ def test_real_quotes_verify_at_their_own_dates() -> None:
 def test_real_collateral_of_one_machine_fits_the_familys_others() -> None:
     folder = vectors("tdx")
     padded = bytes(json.loads((folder / "near_quote.json").read_text()))
-    quote = padded[: quote_size(padded)]
+    quote = padded[: parse_quote(padded).end]
     fields = json.loads((folder / "near_collateral.json").read_text())
     other, _ = real("tdx_quote")
-    chain = b"".join(
-        load_certificate(one).public_bytes(Encoding.PEM) for one in pck_chain(other)
-    ).decode()
+    chain = parse_quote(other).certificates.decode().removesuffix("\0")
     for shown in (fields["pck_certificate_chain"], chain):
         known = parse_collateral(json.dumps(fields | {"pck_certificate_chain": shown}))
         one, another = (check(raw, "tdx", known) for raw in (quote, other))

@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import parse_evidence, verify_evidence
 from sealring.attest.evidence.chains import load_certificate
-from sealring.attest.evidence.evidence import encode_devices
 from sealring.attest.evidence.guest import (
     AK,
     HCL_REPORT,
@@ -102,7 +101,7 @@ def test_an_snp_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.kind == "snp"
     devices = (GPU.evidence(CHALLENGE.device_nonce("snp")),)
     evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key, devices)
-    assert kernel.asked == CHALLENGE.report_data("snp", encode_devices(devices))
+    assert kernel.asked == CHALLENGE.report_data("snp", devices)
     trust = AMD.trust()
     plain = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
     assert verify_evidence(parse_evidence(plain.encode()), CHALLENGE, trust).product == "Milan"

@@ -145,7 +145,7 @@ def test_a_machine_with_its_gpu() -> None:
         AMD.leaf.not_valid_after_utc, GPU.device.certificate.not_valid_after_utc
     )
     shown = worker.as_json()["devices"][0]
-    assert shown["references"] == ["GH100 96.00.A5.00.01", "GH100 590.12"]
+    assert shown["reference"] == ["GH100 96.00.A5.00.01", "GH100 590.12"]
 
 
 def test_another_machines_gpu_evidence() -> None:

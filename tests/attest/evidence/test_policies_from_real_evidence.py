@@ -19,9 +19,8 @@ from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
 from sealring.attest.evidence.az_vtpm import canonical_hcl_report, parse_hcl_report
 from sealring.attest.evidence.chains import VerifiedChain, check_issued, load_certificate
 from sealring.attest.evidence.evidence import DeviceEvidence
-from sealring.attest.evidence.intel import canonical_quote, quote_size
-from sealring.attest.evidence.policy import explain
-from sealring.attest.evidence.policy_writing import check_admits, new_policy, tables_from
+from sealring.attest.evidence.intel import canonical_quote
+from sealring.attest.evidence.policy import check_admits, explain, new_policy, tables_from
 from sealring.attest.evidence.snp import (
     canonical_report,
     check_report_signature,
@@ -125,7 +124,7 @@ def quote(name: str) -> bytes:
         raw = bytes(json.loads(raw))
     elif name.endswith(".hex"):
         raw = bytes.fromhex(raw.decode().strip().removeprefix("0x"))
-    return canonical_quote(raw[: quote_size(raw)])
+    return canonical_quote(raw)
 
 
 def intel(kind: str, name: str) -> Evidence:
@@ -196,7 +195,7 @@ def test_azure_tdx_lacks_intels_collateral(tmp_path: Path) -> None:
     padded, message = bytes(fields["td_quote"]), fields["tpm_quote"]
     parts = {
         "hcl_report": canonical_hcl_report(bytes(fields["hcl_report"])),
-        "td_quote": canonical_quote(padded[: quote_size(padded)]),
+        "td_quote": canonical_quote(padded),
         "quote": bytes(message["message"]),
         "signature": bytes.fromhex("0014000b0100") + bytes(message["signature"]),
         "pcrs": b"".join(map(bytes, message["pcrs"])),

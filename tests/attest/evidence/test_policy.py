@@ -186,7 +186,7 @@ def test_simulated_evidence_needs_to_be_named_and_says_so_everywhere() -> None:
     with pytest.raises(PolicyRefusal, match="SIMULATED", check=coded("policy.kind_not_allowed")):
         judge(parse_policy(ONLY_SNP), worker, None).require()
     assert worker.label == "SIMULATED"
-    assert worker.as_json()["kind"] == "SIMULATED"
+    assert worker.as_json()["label"] == "SIMULATED"
     assert "SIMULATED" in SIMULATOR.certificate.subject.rfc4514_string()
     assert parse_policy(ONLY_SNP).simulated_roots == frozenset()
 

@@ -24,14 +24,13 @@ from sealring.attest.evidence import (
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import PASSWORD, Tpm
-from sealring.attest.evidence.tpm.credential import Credential, make_credential
 from sealring.attest.evidence.tpm.machine import CertifiedTpmMachine, Logs, TpmMachine, read_issuers
 from sealring.attest.evidence.tpm.structures import parse_public
 from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed
 from tests.attest.evidence.swtpm import extend, needs_swtpm, reset, running, store
 from tests.attest.minting import CHALLENGE
 from tests.attest.minting.nvidia import Nvidia
-from tests.attest.minting.tpm import BOOT, Maker, event_log
+from tests.attest.minting.tpm import BOOT, Credential, Maker, event_log, make_credential
 
 pytestmark = needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002

@@ -14,8 +14,9 @@ from sealring.attest.evidence import (
     Trust,
     verify_evidence,
 )
-from sealring.attest.evidence.tpm.credential import check_ak, make_credential
-from sealring.attest.evidence.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.attest.evidence.tpm.credential import check_ak
+from sealring.attest.evidence.tpm.event_log import PCR_NAMES, matching_log, parse_event_log, replay
+from sealring.attest.evidence.tpm.structures import SHA256
 from sealring.errors import (
     ForgedEvidence,
     MalformedEvidence,
@@ -32,6 +33,7 @@ from tests.attest.minting.tpm import (
     Maker,
     Measured,
     event_log,
+    make_credential,
     pcr_values,
     public_of,
     quote,
@@ -172,7 +174,8 @@ def test_a_log_of_several_banks_and_no_log() -> None:
 
 
 def test_only_the_named_pcrs_of_a_log_are_kept() -> None:
-    kept = parse_event_log(only_pcrs(event_log(BOOT), {4, 7}))
+    held = {f"pcr{pcr}": pcr_values(BOOT)[pcr].hex() for pcr in (4, 7)}
+    kept = parse_event_log(matching_log(event_log(BOOT), held, SHA256, PCR_NAMES))
     assert [event.pcr for event in kept] == [4, 4, 7]
     assert replay(kept)[4] == pcr_values(BOOT)[4]
 

@@ -8,7 +8,7 @@ from typing import Final
 from cryptography import x509
 
 from sealring.attest.evidence import Challenge, Evidence, Trust
-from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
+from sealring.attest.evidence.evidence import DeviceEvidence
 from tests.attest.minting import CHALLENGE, NOW, issue, sign
 
 MEASUREMENT: Final = b"\x5a" * 48
@@ -107,7 +107,7 @@ class Amd:
         raw[0x34:0x38] = algorithm.to_bytes(4, "little")
         raw[0x40:0x48] = platform_info.to_bytes(8, "little")
         raw[0x48:0x4C] = (4 if self.vlek else 0).to_bytes(4, "little")
-        bound = challenge.report_data("snp", encode_devices(devices))
+        bound = challenge.report_data("snp", devices)
         raw[0x50:0x90] = report_data or bound
         raw[0x90:0xC0] = measurement
         raw[0xC0:0xE0] = host_data

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence import Challenge, Evidence, Trust
-from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
-from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
+from sealring.attest.evidence.evidence import DeviceEvidence
+from sealring.attest.evidence.trust import Collateral, parse_collateral
 from tests.attest.minting import CHALLENGE, DAY, NOW, Holder, issue, pem, sign
 
 MRTD: Final = b"\x5a" * 48
@@ -71,7 +71,7 @@ class Intel:
         devices: tuple[DeviceEvidence, ...] = (),
         **changes: Any,
     ) -> Evidence:
-        bound = challenge.report_data(kind, encode_devices(devices))
+        bound = challenge.report_data(kind, devices)
         make = tdx_body if kind == "tdx" else sgx_body
         return Evidence(kind, challenge, {"quote": self.quote(make(bound, **changes))}, (), devices)
 

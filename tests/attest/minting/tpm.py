@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -14,9 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sealring.attest.evidence import Challenge, Evidence, Trust
-from sealring.attest.evidence.evidence import DeviceEvidence, encode_devices
+from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.tpm.commands import selection
-from sealring.attest.evidence.tpm.credential import subject
+from sealring.attest.evidence.tpm.credential import (
+    check_ak,
+    seal_credential,
+    subject,
+    verify_endorsement,
+)
 from tests.attest.minting import CHALLENGE, NOW, Holder, issue
 from tests.attest.minting import sign as sign_ecdsa
 from tests.attest.minting.amd import Amd
@@ -27,6 +34,22 @@ AK_ATTRIBUTES: Final = 0x00050472
 SECRET: Final = b"\x77" * 32
 PCRS: Final = tuple(pcr for pcr in range(24) if pcr not in (16, 23))
 _LOG_HEAD: Final = b"Spec ID Event03\0" + bytes(4) + b"\0\2\0\2"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a verifier keeps (`Challenge.credential`), and what it sends to the TPM."""
+
+    expected: bytes
+    blob: bytes
+
+
+def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credential:
+    """For a TPM that brings its EK's chain and the AK's public part."""
+    endorsement = verify_endorsement(chain, trust)
+    secret = secrets.token_bytes(32)
+    blob = seal_credential(endorsement.leaf.public_key(), check_ak(ak).name, secret)
+    return Credential(subject(chain[0], ak) + secret, blob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +187,7 @@ class Maker:
         asked = challenge or self.challenge()
         everything = pcr_values(self.events)
         values = {pcr: everything[pcr] for pcr in pcrs}
-        message = quote(values, asked.report_data("tpm", encode_devices(devices))[:32])
+        message = quote(values, asked.report_data("tpm", devices)[:32])
         parts = {
             "quote": message,
             "signature": sign(self.ak_key, message),

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence import Challenge, Policy, Trust, parse_policy, verify_evidence
 from sealring.attest.evidence.admission import Admission, key_digest
-from sealring.attest.evidence.claims import claims_in, encode_claims, parse_claims
 from sealring.attest.evidence.simulated import Simulator
+from sealring.attest.evidence.worker import claims_in, encode_claims, parse_claims
 from sealring.core.identity import Credentials, WorkerName
 from sealring.core.identity.certificates import issue
 from sealring.core.identity.kept_key import KeptKey

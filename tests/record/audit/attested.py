@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.attest.evidence.claims import encode_claims
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.policy import Policy, parse_policy
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.verify import verify_evidence
+from sealring.attest.evidence.worker import encode_claims
 from sealring.core.identity.credentials import Credentials
 from tests.record.audit.made_runs import NOW, MadeRun, sha
 

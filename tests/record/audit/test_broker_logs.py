@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.broker.audit import PublishedLog, encode
 from sealring.attest.evidence.cache import read_policy
-from sealring.attest.evidence.claims import claims_in
+from sealring.attest.evidence.worker import claims_in
 from sealring.core.identity.certificates import ATTESTATION_OID, issue
 from sealring.core.identity.credentials import Credentials
 from sealring.core.identity.kept_key import KeptKey

@@ -6,7 +6,7 @@ GET  /kbs/v0/resource/<repository>/<type>/<tag>                      -> JWE
 
 `runtime-data` also says who the worker wants to be, and is signed by the key that the evidence is
 bound to. So one attested key vouches for all of it, and its holder is shown to have it. A request
-without a signature is a stock KBS client's (guest_messages.py).
+without a signature is a stock KBS client's (`read_guest_attestation`).
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ from sealring.attest.evidence import (
     verify_evidence,
 )
 from sealring.attest.evidence.agent_evidence import HASH, devices_of, evidence_of
-from sealring.attest.evidence.claims import encode_claims
 from sealring.attest.evidence.policy import granted
+from sealring.attest.evidence.worker import encode_claims
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     AttestationError,

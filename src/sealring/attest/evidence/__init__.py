@@ -1,29 +1,25 @@
 """What a worker runs, shown by evidence that hardware signed.
 
 evidence       the envelope in which evidence travels, and what it must be bound to
-trust          what a check relies on: roots, lists, references, the time
+encoding       fixed structures, DER, base64 and signatures, read from front to back and in one way
 chains         certificates verified whole: links, dates, revocation; the vendors' pinned roots
-encoding       binary evidence read from front to back, and spelled in one way
-worker         AttestedWorker, the value that only verify can make
+trust          what a check relies on: roots, lists, references, Intel's statements, the time
+worker         what a worker has shown: AttestedWorker, that only verify can make, and a
+               certificate's word on it
+rules          rules of a policy: how each is read, judged, told in words and written
 snp            AMD SEV-SNP
 tpm/           TPM 2.0, and evidence from this machine's
+intel          Intel TDX and SGX
 az_vtpm        a virtual TPM that an SNP report or a TDX quote vouches for: Azure's form
-intel          Intel TDX and SGX, and a TDX guest's event log; intel_collateral Intel's statements
-               on platforms, as a file
 nvidia         GPUs and switches, inside any of these machines; nvidia_reference NVIDIA's reference
                measurements
 simulated      for laptops and tests; says SIMULATED wherever it appears
-agent_evidence  guest-components' JSON form of evidence, and evidence from their agent
+verify         the tables of all kinds; evidence in, AttestedWorker out
+policy         a whole policy: read, judged, told in words, and written from evidence
 guest          this guest's own SNP report or TDX quote, also on Azure
-rules          rules of a policy: how each is read, judged, told in words and written
-kinds          the table of all kinds of evidence: a verifier of each, and its rules
-verify         evidence in, AttestedWorker out
-policy         a whole policy: what may join, and why something may not
-policy_writing a strict policy made from evidence
+agent_evidence  guest-components' JSON form of evidence, and evidence from their agent
 attesters      what makes evidence on a worker's machine
-revocation     lists and OCSP answers of a chain's issuers
 cache          what vendors say of their hardware, fetched beforehand and read again as it changes
-claims         what a certificate says of its holder's attestation
 admission      a worker's own judgement of its peers, and an auditor's of recorded evidence
 """
 

@@ -15,12 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence.cache import Cache
-from sealring.attest.evidence.claims import ClaimedWorker, claims_in
 from sealring.attest.evidence.evidence import MAX_EVIDENCE_BYTES, Challenge, parse_evidence
 from sealring.attest.evidence.policy import Policy, judge, parse_policy
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.verify import verify_evidence
-from sealring.attest.evidence.worker import DescribedWorker
+from sealring.attest.evidence.worker import ClaimedWorker, DescribedWorker, claims_in
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
 from sealring.errors import AttestationError, CertificateRefused, PeerNotAdmitted, named

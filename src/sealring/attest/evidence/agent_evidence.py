@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.attest.evidence.az_vtpm import SNP_KIND, TDX_KIND, canonical_hcl_report
+from sealring.attest.evidence.encoding import from_any_base64, places, to_base64
 from sealring.attest.evidence.evidence import (
     MAX_CHAIN,
     MAX_DEVICES,
@@ -18,22 +17,25 @@ from sealring.attest.evidence.evidence import (
     Challenge,
     DeviceEvidence,
     Evidence,
-    encode_devices,
 )
 from sealring.attest.evidence.guest import ask_local, whole_chain
 from sealring.attest.evidence.intel import (
     canonical_quote,
     matching_events,
-    quote_size,
-    registers_of,
 )
-from sealring.attest.evidence.intel_collateral import SGX, TDX
 from sealring.attest.evidence.nvidia import KIND as NVIDIA
 from sealring.attest.evidence.nvidia import canonical_report as canonical_device_report
 from sealring.attest.evidence.snp import KIND as SNP
-from sealring.attest.evidence.snp import REPORT_BYTES, canonical_report, parse_report
+from sealring.attest.evidence.snp import (
+    REPORT_BYTES,
+    TCB_BYTES,
+    Report,
+    canonical_report,
+    parse_report,
+)
 from sealring.attest.evidence.tpm.machine import read_issuers
 from sealring.attest.evidence.tpm.structures import parse_quote
+from sealring.attest.evidence.trust import SGX, TDX
 from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
 from sealring.formats.strict import read_json, read_object
 
@@ -48,7 +50,7 @@ class GuestChallenge(Challenge):
     machine_digest: bytes = b""
     device_digest: bytes = b""
 
-    def report_data(self, kind: str, devices: bytes = b"[]") -> bytes:
+    def report_data(self, kind: str, devices: Sequence[DeviceEvidence] = ()) -> bytes:
         return self.machine_digest.ljust(REPORT_DATA_BYTES, b"\0")
 
     def device_nonce(self, kind: str) -> bytes:
@@ -82,22 +84,18 @@ _AZURE_VERSIONS: Final = (1, 2)
 _RSASSA_SHA256: Final = bytes.fromhex("0014000b")
 _PCR_BYTES: Final = 32
 _VCEK: Final = "SEV-VCEK"
-# The fields of a report that are plain numbers or bytes, by where they are: AMD's document 56860.
-_NUMBERS: Final = {
-    "version": (0x00, 4), "guest_svn": (0x04, 4), "policy": (0x08, 8), "vmpl": (0x30, 4),
-    "sig_algo": (0x34, 4), "plat_info": (0x40, 8), "key_info": (0x48, 4),
-    "_author_key_en": (0x48, 4), "author_key_en": (0x48, 4), "cpuid_fam_id": (0x188, 1),
-    "cpuid_mod_id": (0x189, 1),
+# Fields of a report that are numbers or bytes. This form has more of them than are judged.
+_FIELDS: Final = {
+    name: place
+    for name, place in places(Report).items()
+    if name not in ("tcb", "launch_tcb", "signed", "r", "s", "after_signature")
+} | {
+    "_author_key_en": (0x48, 4), "author_key_en": (0x48, 4), "report_id": (0x140, 32),
+    "report_id_ma": (0x160, 32), "cpuid_fam_id": (0x188, 1), "cpuid_mod_id": (0x189, 1),
     "cpuid_step": (0x18A, 1), "current_build": (0x1E8, 1), "current_minor": (0x1E9, 1),
     "current_major": (0x1EA, 1), "committed_build": (0x1EC, 1), "committed_minor": (0x1ED, 1),
     "committed_major": (0x1EE, 1), "launch_mit_vector": (0x1F8, 8),
     "current_mit_vector": (0x200, 8),
-}  # fmt: skip
-_BYTES: Final = {
-    "family_id": (0x10, 16), "image_id": (0x20, 16), "report_data": (0x50, 64),
-    "measurement": (0x90, 48), "host_data": (0xC0, 32), "id_key_digest": (0xE0, 48),
-    "author_key_digest": (0x110, 48), "report_id": (0x140, 32), "report_id_ma": (0x160, 32),
-    "chip_id": (0x1A0, 64),
 }  # fmt: skip
 _TCBS: Final = {
     "current_tcb": 0x38,
@@ -106,10 +104,6 @@ _TCBS: Final = {
     "launch_tcb": 0x1F0,
 }
 _VERSIONS: Final = {"current": 0x1E8, "committed": 0x1EC}
-_OLD_TCB: Final = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
-_NEW_TCB: Final = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
-_SIGNATURE: Final = {"r": 0x2A0, "s": 0x2E8}
-_SCALAR_BYTES: Final = 72
 
 
 def evidence_of(
@@ -161,8 +155,8 @@ def _device(given: Any) -> DeviceEvidence:
     try:
         report = bytes.fromhex(text)  # as older clients send it
     except ValueError:
-        report = decoded(text)
-    chain = read_issuers(decoded(given["certificate"]))
+        report = from_any_base64(text)
+    chain = read_issuers(from_any_base64(given["certificate"]))
     return DeviceEvidence(NVIDIA, {"report": canonical_device_report(report)}, chain)
 
 
@@ -177,9 +171,11 @@ def _snp(given: Any, issuers: Sequence[bytes]) -> tuple[dict[str, bytes], tuple[
 
 
 def _intel(kind: str, given: Any) -> dict[str, bytes]:
-    quote = _quote(given["quote"])
-    log = _log(given.get("cc_eventlog"), quote) if kind == TDX else b""
-    return {"quote": quote} | ({"event_log": log} if log else {})
+    quote = canonical_quote(from_any_base64(given["quote"]))
+    log = given.get("cc_eventlog")
+    if kind != TDX or not log:
+        return {"quote": quote}
+    return {"quote": quote} | matching_events(quote, _event_log(log))
 
 
 def _azure(
@@ -193,26 +189,21 @@ def _azure(
     if any(len(one) != _PCR_BYTES for one in values):
         raise ValueError
     parts = {
-        "hcl_report": canonical_hcl_report(decoded(given["hcl_report"])),
+        "hcl_report": canonical_hcl_report(from_any_base64(given["hcl_report"])),
         "quote": message,
         # The client sends the RSA signature without the TPM's words on which scheme it is.
         "signature": _RSASSA_SHA256 + len(signature).to_bytes(2, "big") + signature,
         "pcrs": b"".join(values[pcr] for pcr in parse_quote(message).pcrs),
     }
     if kind == TDX_KIND:
-        return parts | {"td_quote": _quote(given["td_quote"])}, ()
-    return parts, whole_chain(_VCEK, [decoded(given["vcek"])], issuers)
-
-
-def _quote(text: str) -> bytes:
-    padded = decoded(text)
-    return canonical_quote(padded[: quote_size(padded)])
+        return parts | {"td_quote": canonical_quote(from_any_base64(given["td_quote"]))}, ()
+    return parts, whole_chain(_VCEK, [from_any_base64(given["vcek"])], issuers)
 
 
 def report_of(fields: Any) -> bytes:
     """A report's bytes, from its fields or as they are."""
     if isinstance(fields, str):
-        return decoded(fields)
+        return from_any_base64(fields)
     if isinstance(fields, list):
         return _octets(fields)
     raw = bytearray(REPORT_BYTES)
@@ -220,36 +211,31 @@ def report_of(fields: Any) -> bytes:
     def put(at: int, value: bytes) -> None:
         raw[at : at + len(value)] = value
 
-    for name, (at, size) in _NUMBERS.items():
-        if fields.get(name) is not None:
-            put(at, int(fields[name]).to_bytes(size, "little"))
-    for name, (at, size) in _BYTES.items():
-        put(at, _octets(fields[name]).ljust(size, b"\0")[:size])
+    for name, (at, size) in _FIELDS.items():
+        value = fields.get(name)
+        if isinstance(value, list):
+            put(at, bytes(value).ljust(size, b"\0")[:size])
+        elif value is not None:
+            put(at, int(value).to_bytes(size, "little"))
     for name, at in _TCBS.items():
-        layout = _NEW_TCB if fields[name].get("fmc") is not None else _OLD_TCB
-        for part, offset in layout.items():
+        product = "Turin" if fields[name].get("fmc") is not None else "Milan"
+        for part, offset in TCB_BYTES[product].items():
             raw[at + offset] = int(fields[name][part])
     for name, at in _VERSIONS.items():
         if name in fields:
             put(at, bytes(int(fields[name][part]) for part in ("build", "minor", "major")))
-    for name, at in _SIGNATURE.items():
-        put(at, _octets(fields["signature"][name])[:_SCALAR_BYTES])
+    for name in ("r", "s"):
+        at, size = places(Report)[name]
+        put(at, _octets(fields["signature"][name])[:size])
     return bytes(raw[:REPORT_BYTES])
 
 
-def _log(text: Any, quote: bytes) -> bytes:
-    """The guest's log, of the RTMRs that nothing has extended since without telling it."""
+def _event_log(text: Any) -> bytes:
+    """It is shown where it can be read, and is not missed where it cannot."""
     try:
-        return matching_events(decoded(text), registers_of(quote)) if text else b""
+        return from_any_base64(text)
     except ValueError:
         return b""
-
-
-def decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 def _octets(value: Any) -> bytes:
@@ -272,7 +258,7 @@ class CocoMachine:
         self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
     ) -> Evidence:
         challenge = Challenge(nonce, public_key)
-        answer = self._ask(challenge.report_data(self.kind, encode_devices(devices)))
+        answer = self._ask(challenge.report_data(self.kind, devices))
         try:
             return evidence_of(self.kind, answer, challenge, devices, self._chain)
         except MalformedEvidence:
@@ -281,7 +267,7 @@ class CocoMachine:
             ) from None
 
     def _ask(self, report_data: bytes) -> dict[str, Any]:
-        asked = base64.urlsafe_b64encode(report_data).decode().rstrip("=")
+        asked = to_base64(report_data, url=True)
         answer = ask_local(self._agent, f"/aa/evidence?runtime_data={asked}&encoding=base64")
         refusal = AttestationUnavailable(
             "the pod's agent gives neither an SNP report nor a TDX quote"

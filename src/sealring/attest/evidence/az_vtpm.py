@@ -8,8 +8,6 @@ host turns the report into a quote.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,11 +15,16 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sealring.attest.evidence.chains import VerifiedChain
-from sealring.attest.evidence.encoding import Cursor, check_spelling
+from sealring.attest.evidence.encoding import (
+    Cursor,
+    at,
+    check_spelling,
+    from_base64,
+    read_structure,
+)
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.intel import TDX_TCB, canonical_quote, tdx_registers
 from sealring.attest.evidence.intel import verify_quote as verify_td_quote
-from sealring.attest.evidence.intel_collateral import TDX
 from sealring.attest.evidence.rules import Form, measurements, refused_unless
 from sealring.attest.evidence.snp import (
     REPORT_BYTES,
@@ -31,18 +34,35 @@ from sealring.attest.evidence.snp import (
     snp_form,
     verify_report,
 )
-from sealring.attest.evidence.tpm.verify import booted, events, measured, registers, verify_quote
-from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.tpm.verify import booted, logged, registers, verify_quote
+from sealring.attest.evidence.trust import TDX, Trust
 from sealring.attest.evidence.worker import Claims
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 from sealring.formats.strict import read_object
 
 HCL_SNP, HCL_TDX = 2, 4
 HEAD_BYTES: Final = 32
+_CLAIMS_AT: Final = HEAD_BYTES + REPORT_BYTES
 _MAGIC: Final = b"HCLA"
 _VERSIONS: Final = (1, 2)
 _CLAIMS_VERSION, _ATTESTATION, _SHA256 = 1, 2, 1
 _AK: Final = "HCLAkPub"
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What stands before the paravisor's claims."""
+
+    magic: bytes = at(0, 4)
+    version: int = at(4, 4)
+    size: int = at(8, 4)
+    request: int = at(12, 4)
+    status_and_reserved: bytes = at(16, 16, zero=True)
+    report: bytes = at(HEAD_BYTES, REPORT_BYTES)
+    inner: int = at(_CLAIMS_AT, 4)
+    claims_version: int = at(_CLAIMS_AT + 4, 4)
+    kind: int = at(_CLAIMS_AT + 8, 4)
+    hashed: int = at(_CLAIMS_AT + 12, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,27 +83,24 @@ class HclReport:
 
 
 def parse_hcl_report(data: bytes) -> HclReport:
-    cursor = Cursor(data, "the paravisor's report", "little")
-    if cursor.take(4) != _MAGIC:
+    head = read_structure(_Head, data, "the paravisor's report")
+    if head.magic != _MAGIC:
         raise MalformedEvidence("the paravisor's report does not begin with HCLA")
-    version, size, request = cursor.number(4), cursor.number(4), cursor.number(4)
-    if version not in _VERSIONS or request != _ATTESTATION:
-        raise UnknownEvidence(f"a paravisor's report of version {version}, type {request}")
-    if any(cursor.take(16)):  # A status and what is reserved.
-        raise MalformedEvidence("the paravisor reports a failure, or fields that are not known")
-    report = cursor.take(REPORT_BYTES)
-    inner, claims_version, kind, hashed = (cursor.number(4) for _ in range(4))
-    if (claims_version, hashed) != (_CLAIMS_VERSION, _SHA256) or kind not in (HCL_SNP, HCL_TDX):
+    if head.version not in _VERSIONS or head.request != _ATTESTATION:
+        raise UnknownEvidence(f"a paravisor's report of version {head.version}, {head.request}")
+    known = (head.claims_version, head.hashed) == (_CLAIMS_VERSION, _SHA256)
+    if not known or head.kind not in (HCL_SNP, HCL_TDX):
         raise UnknownEvidence("the paravisor's claims are of a version, type or hash not known")
+    cursor = Cursor(data[_CLAIMS_AT + 16 :], "the paravisor's claims", "little")
     text = cursor.sized(4)
-    if inner != 20 + len(text) or size != HEAD_BYTES + REPORT_BYTES + inner:
+    if head.inner != 20 + len(text) or head.size != _CLAIMS_AT + head.inner:
         raise MalformedEvidence("the lengths in the paravisor's report do not agree")
     if any(cursor.take(cursor.left)):
         raise MalformedEvidence("bytes after the paravisor's claims are not zero")
     claims = read_object(text, MalformedEvidence("the paravisor's claims are not a JSON object"))
     settings = claims.get("vm-configuration")
     secure = isinstance(settings, dict) and settings.get("secure-boot") is True
-    return HclReport(kind, report, text, _key(claims), secure)
+    return HclReport(head.kind, head.report, text, _key(claims), secure)
 
 
 def canonical_hcl_report(raw: bytes) -> bytes:
@@ -115,13 +132,8 @@ def _key(claims: dict[str, Any]) -> rsa.RSAPublicKey:
 
 
 def _number(text: Any) -> int:
-    if not isinstance(text, str) or not text.isascii():
-        raise MalformedEvidence("a number of the virtual TPM's key is missing")
-    try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise MalformedEvidence("a number of the virtual TPM's key is not base64url") from None
-    return int.from_bytes(raw, "big")
+    refusal = MalformedEvidence("a number of the virtual TPM's key is not base64url")
+    return int.from_bytes(from_base64(text, refusal, url=True), "big")
 
 
 SNP_KIND: Final = "az-snp-vtpm"
@@ -182,8 +194,7 @@ def _booted(
     return replace(
         launched,
         registers={**launched.registers, **registers(pcrs)},
-        events=events(log, pcrs, quote.bank),
-        **measured(ima, pcrs, quote.bank),
+        **logged(log, ima, pcrs, quote.bank),
         guest={**launched.guest, "insecure_boot": int(not hcl.secure_boot)},
     )
 

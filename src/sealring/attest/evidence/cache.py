@@ -24,10 +24,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
-from sealring.attest.evidence.intel_collateral import Collateral, parse_collateral
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
 from sealring.attest.evidence.policy import Policy, parse_policy
-from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.trust import Collateral, Trust, parse_collateral
 from sealring.core.identity.loading import (
     certificates_from_pem,
     ocsp_response_from_der,

@@ -4,26 +4,255 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final, Protocol, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
+from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID
 
-from sealring.attest.evidence.encoding import signed_part, with_sets_in_order
-from sealring.attest.evidence.revocation import (
-    ChainContext,
-    ListSeen,
-    check_revocation,
-    name_of,
-    out_of_dates,
-)
+from sealring.attest.evidence.encoding import check_signed, signed_part, with_sets_in_order
 from sealring.core.identity.loading import certificate_from_der, certificates_from_pem
-from sealring.errors import MalformedEvidence, UntrustedChain
+from sealring.errors import BadCollateral, MalformedEvidence, UntrustedChain
+
+Value = TypeVar("Value", bound=x509.ExtensionType)
+
+
+class _Extended(Protocol):
+    """A certificate, a revocation list."""
+
+    @property
+    def extensions(self) -> x509.Extensions: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListSeen:
+    """A revocation list or OCSP answer that was consulted, so that its age can be shown."""
+
+    issuer: str
+    made: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChainContext:
+    """What a chain is checked against beside its root."""
+
+    now: datetime
+    """The time at which all dates are judged."""
+    lists: tuple[x509.CertificateRevocationList, ...] = ()
+    answers: tuple[ocsp.OCSPResponse, ...] = ()
+    """OCSP answers, as they were fetched."""
+
+
+def check_revocation(
+    certificates: tuple[x509.Certificate, ...], context: ChainContext
+) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
+    """What was consulted, and the issuers whose word is needed and missing.
+
+    Raises UntrustedChain, with the code evidence.chain_revoked, if an issuer has revoked a
+    certificate or put it on hold.
+    """
+    seen: list[ListSeen] = []
+    unlisted: list[str] = []
+    needed = _needed(certificates)
+    for depth, (certificate, issuer) in enumerate(pairwise(certificates)):
+        words = [
+            *_from_lists(certificate, issuer, context),
+            *_from_answers(certificate, certificates[depth + 1 :], context),
+        ]
+        if words:
+            seen += words
+        elif depth in needed:
+            unlisted.append(name_of(issuer))
+    return tuple(seen), tuple(unlisted)
+
+
+def name_of(certificate: x509.Certificate) -> str:
+    """For messages and policies, so cut and printable."""
+    text = certificate.subject.rfc4514_string()[:100]
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or "(no name)"
+
+
+def _needed(certificates: tuple[x509.Certificate, ...]) -> set[int]:
+    """The certificates of which revocation must be known. A chain without any is not believed."""
+    below_root = range(len(certificates) - 1)
+    needed = {depth for depth in below_root if depth or _publishes(certificates[depth])}
+    return needed or set(below_root)
+
+
+def _publishes(certificate: x509.Certificate) -> bool:
+    """It names a list or an OCSP service that speaks about it."""
+    points = extension_of(certificate, x509.CRLDistributionPoints)
+    access = extension_of(certificate, x509.AuthorityInformationAccess)
+    services = [one.access_method for one in access or ()]
+    return points is not None or AuthorityInformationAccessOID.OCSP in services
+
+
+def _from_lists(
+    certificate: x509.Certificate, issuer: x509.Certificate, context: ChainContext
+) -> list[ListSeen]:
+    lists = [one for one in context.lists if _is_from(one, issuer)]
+    for one in lists:
+        if one.get_revoked_certificate_by_serial_number(certificate.serial_number):
+            raise UntrustedChain(
+                f"{name_of(issuer)} has revoked {name_of(certificate)}",
+                code="evidence.chain_revoked",
+            )
+    whole = [one for one in lists if _covers(one, certificate)]
+    in_force = [
+        one
+        for one in whole
+        if one.next_update_utc and one.last_update_utc <= context.now <= one.next_update_utc
+    ]
+    if whole and not in_force:
+        newest = max(one.last_update_utc for one in whole)
+        raise _stale(f"revocation list of {name_of(issuer)}", newest, context.now)
+    return [ListSeen(name_of(issuer), one.last_update_utc) for one in in_force]
+
+
+def _is_from(revocation: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
+    """Signed by this issuer: a list that only bears its name is no list of its."""
+    if revocation.issuer != issuer.subject:
+        return False
+    try:
+        return revocation.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
+    except (TypeError, ValueError, UnsupportedAlgorithm):
+        return False
+
+
+def _covers(revocation: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
+    """The list is complete for this certificate: no delta, and not of other certificates only."""
+    if extension_of(revocation, x509.DeltaCRLIndicator) is not None:
+        return False
+    scope = extension_of(revocation, x509.IssuingDistributionPoint)
+    if scope is None:
+        return True
+    constraints = extension_of(certificate, x509.BasicConstraints)
+    is_ca = constraints is not None and constraints.ca
+    points = extension_of(certificate, x509.CRLDistributionPoints)
+    named = {name for point in points or () for name in point.full_name or ()}
+    return not (
+        scope.indirect_crl
+        or scope.only_some_reasons
+        or scope.only_contains_attribute_certs
+        or (scope.only_contains_user_certs and is_ca)
+        or (scope.only_contains_ca_certs and not is_ca)
+        or (scope.full_name and named and not named & set(scope.full_name))
+    )
+
+
+def _from_answers(
+    certificate: x509.Certificate, above: tuple[x509.Certificate, ...], context: ChainContext
+) -> list[ListSeen]:
+    """The newest OCSP answer about this certificate, whose issuer is the first of `above`."""
+    issuer = above[0]
+    answers = [
+        one
+        for response in context.answers
+        for one in response.responses
+        if _is_about(one, certificate, issuer) and _is_signed(response, above)
+    ]
+    if not answers:
+        return []
+    newest = max(answers, key=lambda one: one.this_update_utc)
+    # An authority that has put a certificate on hold does not stand by it either.
+    if newest.certificate_status is not ocsp.OCSPCertStatus.GOOD:
+        raise UntrustedChain(
+            f"{name_of(issuer)} answers {newest.certificate_status.name} to OCSP about "
+            f"{name_of(certificate)}",
+            code="evidence.chain_revoked",
+        )
+    made, until = newest.this_update_utc, newest.next_update_utc
+    if until is None or not made <= context.now <= until:
+        raise _stale(f"OCSP answer of {name_of(issuer)}", made, context.now)
+    return [ListSeen(name_of(issuer), made)]
+
+
+def _is_about(
+    answer: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate
+) -> bool:
+    if answer.serial_number != certificate.serial_number:
+        return False
+    try:
+        asked = ocsp.OCSPRequestBuilder()
+        about = asked.add_certificate(certificate, issuer, answer.hash_algorithm).build()
+    except (UnsupportedAlgorithm, ValueError):  # a hash that is not known
+        return False
+    found = (answer.issuer_name_hash, answer.issuer_key_hash)
+    return found == (about.issuer_name_hash, about.issuer_key_hash)
+
+
+def _is_signed(response: ocsp.OCSPResponse, above: tuple[x509.Certificate, ...]) -> bool:
+    """By an authority of the chain, or by a responder that one of them has certified for it."""
+    signers: Iterable[x509.Certificate] = (
+        *above,
+        *(one for one in response.certificates if _may_answer(one, above, response)),
+    )
+    return any(_signs(one, response) for one in signers)
+
+
+def _may_answer(
+    responder: x509.Certificate, above: tuple[x509.Certificate, ...], response: ocsp.OCSPResponse
+) -> bool:
+    try:
+        purposes = extension_of(responder, x509.ExtendedKeyUsage)
+    except ValueError:
+        return False
+    if purposes is None or ExtendedKeyUsageOID.OCSP_SIGNING not in purposes:
+        return False
+    if not (
+        responder.not_valid_before_utc <= response.produced_at_utc <= responder.not_valid_after_utc
+    ):
+        return False
+    for issuer in above:
+        try:
+            responder.verify_directly_issued_by(issuer)
+        except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+            continue
+        return True
+    return False
+
+
+def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
+    try:
+        algorithm = response.signature_hash_algorithm
+        if algorithm is None:
+            return False
+        check_signed(
+            signer.public_key(), response.signature, response.tbs_response_bytes, algorithm
+        )
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError):
+        return False
+    return True
+
+
+def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
+    """What to do about something that is not in force now; `advice` is for what has ended."""
+    if now < start:
+        return "it begins later, so this machine's clock may be behind: set it"
+    return advice
+
+
+def _stale(what: str, made: datetime, now: datetime) -> BadCollateral:
+    return BadCollateral(
+        f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
+        f"{out_of_dates(made, now, 'fetch it again')}",
+        code="evidence.stale_revocation_list",
+    )
+
+
+def extension_of(found: _Extended, kind: type[Value]) -> Value | None:
+    try:
+        return found.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
+
 
 AMD_ROOTS: Final[Mapping[str, str]] = {
     "69d063b45344d26a2e94e1f4210de49ef555308287d4c174445c95639a540bcd": "Milan",
@@ -48,11 +277,16 @@ class VerifiedChain:
     """When the first of them ends."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
-    """Issuers whose word on revocation is needed, and of which there is none (revocation.py)."""
+    """Issuers whose word on revocation is needed, and of which there is none."""
 
     @property
     def leaf(self) -> x509.Certificate:
         return self.certificates[0]
+
+    @property
+    def standing(self) -> dict[str, Any]:
+        """The fields of Claims that say what is known of revocation, and when the chain ends."""
+        return {"lists": self.lists, "unlisted": self.unlisted, "not_after": self.not_after}
 
 
 def verify_chain(
@@ -145,26 +379,25 @@ def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certifi
     """The issuer's signature over the bytes as they came, whose fields were read from a copy."""
     if certificate.issuer != issuer.subject:
         raise ValueError("another issuer's name")
-    key, algorithm = issuer.public_key(), certificate.signature_hash_algorithm
-    how, signed = certificate.signature_algorithm_parameters, signed_part(der)
-    if algorithm is None:
-        raise ValueError("a signature without a hash")
-    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(how, ec.ECDSA):
-        key.verify(certificate.signature, signed, how)
-    elif isinstance(key, rsa.RSAPublicKey) and isinstance(how, padding.PKCS1v15 | padding.PSS):
-        key.verify(certificate.signature, signed, how, algorithm)
-    else:
+    algorithm, pad = (
+        certificate.signature_hash_algorithm,
+        certificate.signature_algorithm_parameters,
+    )
+    if algorithm is None or not isinstance(pad, ec.ECDSA | padding.PKCS1v15 | padding.PSS):
+        raise ValueError("a signature of no known form")
+    key, signed = issuer.public_key(), signed_part(der)
+    if isinstance(key, ec.EllipticCurvePublicKey) is not isinstance(pad, ec.ECDSA):
         raise ValueError("a signature that does not go with the key")
+    rsa_pad = None if isinstance(pad, ec.ECDSA) else pad
+    check_signed(key, certificate.signature, signed, algorithm, rsa_pad)
 
 
 def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
     """It is a CA, with room for what is below it."""
-    try:
-        extensions = issuer.extensions
-        constraints = extensions.get_extension_for_class(x509.BasicConstraints).value
-        usage = extensions.get_extension_for_class(x509.KeyUsage).value
-    except x509.ExtensionNotFound:
-        raise UntrustedChain(f"{name_of(issuer)} does not say that it may issue") from None
+    constraints = extension_of(issuer, x509.BasicConstraints)
+    usage = extension_of(issuer, x509.KeyUsage)
+    if constraints is None or usage is None:
+        raise UntrustedChain(f"{name_of(issuer)} does not say that it may issue")
     if not constraints.ca or not usage.key_cert_sign:
         raise UntrustedChain(f"{name_of(issuer)} may not issue certificates")
     if constraints.path_length is not None and constraints.path_length < cas_below:

@@ -1,14 +1,25 @@
-"""Binary evidence: a cursor, DER as TPM makers write it, the one spelling of ECDSA signatures."""
+"""How evidence is written: structures, DER as TPM makers write it, base64, signatures."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+import base64
+import binascii
+import dataclasses
+from typing import Any, Final, Literal, TypeVar
 
-from sealring.errors import MalformedEvidence
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA384, HashAlgorithm
+
+from sealring.errors import ForgedEvidence, MalformedEvidence
+
+T = TypeVar("T")
+Order = Literal["little", "big"]
 
 
 class Cursor:
-    def __init__(self, data: bytes, what: str, order: Literal["little", "big"]) -> None:
+    def __init__(self, data: bytes, what: str, order: Order) -> None:
         self._data, self._what, self._order = data, what, order
         self._at = 0
 
@@ -38,6 +49,30 @@ class Cursor:
             raise MalformedEvidence(f"{self._what} has {self.left} bytes too many")
 
 
+def at(offset: int, size: int, *, zero: bool = False) -> Any:
+    """Declares where a field of a fixed structure is, in a dataclass for `read_structure`."""
+    return dataclasses.field(metadata={"place": (offset, size), "zero": zero})
+
+
+def places(kind: Any) -> dict[str, tuple[int, int]]:
+    """Offset and size of each field of a fixed structure."""
+    return {one.name: one.metadata["place"] for one in dataclasses.fields(kind)}
+
+
+def read_structure(kind: type[T], data: bytes, what: str) -> T:
+    """The fields of a structure, whose numbers are little-endian. More bytes may follow it."""
+    values: dict[str, Any] = {}
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+        offset, size = one.metadata["place"]
+        raw = data[offset : offset + size]
+        if len(raw) != size:
+            raise MalformedEvidence(f"{what} is cut: {size} bytes wanted at {offset}")
+        if one.metadata["zero"] and any(raw):
+            raise MalformedEvidence(f"{size} bytes of {what} at {offset} are not zero")
+        values[one.name] = int.from_bytes(raw, "little") if one.type in (int, "int") else raw
+    return kind(**values)
+
+
 _SET: Final = 0x31
 _CONSTRUCTED: Final = 0x20
 _MAX_DEPTH: Final = 16
@@ -60,6 +95,18 @@ def signed_part(der: bytes) -> bytes:
     return inner[start:stop]
 
 
+def first_value(der: bytes) -> bytes:
+    """The first value of some bytes, whatever follows it. ValueError: it is not DER."""
+    _, _, end = _member(der, 0)
+    return der[:end]
+
+
+def content_of(der: bytes) -> bytes:
+    """What one value holds. ValueError: it is not DER, or something follows it."""
+    ((_, body, end),) = _members(der)
+    return der[body:end]
+
+
 def _in_order(head: bytes, body: bytes, depth: int) -> bytes:
     if not head[0] & _CONSTRUCTED:
         return head + body
@@ -73,20 +120,51 @@ def _members(der: bytes) -> list[tuple[int, int, int]]:
     """Where each value begins, where its body does, and where it ends."""
     found, at = [], 0
     while at < len(der):
-        if at + 2 > len(der) or der[at] & 0x1F == 0x1F:
-            raise ValueError("not a plain tag")
-        size, body = der[at + 1], at + 2
-        if size & 0x80:
-            count = size & 0x7F
-            if not 1 <= count <= 4:
-                raise ValueError("a length of no known form")
-            size = int.from_bytes(der[body : body + count], "big")
-            body += count
-        if body + size > len(der):
-            raise ValueError("cut")
-        found.append((at, body, body + size))
-        at = body + size
+        found.append(_member(der, at))
+        at = found[-1][2]
     return found
+
+
+def _member(der: bytes, at: int) -> tuple[int, int, int]:
+    if at + 2 > len(der) or der[at] & 0x1F == 0x1F:
+        raise ValueError("not a plain tag")
+    size, body = der[at + 1], at + 2
+    if size & 0x80:
+        count = size & 0x7F
+        if not 1 <= count <= 4:
+            raise ValueError("a length of no known form")
+        size = int.from_bytes(der[body : body + count], "big")
+        body += count
+    if body + size > len(der):
+        raise ValueError("cut")
+    return at, body, body + size
+
+
+def to_base64(raw: bytes, *, url: bool = False) -> str:
+    """`url`: base64url without padding, as JOSE writes it."""
+    if url:
+        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    return base64.b64encode(raw).decode()
+
+
+def from_base64(value: Any, refusal: Exception, *, url: bool = False) -> bytes:
+    """The bytes of a text in the one canonical form, or raises `refusal`."""
+    try:
+        padded = value + "=" * (-len(value) % 4) if url else value
+        raw = base64.b64decode(padded, b"-_" if url else None, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise refusal from None
+    if to_base64(raw, url=url) != value:
+        raise refusal
+    return raw
+
+
+def from_any_base64(text: str) -> bytes:
+    """The bytes of base64 or base64url, padded or not. ValueError, TypeError: it is neither."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
 P256_ORDER: Final = int("FFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551", 16)
@@ -98,9 +176,7 @@ P384_ORDER: Final = int(
 ORDERS: Final = {"secp256r1": P256_ORDER, "secp384r1": P384_ORDER}
 
 
-def with_lower_s(
-    data: bytes, at: int, size: int, order: int, byteorder: Literal["little", "big"] = "big"
-) -> bytes:
+def with_lower_s(data: bytes, at: int, size: int, order: int, byteorder: Order = "big") -> bytes:
     """The data with the s at this place replaced by n - s, if that is the smaller."""
     s = int.from_bytes(data[at : at + size], byteorder)
     if not order // 2 < s < order:
@@ -114,3 +190,43 @@ def check_spelling(sent: bytes, canonical: bytes, what: str) -> None:
             f"{what} is not in its one spelling: another sealring wrote it, or somebody changed it "
             "on the way"
         )
+
+
+def numbers_of(signature: bytes) -> tuple[int, int]:
+    """r and s of an ECDSA signature that is both, one behind the other."""
+    half = len(signature) // 2
+    return int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
+
+
+def check_ecdsa(
+    key: object,
+    numbers: tuple[int, int],
+    signed: bytes,
+    what: str,
+    *,
+    curve: type[ec.EllipticCurve] = ec.SECP384R1,
+    algorithm: HashAlgorithm | None = None,
+) -> None:
+    """ForgedEvidence unless the key, on that curve, made the signature of r and s."""
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, curve):
+        raise ForgedEvidence(f"the key that signs {what} is not on {curve.name}")
+    try:
+        key.verify(encode_dss_signature(*numbers), signed, ec.ECDSA(algorithm or SHA384()))
+    except InvalidSignature:
+        raise ForgedEvidence(f"{what} is not signed by the key of its certificate") from None
+
+
+def check_signed(
+    key: object,
+    signature: bytes,
+    signed: bytes,
+    algorithm: HashAlgorithm,
+    pad: padding.AsymmetricPadding | None = None,
+) -> None:
+    """InvalidSignature unless this RSA or EC key signed. `pad`: RSA's, if not PKCS #1 v1.5."""
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        key.verify(signature, signed, ec.ECDSA(algorithm))
+    elif isinstance(key, rsa.RSAPublicKey):
+        key.verify(signature, signed, pad or padding.PKCS1v15(), algorithm)
+    else:
+        raise InvalidSignature("the key is neither RSA nor on a curve")

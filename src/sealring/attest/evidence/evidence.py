@@ -10,15 +10,14 @@ Parsing says nothing about truth. One spelling only: whatever parses is written 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sealring.attest.evidence.encoding import from_base64, to_base64
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 from sealring.formats.strict import read_object
 
@@ -47,13 +46,14 @@ class Challenge:
     credential: bytes = b""
     """For TPMs: whom the verifier's credential was made for, and its secret (tpm/credential.py)."""
 
-    def report_data(self, kind: str, devices: bytes = b"[]") -> bytes:
+    def report_data(self, kind: str, devices: Sequence[DeviceEvidence] = ()) -> bytes:
         """The 64 bytes that the hardware signs. The kind keeps one TEE's from passing as another's.
 
-        `devices` is the devices' evidence as it travels: the machine vouches for just those. All
-        but the last part have a fixed length or an end, so no two inputs meet.
+        The machine vouches for just these devices' evidence, as it travels. All but the last part
+        have a fixed length or an end, so no two inputs meet.
         """
-        bound = self._asked(kind) + _sha256(self.credential) + _sha256(devices)
+        shown = json.dumps([device.as_json() for device in devices]).encode()
+        bound = self._asked(kind) + _sha256(self.credential) + _sha256(shown)
         return hashlib.sha512(_BINDING + bound + self.public_key).digest()
 
     def device_nonce(self, kind: str) -> bytes:
@@ -86,8 +86,8 @@ class DeviceEvidence:
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "parts": {name: _text(part) for name, part in self.parts.items()},
-            "chain": [_text(certificate) for certificate in self.chain],
+            "parts": {name: to_base64(part) for name, part in self.parts.items()},
+            "chain": [to_base64(certificate) for certificate in self.chain],
         }
 
 
@@ -105,7 +105,7 @@ class Evidence:
 
     def binding(self, challenge: Challenge) -> bytes:
         """What the machine must have signed, if this is all of its devices' evidence."""
-        return challenge.report_data(self.kind, encode_devices(self.devices))
+        return challenge.report_data(self.kind, self.devices)
 
     def check_bound(self, signed: bytes, challenge: Challenge | None, what: str) -> None:
         """`signed` is what the hardware signed of the caller's bytes, or the first part of it.
@@ -121,18 +121,13 @@ class Evidence:
         own = DeviceEvidence(self.kind, self.parts, self.chain).as_json()
         challenge = {
             "nonce": self.challenge.nonce.hex(),
-            "public_key": _text(self.challenge.public_key),
+            "public_key": to_base64(self.challenge.public_key),
             "credential": self.challenge.credential.hex(),
         }
         devices = [device.as_json() for device in self.devices]
         return json.dumps(
             {"version": VERSION, **own, "challenge": challenge, "devices": devices}
         ).encode()
-
-
-def encode_devices(devices: tuple[DeviceEvidence, ...]) -> bytes:
-    """As they travel, for the machine's evidence to commit to."""
-    return json.dumps([device.as_json() for device in devices]).encode()
 
 
 def parse_evidence(data: bytes) -> Evidence:
@@ -198,18 +193,10 @@ def _hex(value: Any, size: int, what: str) -> bytes:
 
 
 def _bytes(value: Any, what: str) -> bytes:
-    if isinstance(value, str):
-        try:
-            raw = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            raw = b""
-        if raw and _text(raw) == value:
-            return raw
-    raise MalformedEvidence(f"{what} is not base64 in its one canonical form")
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode()
+    refusal = MalformedEvidence(f"{what} is not base64 in its one canonical form")
+    if value == "":
+        raise refusal
+    return from_base64(value, refusal)
 
 
 def _sha256(data: bytes) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import http.client
 import json
 import secrets
@@ -24,26 +22,23 @@ from sealring.attest.evidence.az_vtpm import (
     parse_hcl_report,
 )
 from sealring.attest.evidence.chains import load_certificate, split_pem, usual_pem
-from sealring.attest.evidence.encoding import Cursor
+from sealring.attest.evidence.encoding import Cursor, from_any_base64, to_base64
 from sealring.attest.evidence.evidence import (
-    QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
-    encode_devices,
 )
 from sealring.attest.evidence.intel import (
     CCEL,
     canonical_quote,
-    matching_ccel,
-    quote_size,
-    registers_of,
+    matching_events,
 )
-from sealring.attest.evidence.intel_collateral import TDX
 from sealring.attest.evidence.snp import KIND as SNP
 from sealring.attest.evidence.snp import canonical_report, common_name, parse_report
 from sealring.attest.evidence.tpm.commands import OWNER, Tpm
-from sealring.attest.evidence.tpm.machine import Logs, quote_pcrs
+from sealring.attest.evidence.tpm.event_log import read_log
+from sealring.attest.evidence.tpm.machine import Logs, quoted_parts
+from sealring.attest.evidence.trust import TDX
 from sealring.errors import AttestationUnavailable, MalformedEvidence
 from sealring.formats.strict import read_json
 
@@ -105,13 +100,10 @@ class TsmMachine:
         self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
     ) -> Evidence:
         challenge = Challenge(nonce, public_key)
-        answer = ask(challenge.report_data(self.kind, encode_devices(devices)), self._reports)
+        answer = ask(challenge.report_data(self.kind, devices), self._reports)
         if self.kind == TDX:
-            # The kernel's buffer may be longer than the quote.
-            quote = answer.report[: quote_size(answer.report)]
-            parts = {"quote": canonical_quote(quote)}
-            if log := matching_ccel(registers_of(quote), self._event_log):
-                parts["event_log"] = log
+            quote = canonical_quote(answer.report)
+            parts = {"quote": quote} | matching_events(quote, read_log(self._event_log))
             return Evidence(TDX, challenge, parts, (), devices)
         key = parse_report(answer.report).key_name
         chain = whole_chain(key, certificates_of(answer.certificates), self._chain)
@@ -210,10 +202,10 @@ class AzureMachine:
         """`chain` is an SNP chip's, VCEK first: Azure's instance metadata service gives it out."""
         self._tpm, self._chain, self._metadata = tpm, tuple(chain), metadata
         self._logs = logs or Logs()
-        report = tpm.read_nv(HCL_REPORT, OWNER)
-        if report is None or tpm.read_public(AK) is None:
+        report, ak = tpm.read_nv(HCL_REPORT, OWNER), tpm.read_public(AK)
+        if report is None or ak is None:
             raise AttestationUnavailable("this is not one of Azure's confidential guests")
-        self._report = canonical_hcl_report(report)
+        self._ak, self._report = ak, canonical_hcl_report(report)
         self._hcl = parse_hcl_report(report)
         self.kind = SNP_KIND if self._hcl.kind == HCL_SNP else TDX_KIND
 
@@ -221,29 +213,22 @@ class AzureMachine:
         self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
     ) -> Evidence:
         challenge = Challenge(nonce, public_key)
-        qualifying = challenge.report_data(self.kind, encode_devices(devices))[:QUALIFYING_BYTES]
-        quote, signature, values = quote_pcrs(self._tpm, AK, qualifying)
-        parts = {
-            "hcl_report": self._report,
-            "quote": quote,
-            "signature": signature,
-            "pcrs": values,
-        }
+        bound = challenge.report_data(self.kind, devices)
+        parts = quoted_parts(self._tpm, AK, self._ak, bound, self._logs)
+        parts["hcl_report"] = self._report
         if self.kind == TDX_KIND:
             parts["td_quote"] = self._td_quote()
-        parts |= self._logs.matching(values)
         chain = self._chain if self.kind == SNP_KIND else ()
         return Evidence(self.kind, challenge, parts, chain, devices)
 
     def _td_quote(self) -> bytes:
-        report = base64.urlsafe_b64encode(self._hcl.report[:_TD_REPORT_BYTES]).decode()
-        asked = json.dumps({"report": report.rstrip("=")}).encode()
+        report = to_base64(self._hcl.report[:_TD_REPORT_BYTES], url=True)
+        asked = json.dumps({"report": report}).encode()
         answer = ask_local(self._metadata, "/acc/tdquote", asked)
         try:
-            text = read_json(answer)["quote"]
-            raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        except (ValueError, KeyError, TypeError, binascii.Error):
+            raw = from_any_base64(read_json(answer)["quote"])
+        except (ValueError, KeyError, TypeError):
             raise AttestationUnavailable(
                 "Azure's metadata service gives no quote for this guest"
             ) from None
-        return canonical_quote(raw[: quote_size(raw)])
+        return canonical_quote(raw)

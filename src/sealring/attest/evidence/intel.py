@@ -7,22 +7,27 @@ to date, and its revocation lists. They are fetched beforehand and kept; how old
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.attest.evidence.chains import VerifiedChain, split_pem, verify_chain
-from sealring.attest.evidence.encoding import P256_ORDER, Cursor, check_spelling, with_lower_s
+from sealring.attest.evidence.chains import VerifiedChain, out_of_dates, split_pem, verify_chain
+from sealring.attest.evidence.encoding import (
+    P256_ORDER,
+    Cursor,
+    at,
+    check_ecdsa,
+    check_spelling,
+    numbers_of,
+    read_structure,
+    with_lower_s,
+)
 from sealring.attest.evidence.evidence import Challenge, Evidence
-from sealring.attest.evidence.intel_collateral import SGX, TDX, Collateral
-from sealring.attest.evidence.revocation import out_of_dates
 from sealring.attest.evidence.rules import (
     Events,
     Finding,
@@ -42,15 +47,9 @@ from sealring.attest.evidence.rules import (
     some,
     words,
 )
-from sealring.attest.evidence.tpm.event_log import (
-    EV_NO_ACTION,
-    only_pcrs,
-    parse_event_log,
-    replay,
-    without_filling,
-)
+from sealring.attest.evidence.tpm.event_log import RTMR_NAMES, check_log, matching_log
 from sealring.attest.evidence.tpm.structures import SHA384
-from sealring.attest.evidence.trust import Trust
+from sealring.attest.evidence.trust import SGX, TDX, Collateral, Trust
 from sealring.attest.evidence.worker import Claims, DescribedWorker
 from sealring.core.identity.loading import certificate_from_der, revocation_list_from
 from sealring.errors import (
@@ -66,44 +65,25 @@ from sealring.errors import (
 from sealring.formats.strict import read_json
 
 CCEL: Final = Path("/sys/firmware/acpi/tables/data/CCEL")
-_REGISTERS: Final = {n + 1: f"rtmr{n}" for n in range(4)}
 
 
-def check_ccel(log: bytes, registers: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The digests that each RTMR was extended with, if the log leads to what was quoted."""
-    events = parse_event_log(log, SHA384)
-    for number, value in replay(events, SHA384).items():
-        name = _REGISTERS.get(number, "")
-        if registers.get(name) != value.hex():
-            raise ForgedEvidence(f"the event log does not lead to the value of {name or number}")
-    found: dict[str, list[str]] = {}
-    for event in events:
-        if event.kind != EV_NO_ACTION:
-            found.setdefault(_REGISTERS[event.pcr], []).append(event.digest.hex())
-    return {name: tuple(digests) for name, digests in found.items()}
+@dataclass(frozen=True, slots=True)
+class TdBody:
+    """What the guest was launched as, and measured since. Reading it says nothing of its truth."""
+
+    mrtd: bytes = at(136, 48)
+    rtmr0: bytes = at(328, 48)
+    rtmr1: bytes = at(376, 48)
+    rtmr2: bytes = at(424, 48)
+    rtmr3: bytes = at(472, 48)
 
 
-def matching_ccel(registers: Mapping[str, str], path: Path = CCEL) -> bytes:
-    """This guest's log, where its firmware left one."""
-    try:
-        return matching_events(path.read_bytes(), registers)
-    except OSError:
-        return b""
-
-
-def matching_events(padded: bytes, registers: Mapping[str, str]) -> bytes:
-    """The log's events for the RTMRs that nothing has extended since without telling it."""
-    try:
-        log = without_filling(padded)
-        expected = replay(parse_event_log(log, SHA384), SHA384)
-    except (MalformedEvidence, UnknownEvidence):
-        return b""
-    same = {
-        number
-        for number, value in expected.items()
-        if registers.get(_REGISTERS.get(number, "")) == value.hex()
-    }
-    return only_pcrs(log, same) if same else b""
+def matching_events(quote: bytes, log: bytes) -> dict[str, bytes]:
+    """The part of evidence that tells how the RTMRs of this quote came to their values."""
+    body = read_structure(TdBody, parse_quote(quote).body, "the TDX report")
+    registers = {name: getattr(body, name).hex() for name in RTMR_NAMES.values()}
+    found = matching_log(log, registers, SHA384, RTMR_NAMES)
+    return {"event_log": found} if found else {}
 
 
 def check_statements(text: str, family: str, trust: Trust) -> None:
@@ -116,20 +96,22 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
     try:
         for name in ("tcb_info", "qe_identity"):
             signer = _signer(fields[f"{name}_issuer_chain"], trust)
-            signature = bytes.fromhex(fields[f"{name}_signature"])
-            half = len(signature) // 2
-            numbers = (int.from_bytes(part, "big") for part in (signature[:half], signature[half:]))
-            _public(signer).verify(
-                encode_dss_signature(*numbers), fields[name].encode(), ec.ECDSA(SHA256())
+            check_ecdsa(
+                signer.public_key(),
+                numbers_of(bytes.fromhex(fields[f"{name}_signature"])),
+                fields[name].encode(),
+                name,
+                curve=ec.SECP256R1,
+                algorithm=SHA256(),
             )
         chain = split_pem(fields["pck_crl_issuer_chain"].encode())
         _signer(fields["pck_crl_issuer_chain"], trust)
         for name, issuer in (("pck_crl", chain[0]), ("root_ca_crl", chain[-1])):
             found = revocation_list_from(bytes.fromhex(fields[name]), ValueError(name))
-            key = _public(certificate_from_der(issuer, ValueError(name)))
-            if not found.is_signature_valid(key):
-                raise InvalidSignature
-    except (InvalidSignature, KeyError, TypeError, ValueError, AttestationError) as problem:
+            key = certificate_from_der(issuer, ValueError(name)).public_key()
+            if not isinstance(key, ec.EllipticCurvePublicKey) or not found.is_signature_valid(key):
+                raise ForgedEvidence(f"{name} is not signed by its issuer")
+    except (KeyError, TypeError, ValueError, AttestationError) as problem:
         code = problem.code if isinstance(problem, AttestationError) else ""
         if code == "evidence.chain_revoked":
             raise
@@ -149,89 +131,80 @@ def _signer(pem: str, trust: Trust) -> x509.Certificate:
     return verify_chain(split_pem(pem.encode()), trust.intel, trust).leaf
 
 
-def _public(certificate: x509.Certificate) -> ec.EllipticCurvePublicKey:
-    key = certificate.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("Intel signs with keys on P-256")
-    return key
-
-
 _TEES: Final = {TDX: 0x81, SGX: 0x00}
 _HEADER_BYTES: Final = 48
 _BODY_BYTES: Final = {3: 384, 4: 584}
+_BODIES_OF_VERSION_5: Final = (384, 584, 648)
 _PEM_CHAIN, _QE_REPORT = 5, 6
 _SIGNATURE_BYTES, _ENCLAVE_BYTES = 64, 384
 _DEBUG: Final = {TDX: 1, SGX: 2}
 
 
-def quote_size(data: bytes) -> int:
-    """The length that a quote states. One that is cut or extended is refused by it."""
-    return _signature(data)[0]
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """Where the parts of a quote are of which something is asked here: dcap-qvl reads the rest."""
+
+    end: int
+    """The length that the quote states."""
+    body: bytes
+    signatures: tuple[int, int]
+    """Where the quote's signature begins, and the one over the quoting enclave's report."""
+    lengths: tuple[int, ...]
+    """Where the lengths are that count the certificates."""
+    certificates: bytes
 
 
-def pck_chain(data: bytes) -> tuple[bytes, ...]:
-    """The platform's certificates, out of the one frame that is accepted around them."""
-    _, version, signature = _signature(data)
-    cursor = Cursor(signature, "the quote's signature", "little")
-    cursor.take(64 + 64)
-    if version > 3:
-        if cursor.number(2) != _QE_REPORT:
-            raise UnknownEvidence("the quote's certification is of a type that is not known")
-        inner = cursor.sized(4)
-        cursor.end()
-        cursor = Cursor(inner, "the quote's certification", "little")
-    cursor.take(384 + 64)
-    cursor.sized(2)
-    if cursor.number(2) != _PEM_CHAIN:
-        raise UnknownEvidence("the quote does not hold its chain of certificates")
-    # Some quoting enclaves end the text as C does.
-    text = cursor.sized(4).removesuffix(b"\0")
-    cursor.end()
-    return split_pem(text)
-
-
-def canonical_quote(data: bytes) -> bytes:
-    """As a worker sends it: the quote's signature and the quoting enclave's in one spelling.
-
-    And without the zero at the end of its certificates, which no signature covers.
-    """
-    end, version, signature = _signature(data)
-    start = end - len(signature)
-    # Behind the quote's signature and its key, and from version 4 on a type and a length, stand the
-    # quoting enclave's report and the signature over it.
-    enclave = start + 2 * _SIGNATURE_BYTES + (6 if version > 3 else 0) + _ENCLAVE_BYTES
-    half = _SIGNATURE_BYTES // 2
-    for at in (start, enclave):
-        data = with_lower_s(data, at + half, half, P256_ORDER)
-    cursor = Cursor(data[:end], "the quote", "little")
-    cursor.take(enclave + _SIGNATURE_BYTES)
-    cursor.sized(2)
-    cursor.take(2)
-    chain = cursor.at
-    if not cursor.sized(4).endswith(b"\0"):
-        return data
-    # Each length that counts the zero: the signature's, the certification's, the certificates'.
-    lengths = [start - 4, *([start + 2 * _SIGNATURE_BYTES + 2] if version > 3 else []), chain]
-    for at in lengths:
-        shorter = int.from_bytes(data[at : at + 4], "little") - 1
-        data = data[:at] + shorter.to_bytes(4, "little") + data[at + 4 :]
-    return data[: end - 1] + data[end:]
-
-
-def _signature(data: bytes) -> tuple[int, int, bytes]:
-    """Where the quote ends, its version, and the signature with all that belongs to it."""
+def parse_quote(data: bytes) -> Quote:
+    """In the one frame that is accepted around the platform's certificates."""
     cursor = Cursor(data, "the quote", "little")
     version = cursor.number(2)
     cursor.take(_HEADER_BYTES - 2)
     if version == 5:
         cursor.take(2)
-        cursor.sized(4)
+        body = cursor.sized(4)
+        if len(body) not in _BODIES_OF_VERSION_5:
+            raise MalformedEvidence(f"no quote is about {len(body)} bytes")
     elif version in _BODY_BYTES:
-        cursor.take(_BODY_BYTES[version])
+        body = cursor.take(_BODY_BYTES[version])
     else:
         raise UnknownEvidence(f"quotes of version {version} are not known")
-    signature = cursor.sized(4)
-    return cursor.at, version, signature
+    lengths = [cursor.at]
+    size = cursor.number(4)
+    signature, end = cursor.at, cursor.at + size
+    cursor.take(2 * _SIGNATURE_BYTES)
+    if version > 3:
+        if cursor.number(2) != _QE_REPORT:
+            raise UnknownEvidence("the quote's certification is of a type that is not known")
+        lengths.append(cursor.at)
+        if cursor.number(4) != end - cursor.at:
+            raise MalformedEvidence("the quote's certification is not of the length that it states")
+    cursor.take(_ENCLAVE_BYTES)
+    enclave = cursor.at
+    cursor.take(_SIGNATURE_BYTES)
+    cursor.sized(2)
+    if cursor.number(2) != _PEM_CHAIN:
+        raise UnknownEvidence("the quote does not hold its chain of certificates")
+    lengths.append(cursor.at)
+    certificates = cursor.sized(4)
+    if cursor.at != end:
+        raise MalformedEvidence("the quote's signature is not of the length that it states")
+    return Quote(end, body, (signature, enclave), tuple(lengths), certificates)
+
+
+def canonical_quote(data: bytes) -> bytes:
+    """As a worker sends it: both signatures in their one spelling, nothing behind the quote.
+
+    And without the zero at the end of its certificates, which no signature covers.
+    """
+    quote, half = parse_quote(data), _SIGNATURE_BYTES // 2
+    for start in quote.signatures:
+        data = with_lower_s(data, start + half, half, P256_ORDER)
+    if not quote.certificates.endswith(b"\0"):
+        return data[: quote.end]
+    for start in quote.lengths:
+        shorter = int.from_bytes(data[start : start + 4], "little") - 1
+        data = data[:start] + shorter.to_bytes(4, "little") + data[start + 4 :]
+    return data[: quote.end - 1]
 
 
 def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
@@ -244,21 +217,19 @@ def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) 
         raise MalformedEvidence("an Intel quote holds its chain itself")
     claims, bound = verify_quote(raw, evidence.kind, trust)
     evidence.check_bound(bound, challenge, "the quote")
-    return replace(claims, events=check_ccel(log, claims.registers)) if log else claims
-
-
-def registers_of(quote: bytes) -> dict[str, str]:
-    """The RTMRs of a TDX quote of this machine's own: nothing of it is verified here."""
-    body = _HEADER_BYTES + (6 if quote[:2] == b"\x05\0" else 0)
-    return {f"rtmr{n}": quote[body + 328 + 48 * n :][:48].hex() for n in range(4)}
+    if not log:
+        return claims
+    return replace(claims, events=check_log(log, claims.registers, SHA384, RTMR_NAMES))
 
 
 def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     """That Intel's hardware signed these bytes; the report data says for whom."""
     qvl = _dcap_qvl()
-    if quote_size(raw) != len(raw):
+    parsed = parse_quote(raw)
+    if parsed.end != len(raw):
         raise MalformedEvidence(f"the quote has {len(raw)} bytes, and states fewer")
-    whole = pck_chain(raw)
+    # Some quoting enclaves end the text as C does.
+    whole = split_pem(parsed.certificates.removesuffix(b"\0"))
     try:
         quote = qvl.parse_quote(raw)
         family = quote.fmspc().upper()
@@ -421,7 +392,7 @@ _STATUS: Final = _TcbStatus(
     "What Intel calls the TCB. Update the machines, then leave UpToDate alone.",
 )
 _TDX_BYTES: Final = dict.fromkeys(
-    (*_REGISTERS.values(), "mrconfigid", "mrowner", "mrownerconfig"), (48,)
+    (*RTMR_NAMES.values(), "mrconfigid", "mrowner", "mrownerconfig"), (48,)
 )
 _TDX_NEEDS: Final = (
     Need("rtmr0", "any configuration of the firmware passes, with Secure Boot on or off"),
@@ -440,7 +411,7 @@ TDX_FORM: Final = Form(
     rules=(
         measurements(48),
         tdx_registers("rtmr0", "rtmr1", "rtmr2"),
-        Events("events", digest_lists(dict.fromkeys(_REGISTERS.values(), (48,)))),
+        Events("events", digest_lists(dict.fromkeys(RTMR_NAMES.values(), (48,)))),
         *TDX_TCB,
     ),
     needs=_TDX_NEEDS,

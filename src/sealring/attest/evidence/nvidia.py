@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.evidence.chains import VerifiedChain, verify_chain
-from sealring.attest.evidence.encoding import P384_ORDER, Cursor, check_spelling, with_lower_s
+from sealring.attest.evidence.chains import VerifiedChain, extension_of, verify_chain
+from sealring.attest.evidence.encoding import (
+    P384_ORDER,
+    Cursor,
+    check_ecdsa,
+    check_spelling,
+    numbers_of,
+    with_lower_s,
+)
 from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.nvidia_reference import Reference
 from sealring.attest.evidence.rules import (
@@ -76,7 +80,7 @@ class Report:
 
 
 def canonical_report(data: bytes) -> bytes:
-    """As a worker sends it (ecdsa.py), without the zeros that some drivers leave behind it."""
+    """As a worker sends it, without the zeros that some drivers leave behind it."""
     _, end = _read(data)
     _check_rest(data, data[end:].rstrip(b"\0"))
     half = SIGNATURE_BYTES // 2
@@ -203,17 +207,8 @@ def verify_report(
     """That a device of NVIDIA's signed these bytes; not yet for whom. Its model comes too."""
     report = parse_report(raw)
     verified = verify_chain(chain, trust.nvidia, trust)
-    key = verified.leaf.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ForgedEvidence("the device's key is not on P-384")
-    half = SIGNATURE_BYTES // 2
-    r, s = (
-        int.from_bytes(part, "big") for part in (report.signature[:half], report.signature[half:])
-    )
-    try:
-        key.verify(encode_dss_signature(r, s), report.signed, ec.ECDSA(SHA384()))
-    except InvalidSignature:
-        raise ForgedEvidence("the report is not signed by the key of its certificate") from None
+    numbers = numbers_of(report.signature)
+    check_ecdsa(verified.leaf.public_key(), numbers, report.signed, "the device's report")
     _check_firmware(report, verified.leaf)
     model = _name(verified.leaf).split(":")[1]
     if model not in GPUS | NVSWITCHES:
@@ -223,10 +218,9 @@ def verify_report(
 
 def _name(leaf: x509.Certificate) -> str:
     """NVIDIA:GH100:48B02D92494BADF4, as SPDM has devices name themselves."""
-    try:
-        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
-        raise ForgedEvidence("the device's certificate does not name the device") from None
+    names = extension_of(leaf, x509.SubjectAlternativeName)
+    if names is None:
+        raise ForgedEvidence("the device's certificate does not name the device")
     found = [
         one.value
         for one in names.get_values_for_type(x509.OtherName)

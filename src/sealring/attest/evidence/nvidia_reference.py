@@ -16,8 +16,15 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from sealring.attest.evidence.chains import NVIDIA_REFERENCE_ROOTS, VerifiedChain, verify_chain
-from sealring.attest.evidence.revocation import ChainContext, ListSeen, out_of_dates
+from sealring.attest.evidence.chains import (
+    NVIDIA_REFERENCE_ROOTS,
+    ChainContext,
+    ListSeen,
+    VerifiedChain,
+    extension_of,
+    out_of_dates,
+    verify_chain,
+)
 from sealring.errors import ConfigurationError, ForgedEvidence, MalformedEvidence, UntrustedChain
 
 _SEAL: Final = object()
@@ -41,7 +48,7 @@ class Reference:
     not_after: datetime
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
-    """As of the signer's chain (revocation.py)."""
+    """As of the signer's chain."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -88,10 +95,8 @@ def _chain(root: Any) -> tuple[bytes, ...]:
 
 
 def _check_signer(leaf: x509.Certificate) -> None:
-    try:
-        signs = leaf.extensions.get_extension_for_class(x509.KeyUsage).value.digital_signature
-    except x509.ExtensionNotFound:
-        signs = False
+    usage = extension_of(leaf, x509.KeyUsage)
+    signs = usage is not None and usage.digital_signature
     if not signs:
         raise UntrustedChain("the reference measurements' certificate is not one that signs")
 

@@ -3,7 +3,7 @@
 A table of a policy is a Form: the rules that it may hold, and those that it must state. It must
 state the rules without which something known gets in: an image of another firmware, an older image
 of the same signer, a machine that its vendor no longer calls safe. A table that does without one
-names it under `unchecked`. Each kind of evidence brings its own Form (kinds.py lists them).
+names it under `unchecked`. Each kind of evidence brings its own Form (verify.py lists them).
 """
 
 from __future__ import annotations
@@ -148,19 +148,28 @@ def flag(default: bool) -> Type:
     return read
 
 
-def words(
-    known: Collection[str] | None = None, default: Collection[str] = (), longest: int = 63
-) -> Type:
+def list_of(
+    fits: Callable[[str], object], must: str, default: Collection[str] = ()
+) -> Callable[[Table, str], frozenset[str]]:
+    """A list of texts that all fit."""
+
     def read(table: Table, name: str) -> frozenset[str]:
         found = table.values.get(name, list(default))
         if not isinstance(found, list) or not all(
-            isinstance(one, str) and (one in known if known else 0 < len(one) <= longest)
-            for one in found
+            isinstance(one, str) and fits(one) for one in found
         ):
-            raise table.bad(name, f"is a list of {', '.join(sorted(known)) if known else 'words'}")
+            raise table.bad(name, must)
         return frozenset(found)
 
     return read
+
+
+def words(
+    known: Collection[str] | None = None, default: Collection[str] = (), longest: int = 63
+) -> Type:
+    if known:
+        return list_of(known.__contains__, f"is a list of {', '.join(sorted(known))}", default)
+    return list_of(lambda one: 0 < len(one) <= longest, "is a list of words", default)
 
 
 def digests(*sizes: int) -> Type:
@@ -168,16 +177,7 @@ def digests(*sizes: int) -> Type:
     counts = [str(size) for size in sizes] or ["1,64"]
     pattern = re.compile("|".join(rf"(?:[0-9a-f]{{2}}){{{count}}}" for count in counts))
     listed = " or ".join(map(str, sizes)) or "at most 64"
-
-    def read(table: Table, name: str) -> frozenset[str]:
-        found = table.values.get(name, [])
-        if not isinstance(found, list) or not all(
-            isinstance(one, str) and pattern.fullmatch(one) for one in found
-        ):
-            raise table.bad(name, f"is a list of lower-case hexadecimal, {listed} bytes each")
-        return frozenset(found)
-
-    return read
+    return list_of(pattern.fullmatch, f"is a list of lower-case hexadecimal, {listed} bytes each")
 
 
 def some(read_list: Type) -> Type:

@@ -24,7 +24,6 @@ from sealring.attest.evidence.evidence import (
     Challenge,
     DeviceEvidence,
     Evidence,
-    encode_devices,
 )
 from sealring.attest.evidence.rules import (
     ROOTS,
@@ -98,7 +97,7 @@ class Simulator:
         statement = json.dumps(
             {
                 "simulated": "SIMULATED",
-                "report_data": challenge.report_data(KIND, encode_devices(devices)).hex(),
+                "report_data": challenge.report_data(KIND, devices).hex(),
                 "measurement": measurement.hex(),
                 "tcb": tcb,
                 "debug": debug,
@@ -129,9 +128,7 @@ def verify_simulated(evidence: Evidence, challenge: Challenge | None, trust: Tru
         measurement=fields["measurement"],
         tcb={"simulated": fields["tcb"]},
         debug=fields["debug"],
-        lists=chain.lists,
-        unlisted=chain.unlisted,
-        not_after=chain.not_after,
+        **chain.standing,
     )
 
 

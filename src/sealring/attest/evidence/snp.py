@@ -1,7 +1,7 @@
 """AMD SEV-SNP: the report's bytes, and why to believe them.
 
 Layout after AMD's SEV-SNP firmware ABI (document 56860). Whatever the signature does not cover
-must be zero, and the signature in its one spelling (ecdsa.py): so a report has one spelling.
+must be zero, and the signature in its one spelling: so a report has one spelling.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from operator import or_
 from typing import Any, Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.x509.oid import NameOID
 
 from sealring.attest.evidence.chains import VerifiedChain, verify_chain
-from sealring.attest.evidence.encoding import P384_ORDER, check_spelling, with_lower_s
+from sealring.attest.evidence.encoding import (
+    P384_ORDER,
+    at,
+    check_ecdsa,
+    check_spelling,
+    read_structure,
+    with_lower_s,
+)
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.rules import (
     Finding,
@@ -60,7 +63,8 @@ REPORT_BYTES: Final = 1184
 SIGNED_BYTES: Final = 0x2A0
 _VERSIONS: Final = (2, 3, 5)
 _ECDSA_P384_SHA384: Final = 1
-_SCALAR: Final = 72
+SCALAR_BYTES: Final = 72
+_END: Final = SIGNED_BYTES + 2 * SCALAR_BYTES
 _VCEK, _VLEK = 0, 1
 _AMD: Final = "1.3.6.1.4.1.3704.1."
 _PRODUCT, _CHIP = _AMD + "2", _AMD + "4"
@@ -99,25 +103,27 @@ REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "auth
 class Report:
     """The fields of a report. Reading them says nothing about their truth."""
 
-    version: int
-    guest_svn: int
-    policy: int
-    family_id: bytes
-    image_id: bytes
-    vmpl: int
-    platform_info: int
-    flags: int
-    report_data: bytes
-    measurement: bytes
-    host_data: bytes
-    id_key_digest: bytes
-    author_key_digest: bytes
-    tcb: bytes
-    launch_tcb: bytes
-    chip_id: bytes
-    signed: bytes
-    r: int
-    s: int
+    version: int = at(0x00, 4)
+    guest_svn: int = at(0x04, 4)
+    policy: int = at(0x08, 8)
+    family_id: bytes = at(0x10, 16)
+    image_id: bytes = at(0x20, 16)
+    vmpl: int = at(0x30, 4)
+    sig_algo: int = at(0x34, 4)
+    plat_info: int = at(0x40, 8)
+    key_info: int = at(0x48, 4)
+    report_data: bytes = at(0x50, 64)
+    measurement: bytes = at(0x90, 48)
+    host_data: bytes = at(0xC0, 32)
+    id_key_digest: bytes = at(0xE0, 48)
+    author_key_digest: bytes = at(0x110, 48)
+    tcb: bytes = at(0x180, 8)
+    chip_id: bytes = at(0x1A0, 64)
+    launch_tcb: bytes = at(0x1F0, 8)
+    signed: bytes = at(0, SIGNED_BYTES)
+    r: int = at(SIGNED_BYTES, SCALAR_BYTES)
+    s: int = at(SIGNED_BYTES + SCALAR_BYTES, SCALAR_BYTES)
+    after_signature: bytes = at(_END, REPORT_BYTES - _END, zero=True)
 
     @property
     def debug(self) -> bool:
@@ -125,7 +131,7 @@ class Report:
 
     @property
     def signing_key(self) -> int:
-        return self.flags >> 2 & 7
+        return self.key_info >> 2 & 7
 
     @property
     def key_name(self) -> str:
@@ -136,40 +142,17 @@ class Report:
 def parse_report(data: bytes) -> Report:
     if len(data) != REPORT_BYTES:
         raise MalformedEvidence(f"an SNP report has {REPORT_BYTES} bytes, and this has {len(data)}")
-    version, algorithm = _number(data, 0, 4), _number(data, 0x34, 4)
-    if version not in _VERSIONS:
-        raise UnknownEvidence(f"SNP reports of version {version} are not known")
-    if algorithm != _ECDSA_P384_SHA384:
-        raise UnknownEvidence(f"SNP signature algorithm {algorithm} is not known")
-    end = SIGNED_BYTES + 2 * _SCALAR
-    if any(data[end:]):
-        raise MalformedEvidence("bytes after the SNP report's signature are not zero")
-    return Report(
-        version=version,
-        guest_svn=_number(data, 0x04, 4),
-        policy=_number(data, 0x08, 8),
-        family_id=data[0x10:0x20],
-        image_id=data[0x20:0x30],
-        vmpl=_number(data, 0x30, 4),
-        platform_info=_number(data, 0x40, 8),
-        flags=_number(data, 0x48, 4),
-        report_data=data[0x50:0x90],
-        measurement=data[0x90:0xC0],
-        host_data=data[0xC0:0xE0],
-        id_key_digest=data[0xE0:0x110],
-        author_key_digest=data[0x110:0x140],
-        tcb=data[0x180:0x188],
-        launch_tcb=data[0x1F0:0x1F8],
-        chip_id=data[0x1A0:0x1E0],
-        signed=data[:SIGNED_BYTES],
-        r=_number(data, SIGNED_BYTES, _SCALAR),
-        s=_number(data, SIGNED_BYTES + _SCALAR, _SCALAR),
-    )
+    report = read_structure(Report, data, "the SNP report")
+    if report.version not in _VERSIONS:
+        raise UnknownEvidence(f"SNP reports of version {report.version} are not known")
+    if report.sig_algo != _ECDSA_P384_SHA384:
+        raise UnknownEvidence(f"SNP signature algorithm {report.sig_algo} is not known")
+    return report
 
 
 def canonical_report(raw: bytes) -> bytes:
     """As a worker sends it."""
-    return with_lower_s(raw, SIGNED_BYTES + _SCALAR, _SCALAR, P384_ORDER, "little")
+    return with_lower_s(raw, SIGNED_BYTES + SCALAR_BYTES, SCALAR_BYTES, P384_ORDER, "little")
 
 
 def verify_snp(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> Claims:
@@ -201,11 +184,9 @@ def claims_of(report: Report, chain: VerifiedChain, product: str) -> Claims:
             "smt": report.policy >> 16 & 1,
             "vlek": int(report.signing_key == _VLEK),
             "guest_svn": report.guest_svn,
-            **_platform(report.platform_info),
+            **_platform(report.plat_info),
         },
-        lists=chain.lists,
-        unlisted=chain.unlisted,
-        not_after=chain.not_after,
+        **chain.standing,
     )
 
 
@@ -244,13 +225,7 @@ def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
 
 
 def check_report_signature(report: Report, leaf: x509.Certificate) -> None:
-    key = leaf.public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ForgedEvidence("the SNP key is not on P-384")
-    try:
-        key.verify(encode_dss_signature(report.r, report.s), report.signed, ec.ECDSA(SHA384()))
-    except InvalidSignature:
-        raise ForgedEvidence("the SNP report is not signed by the key of its certificate") from None
+    check_ecdsa(leaf.public_key(), (report.r, report.s), report.signed, "the SNP report")
 
 
 def _check_chip(report: Report, leaf: x509.Certificate) -> None:
@@ -291,10 +266,6 @@ def _integer(der: bytes) -> int:
 def common_name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
-
-
-def _number(data: bytes, at: int, size: int) -> int:
-    return int.from_bytes(data[at : at + size], "little")
 
 
 class _Products(Rule):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
-from datetime import datetime
-from typing import Any, Final, NoReturn
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
+from cryptography import x509
+
+from sealring.attest.evidence.chains import ListSeen
 from sealring.attest.evidence.evidence import Challenge
-from sealring.attest.evidence.revocation import ListSeen
+from sealring.core.identity.certificates import ATTESTATION_OID
+from sealring.formats.strict import read_json
 
 SEAL: Final = object()
 """For verify.py. Nothing else imports it; a test looks."""
@@ -80,25 +87,10 @@ class AttestedDevice:
     unlisted: tuple[str, ...]
     not_after: datetime
 
-    def as_json(self, now: datetime) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "model": self.model,
-            "switch": self.is_switch,
-            "identity": self.identity,
-            "firmware": dict(self.firmware),
-            "references": list(self.reference),
-            "without_reference": list(self.unreferenced),
-            "mismatches": list(self.mismatches),
-            "protected_pcie": self.protected_pcie,
-            "not_after": self.not_after.isoformat(),
-            **lists_as_json(self.lists, self.unlisted, now),
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedWorker(Claims):
-    """What a policy judges: an AttestedWorker, or a certificate's word on one (claims.py)."""
+    """What a policy judges: an AttestedWorker, or a certificate's word on one."""
 
     kind: str
     devices: tuple[AttestedDevice, ...]
@@ -114,31 +106,10 @@ class DescribedWorker(Claims):
         return "SIMULATED" if self.simulated else f"{self.kind} {self.product}"
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "kind": self.label if self.simulated else self.kind,
-            "product": self.product,
-            "simulated": self.simulated,
-            "machine": self.machine,
-            "also_known_as": list(self.also_known_as),
-            "measurement": self.measurement,
-            "signer": self.signer,
-            "registers": dict(self.registers),
-            "ima": {
-                "entries": self.ima_entries,
-                "violations": self.ima_violations,
-                "files": len(self.ima_files),
-            },
-            "tcb": dict(self.tcb),
-            "launch_tcb": dict(self.launch_tcb),
-            "tcb_status": self.tcb_status,
-            "advisories": list(self.advisories),
-            "debug": self.debug,
-            "guest": dict(self.guest),
-            "devices": [device.as_json(self.verified_at) for device in self.devices],
-            "verified_at": self.verified_at.isoformat(),
-            "not_after": self.not_after.isoformat(),
-            **lists_as_json(self.lists, self.unlisted, self.verified_at),
-        }
+        """All of it, in the form in which certificates tell it; of measured files their number."""
+        told = {one.name: _plain(getattr(self, one.name)) for one in fields(DescribedWorker)}
+        files = len(self.ima_files)
+        return {"label": self.label, "simulated": self.simulated, **told, "ima_files": files}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +160,109 @@ def _shown(claims: Claims, devices: tuple[AttestedDevice, ...]) -> dict[str, Any
     return shown
 
 
-def lists_as_json(
-    lists: tuple[ListSeen, ...], unlisted: tuple[str, ...], now: datetime
-) -> dict[str, Any]:
-    return {
-        "revocation_lists": [
-            {"issuer": one.issuer, "age_days": (now - one.made).days} for one in lists
-        ],
-        "without_revocation_list": list(unlisted),
+VERSION: Final = 1
+MAX_CLAIM_BYTES: Final = 48 << 10
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_MAX_TEXT: Final = 1024
+_YEAR_10000: Final = 253402300800
+_PLAIN: Final = (str, int, bool)
+_NESTED: Final = (ListSeen, AttestedDevice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedWorker(DescribedWorker):
+    """What a certificate says; whether its issuer may say so was verified before."""
+
+    nonce: bytes
+    evidence_digest: str
+    policy_digest: str
+    """SHA-256 of the policy by which the issuer admitted the worker."""
+
+
+def encode_claims(
+    worker: AttestedWorker, evidence_digest: str, policy_digest: str, ima_rules: str = ""
+) -> bytes:
+    """`ima_rules` is the digest of the rules by which the measured files were admitted."""
+    told = {name: worker.as_json()[name] for name in _types_of(DescribedWorker)}
+    claims = {
+        "version": VERSION,
+        # Near the front, so that it is seen in any dump of the certificate.
+        "label": worker.label,
+        "evidence": evidence_digest,
+        "nonce": worker.challenge.nonce.hex(),
+        "policy": policy_digest,
+        "worker": told | {"ima_files": {}, "ima_rules": ima_rules},
     }
+    return json.dumps(claims, separators=(",", ":")).encode()
+
+
+def claims_in(certificate: x509.Certificate) -> ClaimedWorker | None:
+    """What a certificate claims of an attestation; None if nothing. ValueError: not readable."""
+    try:
+        extension = certificate.extensions.get_extension_for_oid(ATTESTATION_OID).value
+    except x509.ExtensionNotFound:
+        return None
+    return parse_claims(extension.public_bytes())
+
+
+def parse_claims(data: bytes) -> ClaimedWorker:
+    if len(data) > MAX_CLAIM_BYTES:
+        raise ValueError(f"its attestation has more than {MAX_CLAIM_BYTES} bytes")
+    try:
+        claims = read_json(data)
+        digest, policy = claims["evidence"], claims["policy"]
+        nonce = bytes.fromhex(claims["nonce"])
+        if type(claims["version"]) is not int or claims["version"] != VERSION:
+            raise ValueError
+        if _DIGEST.fullmatch(digest) is None or _DIGEST.fullmatch(policy) is None:
+            raise ValueError
+        described = _fields_of(claims["worker"], DescribedWorker)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        raise ValueError("its attestation cannot be read") from None
+    return ClaimedWorker(**described, nonce=nonce, evidence_digest=digest, policy_digest=policy)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, _NESTED):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, _PLAIN):
+        return value
+    return {name: _plain(one) for name, one in value.items()}
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """The value of a field of this type, or ValueError: nothing is converted on the way."""
+    if kind in _PLAIN:
+        if type(value) is not kind or (kind is str and len(value) > _MAX_TEXT):
+            raise ValueError
+        return value
+    if kind is datetime:
+        if type(value) not in (int, float) or not 0 <= value < _YEAR_10000:
+            raise ValueError
+        return datetime.fromtimestamp(value, UTC)
+    if kind in _NESTED:
+        return kind(**_fields_of(value, kind))
+    (*_, inner) = [one for one in get_args(kind) if one is not Ellipsis]
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError
+        return tuple(_typed(one, inner) for one in value)
+    return {_typed(name, str): _typed(one, inner) for name, one in value.items()}
+
+
+def _fields_of(value: Any, kind: type) -> dict[str, Any]:
+    types = _types_of(kind)
+    if not isinstance(value, dict) or set(value) != set(types):
+        raise ValueError
+    return {name: _typed(value[name], types[name]) for name in types}
+
+
+@cache
+def _types_of(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}

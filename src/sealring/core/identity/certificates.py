@@ -114,7 +114,7 @@ def issue(
 ) -> x509.Certificate:
     """A worker's certificate. The subject is empty: the URI is the name, and the only one.
 
-    `attestation` is what the issuer saw of the worker (attestation/claims.py).
+    `attestation` is what the issuer saw of the worker (attest/evidence/worker.py).
     """
     check_rank(name.rank, world)
     now = now or datetime.now(UTC)

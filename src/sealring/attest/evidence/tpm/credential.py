@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -24,7 +23,8 @@ from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
 from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation, Mode
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.attest.evidence.chains import VerifiedChain, verify_chain
+from sealring.attest.evidence.chains import VerifiedChain, extension_of, verify_chain
+from sealring.attest.evidence.encoding import first_value
 from sealring.attest.evidence.tpm.structures import Public, PublicKey, parse_public
 from sealring.attest.evidence.trust import Trust
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
@@ -39,33 +39,15 @@ _RESTRICTED, _DECRYPT, _SIGN = 1 << 16, 1 << 17, 1 << 18
 _AK: Final = _FIXED_TPM | _FIXED_PARENT | _ORIGIN | _RESTRICTED | _SIGN
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
-    """What the verifier keeps (`Challenge.credential`), and what it sends to the TPM."""
-
-    expected: bytes
-    blob: bytes
-    """TPM2B_ID_OBJECT, then TPM2B_ENCRYPTED_SECRET."""
-
-
-def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credential:
-    """For a TPM that brings its EK's chain and the AK's public part (TPMT_PUBLIC)."""
-    endorsement = verify_endorsement(chain, trust)
-    name = check_ak(ak).name
-    secret = secrets.token_bytes(32)
-    blob = seal_credential(endorsement.leaf.public_key(), name, secret)
-    return Credential(subject(chain[0], ak) + secret, blob)
-
-
 def split_certificates(data: bytes) -> list[bytes]:
     """DER certificates that stand one behind the other."""
     found = []
-    while data:
-        size = 4 + int.from_bytes(data[2:4], "big")
-        if data[:2] != b"\x30\x82" or len(data) < size:
-            raise MalformedEvidence("the other endorsement keys' certificates are not DER")
-        found.append(data[:size])
-        data = data[size:]
+    try:
+        while data:
+            found.append(first_value(data))
+            data = data[len(found[-1]) :]
+    except ValueError:
+        raise MalformedEvidence("the other endorsement keys' certificates are not DER") from None
     if len(found) > MAX_OTHERS:
         raise MalformedEvidence(f"a TPM shows at most {MAX_OTHERS} other endorsement keys")
     return found
@@ -119,14 +101,14 @@ def certifies(chain: VerifiedChain, ak: PublicKey) -> bool:
 
 
 def _encrypts(chain: VerifiedChain) -> bool:
-    usage = usage_of(chain.leaf)
+    usage = extension_of(chain.leaf, x509.KeyUsage)
     able = usage is not None and (usage.key_encipherment or usage.key_agreement)
     return able and _EK_CERTIFICATE in purposes_of(chain)
 
 
 def _signs(chain: VerifiedChain) -> bool:
     """Some issuers write the EK's purpose in AKs' certificates too: what the key does counts."""
-    usage = usage_of(chain.leaf)
+    usage = extension_of(chain.leaf, x509.KeyUsage)
     able = usage is not None and usage.digital_signature
     return able and not _encrypts(chain) and bool(_TPM_PURPOSES & purposes_of(chain))
 
@@ -134,19 +116,10 @@ def _signs(chain: VerifiedChain) -> bool:
 def purposes_of(chain: VerifiedChain) -> set[x509.ObjectIdentifier]:
     """What the leaf is for. Where it does not say, its issuer may be limited to one purpose."""
     for certificate in chain.certificates[:2]:
-        try:
-            found = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        except x509.ExtensionNotFound:
-            continue
-        return set(found)
+        found = extension_of(certificate, x509.ExtendedKeyUsage)
+        if found is not None:
+            return set(found)
     return set()
-
-
-def usage_of(certificate: x509.Certificate) -> x509.KeyUsage | None:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.KeyUsage).value
-    except x509.ExtensionNotFound:
-        return None
 
 
 def check_ak(ak: bytes) -> Public:

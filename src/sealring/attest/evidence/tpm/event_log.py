@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from sealring.attest.evidence.encoding import Cursor
@@ -19,9 +20,13 @@ from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 EV_NO_ACTION: Final = 3
 _SPEC: Final = b"Spec ID Event03\0"
 _LOCALITY: Final = b"StartupLocality\0"
+_EVENT_HEAD_BYTES: Final = 12
 _MAX_EVENTS: Final = 4096
 _MAX_BANKS: Final = 8
 _ALGORITHMS: Final = {SHA256: "sha256", SHA384: "sha384"}
+PCR_NAMES: Final = {n: f"pcr{n}" for n in range(PCRS)}
+RTMR_NAMES: Final = {n + 1: f"rtmr{n}" for n in range(4)}
+"""Of a TDX guest: its log counts them from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,13 @@ class Event:
     digest: bytes
     """In the bank that was asked for."""
     data: bytes
+    start: int
+    end: int
+    """Where it is in the log."""
 
 
-def parse_event_log(log: bytes, wanted: int = SHA256) -> tuple[Event, ...]:
+def parse_event_log(log: bytes, wanted: int = SHA256, *, filled: bool = False) -> tuple[Event, ...]:
+    """`filled`: ones or zeros may fill the log's memory up behind the last event."""
     cursor = Cursor(log, "the event log", "little")
     sizes = _banks(cursor)
     if sizes.get(wanted) != BANKS[wanted]:
@@ -42,11 +51,16 @@ def parse_event_log(log: bytes, wanted: int = SHA256) -> tuple[Event, ...]:
     while cursor.left:
         if len(events) == _MAX_EVENTS:
             raise MalformedEvidence(f"the event log has more than {_MAX_EVENTS} events")
-        pcr, kind = cursor.number(4), cursor.number(4)
+        start = cursor.at
+        if filled and cursor.left < _EVENT_HEAD_BYTES:
+            break
+        pcr, kind, banks = cursor.number(4), cursor.number(4), cursor.number(4)
+        if filled and (pcr >= PCRS or not banks or (pcr, kind) == (0, 0)):
+            break
         if pcr >= PCRS:
             raise MalformedEvidence(f"the event log writes to PCR {pcr}, of {PCRS}")
         digests: dict[int, bytes] = {}
-        for _ in range(_count(cursor.number(4))):
+        for _ in range(_count(banks)):
             bank = cursor.number(2)
             if bank not in sizes or bank in digests:
                 raise MalformedEvidence(
@@ -55,7 +69,8 @@ def parse_event_log(log: bytes, wanted: int = SHA256) -> tuple[Event, ...]:
             digests[bank] = cursor.take(sizes[bank])
         if wanted not in digests:
             raise MalformedEvidence("an event has no digest of the bank that was quoted")
-        events.append(Event(pcr, kind, digests[wanted], cursor.sized(4)))
+        data = cursor.sized(4)
+        events.append(Event(pcr, kind, digests[wanted], data, start, cursor.at))
     return tuple(events)
 
 
@@ -96,47 +111,45 @@ def replay(events: tuple[Event, ...], bank: int = SHA256) -> dict[int, bytes]:
 
 
 def check_log(
-    log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256
-) -> dict[int, tuple[str, ...]]:
-    """The digests that each PCR was extended with, if the log leads to what was quoted."""
+    log: bytes, registers: Mapping[str, str], bank: int, names: Mapping[int, str]
+) -> dict[str, tuple[str, ...]]:
+    """The digests that each quoted register was extended with, if the log leads to its value.
+
+    `names` are the registers' by the number that the log has for them: PCR_NAMES, RTMR_NAMES.
+    """
     events = parse_event_log(log, bank)
-    for pcr, value in replay(events, bank).items():
-        if pcr in pcrs and pcrs[pcr] != value:
-            raise ForgedEvidence(f"the event log does not lead to the value of PCR {pcr}")
-    found: dict[int, list[str]] = {}
+    for number, value in replay(events, bank).items():
+        name = names.get(number, "")
+        if registers.get(name, value.hex() if name else "") != value.hex():
+            raise ForgedEvidence(f"the event log does not lead to the value of {name or number}")
+    found: dict[str, list[str]] = {}
     for event in events:
-        if event.kind != EV_NO_ACTION and event.pcr in pcrs:
-            found.setdefault(event.pcr, []).append(event.digest.hex())
-    return {pcr: tuple(digests) for pcr, digests in found.items()}
+        name = names.get(event.pcr, "")
+        if event.kind != EV_NO_ACTION and name in registers:
+            found.setdefault(name, []).append(event.digest.hex())
+    return {name: tuple(digests) for name, digests in found.items()}
 
 
-def only_pcrs(log: bytes, keep: set[int]) -> bytes:
-    """The log without the events of other PCRs, some of which software extends without it."""
-    cursor = Cursor(log, "the event log", "little")
-    sizes = _banks(cursor)
-    kept = [log[: cursor.at]]
-    while cursor.left:
-        start = cursor.at
-        pcr, _ = cursor.number(4), cursor.number(4)
-        for _ in range(_count(cursor.number(4))):
-            cursor.take(sizes.get(cursor.number(2), 0))
-        cursor.sized(4)
-        if pcr in keep:
-            kept.append(log[start : cursor.at])
-    return b"".join(kept)
+def read_log(path: Path) -> bytes:
+    """Empty where firmware left none, or this process may not read it."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
-def without_filling(log: bytes) -> bytes:
-    """The log without what fills its memory up behind the last event: ones, or zeros."""
-    cursor = Cursor(log, "the event log", "little")
-    sizes = _banks(cursor)
-    end = cursor.at
-    while cursor.left >= 12:
-        pcr, kind, banks = (cursor.number(4) for _ in range(3))
-        if pcr >= PCRS or not banks or (pcr, kind) == (0, 0):
-            break
-        for _ in range(_count(banks)):
-            cursor.take(sizes.get(cursor.number(2), 0))
-        cursor.sized(4)
-        end = cursor.at
-    return log[:end]
+def matching_log(
+    log: bytes, registers: Mapping[str, str], bank: int, names: Mapping[int, str]
+) -> bytes:
+    """A machine's own log, of the registers that nothing has extended without telling it.
+
+    Empty where there is none, or none that can be read.
+    """
+    try:
+        events = parse_event_log(log, bank, filled=True)
+    except (MalformedEvidence, UnknownEvidence):
+        return b""
+    values = replay(events, bank)
+    same = {n for n, value in values.items() if registers.get(names.get(n, "")) == value.hex()}
+    kept = [log[one.start : one.end] for one in events if one.pcr in same]
+    return log[: events[0].start] + b"".join(kept) if same else b""

@@ -21,16 +21,16 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence.chains import check_issued, load_certificate
+from sealring.attest.evidence.encoding import first_value
 from sealring.attest.evidence.evidence import (
     QUALIFYING_BYTES,
     Challenge,
     DeviceEvidence,
     Evidence,
-    encode_devices,
 )
 from sealring.attest.evidence.tpm.commands import EITHER_POLICY, Tpm
 from sealring.attest.evidence.tpm.credential import joint_secret, subject
-from sealring.attest.evidence.tpm.event_log import only_pcrs, parse_event_log, replay
+from sealring.attest.evidence.tpm.event_log import PCR_NAMES, matching_log, read_log
 from sealring.attest.evidence.tpm.ima import matching_ima
 from sealring.attest.evidence.tpm.structures import (
     BANKS,
@@ -39,11 +39,10 @@ from sealring.attest.evidence.tpm.structures import (
     parse_public,
     parse_quote,
 )
-from sealring.attest.evidence.tpm.verify import KIND, RESETTABLE
+from sealring.attest.evidence.tpm.verify import KIND, RESETTABLE, registers
 from sealring.core.identity.loading import certificates_from_pem
 from sealring.errors import (
     AttestationError,
-    MalformedEvidence,
     TpmFailed,
     UnknownEvidence,
     UntrustedChain,
@@ -153,11 +152,8 @@ class TpmMachine:
                     _LOG.warning("sealring: another endorsement key is not shown: %s", problem)
             credential = subject(self._chain[0], ak, shown) + joint_secret(secrets)
             challenge = Challenge(nonce, public_key, credential)
-            qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
-            quote, signature, values = quote_pcrs(self._tpm, ak_handle, qualifying)
-        signature = canonical_signature(signature, parse_public(ak).key)
-        parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
-        parts |= self._logs.matching(values)
+            bound = challenge.report_data(KIND, devices)
+            parts = {"ak": ak} | quoted_parts(self._tpm, ak_handle, ak, bound, self._logs)
         if shown:
             parts["endorsements"] = b"".join(shown)
         return Evidence(KIND, challenge, parts, self._chain, devices)
@@ -177,7 +173,6 @@ class TpmMachine:
             found = given or self._tpm.read_nv(index)
             if found is None:
                 continue
-            # Some makers fill the index up behind the certificate.
             der = first_der(found)
             try:
                 key = load_certificate(der).public_key()
@@ -216,15 +211,17 @@ def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate)
     return True
 
 
-def quote_pcrs(tpm: Tpm, key: int, qualifying: bytes) -> tuple[bytes, bytes, bytes]:
-    """The quote, its signature, and the values of the PCRs that were quoted."""
+def quoted_parts(tpm: Tpm, handle: int, ak: bytes, bound: bytes, logs: Logs) -> dict[str, bytes]:
+    """The parts of evidence that a quote with this attestation key gives, and its logs."""
     bank = tpm.bank()
     for _ in range(_TRIES):
-        quote, signature = tpm.quote(key, qualifying, QUOTED, bank)
+        quote, signature = tpm.quote(handle, bound[:QUALIFYING_BYTES], QUOTED, bank)
         values = tpm.read_pcrs(QUOTED, bank)
         # The kernel may extend a PCR between the two.
         if digest_of_pcrs(signature, values) == parse_quote(quote).digest:
-            return quote, signature, values
+            signature = canonical_signature(signature, parse_public(ak).key)
+            parts = {"quote": quote, "signature": signature, "pcrs": values}
+            return parts | logs.matching(values)
     raise TpmFailed("the PCRs change faster than they can be quoted")
 
 
@@ -241,21 +238,11 @@ class Logs:
         size = len(values) // len(QUOTED)
         (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
         quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
-        found = {"event_log": _matching_events(quoted, bank, self.events)}
+        log = matching_log(read_log(self.events), registers(quoted), bank, PCR_NAMES)
+        found = {"event_log": log}
         if self.files is not None:
             found["ima_log"] = matching_ima(quoted, bank, self.files)
         return {name: log for name, log in found.items() if log}
-
-
-def _matching_events(quoted: dict[int, bytes], bank: int, path: Path) -> bytes:
-    """The firmware's log, of the PCRs that nothing has extended since without telling it."""
-    try:
-        log = path.read_bytes()
-        expected = replay(parse_event_log(log, bank), bank)
-    except (OSError, MalformedEvidence, UnknownEvidence):
-        return b""
-    same = {pcr for pcr, value in expected.items() if quoted.get(pcr) == value}
-    return only_pcrs(log, same) if same else b""
 
 
 def read_issuers(pem: bytes) -> tuple[bytes, ...]:
@@ -280,9 +267,11 @@ def _key_bytes(key: object) -> bytes:
 
 
 def first_der(data: bytes) -> bytes:
-    if len(data) > 4 and data[:2] == b"\x30\x82":
-        return data[: 4 + int.from_bytes(data[2:4], "big")]
-    return data
+    """Some makers fill an index up behind the certificate."""
+    try:
+        return first_value(data)
+    except ValueError:
+        return data
 
 
 # Where Google keeps the certificate and the template: on P-256 first, then RSA's.
@@ -302,12 +291,9 @@ class CertifiedTpmMachine:
         self, nonce: bytes, public_key: bytes, devices: tuple[DeviceEvidence, ...] = ()
     ) -> Evidence:
         challenge = Challenge(nonce, public_key)
-        qualifying = challenge.report_data(KIND, encode_devices(devices))[:QUALIFYING_BYTES]
+        bound = challenge.report_data(KIND, devices)
         with self._tpm.primary(self._template) as (handle, ak):
-            quote, signature, values = quote_pcrs(self._tpm, handle, qualifying)
-        signature = canonical_signature(signature, parse_public(ak).key)
-        parts = {"quote": quote, "signature": signature, "ak": ak, "pcrs": values}
-        parts |= self._logs.matching(values)
+            parts = {"ak": ak} | quoted_parts(self._tpm, handle, ak, bound, self._logs)
         return Evidence(KIND, challenge, parts, self._chain, devices)
 
     def _find(self) -> tuple[bytes, bytes]:

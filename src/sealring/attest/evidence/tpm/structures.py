@@ -11,7 +11,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from sealring.attest.evidence.encoding import ORDERS, Cursor, check_spelling, with_lower_s
+from sealring.attest.evidence.encoding import (
+    ORDERS,
+    Cursor,
+    check_signed,
+    check_spelling,
+    with_lower_s,
+)
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
@@ -127,7 +133,7 @@ def name_of(public: bytes) -> bytes:
 
 
 def canonical_signature(signature: bytes, key: PublicKey) -> bytes:
-    """As a worker sends it (ecdsa.py). Some TPMs leave out zeros in front of a number."""
+    """As a worker sends it. Some TPMs leave out zeros in front of a number."""
     if isinstance(key, rsa.RSAPublicKey) or signature[:2] != ECDSA.to_bytes(2, "big"):
         return signature
     cursor = Cursor(signature, "the TPM signature", "big")
@@ -147,19 +153,19 @@ def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
     algorithm = _HASHES.get(number)
     if algorithm is None:
         raise UnknownEvidence(f"TPM signatures with hash {number:#x} are not known")
+    pad: padding.AsymmetricPadding | None = None
+    if scheme == ECDSA and isinstance(key, ec.EllipticCurvePublicKey):
+        r, s = (int.from_bytes(cursor.sized(2), "big") for _ in range(2))
+        raw = encode_dss_signature(r, s)
+    elif scheme in (RSASSA, RSAPSS) and isinstance(key, rsa.RSAPublicKey):
+        raw = cursor.sized(2)
+        if scheme == RSAPSS:
+            pad = padding.PSS(padding.MGF1(algorithm), padding.PSS.AUTO)
+    else:
+        raise UnknownEvidence(f"TPM signature scheme {scheme:#x} does not go with the key")
+    cursor.end()
     try:
-        if scheme == ECDSA and isinstance(key, ec.EllipticCurvePublicKey):
-            r, s = (int.from_bytes(cursor.sized(2), "big") for _ in range(2))
-            cursor.end()
-            key.verify(encode_dss_signature(r, s), message, ec.ECDSA(algorithm))
-        elif scheme in (RSASSA, RSAPSS) and isinstance(key, rsa.RSAPublicKey):
-            raw = cursor.sized(2)
-            cursor.end()
-            plain = padding.PKCS1v15()
-            salted = padding.PSS(padding.MGF1(algorithm), padding.PSS.AUTO)
-            key.verify(raw, message, plain if scheme == RSASSA else salted, algorithm)
-        else:
-            raise UnknownEvidence(f"TPM signature scheme {scheme:#x} does not go with the key")
+        check_signed(key, raw, message, algorithm, pad)
     except InvalidSignature:
         raise ForgedEvidence("the quote is not signed by the TPM's attestation key") from None
 

@@ -28,7 +28,7 @@ from sealring.attest.evidence.tpm.credential import (
     subject,
     verify_tpm_chain,
 )
-from sealring.attest.evidence.tpm.event_log import check_log
+from sealring.attest.evidence.tpm.event_log import PCR_NAMES, check_log
 from sealring.attest.evidence.tpm.ima import IMA, IMA_NEEDS, replay_ima
 from sealring.attest.evidence.tpm.structures import (
     BANKS,
@@ -70,12 +70,9 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
         machine=machine_name(chain.leaf),
         also_known_as=tuple(machine_name(load_certificate(one)) for one in other_keys),
         registers=registers(pcrs) | {"firmware": f"{quote.firmware:016x}"},
-        events=events(log, pcrs, quote.bank),
-        **measured(ima, pcrs, quote.bank),
+        **logged(log, ima, pcrs, quote.bank),
         guest={"resets": quote.resets, "ak_certificate": int(certified)},
-        lists=chain.lists,
-        unlisted=chain.unlisted,
-        not_after=chain.not_after,
+        **chain.standing,
     )
 
 
@@ -98,21 +95,16 @@ def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
     return {f"pcr{pcr}": value.hex() for pcr, value in pcrs.items()}
 
 
-def measured(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
-    """The fields of Claims that tell of the kernel's list of measured files."""
-    if not log:
-        return {}
-    found = replay_ima(log, pcrs, bank)
-    return {
-        "ima_entries": found.entries,
-        "ima_violations": found.violations,
-        "ima_files": found.files,
-    }
-
-
-def events(log: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, tuple[str, ...]]:
-    found = check_log(log, pcrs, bank) if log else {}
-    return {f"pcr{pcr}": digests for pcr, digests in found.items()}
+def logged(log: bytes, ima: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
+    """The fields of Claims that tell how the PCRs came to their values, as far as logs show it."""
+    told: dict[str, Any] = {}
+    if log:
+        told["events"] = check_log(log, registers(pcrs), bank, PCR_NAMES)
+    if ima:
+        found = replay_ima(ima, pcrs, bank)
+        told["ima_entries"], told["ima_violations"] = found.entries, found.violations
+        told["ima_files"] = found.files
+    return told
 
 
 _PCR_BYTES: Final = {str(pcr): tuple(BANKS.values()) for pcr in range(24) if pcr not in RESETTABLE}
