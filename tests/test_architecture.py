@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import subprocess
 import sys
 import tomllib
@@ -82,3 +84,40 @@ def test_import_torch_loads_only_the_registration_and_the_guard() -> None:
     core = [f".core{name}" for name in ("", ".devices", ".registration", *guard)]
     names = ["", *core, ".errors", ".version"]
     assert done.stdout.strip() == str([f"sealring{name}" for name in names])
+
+
+FIRST_GROUP = """
+import sys, torch, torch.distributed as dist
+
+before = set(sys.modules)
+dist.init_process_group("sealring", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+print(*set(sys.modules) - before)
+dist.destroy_process_group()
+"""
+MOST_OF_THE_CORE = 119
+"""Modules. Forming a group is mostly importing: one more takes each rank a millisecond or two."""
+BESIDE_PYTHONS_OWN = {"OpenSSL", "_cffi_backend", "_openssl", "cryptography", "sealring"}
+OF_THE_LIVE_VIEW = {"", ".directory", ".metrics", ".process", ".server"}
+
+
+def test_a_first_group_loads_the_core_and_of_the_satellites_the_live_view_alone(
+    tmp_path: Path,
+) -> None:
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")},
+        "SEALRING_SECRET": secrets.token_hex(32),
+        "SEALRING_LIVE": str(tmp_path / "live"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_GROUP, str(tmp_path / "store")],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("sealring.")}
+    assert rooms <= {"core", "formats", "limits", "observe", "_native"}
+    observe = {name for name in loaded if name.startswith("sealring.observe")}
+    assert observe == {f"sealring.observe{name}" for name in OF_THE_LIVE_VIEW}
+    assert len([name for name in loaded if name.startswith("sealring.core.")]) <= MOST_OF_THE_CORE
+    foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+    # OpenTelemetry's API is there where somebody wants metrics.
+    assert foreign - {"opentelemetry"} == BESIDE_PYTHONS_OWN

@@ -63,8 +63,10 @@ def create_group(
     order, and `job_size` the world size there; without them the group is a job of its own. A group
     ends with shutdown() or abort(), or with the last reference to it.
     """
-    from sealring.core.group import create, options
+    from sealring.core.registration import no_collection
 
+    with no_collection():
+        from sealring.core.group import create, options
     return create.create_group(
         options.options_of_call(
             store, rank, size, timeout=timeout, name=name, job_ranks=job_ranks, job_size=job_size

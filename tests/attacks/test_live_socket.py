@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import PrivateDirectory, read_all
+from sealring.observe.directory import PrivateDirectory
 from sealring.observe.server import StatusServer
-from sealring.observe.status import WorkerStatus
+from sealring.observe.status import WorkerStatus, read_all
 from tests.attacks.unprivileged import USER, needs_unprivileged, start
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
@@ -136,8 +136,7 @@ import os, sys
 from pathlib import Path
 from sealring.observe import server
 from sealring.observe.directory import PrivateDirectory
-from sealring.observe.directory import read_all
-from sealring.observe.status import WorkerStatus
+from sealring.observe.status import WorkerStatus, read_all
 from tests.observe.scenes import group_made
 
 live = Path(sys.argv[1])

@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 
 from sealring.cli import app, top
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import Reading, chosen_directory, read_all
+from sealring.observe.directory import chosen_directory
 from sealring.observe.status import (
     Count,
     ErrorStatus,
     GroupStatus,
     PeerStatus,
+    Reading,
     WorkerStatus,
+    read_all,
 )
 from tests.observe.scenes import private
 from tests.workers import Workers

@@ -33,9 +33,9 @@ from sealring.core.settings import LIVE
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private
 from sealring.observe import CollectiveAccount, MessageAccount, ProcessAccount
-from sealring.observe.directory import Reading, chosen_directory, read_all
+from sealring.observe.directory import chosen_directory
 from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
-from sealring.observe.status import GroupStatus, WorkerStatus
+from sealring.observe.status import GroupStatus, Reading, WorkerStatus, read_all
 from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
 
 app = typer.Typer(

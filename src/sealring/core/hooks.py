@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from sealring.core.providers import PROVIDERS
+from sealring.core.providers import ONLY_WITH, PROVIDERS
 from sealring.core.settings import BROKER
 from sealring.errors import ConfigurationError
 
@@ -38,22 +38,26 @@ class Slot(Generic[T]):
         """`purpose` is what cannot be done without a provider."""
         self._purpose = purpose
         self._names: Sequence[str] = PROVIDERS[name]
-        self._loaded: list[T] | None = None
 
     @contextmanager
     def only(self, *names: str) -> Iterator[None]:
         """These providers and no others, within the block."""
-        before, self._names, self._loaded = self._names, names, None
+        before, self._names = self._names, names
         try:
             yield
         finally:
-            self._names, self._loaded = before, None
+            self._names = before
 
     def all(self) -> list[T]:
-        loaded = self._loaded
-        if loaded is None:
-            loaded = self._loaded = [_attribute(name) for name in self._names]
-        return loaded
+        return [_attribute(name) for name in self._names]
+
+    def wanted(self, environ: Mapping[str, str]) -> list[T]:
+        """Without those that only a variable asks for which is not set."""
+        return [
+            _attribute(name)
+            for name in self._names
+            if name not in ONLY_WITH or any(map(environ.get, ONLY_WITH[name]))
+        ]
 
     def one(self) -> T:
         """The only provider, or ConfigurationError: there is no way to do without it."""
@@ -148,6 +152,15 @@ group_observers: Final[Slot[Callable[[Mapping[str, str]], Made]]] = Slot(
 )
 """Called with the environment before ranks meet, to refuse a wrong setting in time. What it returns
 is called when the group has formed; what that raises ends the group."""
+
+late_observers: Final[list[Made]] = []
+"""Called after those, with every group that forms: of modules that a script loads by itself, such
+as `sealring.record`. `flight_records` has the groups before."""
+
+flight_records: Final[Slot[Callable[[], list[FlightRecorder]]]] = Slot(
+    "flight_records", "the groups so far"
+)
+"""Of the groups that exist, and of the last few that ended; the oldest first."""
 
 
 # ---- what a broker keeps for vaults

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sealring.core.devices import ServedDevices
@@ -55,9 +58,25 @@ def _guard_forked() -> None:
         _guard_if_required()
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python does not search for cycles in this block: for the imports that a first group needs.
+
+    They make enough objects for a search of all objects, of which torch has a million.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
-    from sealring.core.group.create import create_group
-    from sealring.core.group.options import options_of_torch
+    with no_collection():
+        from sealring.core.group.create import create_group
+        from sealring.core.group.options import options_of_torch
 
     if options.group_rank == 0:
         _warn_of_untested_torch()

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sealring.core.engine.flight import FlightRecorder, monotonic_zero_ns
 from sealring.core.hooks import GroupMade, Made
@@ -20,7 +20,9 @@ from sealring.core.settings import TRACE
 from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private, writing
 from sealring.observe.metrics import Counts, EndedGroups, counts_of, publish_metrics, total_of
-from sealring.observe.trace import ProcessAccount, chrome_trace
+
+if TYPE_CHECKING:
+    from sealring.observe.trace import ProcessAccount
 
 KEPT_CLOSED: Final = 8
 """Groups that have ended and still are in the record, so that a new group's failure does not lose
@@ -71,6 +73,8 @@ def counts_of_all_groups() -> Counts:
 
 def flight_record() -> ProcessAccount:
     """The last collectives of every group of this process, as plain values."""
+    from sealring.observe.trace import ProcessAccount
+
     known = recorders()
     if not known:
         raise ConfigurationError(
@@ -95,6 +99,8 @@ def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> Fligh
     Without `directory` they go where $SEALRING_TRACE says. Each file appears whole or not at all,
     is readable by this user alone, and replaces what this process wrote before.
     """
+    from sealring.observe.trace import chrome_trace
+
     chosen = directory if directory is not None else TRACE.read(os.environ)[0]
     if not chosen:
         raise ConfigurationError(

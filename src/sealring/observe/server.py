@@ -4,7 +4,7 @@ The socket is made with the process's first group and removed at its end. A ques
 `status` or `sockets`; the answer is one line of JSON. What readers can cost is bounded: connections
 that are accepted in a second, connections that are open, the time of each, and how often an answer
 is computed. A reader that does not read is dropped. The thread never waits for one, and sleeps in
-poll() otherwise, without Python's lock.
+poll() otherwise, without Python's lock. What makes the answers is imported for the first of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from sealring.core.identity.process import peer_of
 from sealring.core.settings import LIVE
 from sealring.errors import ConfigurationError
 from sealring.observe.directory import SUFFIX, PrivateDirectory, chosen_directory
-from sealring.observe.gather import socket_status, worker_status
-from sealring.observe.status import MOST_BYTES, encode
 
 _LOG = logging.getLogger("sealring")
 
@@ -215,6 +213,8 @@ class StatusServer:
 
 
 def bounded(answer: bytes) -> bytes:
+    from sealring.observe.status import MOST_BYTES
+
     if len(answer) > MOST_BYTES:
         raise ValueError(f"an answer has {len(answer)} bytes, more than {MOST_BYTES}")
     return answer
@@ -307,11 +307,17 @@ def _start(directory: PrivateDirectory) -> StatusServer:
 
 
 def _status() -> bytes:
+    from sealring.observe.gather import worker_status
+    from sealring.observe.status import encode
+
     assert _latest is not None
     return bounded(encode("status", worker_status(_latest)))
 
 
 def _sockets() -> bytes:
+    from sealring.observe.gather import socket_status
+    from sealring.observe.status import encode
+
     assert _latest is not None
     readers = set() if _server is None else _server.connections()
     return bounded(encode("sockets", socket_status(_latest, without=readers)))

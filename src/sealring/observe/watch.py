@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, Literal
 
 from sealring.errors import ConfigurationError
-from sealring.observe.directory import chosen_directory, pid_of, read_all
+from sealring.observe.directory import chosen_directory, pid_of
 from sealring.observe.gather import own_sockets
-from sealring.observe.status import LinkSocket, SocketStatus, TorchGroup
+from sealring.observe.status import LinkSocket, SocketStatus, TorchGroup, read_all
 
 Verdict = Literal["sealed", "not sealed", "store", "set-up", "local", "unknown"]
 ALARMS: Final = frozenset(("not sealed", "unknown"))

@@ -27,7 +27,13 @@ from sealring.core.group.process_group import SealedProcessGroup
 from sealring.core.group.settings import read_settings
 from sealring.core.group.torch_functions import pass_calls_to_groups
 from sealring.core.handshake import Terms, group_context, process_sessions
-from sealring.core.hooks import Enrolment, GroupMade, enrolment_of, group_observers
+from sealring.core.hooks import (
+    Enrolment,
+    GroupMade,
+    enrolment_of,
+    group_observers,
+    late_observers,
+)
 from sealring.core.identity import load_credentials
 from sealring.core.identity.credentials import check_dates
 from sealring.core.identity.process import shut_out_debuggers
@@ -49,7 +55,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
     """Called on every rank of the new group; returns when all of them are linked."""
     settings = read_settings(os.environ)
     # Before ranks meet: a wrong setting is refused, and what they need is imported.
-    observers = [observe(os.environ) for observe in group_observers.all()]
+    observers = [observe(os.environ) for observe in group_observers.wanted(os.environ)]
     shut_out_debuggers()
     members, group_rank, group_world = options.members, options.group_rank, len(options.members)
     rank, world = options.rank, options.world
@@ -185,7 +191,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             _certificate_ends(credentials.certificate, enrolment),
             _torch_groups,
         )
-        for observer in observers:
+        for observer in [*observers, *late_observers]:
             observer(made)
         if enrolment is not None:
             # Every other member, also those that this worker has no session and no link with.

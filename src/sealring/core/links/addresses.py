@@ -80,8 +80,10 @@ def _ipv4_of(name: str) -> list[str]:
 
 def _address_towards(master: str) -> str:
     """The source address the kernel would use; connecting a UDP socket sends nothing."""
+    # As bytes: for a text Python loads the tables of international names.
+    name = master.encode() if master.isascii() else master
     try:
-        candidates = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
+        candidates = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as problem:
         raise ConfigurationError(
             f"MASTER_ADDR {master!r} cannot be resolved ({problem}): correct it, or set "

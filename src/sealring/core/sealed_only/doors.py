@@ -70,8 +70,8 @@ def watch_symmetric_memory() -> None:
     library: Any = torch.library
     _operators = library.Library(_NAMESPACE, "IMPL")
     for full_name in torchs._dispatch_get_all_op_names():
-        namespace, _, name = full_name.partition("::")
-        if namespace == _NAMESPACE:
+        if full_name.startswith(f"{_NAMESPACE}::"):
+            name = full_name.removeprefix(f"{_NAMESPACE}::")
             # BackendSelect comes before the kernels of every device, with gradients or without.
             _operators.impl(name, _checked_operator(name), "BackendSelect", with_keyset=True)
     for name in _METHODS:

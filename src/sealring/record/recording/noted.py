@@ -121,8 +121,10 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def note_group(flight: FlightRecorder, *, recorded: bool) -> None:
-    """Called once for each group. Where nothing is recorded, old ones are dropped."""
+    """Called for each group. Where nothing is recorded, old ones are dropped."""
     with _lock:
+        if flight in _groups:
+            return
         closed = [] if recorded else [each for each in _groups if each.closed]
         for old in closed[:-KEPT_CLOSED]:
             _groups.remove(old)

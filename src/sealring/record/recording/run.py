@@ -27,7 +27,13 @@ from typing import Any, Final, Self
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.core.hooks import GroupMade, Made, credentials_of
+from sealring.core.hooks import (
+    GroupMade,
+    Made,
+    credentials_of,
+    flight_records,
+    late_observers,
+)
 from sealring.core.settings import CONTAINER
 from sealring.errors import ConfigurationError
 from sealring.record.recording.chain import Chain, RunLog
@@ -150,13 +156,23 @@ def record_run(
     return begun
 
 
+def _note(group: GroupMade) -> None:
+    note_group(group.flight, recorded=current() is not None)
+
+
+# In this order: a group that forms meanwhile is noted by either.
+late_observers.append(_note)
+for _recorders in flight_records.all():
+    for _flight in _recorders():
+        note_group(_flight, recorded=False)
+
+
 def observe_groups(environ: Mapping[str, str]) -> Made:
     """Begins to record with the first group, where the job is (`sealring run --record`)."""
-    wanted = bool(environ.get(FOLDER)) or requested(environ) is not None
+    requested(environ)  # a wrong one is refused before ranks meet
 
     def made(group: GroupMade) -> None:
-        note_group(group.flight, recorded=current() is not None)
-        if wanted and current() is None and not _ended:
+        if current() is None and not _ended:
             record_run(rank=group.flight.job_rank, world=group.size)
 
     return made
