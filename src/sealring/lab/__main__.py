@@ -51,8 +51,9 @@ from sealring.lab.bench import suite
 from sealring.lab.bench.algorithms import Cell, fit
 from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort
 from sealring.lab.bench.gpu import MODELS, WIRES, rows_of
-from sealring.lab.bench.harness import Job
+from sealring.lab.bench.harness import Job, Row
 from sealring.lab.bench.workers import SHARED_GPU, find_place
+from sealring.lab.report.plots import bar_numbers
 from sealring.lab.results import read_results
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -163,8 +164,13 @@ def handshake(
     from sealring.lab.bench.forming import measure_handshake
 
     with errors.status(f"{check_ranks(ranks)} workers start and meet"):
-        found = asdict(measure_handshake(ranks, chosen_transport()))
-    show(found, json, [number_table("Forming a group", list(found), [list(found.values())])])
+        rows = measure_handshake(ranks, chosen_transport())
+    show_rows(f"Forming a group of {ranks}", rows, json)
+
+
+def show_rows(title: str, rows: list[Row], json: bool) -> None:
+    numbers = number_table(title, *bar_numbers(rows))
+    show({"rows": [row.as_json() for row in rows]}, json, [numbers])
 
 
 @app.command()
@@ -209,16 +215,14 @@ def provenance(
 
     sizes = several(audits, _run_size)
     with errors.status("training") as status:
-        step = measure_recording(
+        found = measure_recording(
             model, ranks=ranks, batch=batch, every=every, blocks=blocks, folder=folder,
             progress=lambda done: status.update(f"training: {done:.0%}"),
         )  # fmt: skip
-        found = []
         for of_ranks, intervals in sizes:
             status.update(f"auditing a run of {of_ranks} ranks and {intervals} intervals")
-            found.append(measure_audit(of_ranks, intervals, folder))
-    value = {"step": asdict(step), "audits": [asdict(each) for each in found]}
-    show(value, json, [tables.recording(step), tables.audits(found)])
+            found += measure_audit(of_ranks, intervals, folder)
+    show_rows(f"{model}, {ranks} ranks, and audits", found, json)
 
 
 def _run_size(text: str) -> tuple[int, int]:
@@ -230,18 +234,6 @@ def _run_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-_LOG_RATES = {
-    "append_per_s": "entries appended, one commit",
-    "batch_per_s": "entries appended, commits of 256",
-    "commits_per_s": "commits of one entry",
-    "inclusion_proofs_per_s": "inclusion proofs made",
-    "consistency_proofs_per_s": "consistency proofs made",
-    "checked_proofs_per_s": "inclusion proofs checked",
-    "verify_per_s": "entries verified, whole log",
-    "witness_per_s": "checkpoints cosigned by one witness",
-}
-
-
 @app.command()
 def log(
     entries: Annotated[int, typer.Option(min=1, help="How many the log has.")] = 100_000,
@@ -249,12 +241,9 @@ def log(
     json: AsJson = False,
 ) -> None:
     """A transparency log: appends, proofs, a check of the whole, a witness's answers."""
-    from sealring.lab.bench.records import ENTRY_BYTES, measure_log
+    from sealring.lab.bench.records import measure_log
 
-    found = asdict(measure_log(entries, folder))
-    title = f"a log of {found['entries']:,} entries of {ENTRY_BYTES} bytes"
-    rows = [(words, f"{found[name]:,}") for name, words in _LOG_RATES.items()]
-    show(found, json, [number_table(title, ("", "a second"), rows)])
+    show_rows("A transparency log", measure_log(entries, folder), json)
 
 
 @app.command()

@@ -16,16 +16,16 @@ SMALL = ["--model", "mlp", "--batch", "2", "--every", "2", "--blocks", "2", "--a
 def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> None:
     arguments = ["provenance", *SMALL, "--folder", str(tmp_path), "--json"]
     done = CliRunner().invoke(app, arguments)
-    found = json.loads(done.stdout)
-    step, (audit,) = found["step"], found["audits"]
+    rows = {row["what"]: row for row in json.loads(done.stdout)["rows"]}
+    found = {what: row["value"] for what, row in rows.items()}
     # A warm-up, two timed blocks, and the final one, of each rank.
-    assert step["statements"] == 2 * 4
-    assert 1000 < step["bytes_per_statement"] < 20_000
-    assert step["disk_bytes"] > step["statements"] * step["bytes_per_statement"]
-    assert min(step["recorded_ms"], step["unrecorded_ms"]) > 0
-    assert step["bar"] == BAR
-    assert (audit["ranks"], audit["intervals"], audit["statements"]) == (2, 3, 6)
-    assert all(value is None or value > 0 for value in audit.values())
+    assert found["statements"] == 2 * 4
+    assert 1000 < found["of a rank and interval"] < 20_000
+    on_disk = found["statements, log and evidence"]
+    assert on_disk > found["statements"] * found["of a rank and interval"]
+    assert rows["ratio"]["at_most"] == BAR
+    assert found["2 ranks, 3 intervals: statements"] == 6
+    assert all(value > 0 for value in found.values())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,9 +17,7 @@ from sealring.lab.bench.collectives import (
     SMALL_BYTES,
     Exchange,
 )
-from sealring.lab.bench.gpu import Row
-from sealring.lab.bench.harness import Comparison, Measured, Samples, against_plain
-from sealring.lab.bench.records import AuditCost, RecordingCost
+from sealring.lab.bench.harness import Comparison, Measured, Row, Samples, against_plain
 from sealring.lab.bench.step import Step
 from sealring.lab.bench.vault import Case
 from sealring.lab.report import plots
@@ -180,39 +178,6 @@ def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float
         "Forming groups of light workers",
         *plots.forming_numbers(cases),
         caption="\n".join([floor, *grown]),
-    )
-
-
-def recording(found: RecordingCost) -> Table:
-    noise = "" if found.told is not None else f" (within the noise of {found.noise:.1%})"
-    return number_table(
-        f"{found.model}, {found.ranks} ranks, a statement every {found.every} steps",
-        ("", ""),
-        (
-            ("step with statements", f"{found.recorded_ms:,.1f} ms"),
-            ("step without", f"{found.unrecorded_ms:,.1f} ms"),
-            ("ratio", f"{found.ratio:.4f}{noise}; bar {found.bar}"),
-            ("bytes per rank and interval", f"{found.bytes_per_statement:,.0f}"),
-            ("bytes of the folder", f"{found.disk_bytes:,}"),
-        ),
-    )
-
-
-def audits(found: Sequence[AuditCost]) -> Table:
-    return number_table(
-        "Audits",
-        ("run", "statements", "audit", "of one core", "page", "opened after"),
-        (
-            (
-                f"{each.ranks} ranks, {each.intervals} intervals",
-                f"{each.statements:,} of {each.statement_bytes:,} bytes",
-                f"{each.seconds:g} s",
-                f"{each.cpu_seconds:g} s",
-                human_bytes(each.page_bytes),
-                "no browser here" if each.opened_ms is None else f"{each.opened_ms:g} ms",
-            )
-            for each in found
-        ),
     )
 
 

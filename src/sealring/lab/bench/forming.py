@@ -36,7 +36,7 @@ from sealring.core.handshake import SessionTable, Terms, group_context
 from sealring.core.identity import Credentials
 from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, explain_resource_limits
 from sealring.core.schedule import Algorithm, Operation, Selection, chunks, cuts_into_chunks
-from sealring.lab.bench.harness import Cases, Progress, forming_floor
+from sealring.lab.bench.harness import Cases, Progress, Row, forming_floor
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.lab.results import ScaleCase
 
@@ -183,23 +183,15 @@ class _Prefixed:
 # ---- one of torch's processes for each rank
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    ranks: int
-    handshakes: int
-    """TLS handshakes of all ranks, until the first all-reduce is done."""
-    transport: str
-    seconds: float
-    """Until the slowest rank has the group, from the moment all processes stand ready."""
-    first_all_reduce_seconds: float
-    """Until the slowest rank has done its first all-reduce, from the same moment."""
-
-
-def measure_handshake(ranks: int, transport: str) -> Result:
+def measure_handshake(ranks: int, transport: str) -> list[Row]:
     environment = {"SEALRING_TRANSPORT": transport}
     reports = [value for _, value in run_workers(ranks, _worker, environment=environment)]
     formed, reduced, shaken = zip(*reports, strict=True)
-    return Result(ranks, sum(shaken) // 2, transport, round(max(formed), 3), round(max(reduced), 3))
+    return [
+        Row("forming", "until the slowest of all has the group", round(max(formed), 3), "s"),
+        Row("forming", "... and its first all-reduce", round(max(reduced), 3), "s"),
+        Row("forming", "TLS handshakes of all ranks", sum(shaken) // 2, ""),
+    ]
 
 
 def _worker(rank: int, report: Report) -> None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,6 +23,7 @@ from sealring.lab.bench.collectives import sealed_and_opened
 from sealring.lab.bench.harness import (
     Cases,
     Progress,
+    Row,
     compare,
     gathered,
     in_turn,
@@ -500,42 +501,6 @@ _NCCL: Final = 0.2
 _NCCL_RANKS: Final = 4
 """So many have this bar, over peer memory; by other numbers that is for information."""
 _OVER_NCCL: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    part: str
-    what: str
-    value: float
-    unit: str
-    at_least: float | None = None
-    at_most: float | None = None
-    detail: str = ""
-    low: float | None = None
-    high: float | None = None
-    """Where 19 of 20 repetitions would find a ratio."""
-
-    @property
-    def met(self) -> bool | None:
-        if self.at_least is not None:
-            return self.value >= self.at_least
-        return None if self.at_most is None else self.value <= self.at_most
-
-    @property
-    def bar(self) -> str:
-        if self.at_least is not None:
-            return f"≥ {self.at_least:g}"
-        return "-" if self.at_most is None else f"≤ {self.at_most:g}"
-
-    @property
-    def reached(self) -> float | None:
-        """How many times as good as its bar; 1 is just good enough."""
-        if self.at_least is not None:
-            return self.value / self.at_least
-        return self.at_most / self.value if self.at_most is not None and self.value else None
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "met": self.met}
 
 
 def rows_of(results: Results) -> list[Row]:

@@ -29,6 +29,7 @@ from sealring.formats.log.folder import LogWriter, StoredTree, create_log
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.lab.bench.harness import (
+    Row,
     Samples,
     compare,
     in_turn,
@@ -58,26 +59,6 @@ class Work:
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class RecordingCost:
-    model: str
-    ranks: int
-    every: int
-    recorded_ms: float
-    """A step, the median over blocks."""
-    unrecorded_ms: float
-    ratio: float
-    told: float | None
-    """The same, or None where it cannot be told from the noise."""
-    noise: float
-    bar: float
-    statements: int
-    bytes_per_statement: float
-    """Of one rank and interval, with signature and certificate."""
-    disk_bytes: int
-    """Of the whole folder: statements, log and evidence."""
-
-
 def measure_recording(
     model: str,
     *,
@@ -87,7 +68,7 @@ def measure_recording(
     blocks: int,
     folder: Path | None = None,
     progress: Callable[[float], None] | None = None,
-) -> RecordingCost:
+) -> list[Row]:
     """Trains in a temporary folder inside `folder`, on whose disk the statements go."""
     with tempfile.TemporaryDirectory(prefix="sealring-records-", dir=folder) as made:
         run = Path(made) / "run"
@@ -96,21 +77,20 @@ def measure_recording(
         recorded, unrecorded = samples["recorded"], samples["unrecorded"]
         compared = compare(recorded.seconds, unrecorded.seconds)
         sizes = [len(envelope) for _, envelope in open_run(run).statements()]
-        on_disk = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-    return RecordingCost(
-        model=model,
-        ranks=ranks,
-        every=every,
-        recorded_ms=round(recorded.median * 1e3, 2),
-        unrecorded_ms=round(unrecorded.median * 1e3, 2),
-        ratio=round(recorded.median / unrecorded.median, 4),
-        told=compared.told and round(compared.told, 4),
-        noise=round(compared.noise, 4),
-        bar=BAR,
-        statements=len(sizes),
-        bytes_per_statement=round(sum(sizes) / len(sizes), 1),
-        disk_bytes=on_disk,
-    )
+        on_disk = _size_of(run)
+    ratio, low, high = (round(each, 4) for each in (compared.ratio, compared.low, compared.high))
+    return [
+        Row("step", f"step with a statement every {every}", _ms(recorded), "ms"),
+        Row("step", "step without", _ms(unrecorded), "ms"),
+        Row("step", "ratio", ratio, "x", at_most=BAR, low=low, high=high),
+        Row("step", "statements", len(sizes), ""),
+        Row("step", "of a rank and interval", round(sum(sizes) / len(sizes), 1), "bytes"),
+        Row("step", "statements, log and evidence", on_disk, "bytes"),
+    ]
+
+
+def _ms(samples: Samples) -> float:
+    return round(samples.median * 1e3, 2)
 
 
 # ---- in the workers
@@ -161,31 +141,13 @@ _PATIENCE_SECONDS: Final = 120
 _OPENED: Final = re.compile(r'<html[^>]* data-opened="(\d+)"')
 
 
-@dataclass(frozen=True, slots=True)
-class AuditCost:
-    ranks: int
-    intervals: int
-    statements: int
-    statement_bytes: int
-    """On average."""
-    seconds: float
-    """The whole audit: log, signatures, contradictions, graph."""
-    cpu_seconds: float
-    """The same without the time that other processes took."""
-    page_seconds: float
-    page_bytes: int
-    opened_ms: float | None
-    """From the start of navigation until the page was laid out and its script had run; None: there
-    is no browser here."""
-
-
-def measure_audit(ranks: int, intervals: int, folder: Path | None = None) -> AuditCost:
+def measure_audit(ranks: int, intervals: int, folder: Path | None = None) -> list[Row]:
     """An honest run of that size, in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-audit-", dir=folder) as made:
         return _audited(Path(made), ranks, intervals)
 
 
-def _audited(folder: Path, ranks: int, intervals: int) -> AuditCost:
+def _audited(folder: Path, ranks: int, intervals: int) -> list[Row]:
     authority = Authority()
     signer = Signer.generate("bench.sealring/run", Kind.NOTE)
     run, entries = write_statements(
@@ -203,17 +165,21 @@ def _audited(folder: Path, ranks: int, intervals: int) -> AuditCost:
         raise WorkerFailed(f"the audit of an honest run found: {result.findings[:1]}")
     page = folder / "page.html"
     written = seconds_of(lambda: write_page(page, result))
-    return AuditCost(
-        ranks=ranks,
-        intervals=intervals,
-        statements=len(entries),
-        statement_bytes=round(sum(map(len, entries)) / len(entries)),
-        seconds=round(seconds, 3),
-        cpu_seconds=round(cpu, 3),
-        page_seconds=round(written, 3),
-        page_bytes=page.stat().st_size,
-        opened_ms=_opened(page),
-    )
+    run_size = f"{ranks} ranks, {intervals} intervals"
+    figures: list[tuple[str, float | None, str]] = [
+        ("statements", len(entries), ""),
+        ("of a statement", round(sum(map(len, entries)) / len(entries)), "bytes"),
+        ("the whole audit: log, signatures, contradictions, graph", round(seconds, 3), "s"),
+        ("of this process alone", round(cpu, 3), "s"),
+        ("writing the page", round(written, 3), "s"),
+        ("the page", page.stat().st_size, "bytes"),
+        ("from navigation to a page laid out", _opened(page), "ms"),
+    ]
+    return [
+        Row("audit", f"{run_size}: {what}", value, unit)
+        for what, value, unit in figures
+        if value is not None  # there is no browser here
+    ]
 
 
 def _opened(page: Path) -> float | None:
@@ -246,38 +212,13 @@ _COMMITS: Final = 50
 _BATCH: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class LogResult:
-    entries: int
-    append_per_s: float
-    """Entries a second, all in one commit."""
-    batch_per_s: float
-    """Entries a second in commits of 256."""
-    commits_per_s: float
-    """Commits of one entry a second."""
-    inclusion_proofs_per_s: float
-    """Made from tiles on disk for random entries, and checked against the root."""
-    consistency_proofs_per_s: float
-    checked_proofs_per_s: float
-    """Inclusion proofs checked by a reader who has no tiles."""
-    verify_per_s: float
-    """Entries a second when the whole log is read and checked."""
-    witness_per_s: float
-    """Submissions a second that one witness checks, writes to its disk and cosigns."""
-    proof_bytes: int
-    """Of one tlog-proof file, without cosignatures."""
-    disk_bytes: int
-    peak_memory_mib: float
-    """Of this process, after all of it."""
-
-
-def measure_log(entries: int, folder: Path | None = None) -> LogResult:
+def measure_log(entries: int, folder: Path | None = None) -> list[Row]:
     """A log of this size in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-log-", dir=folder) as made:
         return _measure(Path(made), entries)
 
 
-def _measure(folder: Path, count: int) -> LogResult:
+def _measure(folder: Path, count: int) -> list[Row]:
     signer = Signer.generate("bench.sealring/log", Kind.NOTE)
     log = folder / "log"
     create_log(log, signer)
@@ -320,20 +261,29 @@ def _measure(folder: Path, count: int) -> LogResult:
         ]
         first = Submission(0, (), sizes[0].note.encode()).encode()
         witness = _witness_seconds(folder, signer, first, submissions)
-    return LogResult(
-        entries=signed.size,
-        append_per_s=round(append),
-        batch_per_s=round(_COMMITS * _BATCH / batches),
-        commits_per_s=round(_COMMITS / commits, 1),
-        inclusion_proofs_per_s=round(_PROOFS / made),
-        consistency_proofs_per_s=round(_PROOFS / consistent),
-        checked_proofs_per_s=round(_PROOFS / checked),
-        verify_per_s=round(signed.size / verify),
-        witness_per_s=round(len(submissions) / witness, 1),
-        proof_bytes=len(LogProof(picked[0], tuple(proofs[0]), signed.note.encode()).encode()),
-        disk_bytes=sum(path.stat().st_size for path in log.rglob("*") if path.is_file()),
-        peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-    )
+    rates = {
+        "entries appended, one commit": append,
+        "entries appended, commits of 256": _COMMITS * _BATCH / batches,
+        "commits of one entry": _COMMITS / commits,
+        "inclusion proofs made from disk, and checked": _PROOFS / made,
+        "consistency proofs made from disk, and checked": _PROOFS / consistent,
+        "inclusion proofs checked": _PROOFS / checked,
+        "entries verified, whole log": signed.size / verify,
+        "checkpoints cosigned by one witness": len(submissions) / witness,
+    }
+    proof = LogProof(picked[0], tuple(proofs[0]), signed.note.encode()).encode()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [
+        Row("log", f"entries of {ENTRY_BYTES} bytes", signed.size, ""),
+        *(Row("log", what, round(rate, 1), "a second") for what, rate in rates.items()),
+        Row("log", "a proof, without cosignatures", len(proof), "bytes"),
+        Row("log", "on the disk", _size_of(log), "bytes"),
+        Row("log", "of this process, at most", round(peak, 1), "MiB"),
+    ]
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _witness_seconds(folder: Path, log: Signer, first: bytes, submissions: list[bytes]) -> float:

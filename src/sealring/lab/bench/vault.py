@@ -12,19 +12,18 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from sealring import _native
-from sealring.lab.bench.harness import alternate, reports_of, seconds_of
-from sealring.lab.bench.workers import Place, Report
+from sealring.lab.bench.harness import Samples, alternate, in_turn, reports_of
+from sealring.lab.bench.workers import Place, Report, settle
 from sealring.vault import freeing, keys
 from sealring.vault.datasets.building import ingest
 from sealring.vault.datasets.work import in_this_process
@@ -56,9 +55,9 @@ class Case:
     sealed_gb_s: float
     plain_gb_s: float
     ratio: float
-    bytes_read: int | None
+    bytes_read: int | None = None
     """Of sealed files, by all ranks; None for a save."""
-    bytes_needed: int | None
+    bytes_needed: int | None = None
     steps: dict[str, float] | None = None
     """Seconds of the steps of a loader's two threads, in the last pass (`GpuLoader.seconds`)."""
 
@@ -134,12 +133,33 @@ def _alone(blocks: int) -> Iterator[Case]:
 
     sealed, digests = seal()
     view = memoryview(sealed)
-    rates = {
-        action: _IN_MEMORY / median(seconds_of(action) for _ in range(blocks)) / 1e9
-        for action in (seal, open_again, copy)
-    }
     for what, action in (("sealing alone", seal), ("opening alone", open_again)):
-        yield Case(what, 1, rates[action], rates[copy], rates[action] / rates[copy], None, None)
+        yield case_of(what, _IN_MEMORY, _alternated({"sealed": action, "plain": copy}, blocks))
+
+
+def case_of(
+    what: str, size: int, samples: Mapping[str, Samples], ranks: int = 1, **more: Any
+) -> Case:
+    sealed, plain = (size / samples[each].median / 1e9 for each in ("sealed", "plain"))
+    return Case(what, ranks, sealed, plain, sealed / plain, **more)
+
+
+def _alternated(
+    variants: Mapping[str, Callable[[], object]],
+    blocks: int,
+    wait: Callable[[], None] = lambda: None,
+) -> dict[str, Samples]:
+    """In this process; `wait` ends what a call has begun."""
+
+    def settled(call: Callable[[], object]) -> Callable[[], None]:
+        def both() -> None:
+            call()
+            wait()
+
+        return both
+
+    calls = {name: settled(call) for name, call in variants.items()}
+    return alternate(calls, blocks=blocks, calls=1, warm_up=2, between=wait)
 
 
 def _drop_from_page_cache(folder: Path) -> None:
@@ -191,14 +211,6 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
     def save_plain() -> None:
         dcp.save(state, storage_writer=FileSystemWriter(plain, overwrite=True))
 
-    def timed(action: Callable[[], None], before: Callable[[], None]) -> float:
-        before()
-        dist.barrier()
-        start = time.perf_counter()
-        action()
-        dist.barrier()
-        return time.perf_counter() - start
-
     def drop() -> None:
         if rank == 0:
             _drop_from_page_cache(place)
@@ -207,20 +219,18 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         sealed: Callable[[], None],
         plain: Callable[[], None],
         before: Callable[[], None] = lambda: None,
-    ) -> tuple[float, float]:
-        # Once without a clock: files and memory are there then.
-        sealed()
-        plain()
-        pairs = [(timed(sealed, before), timed(plain, before)) for _ in range(task.blocks)]
-        return median(one for one, _ in pairs), median(one for _, one in pairs)
+    ) -> dict[str, Samples]:
+        def line_up() -> None:
+            before()
+            dist.barrier()
 
-    def case(what: str, times: tuple[float, float], read: int | None, needed: int | None) -> Case:
-        sealed, plain = (total / one / 1e9 for one in times)
-        return Case(what, world, sealed, plain, sealed / plain, read, needed)
+        variants = {"sealed": sealed, "plain": plain}
+        # Files and memory are there after the first, which is not timed.
+        return in_turn(variants, report, blocks=task.blocks, between=line_up)
 
     cases = []
     saved = alternately(save_sealed, save_plain, remove_plain)
-    cases.append(case("save", saved, None, None))
+    cases.append(case_of("save", total, saved, world))
     if task.loads is not None:
         last: list[CheckpointReader] = []
 
@@ -234,11 +244,11 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         loaded = alternately(load_sealed, load_plain)
         counts = torch.tensor([last[0].bytes_read, last[0].bytes_needed])
         dist.all_reduce(counts)
-        read, needed = int(counts[0]), int(counts[1])
-        cases.append(case("load", loaded, read, needed))
+        read = {"bytes_read": int(counts[0]), "bytes_needed": int(counts[1])}
+        cases.append(case_of("load", total, loaded, world, **read))
         if task.loads == task.label:
             cold = alternately(load_sealed, load_plain, drop)
-            cases.append(case("load from disk", cold, read, needed))
+            cases.append(case_of("load from disk", total, cold, world, **read))
     dist.destroy_process_group()
     if rank == 0:
         report(cases)
@@ -275,11 +285,15 @@ def measure_datasets(
             os.sched_setaffinity(0, {min(allowed)})
             dataset = Dataset(vault, "tokens", length=TOKENS)
             progress("reading a dataset")
-            yield _case("dataset read, a core", dataset.bytes, blocks,
-                        lambda: _read_sealed(dataset), lambda: _read_plain(plain))  # fmt: skip
+            reading = {
+                "sealed": lambda: _read_sealed(dataset), "plain": lambda: _read_plain(plain)
+            }  # fmt: skip
+            yield case_of("dataset read, a core", dataset.bytes, _alternated(reading, blocks))
             progress("shuffled samples")
-            yield _case("samples, shuffled", dataset.bytes, blocks,
-                        lambda: _load_sealed(dataset), lambda: _load_plain(plain))  # fmt: skip
+            loading = {
+                "sealed": lambda: _load_sealed(dataset), "plain": lambda: _load_plain(plain)
+            }  # fmt: skip
+            yield case_of("samples, shuffled", dataset.bytes, _alternated(loading, blocks))
             dataset.close()
         finally:
             os.sched_setaffinity(0, allowed)
@@ -295,16 +309,6 @@ def vault_of_tokens(place: Path, tokens: NDArray[np.uint16], suite: str = AES) -
     ingest(vault, source, "tokens", in_this_process, dtype="uint16", suite=suite)
     source.unlink()
     return vault
-
-
-def _case(
-    what: str, size: int, blocks: int, sealed: Callable[[], None], plain: Callable[[], None]
-) -> Case:
-    sealed()
-    plain()
-    pairs = [(seconds_of(sealed), seconds_of(plain)) for _ in range(blocks)]
-    rates = [size / median(times) / 1e9 for times in zip(*pairs, strict=True)]
-    return Case(what, 1, rates[0], rates[1], rates[0] / rates[1], None, None)
 
 
 def _read_sealed(dataset: Dataset) -> None:
@@ -394,14 +398,8 @@ def _gpu_worker(rank: int, report: Report, place: Place, folder: Path, blocks: i
     )
     for what, measured in measurements:
         report(what)
-        report(_gpu_case(what, *measured()))
-
-
-def _gpu_case(
-    what: str, size: int, seconds: dict[str, float], steps: dict[str, float] | None = None
-) -> Case:
-    sealed, plain = (size / seconds[one] / 1e9 for one in ("sealed", "plain"))
-    return Case(what, 1, sealed, plain, sealed / plain, None, None, steps)
+        size, samples, *steps = measured()
+        report(case_of(what, size, samples, steps=steps[0] if steps else None))
 
 
 def _sealed_file(folder: Path) -> SealedPart:
@@ -423,7 +421,7 @@ def _sealed_file(folder: Path) -> SealedPart:
 
 def _from_pinned_memory(
     device: torch.device, part: SealedPart, blocks: int
-) -> tuple[int, dict[str, float]]:
+) -> tuple[int, dict[str, Samples]]:
     """Copies that are opened while the next one comes, against copies alone."""
     import numpy as np
     import torch
@@ -463,12 +461,12 @@ def _from_pinned_memory(
             for number in range(batches):
                 plain[number % 2].copy_(pinned[:BATCH_BYTES], non_blocking=True)
 
-    times = medians({"sealed": copy_and_open, "plain": copy}, blocks, device, 1)
+    times = _alternated({"sealed": copy_and_open, "plain": copy}, blocks, partial(settle, device))
     assert failed.item() == -1
     return batches * BATCH_BYTES, times
 
 
-def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]]:
+def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, Samples]]:
     """Steps of AdamW whose state comes in and goes out, sealed or as it is."""
     import torch
 
@@ -502,7 +500,7 @@ def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, float]
             parameter.grad = torch.full_like(parameter, 1e-3)
         state_bytes = 2 * 2 * sum(parameter.nbytes for parameter in model.parameters())
         variants[name] = OffloadedOptimizer(model.parameters(), adam, kind(device)).step
-    return state_bytes, medians(variants, blocks, device, 1)
+    return state_bytes, _alternated(variants, blocks, partial(settle, device))
 
 
 # ---- a vault's dataset, opened by a GPU in a stream's order, against the same tokens in memory
@@ -515,28 +513,6 @@ SHUFFLED_WINDOWS: Final = 256
 DATASET_BYTES: Final = 256 << 20
 MODEL: Final = "gpt2"
 _CALLS: Final = 4
-
-
-def medians(
-    variants: dict[str, Callable[[], None]], blocks: int, device: torch.device, calls: int
-) -> dict[str, float]:
-    import torch
-
-    def settle() -> None:
-        torch.cuda.synchronize(device)
-
-    def settled(call: Callable[[], None]) -> Callable[[], None]:
-        def both() -> None:
-            call()
-            settle()
-
-        return both
-
-    samples = alternate(
-        {name: settled(call) for name, call in variants.items()},
-        blocks=blocks, calls=calls, warm_up=2, between=settle,
-    )  # fmt: skip
-    return {name: one.median for name, one in samples.items()}
 
 
 def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
@@ -552,7 +528,7 @@ def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
 
 def shuffled(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
-) -> tuple[int, dict[str, float], dict[str, float]]:
+) -> tuple[int, dict[str, Samples], dict[str, float]]:
     """Batches in the order of a stream, against rows of a tensor in memory, pinned and copied.
 
     The last value is where the loader's time went, in the last pass.
@@ -587,7 +563,8 @@ def shuffled(
             total += batch[:, 0].sum()
         sums["plain"] = int(total)
 
-    times = medians({"sealed": from_vault, "plain": from_memory}, blocks, device, 1)
+    variants = {"sealed": from_vault, "plain": from_memory}
+    times = _alternated(variants, blocks, partial(settle, device))
     assert all(total > 0 for total in sums.values())
     loader.close()
     dataset.close()
@@ -596,7 +573,7 @@ def shuffled(
 
 def training(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
-) -> tuple[int, dict[str, float]]:
+) -> tuple[int, dict[str, Samples]]:
     """Steps on shuffled windows: opened on the GPU, or copied from a tensor in memory."""
     import torch
 
@@ -633,7 +610,8 @@ def training(
             rows = tokens[torch.randint(len(tokens), (TRAINED_WINDOWS,), generator=draw)]
             step(rows.pin_memory().to(device, non_blocking=True).long() & 0xFFFF)
 
-    times = medians({"sealed": from_sealed, "plain": from_plain}, blocks, device, 1)
+    variants = {"sealed": from_sealed, "plain": from_plain}
+    times = _alternated(variants, blocks, partial(settle, device))
     loader.close()
     dataset.close()
     return _CALLS * TRAINED_WINDOWS * WINDOW * 2, times

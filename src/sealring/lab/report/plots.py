@@ -14,8 +14,8 @@ from statistics import median
 from typing import Final, Literal, NamedTuple
 
 from sealring.lab.bench.collectives import line_words
-from sealring.lab.bench.gpu import Row, rows_of
-from sealring.lab.bench.harness import Comparison
+from sealring.lab.bench.gpu import rows_of
+from sealring.lab.bench.harness import Comparison, Row
 from sealring.lab.report.findings import (
     FIGURES,
     Overhead,
@@ -578,17 +578,20 @@ def bars(results: Results) -> Picture | None:
 
 
 def bar_numbers(rows: Sequence[Row]) -> Numbers:
+    """Without columns that say nothing of any row."""
+    columns = ("what", "measured", "19 of 20 find it in", "bar", "met", "detail")
+    cells = [
+        (
+            row.what,
+            f"{row.value:,.9g} {row.unit}",
+            f"{row.low:g} to {row.high:g}" if row.low is not None else "-",
+            row.bar,
+            {True: "yes", False: "no", None: "-"}[row.met],
+            row.detail or "-",
+        )
+        for row in rows
+    ]
+    kept = [at for at in range(len(columns)) if any(row[at] != "-" for row in cells)]
     return Numbers(
-        ("what", "measured", "19 of 20 find it in", "bar", "met", "detail"),
-        [
-            (
-                row.what,
-                f"{row.value:,g} {row.unit}",
-                f"{row.low:g} to {row.high:g}" if row.low is not None else "-",
-                row.bar,
-                {True: "yes", False: "no", None: "-"}[row.met],
-                row.detail,
-            )
-            for row in rows
-        ],
+        tuple(columns[at] for at in kept), [tuple(row[at] for at in kept) for row in cells]
     )
