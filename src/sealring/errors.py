@@ -588,34 +588,20 @@ class WrongKey(VaultError, code="vault.wrong_key"):
 class LogError(SealringError, code="log"):
     """A log, a proof or a witness cannot be believed, and nothing of it was used."""
 
+    codes: ClassVar = {
+        "log.in_use": (
+            "Another process holds the lock of the log or of the witness's state. Look at the "
+            "folder; wait for the other writer."
+        ),
+        "log.witness_fault": (
+            "One witness cannot be reached, refuses, or answers with something else than it must."
+        ),
+    }
+    faults: ClassVar = {"log.in_use": "yours"}
+
 
 class NotALog(LogError, code="log.not_a", fault="yours"):
     """The folder holds no log, or its files cannot be read."""
-
-
-class LogInUse(LogError, code="log.in_use", fault="yours"):
-    """Another process holds the lock of the log or of the witness's state.
-
-    Look at the folder; wait for the other writer.
-    """
-
-
-class MalformedNote(LogError, code="log.malformed_note"):
-    """A signed note, checkpoint, proof or key is not in the format that C2SP specifies.
-
-    That is not in C2SP's format: fetch it again.
-    """
-
-
-class ForgedNote(LogError, code="log.forged_note", fault="an attacker's"):
-    """A signature is not over this text, or no known key signed it.
-
-    Not signed by a key that you believe: check the vkey, the policy.
-    """
-
-
-class WrongLog(LogError, code="log.wrong"):
-    """The checkpoint is of a log that the policy does not list."""
 
 
 class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or the disk's"):
@@ -629,18 +615,19 @@ class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or th
     }
 
 
-class TruncatedLog(LogError, code="log.truncated_log", fault="an attacker's"):
-    """The log ends before a checkpoint that was seen earlier: its end was cut off.
-
-    The log's end was cut, or it was rewritten: keep both views as proof.
-    """
-
-
 class ForkedLog(LogError, code="log.forked_log"):
     """Two checkpoints of one log contradict each other: rewritten, or a view for each reader.
 
-    The log's end was cut, or it was rewritten: keep both views as proof.
+    Keep both views as proof.
     """
+
+    codes: ClassVar = {
+        "log.truncated_log": (
+            "The log ends before a checkpoint that was seen earlier: its end was cut off. Keep "
+            "both views as proof."
+        ),
+    }
+    faults: ClassVar = {"log.truncated_log": "an attacker's"}
 
 
 class NoQuorum(LogError, code="log.no_quorum"):
@@ -657,12 +644,15 @@ class NoQuorum(LogError, code="log.no_quorum"):
     }
 
 
-class WitnessFault(LogError, code="log.witness_fault"):
-    """One witness cannot be reached, refuses, or answers with something else than it must."""
-
-
 class MalformedStatement(LogError, code="log.malformed_statement"):
     """An envelope or a statement is not in its format, or is of an unknown version."""
+
+    codes: ClassVar = {
+        "log.malformed_note": (
+            "A signed note, checkpoint, proof or key is not in the format that C2SP specifies: "
+            "fetch it again."
+        ),
+    }
 
 
 class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker's"):
@@ -670,6 +660,14 @@ class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker'
 
     The worker that it names did not sign this.
     """
+
+    codes: ClassVar = {
+        "log.forged_note": (
+            "A note is not signed by a key that you believe: check the vkey, the policy."
+        ),
+        "log.wrong": "The checkpoint is of a log that the policy does not list.",
+    }
+    faults: ClassVar = {"log.wrong": ""}
 
 
 class MalformedRun(LogError, code="log.malformed_run"):

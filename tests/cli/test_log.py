@@ -14,10 +14,9 @@ from sealring.cli import app
 from sealring.errors import (
     ConfigurationError,
     ForkedLog,
-    MalformedNote,
+    MalformedStatement,
     SealringError,
     TamperedLog,
-    TruncatedLog,
 )
 from sealring.formats.log.folder import create_log
 from sealring.formats.log.notes import Kind, Signer
@@ -106,7 +105,7 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     run("append", folder, tmp_path / "entry")
     run("log", folder, "--policy", vkey, "--checkpoint", tmp_path / "seen")
     assert as_json("log", folder, "--policy", vkey, "--seen", tmp_path / "seen")["size"] == 301
-    with pytest.raises(TruncatedLog, match="ends at 300 entries"):
+    with pytest.raises(ForkedLog, match="ends at 300 entries", check=coded("log.truncated_log")):
         run("log", tmp_path / "short", "--policy", vkey, "--seen", tmp_path / "seen")
     # Its owner signs another history with the same key.
     (tmp_path / "log.key.signed").unlink()
@@ -124,7 +123,7 @@ def test_whom_to_believe_must_be_said(log: tuple[Path, str], tmp_path: Path) -> 
         run("log", folder)
     with pytest.raises(ConfigurationError, match="there is no file no-policy, and it is no verif"):
         run("log", folder, "--policy", "no-policy")
-    with pytest.raises(MalformedNote):
+    with pytest.raises(MalformedStatement, check=coded("log.malformed_note")):
         run("log", folder, "--policy", f"{vkey[:-9]}A")
     with pytest.raises(ConfigurationError, match="name the files"):
         run("append", folder)

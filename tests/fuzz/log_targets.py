@@ -8,13 +8,10 @@ from typing import Final
 
 from sealring.errors import (
     BadPolicy,
-    ForgedNote,
     ForgedStatement,
     LogError,
-    MalformedNote,
     MalformedStatement,
     TamperedLog,
-    WrongLog,
 )
 from sealring.formats.log.checkpoints import (
     check_proof,
@@ -32,14 +29,14 @@ TRUSTED: Final = LogPolicy((Log(Verifier("example.com/log", Kind.NOTE, bytes(32)
 
 
 def log_checkpoint(data: bytes) -> None:
-    with suppress(MalformedNote):
+    with suppress(MalformedStatement):
         note = parse_note(data)
         assert note.encode() == data
         checkpoint = parse_checkpoint(note.text)
         assert checkpoint.encode() == note.text
     try:
         open_checkpoint(data, TRUSTED)
-    except (MalformedNote, ForgedNote, WrongLog):
+    except (MalformedStatement, ForgedStatement):
         return
     raise AssertionError("a checkpoint without the log's signature was believed")
 
@@ -47,7 +44,7 @@ def log_checkpoint(data: bytes) -> None:
 def log_proof(data: bytes) -> None:
     try:
         proof = parse_proof(data)
-    except MalformedNote:
+    except MalformedStatement:
         return
     assert proof.encode() == data
     try:
@@ -69,7 +66,7 @@ def log_policy(data: bytes) -> None:
 
 
 def log_submission(data: bytes) -> None:
-    with suppress(MalformedNote):
+    with suppress(MalformedStatement):
         assert parse_submission(data).encode() == data
 
 

@@ -14,7 +14,7 @@ from cryptography import x509
 
 from sealring.core.identity.credentials import read_authorities
 from sealring.core.identity.secret import derive_authority, read_secret
-from sealring.errors import ConfigurationError, MalformedNote
+from sealring.errors import ConfigurationError, MalformedStatement
 from sealring.formats.files import read_limited
 from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Verifier
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
@@ -108,7 +108,10 @@ def whom_to_believe(policy: str | None) -> LogPolicy:
         raise ConfigurationError(f"there is no file {policy}, and it is no verifier key")
     verifier = Verifier.parse(key)
     if verifier.kind is not Kind.NOTE:
-        raise MalformedNote(f"the verifier key of {verifier.name} is a witness's, not a log's")
+        raise MalformedStatement(
+            f"the verifier key of {verifier.name} is a witness's, not a log's",
+            code="log.malformed_note",
+        )
     return LogPolicy((Log(verifier),))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from sealring.errors import ConfigurationError, DiskFull, LogError, LogInUse, NotALog
+from sealring.errors import ConfigurationError, DiskFull, LogError, NotALog
 
 MAX_FILE_BYTES: Final = 1 << 20
 """For keys, certificates, policies and the like."""
@@ -276,8 +276,9 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    raise LogInUse(
-                        f"another process writes to {folder}: wait until it has ended"
+                    raise LogError(
+                        f"another process writes to {folder}: wait until it has ended",
+                        code="log.in_use",
                     ) from None
                 time.sleep(_POLL_SECONDS)
         yield

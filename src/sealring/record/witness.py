@@ -29,9 +29,9 @@ from typing import Final, Self
 
 from sealring.errors import (
     ConfigurationError,
-    ForgedNote,
+    ForgedStatement,
     LogError,
-    MalformedNote,
+    MalformedStatement,
     SealringError,
     TamperedLog,
 )
@@ -112,10 +112,11 @@ class WitnessState:
     def add_checkpoint(self, body: bytes) -> bytes:
         """Cosigns a checkpoint that continues the last one; returns the signature line."""
         submission = parse_submission(body)
-        signed = open_checkpoint(submission.checkpoint, self._policy)  # WrongLog, ForgedNote
+        signed = open_checkpoint(submission.checkpoint, self._policy)
         if submission.old > signed.size:
-            raise MalformedNote(
-                f"the old size is {submission.old}, and the checkpoint has {signed.size} entries"
+            raise MalformedStatement(
+                f"the old size is {submission.old}, and the checkpoint has {signed.size} entries",
+                code="log.malformed_note",
             )
         with self._lock:
             last = self._last.get(signed.checkpoint.origin)
@@ -174,7 +175,7 @@ class WitnessState:
         try:
             signed = open_checkpoint(content, self._policy)
             own = verified(signed.note, [self._signer.verifier])
-        except (ForgedNote, MalformedNote) as problem:
+        except (ForgedStatement, MalformedStatement) as problem:
             raise TamperedLog(f"{path} is not what this witness wrote: {problem}") from None
         if not own or signed.checkpoint.origin != origin:
             raise TamperedLog(f"{path} is not what this witness wrote: restore it from a copy")

@@ -25,7 +25,6 @@ from sealring.errors import (
     NoQuorum,
     TamperedLog,
     TamperedStore,
-    TruncatedLog,
 )
 from sealring.formats.files import Batch
 from sealring.formats.http import Limits, Response
@@ -92,19 +91,19 @@ def test_a_store_that_was_cut_or_rewritten_is_not_published(place: Place) -> Non
     shutil.copy(place.directory / "store", place.directory / "older")
     note(place, "second")
     assert update(place) == 2
-    with pytest.raises(TruncatedLog, match="ends before entry 1"):
+    with pytest.raises(ForkedLog, match="ends before entry 1", check=coded("log.truncated_log")):
         update(place, "older")
     note(place, "another second", "third", store="older")
     with pytest.raises(ForkedLog, match="among the first 2"):
         update(place, "older")
-    with pytest.raises(TruncatedLog):
+    with pytest.raises(ForkedLog, check=coded("log.truncated_log")):
         update(place, "empty")
     assert update(place) == 2
     # Without the folder: what was published is remembered, and an honest store fills a new one.
     shutil.rmtree(place.directory / "log")
     with pytest.raises(ForkedLog, match="remembered"):
         update(place, "older")
-    with pytest.raises(TruncatedLog, match="remembered"):
+    with pytest.raises(ForkedLog, match="remembered", check=coded("log.truncated_log")):
         update(place, "empty")
     assert update(place) == 2
 
@@ -174,24 +173,26 @@ def test_as_the_operator_and_an_auditor_type_it(
         left.unlink()
     shutil.copy(older, store)
     assert "first" in run("broker", "audit", *ca)  # whole by itself
-    with pytest.raises(TruncatedLog, match="ends at 1 entries, and the witness"):
+    with pytest.raises(
+        ForkedLog, match="ends at 1 entries, and the witness", check=coded("log.truncated_log")
+    ):
         run("broker", "audit", *ca, *policy)
-    with pytest.raises(TruncatedLog, match="which was published"):
+    with pytest.raises(ForkedLog, match="which was published", check=coded("log.truncated_log")):
         publish(place.directory / "elsewhere")
     (place.ca / "broker.log.signed").unlink()
-    with pytest.raises(TruncatedLog, match="and the witness"):
+    with pytest.raises(ForkedLog, match="and the witness", check=coded("log.truncated_log")):
         publish(place.directory / "elsewhere")
     # An emptied one, too.
     (place.ca / "broker.version").unlink()
     store.unlink()
     for left in place.ca.glob("broker.sqlite-*"):
         left.unlink()
-    with pytest.raises(TruncatedLog, match="ends at 0 entries"):
+    with pytest.raises(ForkedLog, match="ends at 0 entries", check=coded("log.truncated_log")):
         run("broker", "audit", *ca, *policy)
     # One witness is enough to show it: the proof is the log's own signature.
     for each in witnesses[:3]:
         each.kill()
-    with pytest.raises(TruncatedLog, match="witness w4"):
+    with pytest.raises(ForkedLog, match="witness w4", check=coded("log.truncated_log")):
         run("broker", "audit", *ca, *policy)
 
 

@@ -202,7 +202,7 @@ def test_the_right_content_of_another_manifest_shows_nothing(
         replace(part, end=replace(part.end, sha256="00" * 32)), open_run(recorded / "run"),
         stated(recorded), AUTHORITIES, tmp_path / "work", compare=again.compare,
     )  # fmt: skip
-    assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "ForeignPart")
+    assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "vault.foreign_part")
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -266,7 +266,7 @@ def test_a_script_has_any_name_and_need_not_record(
     outcome = replay(
         named, open_run(recorded / "run"), stated(recorded), AUTHORITIES, tmp_path / "work"
     )
-    assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "MalformedRun")
+    assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "log.malformed_run")
 
 
 def test_a_script_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

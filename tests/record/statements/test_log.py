@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from sealring.errors import (
     ConfigurationError,
-    ForgedNote,
+    ForgedStatement,
     ForkedLog,
-    LogInUse,
+    LogError,
     NotALog,
     TamperedLog,
-    TruncatedLog,
-    WrongLog,
 )
 from sealring.formats import files
 from sealring.formats.log import folder, tree
@@ -99,7 +97,7 @@ def test_entries_of_every_length_and_one_too_long(tmp_path: Path) -> None:
 
 def test_a_second_writer_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path) -> None:
     log = new_log(tmp_path)
-    with log.writer(), pytest.raises(LogInUse):
+    with log.writer(), pytest.raises(LogError, check=coded("log.in_use")):
         log.append([b"second"])
     assert log.append([b"first"]) == range(1)
 
@@ -135,7 +133,7 @@ def test_every_file_changed_in_turn_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(TamperedLog):
             log.check()
         path.unlink()
-        with pytest.raises(TruncatedLog, match="is missing"):
+        with pytest.raises(ForkedLog, match="is missing", check=coded("log.truncated_log")):
             log.check()
         path.write_bytes(content)
         assert log.check() == 600
@@ -166,7 +164,7 @@ def test_entries_rewritten_together_with_all_their_hashes(tmp_path: Path) -> Non
         log.tree().inclusion_proof(3, log.opened().root)
     # With the other log's checkpoint, it is another key's.
     shutil.copy(other.folder / "checkpoint", log.folder / "checkpoint")
-    with pytest.raises(ForgedNote):
+    with pytest.raises(ForgedStatement, check=coded("log.forged_note")):
         log.opened()
 
 
@@ -177,7 +175,9 @@ def test_a_log_that_was_put_back_is_not_continued_by_its_key(tmp_path: Path) -> 
     shutil.rmtree(log.folder)
     shutil.copytree(tmp_path / "old", log.folder)
     assert log.check() == 10  # it is whole by itself
-    with pytest.raises(TruncatedLog, match=r"ends at 10 entries.*has 15"):
+    with pytest.raises(
+        ForkedLog, match=r"ends at 10 entries.*has 15", check=coded("log.truncated_log")
+    ):
         log.append([b"another eleventh"])
 
 
@@ -192,7 +192,7 @@ def test_views_that_contradict_each_other(tmp_path: Path) -> None:
 
     for size in (0, 1, 255, 256, 257, 300):
         seen(entries[:size])
-    with pytest.raises(TruncatedLog, match="what was seen has 301"):
+    with pytest.raises(ForkedLog, match="what was seen has 301", check=coded("log.truncated_log")):
         seen([*entries, b"more"])
     for history in ([b"other"], [*entries[:255], b"other"], [*entries[:-1], b"other"]):
         with pytest.raises(ForkedLog, match="what was seen"):
@@ -204,13 +204,16 @@ def test_whose_log_it_is(tmp_path: Path) -> None:
     note = (log.folder / "checkpoint").read_bytes()
     stranger = Signer.generate(ORIGIN, Kind.NOTE)
     elsewhere = Signer.generate("example.com/other", Kind.NOTE)
-    with pytest.raises(WrongLog, match="is of the log 'example"):
+    with pytest.raises(ForgedStatement, match="is of the log 'example", check=coded("log.wrong")):
         open_checkpoint(note, LogPolicy((Log(elsewhere.verifier),)))
-    with pytest.raises(ForgedNote, match="no key of the log"):
+    with pytest.raises(ForgedStatement, match="no key of the log", check=coded("log.forged_note")):
         open_checkpoint(note, LogPolicy((Log(stranger.verifier),)))
-    with pytest.raises(ForgedNote), LogWriter(log.folder, stranger):
+    with (
+        pytest.raises(ForgedStatement, check=coded("log.forged_note")),
+        LogWriter(log.folder, stranger),
+    ):
         pass
-    with pytest.raises(WrongLog), LogWriter(log.folder, elsewhere):
+    with pytest.raises(ForgedStatement, check=coded("log.wrong")), LogWriter(log.folder, elsewhere):
         pass
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.errors import ForgedNote, MalformedNote
+from sealring.errors import ForgedStatement, MalformedStatement
 from sealring.formats.log.notes import (
     Kind,
     Note,
@@ -17,6 +17,7 @@ from sealring.formats.log.notes import (
     verified,
     with_signatures,
 )
+from tests.codes import coded
 
 # From c2sp.org/signed-note.
 EXAMPLE_KEY = "example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"
@@ -36,7 +37,7 @@ def test_the_example_of_the_specification_verifies() -> None:
     note = parse_note(EXAMPLE)
     assert note.encode() == EXAMPLE
     assert verified(note, [key]) == {key: 0}
-    with pytest.raises(ForgedNote, match=r"example\.com/foo"):
+    with pytest.raises(ForgedStatement, match=r"example\.com/foo", check=coded("log.forged_note")):
         verified(parse_note(EXAMPLE.replace(b"an example", b"no example")), [key])
 
 
@@ -56,7 +57,7 @@ def test_a_cosignature_is_over_its_time_and_under_a_key_of_its_own_kind() -> Non
     }
     line = note.lines[1]
     later = type(line)(line.name, line.key_id, b"\0" * 7 + b"\1" + line.signature[8:])
-    with pytest.raises(ForgedNote, match="w1"):
+    with pytest.raises(ForgedStatement, match="w1", check=coded("log.forged_note")):
         verified(Note(TEXT, (later,)), [WITNESS.verifier])
     # The same key as a log's has another id, so its cosignature is not taken for a signature.
     as_log = Verifier(WITNESS.name, Kind.NOTE, WITNESS.verifier.public)
@@ -70,7 +71,7 @@ def test_unknown_keys_are_ignored_and_a_wrong_signature_of_a_known_one_is_not() 
     assert verified(note, [LOG.verifier]) == {LOG.verifier: 0}
     good = LOG.sign(TEXT)
     forged = type(good)(good.name, good.key_id, bytes(64))
-    with pytest.raises(ForgedNote):
+    with pytest.raises(ForgedStatement, check=coded("log.forged_note")):
         verified(Note(TEXT, (good, forged)), [LOG.verifier])
 
 
@@ -100,7 +101,7 @@ def test_a_newer_signature_of_one_key_replaces_the_older_one() -> None:
     ],
 )
 def test_what_is_not_a_note(data: bytes, says: str) -> None:
-    with pytest.raises(MalformedNote, match=says):
+    with pytest.raises(MalformedStatement, match=says, check=coded("log.malformed_note")):
         parse_note(data)
 
 
@@ -114,7 +115,7 @@ def test_what_is_not_a_note(data: bytes, says: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_a_verifier_key(key: str) -> None:
-    with pytest.raises(MalformedNote):
+    with pytest.raises(MalformedStatement, check=coded("log.malformed_note")):
         Verifier.parse(key)
 
 
@@ -123,7 +124,7 @@ def test_any_bytes_are_a_note_or_a_malformed_one(data: bytes) -> None:
     for candidate in (data, b"text\n\n\xe2\x80\x94 " + data + b"\n"):
         try:
             note = parse_note(candidate)
-        except MalformedNote:
+        except MalformedStatement:
             continue
         assert note.encode() == candidate
         assert parse_signatures("".join(line.encode() for line in note.lines)) == note.lines
@@ -134,6 +135,10 @@ def test_an_error_about_a_signer_key_quotes_nothing_of_it() -> None:
     name, number, key = whole.removeprefix("PRIVATE+KEY+").split("+", 2)
     for parts in ((key,), (name, key), (key, number), (name, number, key[:-4]), (key, number, key)):
         broken = "+".join(("PRIVATE+KEY", *parts))
-        with pytest.raises(MalformedNote, match=r"is not a|another key's id") as raised:
+        with pytest.raises(
+            MalformedStatement,
+            match=r"is not a|another key's id",
+            check=coded("log.malformed_note"),
+        ) as raised:
             Signer.parse(broken)
         assert key[:12] not in str(raised.value)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.errors import BadPolicy, ForgedNote, NoQuorum
+from sealring.errors import BadPolicy, ForgedStatement, NoQuorum
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.notes import Kind, Note, Signer, Verifier, parse_note
 from sealring.formats.log.policy import Log, Witness, byzantine_policy, parse_policy
@@ -133,7 +133,9 @@ def test_a_checkpoint_counts_with_a_quorum_and_an_old_one_does_not() -> None:
     note = parse_note(cosigned(100, 100))
     line = note.lines[1]
     copied = type(line)(KEYS[2].name, KEYS[2].key_id, line.signature)
-    with pytest.raises(ForgedNote, match=r"witness\.example/2"):
+    with pytest.raises(
+        ForgedStatement, match=r"witness\.example/2", check=coded("log.forged_note")
+    ):
         open_checkpoint(Note(note.text, (*note.lines, copied)).encode(), policy)
     twice = Note(note.text, (*note.lines, WITNESSES[0].sign(note.text, 101)))
     with pytest.raises(NoQuorum):

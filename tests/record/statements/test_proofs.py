@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.errors import ForgedNote, MalformedNote, TamperedLog, WrongLog
+from sealring.errors import ForgedStatement, MalformedStatement, TamperedLog
 from sealring.formats.log.checkpoints import LogProof, check_proof, parse_proof
 from sealring.formats.log.notes import Kind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
@@ -39,9 +39,9 @@ def test_a_proof_passes_for_its_entry_and_no_other() -> None:
     with pytest.raises(TamperedLog, check=coded("log.not_included")):
         check_proof(moved, b"entry 3", POLICY)
     other = Signer.generate("example.com/other", Kind.NOTE)
-    with pytest.raises(WrongLog):
+    with pytest.raises(ForgedStatement, check=coded("log.wrong")):
         check_proof(proof, b"entry 3", LogPolicy((Log(other.verifier),)))
-    with pytest.raises(ForgedNote):
+    with pytest.raises(ForgedStatement, check=coded("log.forged_note")):
         check_proof(parse_proof(data.replace(b"\n7\n", b"\n8\n")), b"entry 3", POLICY)
 
 
@@ -88,7 +88,7 @@ def test_a_proof_of_a_log_on_disk(tmp_path: Path) -> None:
 )
 def test_what_is_not_a_proof(change: object, says: str) -> None:
     assert callable(change)
-    with pytest.raises(MalformedNote, match=says):
+    with pytest.raises(MalformedStatement, match=says, check=coded("log.malformed_note")):
         parse_proof(change(proof_of(3, 7)))
 
 
@@ -97,6 +97,6 @@ def test_any_bytes_are_a_proof_or_a_malformed_one(data: bytes) -> None:
     for candidate in (data, b"c2sp.org/tlog-proof@v1\n" + data + b"\n\n"):
         try:
             proof = parse_proof(candidate)
-        except MalformedNote:
+        except MalformedStatement:
             continue
         assert proof.encode() == candidate

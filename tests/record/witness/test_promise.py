@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.errors import ConfigurationError, DiskFull, ForkedLog, LogError, MalformedNote
+from sealring.errors import ConfigurationError, DiskFull, ForkedLog, LogError, MalformedStatement
 from sealring.formats.log import tree
 from sealring.formats.log.checkpoints import Checkpoint, Submission
 from sealring.formats.log.notes import MAX_NOTE_BYTES, MAX_SIGNATURES, Note, parse_signatures
 from sealring.record.statements.signing import write_signer
 from sealring.record.witness import OtherSize, WitnessState
+from tests.codes import coded
 from tests.crashes import STEPS, killed_at
 from tests.record.statements.logs import numbered
 from tests.record.witness.local import witness_key
@@ -119,7 +120,9 @@ def test_a_checkpoint_too_large_to_be_cosigned_does_not_end_the_witness(tmp_path
     _, body = first("x" * room)
     with (
         WitnessState(tmp_path, KEY, POLICY) as state,
-        pytest.raises(MalformedNote, match="at most 131072 bytes"),
+        pytest.raises(
+            MalformedStatement, match="at most 131072 bytes", check=coded("log.malformed_note")
+        ),
     ):
         state.add_checkpoint(body)
     with WitnessState(tmp_path, KEY, POLICY) as state:

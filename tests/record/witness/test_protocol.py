@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sealring.errors import ConfigurationError, LogInUse, TamperedLog
+from sealring.errors import ConfigurationError, LogError, TamperedLog
 from sealring.formats.log.checkpoints import Checkpoint, Submission
 from sealring.formats.log.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.witness import LIMITS, WitnessState
+from tests.codes import coded
 from tests.record.statements import slow
 from tests.record.statements.logs import ORIGIN, numbered, signed_note
 from tests.record.witness.local import answering, request, witness_key
@@ -196,7 +197,7 @@ def test_the_state_is_on_the_disk_before_the_answer(
 def test_two_witnesses_do_not_share_a_state(tmp_path: Path) -> None:
     with (
         WitnessState(tmp_path, KEY, POLICY),
-        pytest.raises(LogInUse),
+        pytest.raises(LogError, check=coded("log.in_use")),
         WitnessState(tmp_path, KEY, POLICY),
     ):
         pass

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.attest.broker.store import Row, Store, View
-from sealring.errors import ForkedLog, LogError, TamperedLog, TamperedStore, TruncatedLog
+from sealring.errors import ForkedLog, LogError, TamperedLog, TamperedStore
 from sealring.formats.files import read_limited, replace_private
 from sealring.formats.log import tree, witnesses
 from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
@@ -61,16 +61,14 @@ class Audited:
     def require(self, earlier: Checkpoint, where: str) -> None:
         """broker.broken_audit_log unless this log continues a checkpoint that was seen earlier."""
         if earlier.size > self.size:
-            raise TamperedStore(
+            raise _broken(
                 f"the log ends at {self.size} entries, and {where} has {earlier.size}: its end was "
-                "cut off, or an older copy of the store was put in its place",
-                code="broker.broken_audit_log",
+                "cut off, or an older copy of the store was put in its place"
             )
         if tree.tree_root(earlier.size, self.subtree) != earlier.root:
-            raise TamperedStore(
+            raise _broken(
                 f"the first {earlier.size} entries of the log are not those of {where}: it was "
-                "rewritten",
-                code="broker.broken_audit_log",
+                "rewritten"
             )
 
 
@@ -91,9 +89,7 @@ def newest_time(view: View) -> float:
     try:
         return float((row or {})["entry"]["time"])
     except (KeyError, TypeError, ValueError):
-        raise TamperedStore(
-            f"entry {size - 1} of the log is not what was written", code="broker.broken_audit_log"
-        ) from None
+        raise _broken(f"entry {size - 1} of the log is not what was written") from None
 
 
 def check(view: View, key: Verifier) -> Audited:
@@ -107,18 +103,14 @@ def check(view: View, key: Verifier) -> Audited:
         leaf = tree.leaf_hash(encode(entry))
         peaks = tree.grown(number, peaks, leaf)
         if (checkpoint.size, checkpoint.root) != (number + 1, tree.folded(peaks)):
-            raise TamperedStore(
-                f"entry {number} of the log, or one before it, was changed",
-                code="broker.broken_audit_log",
-            )
+            raise _broken(f"entry {number} of the log, or one before it, was changed")
         found.entries.append(entry)
         found.leaves.append(leaf)
         last = checkpoint
     if (found.size, peaks) != (size, head):
-        raise TamperedStore(
+        raise _broken(
             f"the log ends after {found.size} entries and its head counts {size}: entries were "
-            "cut off or added",
-            code="broker.broken_audit_log",
+            "cut off or added"
         )
     return Audited(found.entries, found.leaves, last)
 
@@ -136,9 +128,7 @@ def entries_from(view: View, start: int) -> list[bytes]:
             encode(row["entry"]) for name, row in view.scan(PREFIX, f"{start:012d}") if name < HEAD
         ]
     except (KeyError, TypeError):
-        raise TamperedStore(
-            f"an entry after number {start} is not what was written", code="broker.broken_audit_log"
-        ) from None
+        raise _broken(f"an entry after number {start} is not what was written") from None
 
 
 def encode(entry: Row) -> bytes:
@@ -150,10 +140,9 @@ def _head(view: View) -> tuple[int, list[bytes]]:
     try:
         return int(head["size"]), [bytes.fromhex(peak) for peak in head["peaks"]]
     except (KeyError, TypeError, ValueError):
-        raise TamperedStore(
+        raise _broken(
             "the head of the audit log is not what was written, or was written by an older "
-            "sealring: such a store cannot be continued",
-            code="broker.broken_audit_log",
+            "sealring: such a store cannot be continued"
         ) from None
 
 
@@ -165,14 +154,14 @@ def _checked(
         try:
             entry = row["entry"]
             if entry["number"] != number:
-                raise TamperedStore(
-                    f"entry {number} of the log is missing", code="broker.broken_audit_log"
-                )
+                raise _broken(f"entry {number} of the log is missing")
             yield entry, open_checkpoint(row["checkpoint"].encode(), policy)
         except (LogError, KeyError, TypeError, AttributeError, ValueError):
-            raise TamperedStore(
-                f"entry {number} of the log is not what was written", code="broker.broken_audit_log"
-            ) from None
+            raise _broken(f"entry {number} of the log is not what was written") from None
+
+
+def _broken(problem: str) -> TamperedStore:
+    return TamperedStore(problem, code="broker.broken_audit_log")
 
 
 def _key(number: int) -> str:
@@ -201,7 +190,9 @@ class PublishedLog:
         """Publishes what is new in the store, and has it cosigned."""
         try:
             return self._update(store)
-        except TruncatedLog:
+        except ForkedLog as error:
+            if error.code != "log.truncated_log":
+                raise
             # Another broker of this store may have published more, between our read and our ask.
             return self._update(store)
 
@@ -234,12 +225,13 @@ class PublishedLog:
         return entries, newest
 
     def _require(self, view: View, seen: SignedCheckpoint, where: Path) -> None:
-        """TruncatedLog or ForkedLog unless the store continues what was published."""
+        """ForkedLog unless the store continues what was published."""
         there = checkpoint_at(view, seen.size, self.signer.verifier)
         if seen.size and there is None:
-            raise TruncatedLog(
+            raise ForkedLog(
                 f"the broker's store ends before entry {seen.size - 1} of its audit log, which was "
-                f"published ({where}): an older copy was put in its place"
+                f"published ({where}): an older copy was put in its place",
+                code="log.truncated_log",
             )
         if there is not None and there.root != seen.root:
             raise ForkedLog(

@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sealring.errors import (
-    ForgedNote,
-    MalformedNote,
+    ForgedStatement,
     NoQuorum,
-    WrongLog,
 )
 from sealring.formats.log import tree
 from sealring.formats.log.notes import (
@@ -30,6 +28,7 @@ from sealring.formats.log.notes import (
     Verifier,
     decode_base64,
     encode_base64,
+    malformed_note,
     parse_note,
     verified,
 )
@@ -80,11 +79,11 @@ class SignedCheckpoint:
 def parse_checkpoint(text: str) -> Checkpoint:
     lines = text[:-1].split("\n")
     if not text.endswith("\n") or len(lines) < 3 or not all(lines):
-        raise MalformedNote("a checkpoint has three lines or more, and none of them is empty")
+        raise malformed_note("a checkpoint has three lines or more, and none of them is empty")
     origin, size, root, *extensions = lines
     digest = decode_base64(root, "the root of a checkpoint")
     if len(digest) != HASH_BYTES:
-        raise MalformedNote(f"the root of a checkpoint has {HASH_BYTES} bytes")
+        raise malformed_note(f"the root of a checkpoint has {HASH_BYTES} bytes")
     return Checkpoint(
         origin, parse_number(size, "the size of a checkpoint"), digest, tuple(extensions)
     )
@@ -93,7 +92,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
 def parse_number(text: str, what: str) -> int:
     """A decimal number without leading zeros, below 2^63."""
     if not _NUMBER.fullmatch(text) or int(text) > MAX_SIZE:
-        raise MalformedNote(f"{what} is not a number from 0 to 2^63 - 1")
+        raise malformed_note(f"{what} is not a number from 0 to 2^63 - 1")
     return int(text)
 
 
@@ -107,12 +106,15 @@ def open_checkpoint(data: bytes, policy: LogPolicy, not_before: int = 0) -> Sign
     checkpoint = parse_checkpoint(note.text)
     keys = policy.keys_of(checkpoint.origin)
     if not keys:
-        raise WrongLog(
+        raise ForgedStatement(
             f"the checkpoint is of the log {checkpoint.origin!r}, which is not one of those to "
-            "believe"
+            "believe",
+            code="log.wrong",
         )
     if not verified(note, keys):
-        raise ForgedNote(f"no key of the log {checkpoint.origin} signed the checkpoint")
+        raise ForgedStatement(
+            f"no key of the log {checkpoint.origin} signed the checkpoint", code="log.forged_note"
+        )
     cosigned = verified(note, [witness.verifier for witness in policy.witnesses])
     if not policy.is_quorum(cosigned):
         names = ", ".join(sorted(key.name for key in cosigned)) or "none"
@@ -153,21 +155,21 @@ class LogProof:
 
 def parse_proof(data: bytes) -> LogProof:
     if len(data) > MAX_PROOF_BYTES:
-        raise MalformedNote(f"a proof has at most {MAX_PROOF_BYTES} bytes")
+        raise malformed_note(f"a proof has at most {MAX_PROOF_BYTES} bytes")
     head, empty, checkpoint = data.partition(b"\n\n")
     try:
         lines = head.decode("ascii").split("\n")
     except UnicodeDecodeError:
-        raise MalformedNote("the lines of a proof before its checkpoint are ASCII") from None
+        raise malformed_note("the lines of a proof before its checkpoint are ASCII") from None
     if not empty or lines[0] != _PROOF:
-        raise MalformedNote(f"a proof begins with {_PROOF}, and has a checkpoint at its end")
+        raise malformed_note(f"a proof begins with {_PROOF}, and has a checkpoint at its end")
     lines = lines[1:]
     extra = None
     if lines and lines[0].startswith("extra "):
         extra = decode_base64(lines[0].removeprefix("extra "), "the extra data of a proof")
         lines = lines[1:]
     if not lines or not lines[0].startswith("index "):
-        raise MalformedNote("a proof has an index line before its hashes")
+        raise malformed_note("a proof has an index line before its hashes")
     index = parse_number(lines[0].removeprefix("index "), "the index of a proof")
     return LogProof(index, parse_hashes(lines[1:]), checkpoint, extra)
 
@@ -175,10 +177,10 @@ def parse_proof(data: bytes) -> LogProof:
 def parse_hashes(lines: list[str]) -> tuple[bytes, ...]:
     """The lines of an inclusion or consistency proof."""
     if len(lines) > tree.MAX_PROOF:
-        raise MalformedNote(f"a proof has at most {tree.MAX_PROOF} hashes")
+        raise malformed_note(f"a proof has at most {tree.MAX_PROOF} hashes")
     hashes = tuple(decode_base64(line, "a hash of a proof") for line in lines)
     if any(len(each) != HASH_BYTES for each in hashes):
-        raise MalformedNote(f"a hash of a proof has {HASH_BYTES} bytes")
+        raise malformed_note(f"a hash of a proof has {HASH_BYTES} bytes")
     return hashes
 
 
@@ -211,9 +213,9 @@ def parse_submission(data: bytes) -> Submission:
     try:
         lines = head.decode("ascii").split("\n")
     except UnicodeDecodeError:
-        raise MalformedNote("the lines before the checkpoint are ASCII") from None
+        raise malformed_note("the lines before the checkpoint are ASCII") from None
     if not empty or not lines[0].startswith("old "):
-        raise MalformedNote("a submission begins with `old SIZE`, and has a checkpoint at its end")
+        raise malformed_note("a submission begins with `old SIZE`, and has a checkpoint at its end")
     old = parse_number(lines[0].removeprefix("old "), "the old size")
     return Submission(old, parse_hashes(lines[1:]), checkpoint)
 

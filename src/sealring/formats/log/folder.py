@@ -28,7 +28,6 @@ from sealring.errors import (
     ForkedLog,
     NotALog,
     TamperedLog,
-    TruncatedLog,
 )
 from sealring.formats.files import (
     LEFT_BEHIND,
@@ -151,11 +150,12 @@ class StoredTree:
         return before, proof
 
     def check_contains(self, root: bytes, earlier: Checkpoint, whose: str) -> None:
-        """TruncatedLog or ForkedLog unless this tree continues the one that was seen earlier."""
+        """ForkedLog unless this tree continues the one that was seen earlier."""
         if earlier.size > self.size:
-            raise TruncatedLog(
+            raise ForkedLog(
                 f"the log {earlier.origin} ends at {self.size} entries, and {whose} has "
-                f"{earlier.size}: its end was cut off, or an older copy was put in its place"
+                f"{earlier.size}: its end was cut off, or an older copy was put in its place",
+                code="log.truncated_log",
             )
         before, _ = self.consistency_proof(earlier.size, root)
         if before != earlier.root:
@@ -216,9 +216,10 @@ class StoredTree:
             if content is not None and level == "entries" and width < WIDTH:
                 content = _first_entries(content, width)
         if content is None:
-            raise TruncatedLog(
+            raise ForkedLog(
                 f"{tile_path(level, number, width)}, which a log of {self.size} entries has, is "
-                f"missing in {self._folder}"
+                f"missing in {self._folder}",
+                code="log.truncated_log",
             )
         return content
 

@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sealring.errors import ForgedNote, LogError, MalformedNote
+from sealring.errors import ForgedStatement, LogError, MalformedStatement
 
 MAX_NOTE_BYTES: Final = 1 << 17
 MAX_SIGNATURES: Final = 64
@@ -69,7 +69,7 @@ class Verifier:
     def __post_init__(self) -> None:
         check_name(self.name)
         if len(self.public) != 32:
-            raise MalformedNote(f"the key of {self.name} is not an Ed25519 key: it has 32 bytes")
+            raise malformed_note(f"the key of {self.name} is not an Ed25519 key: it has 32 bytes")
 
     @property
     def key_id(self) -> bytes:
@@ -86,7 +86,7 @@ class Verifier:
         name, kind, key_id, public = _parse_key(text, "verifier key")
         found = cls(name, kind, public)
         if found.key_id != key_id:
-            raise MalformedNote(f"the verifier key of {name} has another key's id: copy it again")
+            raise malformed_note(f"the verifier key of {name} has another key's id: copy it again")
         return found
 
     def signed(self, line: SignatureLine) -> bool:
@@ -99,16 +99,22 @@ class Verifier:
         message = text.encode()
         if self.kind is Kind.COSIGNATURE:
             if len(signature) != _TIME.size + 64:
-                raise ForgedNote(f"the cosignature of {self.name} is cut or extended")
+                raise ForgedStatement(
+                    f"the cosignature of {self.name} is cut or extended", code="log.forged_note"
+                )
             (time,) = _TIME.unpack(signature[: _TIME.size])
             if time >= 1 << 63:
-                raise ForgedNote(f"the cosignature of {self.name} has no possible time")
+                raise ForgedStatement(
+                    f"the cosignature of {self.name} has no possible time", code="log.forged_note"
+                )
             signature = signature[_TIME.size :]
             message = _cosigned(text, time)
         try:
             Ed25519PublicKey.from_public_bytes(self.public).verify(signature, message)
         except (InvalidSignature, ValueError):
-            raise ForgedNote(f"the signature of {self.name} is not over this text") from None
+            raise ForgedStatement(
+                f"the signature of {self.name} is not over this text", code="log.forged_note"
+            ) from None
         return time
 
 
@@ -139,20 +145,20 @@ class Signer:
     @classmethod
     def parse(cls, text: str) -> Signer:
         if not text.startswith(_PRIVATE):
-            raise MalformedNote(f"that is not a signer key, which begins with {_PRIVATE}")
+            raise malformed_note(f"that is not a signer key, which begins with {_PRIVATE}")
         try:
             name, kind, key_id, private = _parse_key(text.removeprefix(_PRIVATE), "signer key")
-        except MalformedNote:
+        except MalformedStatement:
             # Without what is wrong: that would quote a part of the key.
-            raise MalformedNote(
+            raise malformed_note(
                 f"that is not a signer key, which is {_PRIVATE}NAME+ID+KEY for an Ed25519 key of "
                 f"type {Kind.NOTE:#04x} or {Kind.COSIGNATURE:#04x}"
             ) from None
         if len(private) != 32:
-            raise MalformedNote("the signer key is not an Ed25519 key, which has 32 bytes")
+            raise malformed_note("the signer key is not an Ed25519 key, which has 32 bytes")
         found = cls(name, kind, Ed25519PrivateKey.from_private_bytes(private))
         if found.verifier.key_id != key_id:
-            raise MalformedNote("the signer key has another key's id: copy it again")
+            raise malformed_note("the signer key has another key's id: copy it again")
         return found
 
     def sign(self, text: str, time: int = 0) -> SignatureLine:
@@ -166,33 +172,33 @@ class Signer:
 
 def parse_note(data: bytes) -> Note:
     if len(data) > MAX_NOTE_BYTES:
-        raise MalformedNote(f"a note has at most {MAX_NOTE_BYTES} bytes")
+        raise malformed_note(f"a note has at most {MAX_NOTE_BYTES} bytes")
     try:
         whole = data.decode()
     except UnicodeDecodeError:
-        raise MalformedNote("a note is UTF-8, and this is not") from None
+        raise malformed_note("a note is UTF-8, and this is not") from None
     if any(ord(character) < 0x20 and character != "\n" for character in whole):
-        raise MalformedNote("a note has no control characters, and this has one")
+        raise malformed_note("a note has no control characters, and this has one")
     text, empty, signatures = whole.rpartition("\n\n")
     if not empty:
-        raise MalformedNote("a note has an empty line before its signatures, and this has none")
+        raise malformed_note("a note has an empty line before its signatures, and this has none")
     return Note(text + "\n", parse_signatures(signatures))
 
 
 def parse_signatures(text: str) -> tuple[SignatureLine, ...]:
     """One or more signature lines, as at the end of a note or in a witness's answer."""
     if not text.endswith("\n"):
-        raise MalformedNote("a signature line ends with a newline, and the last one does not")
+        raise malformed_note("a signature line ends with a newline, and the last one does not")
     lines = text[:-1].split("\n")
     if len(lines) > MAX_SIGNATURES:
-        raise MalformedNote(f"a note has at most {MAX_SIGNATURES} signatures")
+        raise malformed_note(f"a note has at most {MAX_SIGNATURES} signatures")
     return tuple(_parse_line(line) for line in lines)
 
 
 def verified(note: Note, verifiers: Iterable[Verifier]) -> dict[Verifier, int]:
     """The keys that signed the note, with the time of each signature (0 where it has none).
 
-    Raises ForgedNote if a signature of one of the keys is wrong. No key may have signed at all.
+    Raises ForgedStatement if one of the keys has a wrong signature. No key may have signed at all.
     """
     times: dict[Verifier, int] = {}
     for verifier in verifiers:
@@ -215,23 +221,27 @@ def check_name(name: str) -> None:
         or "+" in name
         or any(character.isspace() or ord(character) < 0x20 for character in name)
     ):
-        raise MalformedNote(
+        raise malformed_note(
             f"{name[:80]!r} cannot name a key: 1 to {MAX_NAME_BYTES} bytes, no space and no plus"
         )
+
+
+def malformed_note(problem: str) -> MalformedStatement:
+    return MalformedStatement(problem, code="log.malformed_note")
 
 
 def encode_base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode_base64(text: str, what: str, error: type[LogError] = MalformedNote) -> bytes:
+def decode_base64(text: str, what: str, error: Callable[[str], LogError] | None = None) -> bytes:
     """Only the one canonical spelling of the bytes passes."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b""
     if not data or encode_base64(data) != text:
-        raise error(f"{what} is not base64")
+        raise (error or malformed_note)(f"{what} is not base64")
     return data
 
 
@@ -241,30 +251,30 @@ def _cosigned(text: str, time: int) -> bytes:
 
 def _parse_line(line: str) -> SignatureLine:
     if not line.startswith(_DASH):
-        raise MalformedNote("a signature line begins with an em dash and a space")
+        raise malformed_note("a signature line begins with an em dash and a space")
     name, space, encoded = line.removeprefix(_DASH).partition(" ")
     if not space:
-        raise MalformedNote("a signature line has a name and a signature")
+        raise malformed_note("a signature line has a name and a signature")
     check_name(name)
     data = decode_base64(encoded, f"the signature of {name!r}")
     if len(data) <= 4:
-        raise MalformedNote(f"the signature of {name!r} is cut")
+        raise malformed_note(f"the signature of {name!r} is cut")
     return SignatureLine(name, data[:4], data[4:])
 
 
 def _parse_key(text: str, what: str) -> tuple[str, Kind, bytes, bytes]:
     parts = text.split("+", 2)  # base64 may have a plus itself
     if len(parts) != 3:
-        raise MalformedNote(f"a {what} is NAME+ID+KEY, and {text[:40]!r} is not")
+        raise malformed_note(f"a {what} is NAME+ID+KEY, and {text[:40]!r} is not")
     name, hexadecimal, encoded = parts
     check_name(name)
     data = decode_base64(encoded, f"the {what} of {name}")
     if len(hexadecimal) != 8 or hexadecimal.strip("0123456789abcdef"):
-        raise MalformedNote(f"the {what} of {name} has no key id of eight hexadecimal digits")
+        raise malformed_note(f"the {what} of {name} has no key id of eight hexadecimal digits")
     try:
         kind = Kind(data[0])
     except ValueError:
-        raise MalformedNote(
+        raise malformed_note(
             f"the {what} of {name} is of type {data[0]:#04x}; {Kind.NOTE:#04x} (Ed25519) and "
             f"{Kind.COSIGNATURE:#04x} (Ed25519 cosignatures) are served"
         ) from None

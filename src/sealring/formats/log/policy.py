@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.errors import BadPolicy, MalformedNote
+from sealring.errors import BadPolicy, MalformedStatement
 from sealring.formats.files import read_public
 from sealring.formats.log.notes import Kind, Verifier
 
@@ -182,7 +182,7 @@ class _Reader:
     def _key(self, vkey: str, kind: Kind, whose: str) -> Verifier:
         try:
             verifier = Verifier.parse(vkey)
-        except (MalformedNote, UnicodeEncodeError) as problem:
+        except (MalformedStatement, UnicodeEncodeError) as problem:
             raise self._wrong(f"has no key: {problem}") from None
         if verifier.kind is not kind:
             raise self._wrong(f"has a key of type {verifier.kind:#04x}; {whose} is {kind:#04x}")

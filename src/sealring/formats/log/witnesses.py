@@ -24,8 +24,6 @@ from sealring.errors import (
     NoQuorum,
     NotALog,
     TamperedLog,
-    TruncatedLog,
-    WitnessFault,
 )
 from sealring.formats.log.checkpoints import (
     PATH,
@@ -42,8 +40,9 @@ from sealring.formats.log.policy import NONE, LogPolicy, Witness
 ANSWER_SECONDS: Final = 10.0
 CLOCK_SKEW_SECONDS: Final = 300.0
 """By how much a witness's clock may be behind."""
-_OF_THE_LOG: Final = (ForkedLog, NotALog, TamperedLog, TruncatedLog)
+_OF_THE_LOG: Final = (ForkedLog, NotALog, TamperedLog)
 """What is wrong with the log itself. A witness cannot cause them without the log's key."""
+_FAULT: Final = "log.witness_fault"
 _ATTEMPTS: Final = 3
 """A witness says which size it has; another cosigner of this log may be faster, twice."""
 
@@ -62,7 +61,7 @@ class Answers:
 def cosign(
     signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
 ) -> Answers:
-    """Has the witnesses cosign a checkpoint. TruncatedLog or ForkedLog if they saw another log."""
+    """Has the witnesses cosign a checkpoint. ForkedLog if they saw another log."""
     alone = _one_at_a_time(prove)
 
     def ask(witness: Witness, until: float) -> SignatureLine:
@@ -92,7 +91,7 @@ def check_newest(
         if witness.verifier.check(signed.note.text, line) >= since:
             fresh.append(witness.verifier)
         else:
-            answers.faults[witness.name] = WitnessFault(
+            answers.faults[witness.name] = _fault(
                 f"the witness {witness.name} answered with an old cosignature: a replay, or its "
                 "clock is wrong"
             )
@@ -104,6 +103,10 @@ def check_newest(
 def reasons(answers: Answers) -> str:
     """Why witnesses are missing, for an error's message."""
     return "; ".join(str(fault) for _, fault in sorted(answers.faults.items())) or "none was asked"
+
+
+def _fault(problem: str) -> LogError:
+    return LogError(problem, code=_FAULT)
 
 
 def _one_at_a_time(prove: Prove) -> Prove:
@@ -125,14 +128,15 @@ def _ask_all(
     def run(witness: Witness) -> None:
         try:
             answers.cosignatures[witness.name] = ask(witness, until)
-        except (WitnessFault, *_OF_THE_LOG) as problem:
-            answers.faults[witness.name] = problem
         except LogError as problem:
-            answers.faults[witness.name] = WitnessFault(
-                f"the witness {witness.name} answers wrongly: {problem}"
+            kept = isinstance(problem, _OF_THE_LOG) or problem.code == _FAULT
+            answers.faults[witness.name] = (
+                problem
+                if kept
+                else _fault(f"the witness {witness.name} answers wrongly: {problem}")
             )
         except (OSError, http.client.HTTPException, ValueError) as problem:
-            answers.faults[witness.name] = WitnessFault(
+            answers.faults[witness.name] = _fault(
                 f"the witness {witness.name} cannot be asked: {problem or type(problem).__name__}"
             )
 
@@ -151,7 +155,7 @@ def _ask_all(
     for witness in policy.witnesses:
         if witness.name not in (*found.cosignatures, *found.faults):
             why = "has no URL in the policy" if witness.url is None else "did not answer in time"
-            found.faults[witness.name] = WitnessFault(f"the witness {witness.name} {why}")
+            found.faults[witness.name] = _fault(f"the witness {witness.name} {why}")
     for fault in found.faults.values():
         if isinstance(fault, _OF_THE_LOG):
             raise fault
@@ -191,7 +195,7 @@ class _Asked:
         raise self._fault("says each time that it has seen another size")
 
     def _contradicted(self, claim: str) -> LogError:
-        """Raises ForkedLog or TruncatedLog if the witness can show it, else says its fault."""
+        """Raises ForkedLog if the witness can show it, else says its fault."""
         unshown = self._fault(f"says that it {claim}, and does not show it")
         status, answer = self._exchange("GET", seen_path(self.current.origin), b"")
         if status != 200:
@@ -201,10 +205,11 @@ class _Asked:
         if seen.origin != self.current.origin:
             return unshown
         if seen.size > self.current.size:
-            raise TruncatedLog(
+            raise ForkedLog(
                 f"the log {seen.origin} ends at {self.current.size} entries, and the witness "
                 f"{self.witness.name} holds a checkpoint of {seen.size} that the log signed: its "
-                "end was cut off, or an older copy was put in its place"
+                "end was cut off, or an older copy was put in its place",
+                code="log.truncated_log",
             )
         before, _ = self.prove(seen.size)
         if before != seen.root:
@@ -222,8 +227,8 @@ class _Asked:
                 return line
         raise self._fault("answered without a cosignature of its key")
 
-    def _fault(self, problem: str) -> WitnessFault:
-        return WitnessFault(f"the witness {self.witness.name} {problem}")
+    def _fault(self, problem: str) -> LogError:
+        return _fault(f"the witness {self.witness.name} {problem}")
 
     def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """One request on a connection of its own, over by the deadline."""

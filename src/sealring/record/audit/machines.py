@@ -19,11 +19,11 @@ from sealring.core.identity.certificates import CLOCK_SKEW, claims_of
 from sealring.core.identity.verification import is_issued_by
 from sealring.errors import (
     AttestationError,
+    ForgedStatement,
     LogError,
     MalformedRun,
     PeerNotAdmitted,
     PolicyRefusal,
-    WrongLog,
     named,
 )
 from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
@@ -147,9 +147,10 @@ def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[
     signed, stored = read_log(folder, trust.brokers, history.add)
     origin = signed.checkpoint.origin
     if origin not in trust.broker_origins:
-        raise WrongLog(
+        raise ForgedStatement(
             f"{origin} is not the log of a broker of these authorities: another broker's log says "
-            "nothing of their certificates"
+            "nothing of their certificates",
+            code="log.wrong",
         )
     seen = [one for one in trust.seen if one.checkpoint.origin == origin]
     return origin, history, check_seen(signed, stored, seen, _PARTIES)
@@ -160,7 +161,10 @@ def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
     seen = {one.checkpoint.origin for one in trust.seen} & trust.broker_origins
     return [
         refused(
-            WrongLog(f"a checkpoint of {origin} was seen, and that log is none of those here"),
+            ForgedStatement(
+                f"a checkpoint of {origin} was seen, and that log is none of those here",
+                code="log.wrong",
+            ),
             _PARTIES,
         )
         for origin in sorted(seen)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,15 +18,11 @@ from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.verification import VerifiedPeer
 from sealring.errors import (
-    ForkedLog,
+    ForgedStatement,
     LogError,
     MalformedStatement,
-    NoQuorum,
     NotALog,
     SealringError,
-    TamperedLog,
-    TruncatedLog,
-    WrongLog,
     named,
 )
 from sealring.formats.log.broker_entries import log_of_broker
@@ -70,12 +67,14 @@ class AuditTrust:
 
 
 OWNER = "the log's owner"
-_PARTIES: dict[type[LogError], tuple[str, ...]] = {
-    ForkedLog: (OWNER,),
-    NoQuorum: (OWNER, "its witnesses"),
-    TamperedLog: ("the disk", OWNER),
-    TruncatedLog: (OWNER, "the disk"),
+_PARTIES: Final = {
+    "log.no_quorum": (OWNER, "its witnesses"),
+    "log.stale_checkpoint": (OWNER, "its witnesses"),
+    "log.tampered_log": ("the disk", OWNER),
+    "log.not_included": ("the disk", OWNER),
+    "log.truncated_log": (OWNER, "the disk"),
 }
+"""Who may have caused an error, by its code; the log's owner alone where it is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +142,15 @@ def check_seen(
     for earlier in seen:
         try:
             if earlier.checkpoint.origin != signed.checkpoint.origin:
-                raise WrongLog(
+                raise ForgedStatement(
                     f"the run's log is {signed.checkpoint.origin}, and a checkpoint that was seen "
-                    f"elsewhere is of {earlier.checkpoint.origin}: it cannot be compared"
+                    f"elsewhere is of {earlier.checkpoint.origin}: it cannot be compared",
+                    code="log.wrong",
                 )
             stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
         except LogError as problem:
             findings.append(refused(problem, parties))
-            if isinstance(problem, ForkedLog):
+            if problem.code == "log.forked_log":
                 findings += _forked_witnesses(signed, earlier)
     return findings
 
@@ -168,7 +168,7 @@ def read_log(
 
 
 def refused(problem: LogError, parties: tuple[str, ...] = ()) -> Finding:
-    parties = parties or _PARTIES.get(type(problem), (OWNER,))
+    parties = parties or _PARTIES.get(problem.code, (OWNER,))
     return Finding(Fault.LOG_REFUSED, parties, f"{named(problem)}: {problem}")
 
 
