@@ -95,7 +95,7 @@ def test_a_tied_embedding_is_computed_first_and_ready_last() -> None:
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_bucket_without_room_is_refused(cap: float) -> None:
-    with pytest.raises(ConfigurationError, match="holds no gradient; give --bucket-mb"):
+    with pytest.raises(ConfigurationError, match="holds no gradient: it is a number above 0"):
         limits_of(cap)
 
 
@@ -174,3 +174,19 @@ def test_a_model_of_ones_own_is_built_without_memory(
         load_model("mine_planned:broken")
     with pytest.raises(ConfigurationError, match="made no model: ModuleNotFoundError"):
         load_model("there_is_none:model")
+
+
+def test_a_list_says_how_often_a_sample_uses_a_parameter(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        '{"batch": 3, "parameters": {"a.weight": {"shape": [4, 4], "uses": 7}, "b": [2]}}'
+    )
+    model = load_model(str(path))
+    assert (model.batch, model.forward_flops) == (3, 2.0 * 16 * 7 + 2.0 * 2)
+    for wrong in ('{"batch": 0, "parameters": {"a": [1]}}', '{"size": 1, "parameters": [[1]]}'):
+        path.write_text(wrong)
+        with pytest.raises(ConfigurationError, match="beside the parameters are batch and"):
+            load_model(str(path))
+    path.write_text('{"a": {"shape": [1], "uses": 0}}')
+    with pytest.raises(ConfigurationError, match="a has no shape"):
+        load_model(str(path))

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,31 +103,53 @@ def load_model(name: str) -> Model:
 
 
 def from_file(path: Path) -> Model:
-    """A JSON object {name: [dimensions]} in the order of registration, or a list of such lists."""
+    """A list of parameters in the order of registration, as JSON.
+
+    {name: [dimensions]}, or {name: {"shape": [dimensions], "uses": n}}, or a list of such shapes;
+    by itself, or as "parameters" beside "batch" and "activation_values" (`Model`).
+    """
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+        return _read(path)
     except OSError as problem:
         raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
+
+
+def _read(path: Any) -> Model:
+    with path.open("rb") as file:
+        content = file.read(_MAX_FILE_BYTES + 1)
     try:
-        listed = read_json(content, _MAX_FILE_BYTES)
+        document = read_json(content, _MAX_FILE_BYTES)
     except ValueError:
         raise ConfigurationError(
             f'{path} is not a JSON list of parameters: write {{"layer.weight": [512, 512], ...}}'
         ) from None
+    whole = isinstance(document, dict) and isinstance(document.get("parameters"), dict | list)
+    listed = document.pop("parameters") if whole else document
+    about = document if whole else {}
     if isinstance(listed, list):
         listed = {str(number): shape for number, shape in enumerate(listed)}
     if not isinstance(listed, dict) or not listed:
         raise ConfigurationError(f"{path} lists no parameters")
+    if not set(about) <= {"batch", "activation_values"} or not all(map(_is_count, about.values())):
+        raise ConfigurationError(
+            f"{path}: beside the parameters are batch and activation_values, whole numbers"
+        )
     parameters = tuple(_listed(path, name, shape) for name, shape in listed.items())
-    return Model(path.stem, parameters, blocks=_blocks(parameters))
+    return Model(Path(path.name).stem, parameters, blocks=_blocks(parameters), **about)
 
 
-def _listed(path: Path, name: str, shape: Any) -> Parameter:
-    sizes = isinstance(shape, list) and all(type(n) is int and 0 < n < 1 << 40 for n in shape)
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 40
+
+
+def _listed(path: Any, name: str, given: Any) -> Parameter:
+    shape, uses = given, 1
+    if isinstance(given, dict) and given.keys() == {"shape", "uses"}:
+        shape, uses = given["shape"], given["uses"]
+    sizes = isinstance(shape, list) and all(map(_is_count, [*shape, uses]))
     if not sizes or math.prod(shape) >= 1 << 48:
         raise ConfigurationError(f"{path}: {name} has no shape: write its dimensions, [512, 512]")
-    return Parameter(name, tuple(shape))
+    return Parameter(name, tuple(shape), float(uses))
 
 
 def from_factory(name: str) -> Model:
@@ -244,77 +267,10 @@ def _gpt2(name: str, layers: int, width: int, heads: int) -> Callable[[], Model]
     return lambda: _gpt(name, layers, width, heads, 1024, 50257, 1024, attention_bias=True, batch=1)
 
 
-def _conv(name: str, into: int, out: int, kernel: int, side: int, bias: bool) -> list[Parameter]:
-    """A convolution whose output is `side` x `side`."""
-    found = [Parameter(f"{name}.weight", (out, into, kernel, kernel), float(side * side))]
-    return [*found, Parameter(f"{name}.bias", (out,), float(side * side))] if bias else found
-
-
-def _batch_norm(name: str, width: int, side: int) -> list[Parameter]:
-    return [Parameter(f"{name}.{p}", (width,), float(side * side)) for p in _NORM]
-
-
-def _resnet50() -> Model:
-    """As torchvision registers it; 224 x 224 pixels."""
-    parameters = [*_conv("conv1", 3, 64, 7, 112, False), *_batch_norm("bn1", 64, 112)]
-    blocks = [(0, len(parameters))]
-    kept, into, side = 2 * 64 * 112.0**2, 64, 56
-    for stage, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=1):
-        for number in range(count):
-            start, at = len(parameters), f"layer{stage}.{number}"
-            before = side
-            if number == 0 and stage > 1:
-                side //= 2
-            # The stride is in the second convolution, so the first works at the earlier size.
-            for place, (a, b, kernel, size) in enumerate(
-                ((into, width, 1, before), (width, width, 3, side), (width, 4 * width, 1, side)),
-                start=1,
-            ):
-                parameters += _conv(f"{at}.conv{place}", a, b, kernel, size, False)
-                parameters += _batch_norm(f"{at}.bn{place}", b, size)
-                kept += 2.0 * b * size * size
-            if number == 0:
-                parameters += _conv(f"{at}.downsample.0", into, 4 * width, 1, side, False)
-                parameters += _batch_norm(f"{at}.downsample.1", 4 * width, side)
-                kept += 2.0 * 4 * width * side * side
-            into = 4 * width
-            blocks.append((start, len(parameters)))
-    parameters += [Parameter("fc.weight", (1000, 2048)), Parameter("fc.bias", (1000,))]
-    blocks.append((len(parameters) - 2, len(parameters)))
-    return Model(
-        "resnet50", tuple(parameters), activation_values=kept, batch=32, blocks=tuple(blocks)
-    )
-
-
-def _vgg16() -> Model:
-    """As torchvision registers it; 224 x 224 pixels."""
-    parameters: list[Parameter] = []
-    into, side, place, kept = 3, 224, 0, 0.0
-    for count, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
-        for _ in range(count):
-            parameters += _conv(f"features.{place}", into, width, 3, side, True)
-            kept += 2.0 * width * side * side
-            into, place = width, place + 2
-        side, place = side // 2, place + 1
-    for place, (out, width) in zip(
-        (0, 3, 6), ((4096, 25088), (4096, 4096), (1000, 4096)), strict=True
-    ):
-        parameters += [
-            Parameter(f"classifier.{place}.weight", (out, width)),
-            Parameter(f"classifier.{place}.bias", (out,)),
-        ]
-    blocks = tuple((first, first + 2) for first in range(0, len(parameters), 2))
-    return Model("vgg16", tuple(parameters), activation_values=kept, batch=32, blocks=blocks)
-
-
-def _mlp() -> Model:
-    parameters: list[Parameter] = []
-    for place, (out, into) in zip((0, 2, 4), ((2048, 784), (2048, 2048), (10, 2048)), strict=True):
-        parameters += [
-            Parameter(f"network.{place}.weight", (out, into)),
-            Parameter(f"network.{place}.bias", (out,)),
-        ]
-    return Model("mlp", tuple(parameters), activation_values=2.0 * 4106 + 784, batch=64)
+def _shipped(name: str) -> Callable[[], Model]:
+    """As torchvision registers it, with the arithmetic of 224 x 224 pixels; `mlp` is the
+    benchmark's own."""
+    return lambda: _read(files("sealring.lab.plan").joinpath("figures", "models", f"{name}.json"))
 
 
 MODELS: Final[dict[str, Callable[[], Model]]] = {
@@ -322,9 +278,9 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "gpt2-medium": _gpt2("gpt2-medium", 24, 1024, 16),
     "gpt2-large": _gpt2("gpt2-large", 36, 1280, 20),
     "gpt2-xl": _gpt2("gpt2-xl", 48, 1600, 25),
-    "resnet50": _resnet50,
-    "vgg16": _vgg16,
-    "mlp": _mlp,
+    "resnet50": _shipped("resnet50"),
+    "vgg16": _shipped("vgg16"),
+    "mlp": _shipped("mlp"),
     "gpt-small": lambda: _gpt("gpt-small", 6, 384, 6, 256, 256, 256, attention_bias=False, batch=2),
     "gpt-demo": lambda: _gpt("gpt-demo", 4, 128, 4, 64, 256, 64, attention_bias=False, batch=8),
 }
