@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap
 
-from sealring.attest.broker import guests
+from sealring.attest.broker import ledger
 from sealring.attest.broker.tokens import TOKEN_SECONDS
 from sealring.errors import ConfigurationError
 from tests.attest.broker.guest_evidence import AMD, SNP, snp
@@ -160,7 +160,7 @@ def test_strangers_leave_nothing_in_the_store(place: Place) -> None:
 def test_a_guest_is_given_only_so_much_in_one_session(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guests, "GIFTS", 5)
+    monkeypatch.setattr(ledger, "GIFTS", 5)
     with running(place) as broker:
         guest = client(broker)
         guest.handshake()

@@ -1,4 +1,4 @@
-"""`sealring broker health`: what a container's health check runs."""
+"""`sealring broker --health`: what a container's health check runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ports import free_port
 
 def ask(place: Place, at: str, *more: str) -> str:
     """What it printed; the error that it ended with is raised."""
-    command = ["broker", "health", "--authority", str(place.authority), "--at", at, *more]
+    command = ["broker", "--health", "--ca", str(place.authority.parent), "--listen", at, *more]
     done = CliRunner().invoke(app, command)
     if done.exception is not None:
         raise done.exception
@@ -44,7 +44,7 @@ def test_one_of_another_authority_is_not(tmp_path: Path) -> None:
     with running(Place(tmp_path)) as broker, pytest.raises(UntrustedBroker):
         ask(
             broker.place, f"127.0.0.1:{broker.port}",
-            "--authority", str(tmp_path / "other" / "authority.pem"),
+            "--ca", str(tmp_path / "other"),
         )  # fmt: skip
 
 

@@ -17,15 +17,15 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
-from sealring.attest.broker.credentials import credential_for
 from sealring.attest.broker.envelopes import seal
+from sealring.attest.broker.messages import error_of as broker_error_of
 from sealring.attest.broker.messages import (
     parse_attestation,
     parse_auth,
     parse_json,
     read_guest_attestation,
 )
-from sealring.attest.broker.refusals import error_of as broker_error_of
+from sealring.attest.broker.tokens import credential_for
 from sealring.attest.evidence import Policy, Trust, judge, nvidia, parse_evidence, parse_policy
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
 from sealring.attest.evidence.az_vtpm import parse_hcl_report

@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.attest.broker.envelopes import new_key, public_jwk
-from sealring.attest.broker.messages import write_attestation, write_auth
-from sealring.attest.broker.refusals import response_of
+from sealring.attest.broker.messages import response_of, write_attestation, write_auth
 from sealring.attest.evidence import verify_evidence
 from sealring.attest.evidence.worker import encode_claims
 from sealring.core.handshake.messages import encode_message, write_hello

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sealring.attest.broker import vault_client
-from sealring.attest.broker.vault_client import Answered
+from sealring.attest.broker import enrolment
+from sealring.attest.broker.client import Answered
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.errors import RolledBack
 from sealring.vault import ledger as ledgers
@@ -35,7 +35,7 @@ def entry(name: str, version: int, content: str = "a") -> Entry:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setenv("SEALRING_BROKER", "https://broker")
-    monkeypatch.setattr(vault_client, "this_worker", lambda: made)
+    monkeypatch.setattr(enrolment, "this_worker", lambda: made)
     monkeypatch.setattr(ledgers, "_ANSWERED", {})
     return made
 

@@ -41,6 +41,8 @@ app = typer.Typer(
 T = TypeVar("T")
 _PORT: Final = 8443
 _HEALTH_SECONDS: Final = 10.0
+_OWN_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""Where a broker that listens on every address is asked."""
 _HEALTH_JOB: Final = "health"
 """No job needs to have this name: a broker answers for jobs that it does not know."""
 _MORE: Final = ("guest", "what", "error", "barred")
@@ -93,9 +95,16 @@ def serve(
         Path | None, typer.Option(help="Publish the audit log in this folder, as it grows.")
     ] = None,
     log_policy: LogPolicyFile = None,
+    health: Annotated[
+        bool,
+        typer.Option("--health", help="Check that the broker at --listen answers; serve nothing."),
+    ] = False,
 ) -> None:
     """Serve until it is stopped. Needs --policy and --ca."""
     if context.invoked_subcommand is not None:
+        return
+    if health:
+        _check_health(ca, listen, name or [])
         return
     if policy is None:
         raise ConfigurationError("the broker needs --policy: what may join")
@@ -141,22 +150,15 @@ async def _serve(
         await stopped.wait()
 
 
-@app.command()
-def health(
-    authority: Annotated[
-        Path, typer.Option(help="The broker's authority: CA/authority.pem.")
-    ] = Path("sealring-ca/authority.pem"),
-    at: Annotated[str, typer.Option(help="Where it listens: HOST:PORT.")] = f"127.0.0.1:{_PORT}",
-    name: Annotated[
-        str | None,
-        typer.Option(help="The name in its certificate, of its --name; HOST if not given."),
-    ] = None,
-) -> None:
-    """Check that a broker answers: TLS by its authority, and a question that reads its store."""
+def _check_health(ca: Path, listen: str, names: list[str]) -> None:
+    """TLS by its authority, and a question that reads its store."""
     from sealring.attest.broker.client import BrokerClient
 
-    host, port = parse_address(at)
-    client = BrokerClient([(name or host, port)], read_authorities(authority))
+    host, port = parse_address(listen)
+    host = _OWN_HOST.get(host, host)
+    client = BrokerClient(
+        [(names[0] if names else host, port)], read_authorities(ca / "authority.pem")
+    )
     asyncio.run(client.keys_out(_HEALTH_JOB, _HEALTH_SECONDS, address=host))
     say("The broker answers.")
 

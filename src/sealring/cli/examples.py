@@ -33,7 +33,6 @@ EXAMPLES: Final = {
     "broker revoke": "sealring broker revoke --job train --rank 3",
     "broker release": "sealring broker release --job train",
     "broker audit": "sealring broker audit --json",
-    "broker health": "sealring broker health --authority sealring-ca/authority.pem",
     "vault rm": "sealring vault rm my-vault data",
     "bench": "sealring bench all --quick",
     "bench allreduce": "sealring bench allreduce --json",

@@ -17,7 +17,7 @@ PROVIDERS: Final = {
     ),
     "flight_records": ("sealring.observe.process:recorders",),
     "data_keys": ("sealring.attest.broker:data_key",),
-    "vault_records": ("sealring.attest.broker.vault_client:RecordsOfVault",),
+    "vault_records": ("sealring.attest.broker.enrolment:RecordsOfVault",),
     "evidence_judge": ("sealring.attest.evidence.admission",),
     "run_notes": ("sealring.record.recording.hooks",),
 }

@@ -21,10 +21,10 @@ from sealring.attest.broker.messages import (
     AUTH,
     PROTOCOL,
     RESOURCE,
+    error_of,
     parse_attestation,
     write_attestation,
 )
-from sealring.attest.broker.refusals import error_of
 from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (

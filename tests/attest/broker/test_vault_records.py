@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.attest.broker import audit, vault_client, vault_records
+from sealring.attest.broker import audit, client, ledger
+from sealring.attest.broker.client import Answered, ask_vault, tell_vault
 from sealring.attest.broker.messages import READ_PROOF, RECORD_PROOF, parse_record, write_signed
-from sealring.attest.broker.vault_client import Answered, ask_vault, tell_vault
 from sealring.core.hooks import VaultEntry as Entry
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
@@ -120,9 +120,9 @@ def test_a_worker_whose_certificate_has_ended(tmp_path: Path) -> None:
 
 
 def test_many_objects_come_in_pages(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (vault_records, vault_client):
+    for module in (ledger, client):
         monkeypatch.setattr(module, "PAGE", 2)
-    monkeypatch.setattr(vault_records, "MOST_OBJECTS", 5)
+    monkeypatch.setattr(ledger, "MOST_OBJECTS", 5)
     with running(place) as broker:
         worker = Worker(broker, 0)
         made = [entry(number, 1) for number in range(5)]

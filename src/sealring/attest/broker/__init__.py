@@ -3,22 +3,21 @@
 keys        a broker's keys, all from its authority's; the certificates that it issues; the data
             keys that it gives out
 envelopes   what is given out, sealed to the worker (JWE)
-tokens      nonces, and the verdict as a token (EAR): known again without having been kept
-messages    the KBS protocol's JSON
+messages    the KBS protocol's JSON, and errors on their way to a client
+tokens      nonces, TPMs' credentials, and the verdict as a token (EAR): known again without having
+            been kept
 store       decisions as functions on a view, committed whole, in SQLite; etcd keeps them too
 authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
 audit       the log of decisions, a Merkle tree of which every root is signed
             and published as a folder that witnesses see grow
-ledger      who holds which rank, what was used; machines and ranks that may not join
+ledger      who holds which rank, what was used, what vaults last held, which guests have attested;
+            machines and ranks that may not join
 strangers   what was refused before anything was proven, counted
 service     the broker without a network
-vault_records  what a job's vaults last held, so that a rollback is seen
-guests  the same for stock KBS clients, which are no rank of a job
-tls, refusals  the network; `sealring.formats.http` listens, with a limit on everything
+tls         the network; `sealring.formats.http` listens, with a limit on everything
 server      the broker on its ports: which request asks what, and its page
 
-client      one conversation with a broker
-vault_client  what a worker reads and records of its vaults
+client      conversations with a broker
 enrolment   a worker's certificate, held and renewed while it trains
 
 Its packages are the extra `broker`.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cryptography import x509
@@ -25,26 +23,35 @@ from sealring.attest.broker.messages import (
     LEAVE,
     LEAVE_PROOF,
     OUT,
+    PAGE,
+    READ,
+    READ_PROOF,
+    RECORD,
+    RECORD_PROOF,
     RESOURCE,
+    error_of,
+    malformed,
     write_attestation,
     write_auth,
     write_signed,
 )
-from sealring.attest.broker.refusals import error_of, malformed
 from sealring.attest.broker.tls import Client, client_context, connect
 from sealring.attest.evidence.admission import public_key_of
 from sealring.attest.evidence.attesters import Attester
+from sealring.attest.evidence.encoding import from_base64
 from sealring.attest.evidence.evidence import NONCE_BYTES
+from sealring.core.hooks import VaultEntry
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.loading import certificate_from_pem
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerError,
     BrokerUnavailable,
+    ConfigurationError,
 )
 from sealring.formats.http import Response
 from sealring.formats.log.broker_entries import CERTIFICATE
-from sealring.formats.strict import read_json, read_object
+from sealring.formats.strict import read_json, read_object, strictly
 
 _LOG = logging.getLogger("sealring")
 _AGAIN: Final = {"broker.reused_nonce", *BrokerUnavailable.codes}
@@ -255,12 +262,10 @@ def answer_of(response: Response, where: str) -> dict[str, Any]:
 
 
 def _nonce(answer: dict[str, Any], where: str) -> bytes:
-    try:
-        nonce = base64.b64decode(answer["nonce"], validate=True)
-    except (KeyError, TypeError, ValueError, binascii.Error):
-        nonce = b""
+    refusal = malformed(where, "gave no nonce")
+    nonce = from_base64(answer.get("nonce"), refusal)
     if len(nonce) != NONCE_BYTES:
-        raise malformed(where, "gave no nonce")
+        raise refusal
     return nonce
 
 
@@ -275,3 +280,61 @@ def _keys(value: Any, where: str) -> frozenset[str]:
     if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         raise malformed(where, "did not say who is out")
     return frozenset(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What the broker knows of a vault: a page of it, or what it recorded just now."""
+
+    key: int
+    generation: int
+    entries: list[VaultEntry]
+
+
+def ask_vault(name: WorkerName, key: Ed25519PrivateKey, vault: str) -> Conversation[Answered]:
+    """Reads all records of a vault, page by page."""
+
+    async def run(client: Client, where: str) -> Answered:
+        entries: list[VaultEntry] = []
+        while True:
+            asked = {"vault": vault, "after": entries[-1].object if entries else ""}
+            body = write_signed(name, key, READ_PROOF, asked)
+            page = _answered(answer_of(await client.ask("POST", READ, body), where), where)
+            if entries and page.entries and page.entries[0].object <= entries[-1].object:
+                raise malformed(where, "repeats records of a vault")
+            entries += page.entries
+            if len(page.entries) < PAGE:
+                return Answered(page.key, page.generation, entries)
+
+    return run
+
+
+def tell_vault(
+    name: WorkerName,
+    key: Ed25519PrivateKey,
+    vault: str,
+    number: int,
+    generation: int,
+    entry: VaultEntry | None,
+) -> Conversation[Answered]:
+    """Records the newest header and, where there is one, the newest version of an object."""
+    told = {
+        "vault": vault,
+        "key": number,
+        "generation": generation,
+        "entry": None if entry is None else asdict(entry),
+    }
+
+    async def run(client: Client, where: str) -> Answered:
+        body = write_signed(name, key, RECORD_PROOF, told)
+        return _answered(answer_of(await client.ask("POST", RECORD, body), where), where)
+
+    return run
+
+
+def _answered(answer: dict[str, Any], where: str) -> Answered:
+    try:
+        answered: Answered = strictly(Answered, answer, where, "record of a vault")
+    except ConfigurationError as problem:
+        raise malformed(where, f"gave no record of a vault: {problem}") from None
+    return answered

@@ -33,14 +33,21 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring import _native
-from sealring.attest.broker.client import BrokerClient, Conversation, Joined
+from sealring.attest.broker.client import (
+    Answered,
+    BrokerClient,
+    Conversation,
+    Joined,
+    ask_vault,
+    tell_vault,
+)
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.messages import broker_urls
 from sealring.attest.evidence import Policy
 from sealring.attest.evidence.admission import Admission, key_digest
 from sealring.attest.evidence.attesters import Attester, Wanted, find_attester
 from sealring.attest.evidence.cache import read_policy, trust_in
-from sealring.core.hooks import Expellable
+from sealring.core.hooks import Expellable, VaultEntry
 from sealring.core.identity.credentials import Credentials, read_authorities
 from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName, check_job
@@ -348,6 +355,21 @@ def this_worker(timeout: float = 300.0) -> Enrolment:
             "RANK and WORLD_SIZE are not set: start with `sealring run`"
         ) from None
     return enrolled(rank, world, os.environ, time.monotonic() + timeout)
+
+
+class RecordsOfVault:
+    """What the broker keeps of one vault, asked and told in this worker's name."""
+
+    def __init__(self, vault: str) -> None:
+        self._vault = vault
+
+    def read(self) -> Answered:
+        return this_worker().ask(lambda name, own: ask_vault(name, own, self._vault))
+
+    def record(self, key: int, generation: int, entry: VaultEntry | None) -> Answered:
+        return this_worker().ask(
+            lambda name, own: tell_vault(name, own, self._vault, key, generation, entry)
+        )
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:

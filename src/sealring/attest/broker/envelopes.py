@@ -7,14 +7,13 @@ Workers bring a P-256 key; stock KBS clients may bring other keys.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Any, Final
 
 from joserfc import jwe
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, RSAKey
 
+from sealring.attest.evidence.encoding import from_base64
 from sealring.errors import BrokerError, MalformedRequest
 
 KEY_ALGORITHM: Final = "ECDH-ES+A256KW"
@@ -115,11 +114,5 @@ def _load(jwk: dict[str, str]) -> ECKey | RSAKey:
 
 
 def _number(text: str) -> bytes:
-    """Base64url as JWK has it: without padding, and in the one spelling."""
-    try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raw = b""
-    if base64.urlsafe_b64encode(raw).decode().rstrip("=") != text:
-        raise MalformedRequest("a number of tee-pubkey is not base64url")
-    return raw
+    refusal = MalformedRequest("a number of tee-pubkey is not base64url")
+    return from_base64(text, refusal, url=True)

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from sealring.attest.broker.authenticated import Source, VersionNote
 from sealring.attest.broker.store import Store
+from sealring.attest.evidence.encoding import to_base64
 from sealring.errors import BrokerUnavailable, ConfigurationError
 from sealring.formats.strict import read_json
 
@@ -100,7 +101,7 @@ class _Rows:
             more = bool(answer.get("more")) and bool(page)
             if more:
                 # Every page is of the moment of the first one.
-                after = _text(page[-1][0] + b"\0")
+                after = to_base64(page[-1][0] + b"\0")
                 asked = {**asked, "key": after, "revision": str(revision)}
         # For all keys of the range, those too that are not there yet.
         self._compares.append(
@@ -112,14 +113,14 @@ class _Rows:
         actions = [
             {"request_delete_range": {"key": self._name(key)}}
             if value is None
-            else {"request_put": {"key": self._name(key), "value": _text(value)}}
+            else {"request_put": {"key": self._name(key), "value": to_base64(value)}}
             for key, value in writes.items()
         ]
         request = {"compare": self._compares, "success": actions}
         return bool(self._etcd.call("txn", request, self._deadline).get("succeeded"))
 
     def _name(self, key: str) -> str:
-        return _text((self._prefix + key).encode())
+        return to_base64((self._prefix + key).encode())
 
 
 class _Etcd:
@@ -202,7 +203,3 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext:
 
 def _host(member: str) -> str:
     return urlsplit(f"//{member}").hostname or ""
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()

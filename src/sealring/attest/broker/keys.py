@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.core.identity.authority import open_authority
-from sealring.core.identity.certificates import CLOCK_SKEW, issue
+from sealring.core.identity.certificates import issue, issue_leaf
 from sealring.core.identity.loading import public_key_from_der
 from sealring.core.identity.names import WorkerName, is_resource
 from sealring.core.identity.process import read_private
@@ -102,33 +102,14 @@ def issue_to_self(
 ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
     """What the broker shows in TLS: its host names, and no worker's name."""
     key = Ed25519PrivateKey.generate()
-    now = datetime.now(UTC)
-    authority = keys.authority
-    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    usages = ("key_encipherment", "content_commitment", "data_encipherment", "key_agreement",
-              "key_cert_sign", "crl_sign", "encipher_only", "decipher_only")  # fmt: skip
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([]))
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
-        .not_valid_after(min(now + timedelta(days=SERVER_DAYS), authority.not_valid_after_utc))
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=True
-        )
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(
-            x509.KeyUsage(digital_signature=True, **dict.fromkeys(usages, False)), critical=True
-        )
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-            critical=False,
-        )
-        .sign(keys.authority_key, None)
+    certificate = issue_leaf(
+        keys.authority,
+        keys.authority_key,
+        key.public_key(),
+        [_general_name(name) for name in names],
+        [ExtendedKeyUsageOID.SERVER_AUTH],
+        timedelta(days=SERVER_DAYS),
+        datetime.now(UTC),
     )
     return certificate, key
 

@@ -6,13 +6,23 @@ token/<until>/<id>/<path>    used for this
 token/<until>/<id>           how often it was refused
 out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
 barred/..., alias/...        machines and ranks that may not join (below)
-vault/<job>/...              what a job's vaults last held (vault_records.py)
-guest/<session>              an attested guest that is no rank (guests.py)
+guest/<SHA-256 of session>   an attested guest that is no rank: its key, its machine's names, and
+                             how much it was given
+vault/<job>/<vault>          the newest header: the number of the vault's key, its generation
+vault/<job>/<vault>/<object> the newest version of an object, and its manifest's digest
 forgotten/<nonce or token>   up to when used ones have been forgotten: older ones are refused
 
 A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
 which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
 where something is to be remembered of them: a refusal uses up its nonce too, and is in the log.
+
+A guest is a stock KBS client. Its session begins when evidence passes the policy, and ends
+TOKEN_SECONDS later. Strangers have no row. A guest has one for each time it attests, and can be
+given and refused only so much in each: every gift is in the audit log, which only grows.
+
+Records of vaults only grow, so that a rollback is seen: an older header or version leaves what is
+recorded, another content under a recorded version is refused. Each job has records of its own, so a
+worker of another job can change none of them.
 """
 
 from __future__ import annotations
@@ -23,8 +33,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.attest.broker import audit
+from sealring.attest.broker.messages import PAGE, ReadVault, RecordVault
 from sealring.attest.broker.store import Row, View
-from sealring.attest.broker.tokens import KEPT_SECONDS, Grant
+from sealring.attest.broker.tokens import KEPT_SECONDS, TOKEN_SECONDS, Grant
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerError,
@@ -34,6 +45,11 @@ from sealring.errors import (
     named,
 )
 from sealring.formats.log.notes import Signer
+
+GIFTS: Final = 64
+"""Of one guest's session. Then the client attests again, as for any answer of status 401."""
+MOST_OBJECTS: Final = 100_000
+"""Of one vault: an admitted worker must not fill the store."""
 
 
 def learn_names(view: View, machines: Sequence[str]) -> None:
@@ -328,6 +344,78 @@ class Ledger:
         self.note(view, now, "left", **_who(name), key=key, kind=holder["kind"])
         return True
 
+    def admit_guest(
+        self, view: View, nonce: str, made: int, now: float, guest: Row, evidence: str
+    ) -> BrokerError | None:
+        """Open the session of `guest`, with its jwk, key, machines and kind; or say why not."""
+        use_nonce(view, nonce, made)
+        learn_names(view, guest["machines"])
+        who = {"guest": guest["session"][:16], "key": guest["key"], "kind": guest["label"]}
+        if (refusal := why_machine_barred(view, guest["machines"])) is not None:
+            self.note_refusal(view, now, refusal, who)
+            return refusal
+        row = {name: value for name, value in guest.items() if name != "session"}
+        until = int(now) + TOKEN_SECONDS
+        view.put(_session(guest["session"]), {**row, "until": until, "given": 0, "refusals": 0})
+        machine = " ".join(guest["machines"])
+        self.note(view, now, "attested", **who, machine=machine, evidence=evidence)
+        return None
+
+    def give_guest(
+        self, view: View, session: str, path: str, now: float, objection: BrokerError | None
+    ) -> BrokerError | None:
+        """Note a gift to a session that is open, or why it gets nothing."""
+        row = find_session(view, session, now)
+        who = {"guest": session[:16], "key": row["key"], "kind": row["label"], "what": path}
+        refusal = why_machine_barred(view, row["machines"]) or objection
+        if refusal is None:
+            view.put(_session(session), {**row, "given": row["given"] + 1})
+            self.note(view, now, "gave", **who)
+            return None
+        if row["refusals"] < REFUSALS_LOGGED:
+            view.put(_session(session), {**row, "refusals": row["refusals"] + 1})
+            self.note_refusal(view, now, refusal, who)
+        return refusal
+
+    def record_vault(self, view: View, now: float, asked: RecordVault) -> Row:
+        """Records what is newer than what is known; returns what is known then."""
+        require_holder(view, asked.name, asked.key, now)
+        place = _vault(asked.name.job, asked.vault)
+        known = view.get(place) or {"key": 0, "generation": 0, "objects": 0}
+        header = max((asked.number, asked.generation), (known["key"], known["generation"]))
+        facts: Row = {}
+        entries: list[Row] = []
+        objects = known["objects"]
+        if asked.entry is not None:
+            entry = view.get(f"{place}/{asked.entry.object}")
+            if entry is None and objects >= MOST_OBJECTS:
+                raise BrokerRefusal(
+                    f"the broker keeps records of {MOST_OBJECTS} objects of a vault",
+                    code="broker.too_many_records",
+                )
+            if entry is None or asked.entry.version > entry["version"]:
+                objects += entry is None
+                entry = {"version": asked.entry.version, "manifest": asked.entry.manifest}
+                view.put(f"{place}/{asked.entry.object}", entry)
+                facts = {"object": asked.entry.object, **entry}
+            elif (
+                asked.entry.version == entry["version"]
+                and asked.entry.manifest != entry["manifest"]
+            ):
+                raise BrokerRefusal(
+                    f"version {entry['version']} of object {asked.entry.object} was recorded with "
+                    "another content: two copies of the vault have gone different ways",
+                    code="broker.recorded_otherwise",
+                )
+            entries = [{"object": asked.entry.object, **entry}]
+        if facts or header != (known["key"], known["generation"]):
+            view.put(place, {"key": header[0], "generation": header[1], "objects": objects})
+            self.note(
+                view, now, "recorded", job=asked.name.job, rank=asked.name.rank, key=asked.key,
+                what=f"vault/{asked.vault}", vault_key=header[0], generation=header[1], **facts,
+            )  # fmt: skip
+        return {"key": header[0], "generation": header[1], "entries": entries}
+
     def _free(self, view: View, now: float, name: WorkerName, why: str) -> None:
         holder = view.get(_place(name))
         if holder is not None:
@@ -348,6 +436,37 @@ class Ledger:
 
     def note(self, view: View, now: float, event: str, **facts: Any) -> None:
         audit.append(view, self.audit_key, now, event, facts)
+
+
+def find_session(view: View, session: str, now: float) -> Row:
+    """The row of a session that is open. `session` is its hash."""
+    row = view.get(_session(session))
+    if row is None:
+        raise TokenRefused(
+            "this session has attested nothing: attest first", code="broker.unknown_token"
+        )
+    if now >= row["until"]:
+        raise TokenRefused("the session has ended: attest again", code="broker.expired_token")
+    if row["given"] >= GIFTS:
+        raise TokenRefused(
+            f"the session was given {GIFTS} things: attest again", code="broker.expired_token"
+        )
+    return row
+
+
+def read_vault(view: View, now: float, asked: ReadVault) -> Row:
+    """The header, and a page of objects in the order of their ids."""
+    require_holder(view, asked.name, asked.key, now)
+    place = _vault(asked.name.job, asked.vault)
+    header = view.get(place) or {"key": 0, "generation": 0}
+    found = []
+    for key, row in view.scan(f"{place}/", asked.after):
+        name = key.rpartition("/")[2]
+        if name > asked.after:
+            found.append({"object": name, "version": row["version"], "manifest": row["manifest"]})
+        if len(found) == PAGE:
+            break
+    return {"key": header["key"], "generation": header["generation"], "entries": found}
 
 
 def holders(view: View) -> list[tuple[WorkerName, Row]]:
@@ -462,3 +581,11 @@ def _name_of(place: str) -> WorkerName:
 
 def _out_key(name: WorkerName, key: str) -> str:
     return f"out/{name.job}/{key}"
+
+
+def _session(session: str) -> str:
+    return f"guest/{session}"
+
+
+def _vault(job: str, vault: str) -> str:
+    return f"vault/{job}/{vault}"

@@ -11,8 +11,6 @@ without a signature is a stock KBS client's (`read_guest_attestation`).
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import re
@@ -27,12 +25,21 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
+from sealring import errors
 from sealring.attest.broker.envelopes import check_guest_jwk, check_jwk
 from sealring.attest.evidence.agent_evidence import GuestChallenge, guest_challenge
+from sealring.attest.evidence.encoding import from_base64, to_base64
 from sealring.core.hooks import VaultEntry
 from sealring.core.identity.loading import public_key_from_der
 from sealring.core.identity.names import WorkerName
-from sealring.errors import ConfigurationError, MalformedRequest
+from sealring.errors import (
+    AttestationError,
+    BrokerError,
+    ConfigurationError,
+    MalformedRequest,
+    SealringError,
+)
+from sealring.formats.http import Response
 from sealring.formats.strict import read_json, read_object
 from sealring.limits import MAX_WORLD
 
@@ -120,12 +127,12 @@ def write_attestation(
     evidence: bytes,
 ) -> bytes:
     runtime = {
-        "nonce": _text(nonce),
+        "nonce": to_base64(nonce),
         "tee-pubkey": jwk,
         "worker": {
             "name": name.uri,
             "world": world,
-            "public-key": _text(
+            "public-key": to_base64(
                 key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
             ),
         },
@@ -136,7 +143,7 @@ def write_attestation(
             "primary_evidence": read_json(evidence),
             "additional_evidence": "{}",
         },
-        "signature": _text(key.sign(_PROOF + _canonical(runtime))),
+        "signature": to_base64(key.sign(_PROOF + _canonical(runtime))),
     }
     return json.dumps(request).encode()
 
@@ -176,8 +183,8 @@ def write_signed(
     Leaving needs no nonce: it is good for one key, which is out of the job once it has come.
     """
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    said = {"worker": {"name": name.uri, "public-key": _text(public)}, "ask": ask or {}}
-    signature = _text(key.sign(proof + _canonical(said)))
+    said = {"worker": {"name": name.uri, "public-key": to_base64(public)}, "ask": ask or {}}
+    signature = to_base64(key.sign(proof + _canonical(said)))
     return json.dumps({**said, "signature": signature}).encode()
 
 
@@ -222,14 +229,7 @@ def exactly(value: Any, *names: str) -> dict[str, Any]:
 
 
 def read_base64(value: Any) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError, TypeError):
-        raise MalformedRequest("a field is not base64") from None
-
-
-def _text(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+    return from_base64(value, MalformedRequest("a field is not base64"))
 
 
 def broker_urls(text: str) -> list[tuple[str, int]]:
@@ -341,8 +341,6 @@ def read_guest_attestation(fields: dict[str, Any]) -> GuestAttestation:
         raise MalformedRequest("primary_evidence is an object, and additional_evidence a text")
     jwk = check_guest_jwk(runtime["tee-pubkey"])
     nonce = read_base64(runtime["nonce"])
-    if base64.b64encode(nonce).decode() != runtime["nonce"]:
-        raise MalformedRequest("the nonce is not written as it was given out")
     try:
         challenge = guest_challenge(nonce, runtime["nonce"], jwk, additional)
     except ValueError:
@@ -353,3 +351,79 @@ def read_guest_attestation(fields: dict[str, Any]) -> GuestAttestation:
 def kind_of(tee: str) -> str:
     """The kind of evidence that a client's word for its TEE stands for."""
     return _OLD_SPELLINGS.get(tee, tee)
+
+
+_TYPE: Final = "https://github.com/confidential-containers/kbs/errors/"
+_KBS: Final = "/kbs/v0/"
+_MAX_TEXT: Final = 600
+_OTHER_TYPE: Final = "PluginInternalError"
+_ANSWERS: Final[dict[str, tuple[int, str]]] = {
+    "broker.malformed_request": (400, "SerdeError"),
+    "broker.unknown_nonce": (401, "AttestationError"),
+    "broker.expired_nonce": (401, "AttestationError"),
+    "broker.reused_nonce": (401, "AttestationError"),
+    "broker.unknown_token": (401, "TokenNotFound"),
+    "broker.expired_token": (401, "TokenVerifierError"),
+    "broker.reused_token": (401, "TokenVerifierError"),
+    "broker.rank_taken": (403, "PolicyDeny"),
+    "broker.worker_revoked": (403, "PolicyDeny"),
+    "broker.resource_not_granted": (403, "PolicyDeny"),
+    "broker.too_many_records": (403, _OTHER_TYPE),
+    "broker.no_such_resource": (404, "InvalidRequestPath"),
+    "broker.request_too_slow": (408, _OTHER_TYPE),
+    "broker.recorded_otherwise": (409, _OTHER_TYPE),
+    "broker.request_too_large": (413, _OTHER_TYPE),
+    "broker.too_many_requests": (429, _OTHER_TYPE),
+    "broker.misconfigured": (500, _OTHER_TYPE),
+    "broker.store_unavailable": (503, _OTHER_TYPE),
+}
+"""Which status and which of the KBS protocol's types an error's code goes out with."""
+_REFUSALS: Final = frozenset(
+    code
+    for code, kind in errors.classes_by_code().items()
+    if issubclass(kind, BrokerError | AttestationError)
+)
+
+
+def response_of(error: SealringError, path: str = "") -> Response:
+    """`path` is what was asked for: the KBS protocol has no status 400."""
+    if isinstance(error, errors.PolicyRefusal):
+        status, kind = 403, "PolicyDeny"
+    elif isinstance(error, AttestationError):
+        status, kind = 401, "AttestationError"
+    elif error.code in _ANSWERS:
+        status, kind = _ANSWERS[error.code]
+    else:
+        # What went wrong in the broker itself is for its own log.
+        error = BrokerError("the broker failed: see its log")
+        status, kind = 500, _OTHER_TYPE
+    if status == 400 and path.startswith(_KBS):
+        status = 401
+    content = {"type": _TYPE + kind, "detail": _clean(str(error)), "error": error.code}
+    headers = {"retry-after": "1"} if status in (429, 503) else {}
+    return Response(status, json.dumps(content).encode(), headers=headers)
+
+
+def error_of(response: Response, where: str) -> SealringError:
+    """The error that a broker's answer stands for. It chooses among ours, and no more."""
+    try:
+        value: Any = read_json(response.body)
+        code, detail = value["error"], value["detail"]
+    except (ValueError, KeyError, TypeError):
+        code = detail = None
+    if not isinstance(code, str) or not isinstance(detail, str):
+        return malformed(where, f"answered {response.status} and no reason")
+    known = code if code in _REFUSALS else BrokerError.code
+    return errors.classes_by_code()[known](
+        f"the broker at {where} says: {_clean(detail)}", code=known
+    )
+
+
+def malformed(where: str, did: str) -> BrokerError:
+    """`did`: what a broker did that is not of its protocol."""
+    return BrokerError(f"the broker at {where} {did}", code="broker.malformed_answer")
+
+
+def _clean(text: str) -> str:
+    cut = text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

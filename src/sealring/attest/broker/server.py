@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import json
@@ -18,11 +17,21 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
 from sealring.attest.broker.keys import SERVER_DAYS, BrokerKeys, issue_to_self
-from sealring.attest.broker.messages import ATTEST, AUTH, COOKIE, LEAVE, OUT, READ, RECORD, RESOURCE
-from sealring.attest.broker.refusals import response_of
+from sealring.attest.broker.messages import (
+    ATTEST,
+    AUTH,
+    COOKIE,
+    LEAVE,
+    OUT,
+    READ,
+    RECORD,
+    RESOURCE,
+    response_of,
+)
 from sealring.attest.broker.service import Broker
 from sealring.attest.broker.store import Row
 from sealring.attest.broker.tls import answer, server_context
+from sealring.attest.evidence.encoding import to_base64
 from sealring.core.identity.names import WorkerName, is_job
 from sealring.errors import (
     BrokerRefusal,
@@ -79,7 +88,7 @@ def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: f
 </tbody></table>
 <p>{len(holders)} ranks are held. {_time(now)}</p>
 {_refused(refused)}</body></html>"""
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    digest = to_base64(hashlib.sha256(_STYLE.encode()).digest())
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; frame-ancestors 'none'"
     headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
     return Response(200, html.encode(), "text/html; charset=utf-8", headers)
@@ -154,7 +163,7 @@ def worker_routes(broker: Broker) -> Handle:
         if path == AUTH:
             _only("POST", request)
             session, nonce, extra = await broker.challenge(request.body)
-            answer = {"nonce": base64.b64encode(nonce).decode(), "extra-params": extra}
+            answer = {"nonce": to_base64(nonce), "extra-params": extra}
             return _json(answer, {"set-cookie": _cookie(session)})
         if path == ATTEST:
             _only("POST", request)

@@ -29,9 +29,8 @@ from typing import Any, Final, TypeVar
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.broker import audit, guests, ledger, strangers, tokens, vault_records
+from sealring.attest.broker import audit, ledger, strangers, tokens
 from sealring.attest.broker.clock import SteadyClock, boottime
-from sealring.attest.broker.credentials import challenge_of, credential_for
 from sealring.attest.broker.envelopes import seal
 from sealring.attest.broker.keys import BrokerKeys, DataKeys, issue_to_worker
 from sealring.attest.broker.ledger import Applicant, Ledger
@@ -50,7 +49,14 @@ from sealring.attest.broker.messages import (
 )
 from sealring.attest.broker.store import Row, Store, View
 from sealring.attest.broker.strangers import Strangers
-from sealring.attest.broker.tokens import Grant, GuestGrant, check_token, make_token
+from sealring.attest.broker.tokens import (
+    Grant,
+    GuestGrant,
+    challenge_of,
+    check_token,
+    credential_for,
+    make_token,
+)
 from sealring.attest.evidence import (
     AttestedWorker,
     Policy,
@@ -174,7 +180,7 @@ class Broker:
         kind, nonce = kind_of(tokens.tee_in(session)), sent.challenge.nonce
         seen = await self._verify(session, nonce, partial(self._judge_guest, kind, sent))
         guest = {
-            "session": guests.digest_of(session),
+            "session": tokens.digest_of(session),
             "jwk": sent.jwk,
             "key": hashlib.sha256(sent.challenge.public_key).hexdigest(),
             "machines": list(seen.machines),
@@ -182,8 +188,8 @@ class Broker:
             "label": seen.worker.label,
         }
         await self._decide(
-            lambda view: guests.admit(
-                self._ledger, view, nonce.hex(), seen.made, seen.now, guest, seen.digest
+            lambda view: self._ledger.admit_guest(
+                view, nonce.hex(), seen.made, seen.now, guest, seen.digest
             )
         )
         _LOG.info("attested a guest (%s)", seen.worker.label)
@@ -239,17 +245,17 @@ class Broker:
 
     async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
         """One data key for the stock KBS client that attested in this session."""
-        return await self._resource_of_guest(guests.digest_of(session), path)
+        return await self._resource_of_guest(tokens.digest_of(session), path)
 
     async def _resource_of_guest(self, session: str, path: str) -> dict[str, str]:
         """One data key, sealed to the guest's key. `session` is the session's hash."""
         now = self._clock()
         # Nothing is read from the disk, and no path looked at, for a stranger.
-        row = await self._store.transact(lambda view: guests.find(view, session, now))
+        row = await self._store.transact(lambda view: ledger.find_session(view, session, now))
         content = self._data_keys.read(path)
         objection = self._objection(path, content, row["kind"], None)
         await self._decide(
-            lambda view: guests.give(self._ledger, view, session, path, now, objection)
+            lambda view: self._ledger.give_guest(view, session, path, now, objection)
         )
         assert isinstance(content, bytes)
         return seal(content, row["jwk"])
@@ -292,13 +298,11 @@ class Broker:
     async def read_vault(self, request: bytes) -> Row:
         """What the worker's job has recorded of a vault."""
         asked, now = parse_read(request), self._clock()
-        return await self._store.transact(lambda view: vault_records.read(view, now, asked))
+        return await self._store.transact(lambda view: ledger.read_vault(view, now, asked))
 
     async def record_vault(self, request: bytes) -> Row:
         asked, now = parse_record(request), self._clock()
-        return await self._store.transact(
-            lambda view: vault_records.record(view, now, self._ledger, asked)
-        )
+        return await self._store.transact(lambda view: self._ledger.record_vault(view, now, asked))
 
     async def refused(self) -> dict[str, Any]:
         """What was refused before anything was proven."""

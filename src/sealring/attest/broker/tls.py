@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from OpenSSL import SSL, crypto
 
-from sealring.attest.broker.refusals import malformed
+from sealring.attest.broker.messages import malformed
 from sealring.core.no_fork import NoFork
 from sealring.errors import BrokerUnavailable, UntrustedBroker
 from sealring.formats.http import Response

@@ -1,4 +1,4 @@
-"""What a broker knows again without having kept it: nonces, and its verdict as a token.
+"""What a broker knows again without having kept it: nonces, credentials, tokens.
 
 A nonce is
 
@@ -10,6 +10,9 @@ million times fills no disk, and a restarted broker or another replica knows its
 becomes a row in the store when evidence that passes the policy comes for it, and then never passes
 again. One that failing evidence came for is remembered by this broker alone (strangers.py).
 
+A TPM introduces itself when it asks for a nonce, and gets a credential: a secret that only this TPM
+can open. The secret is a MAC over the nonce and whom it is for: any replica can judge the answer.
+
 A token is a JWT in the form of an EAR (EAT Attestation Result). It says what the evidence showed,
 who the worker may be and which key things are sealed to. It is good for minutes, and once for each
 thing that it fetches.
@@ -19,8 +22,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,10 +35,21 @@ from joserfc.jwk import OKPKey
 
 from sealring.attest.broker.clock import SKEW_SECONDS
 from sealring.attest.broker.keys import BrokerKeys
-from sealring.attest.evidence import AttestedWorker
-from sealring.attest.evidence.evidence import NONCE_BYTES
+from sealring.attest.evidence import AttestedWorker, Challenge, Evidence, Trust
+from sealring.attest.evidence.encoding import from_base64, to_base64
+from sealring.attest.evidence.evidence import MAX_CHAIN, NONCE_BYTES
+from sealring.attest.evidence.tpm.credential import (
+    MAX_OTHERS,
+    check_ak,
+    joint_secret,
+    seal_credential,
+    split_certificates,
+    subject,
+    verify_endorsement,
+)
+from sealring.attest.evidence.tpm.verify import KIND as TPM
 from sealring.core.identity.names import WorkerName
-from sealring.errors import TokenRefused
+from sealring.errors import AttestationError, MalformedRequest, TokenRefused
 from sealring.limits import MAX_NONCE_SECONDS
 from sealring.version import __version__
 
@@ -146,6 +162,11 @@ def tee_in(session: str) -> str:
     return session.partition(".")[2]
 
 
+def digest_of(session: str) -> str:
+    """The session itself opens a guest's account, so the store holds its hash alone."""
+    return hashlib.sha256(session.encode()).hexdigest()
+
+
 def make_nonce(key: bytes, session: str, now: float) -> bytes:
     body = int(now * 1000).to_bytes(8, "big") + os.urandom(8)
     return body + _tag(key, session, body)
@@ -174,3 +195,68 @@ def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int
 
 def _tag(key: bytes, session: str, body: bytes) -> bytes:
     return hmac.new(key, session.encode() + b"\0" + body, hashlib.sha256).digest()[:_TAG_AT]
+
+
+_LOG = logging.getLogger("sealring.attest.broker")
+_CREDENTIAL: Final = b"credential\0"
+
+
+def credential_for(
+    introduction: dict[str, Any], key: bytes, nonce: bytes, trust: Trust
+) -> dict[str, Any]:
+    """What goes back with the nonce to a TPM that said who it is; nothing for other hardware."""
+    if not introduction:
+        return {}
+    if set(introduction) - {"others"} != {"chain", "ak"}:
+        raise MalformedRequest("a TPM introduces itself by its chain, its ak and perhaps others")
+    others = introduction.get("others", [])
+    if not isinstance(others, list) or len(others) > MAX_OTHERS:
+        raise MalformedRequest(f"a TPM shows at most {MAX_OTHERS} other endorsement keys")
+    ak = _sent(introduction["ak"])
+    name = check_ak(ak).name
+
+    def sealed(chain: list[bytes]) -> str:
+        endorsement = verify_endorsement(chain, trust)
+        secret = _secret(key, nonce, subject(chain[0], ak))
+        blob = seal_credential(endorsement.leaf.public_key(), name, secret)
+        return to_base64(blob)
+
+    answer: dict[str, Any] = {"credential": sealed(_chain(introduction["chain"]))}
+    if others:
+        answer["others"] = [_known(sealed, _chain(chain)) for chain in others]
+    return answer
+
+
+def _known(sealed: Callable[[list[bytes]], str], chain: list[bytes]) -> str | None:
+    """Another key of the TPM's. One that cannot be believed is left out: it need not be shown."""
+    try:
+        return sealed(chain)
+    except AttestationError as refused:
+        _LOG.info("another endorsement key of a TPM is not used: %s", refused)
+        return None
+
+
+def _chain(value: Any) -> list[bytes]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHAIN:
+        raise MalformedRequest(f"a TPM's chain has 1 to {MAX_CHAIN} certificates")
+    return [_sent(one) for one in value]
+
+
+def challenge_of(evidence: Evidence, key: bytes, nonce: bytes, public_key: bytes) -> Challenge:
+    """What the evidence must have been made for. The sender's own word on it is not asked."""
+    if evidence.kind != TPM or not evidence.chain or "ak" not in evidence.parts:
+        return Challenge(nonce, public_key)
+    ak = evidence.parts["ak"]
+    # Only a TPM that holds these keys too could open what was sent for them.
+    others = split_certificates(evidence.parts.get("endorsements", b""))
+    secrets = [_secret(key, nonce, subject(one, ak)) for one in (evidence.chain[0], *others)]
+    whom = subject(evidence.chain[0], ak, others)
+    return Challenge(nonce, public_key, whom + joint_secret(secrets))
+
+
+def _secret(key: bytes, nonce: bytes, whom: bytes) -> bytes:
+    return hmac.new(key, _CREDENTIAL + nonce + whom, hashlib.sha256).digest()
+
+
+def _sent(value: Any) -> bytes:
+    return from_base64(value, MalformedRequest("a TPM's introduction is in base64"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sealring.attest.evidence.agent_evidence import CocoMachine
+from sealring.attest.evidence.encoding import from_base64, to_base64
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.attest.evidence.guest import AzureMachine, TsmMachine
 from sealring.attest.evidence.nvidia import collect_gpus
@@ -117,20 +117,19 @@ class TpmAttester:
         introduction = self.machine.introduction()
         return {
             "chain": _texts(introduction.chain),
-            "ak": base64.b64encode(introduction.ak).decode(),
+            "ak": to_base64(introduction.ak),
             "others": [_texts(chain) for chain in introduction.others],
         }
 
     def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
-        try:
-            blob = base64.b64decode(extra["credential"], validate=True)
-            others = [
-                None if one is None else base64.b64decode(one, validate=True)
-                for one in extra.get("others", [])
-            ]
-        except (KeyError, TypeError, ValueError):
-            problem = "the broker sent no credential for this TPM"
-            raise BrokerError(problem, code="broker.malformed_answer") from None
+        refusal = BrokerError(
+            "the broker sent no credential for this TPM", code="broker.malformed_answer"
+        )
+        blob = from_base64(extra.get("credential"), refusal)
+        sealed = extra.get("others", [])
+        if not isinstance(sealed, list):
+            raise refusal
+        others = [None if one is None else from_base64(one, refusal) for one in sealed]
         asked = Challenge(nonce, public_key).device_nonce(TPM)
         return self.machine.attest(
             nonce, public_key, blob, collect_gpus(asked) if self.gpus else (), others
@@ -138,7 +137,7 @@ class TpmAttester:
 
 
 def _texts(chain: Sequence[bytes]) -> list[str]:
-    return [base64.b64encode(one).decode() for one in chain]
+    return [to_base64(one) for one in chain]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from sealring.attest.evidence.rules import (
 )
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims
+from sealring.core.identity.certificates import CLOCK_SKEW, make_authority
 from sealring.errors import ForgedEvidence, MalformedEvidence, UntrustedChain
 from sealring.formats.strict import read_object
 
@@ -59,26 +60,8 @@ class Simulator:
     @classmethod
     def create(cls, now: datetime, lifetime: timedelta = timedelta(days=30)) -> Simulator:
         key = Ed25519PrivateKey.generate()
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
-        usage = dict.fromkeys(
-            (
-                "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
-                "key_agreement", "crl_sign", "encipher_only", "decipher_only",
-            ),
-            False,
-        )  # fmt: skip
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + lifetime)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(key_cert_sign=True, **usage), critical=True)
-            .sign(key, None)
-        )
+        serial = x509.random_serial_number()
+        certificate = make_authority(key, NAME, serial, now - CLOCK_SKEW, now + lifetime)
         return cls(certificate, key)
 
     @property

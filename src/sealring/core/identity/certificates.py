@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -117,7 +118,34 @@ def issue(
     `attestation` is what the issuer saw of the worker (attest/evidence/worker.py).
     """
     check_rank(name.rank, world)
-    now = now or datetime.now(UTC)
+    extensions = []
+    if world is not None:
+        extensions.append((WORLD_SIZE_OID, encode_integer(world)))
+    if attestation is not None:
+        extensions.append((ATTESTATION_OID, attestation))
+    return issue_leaf(
+        authority,
+        authority_key,
+        holder,
+        [x509.UniformResourceIdentifier(name.uri)],
+        [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH],
+        lifetime,
+        now or datetime.now(UTC),
+        extensions,
+    )
+
+
+def issue_leaf(
+    authority: x509.Certificate,
+    authority_key: Ed25519PrivateKey,
+    holder: Ed25519PublicKey,
+    names: Sequence[x509.GeneralName],
+    purposes: Sequence[x509.ObjectIdentifier],
+    lifetime: timedelta,
+    now: datetime,
+    extensions: Sequence[tuple[x509.ObjectIdentifier, bytes]] = (),
+) -> x509.Certificate:
+    """A certificate that issues no others and has these names, and no subject."""
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         x509.CertificateBuilder()
@@ -127,31 +155,18 @@ def issue(
         .serial_number(x509.random_serial_number())
         .not_valid_before(max(now - CLOCK_SKEW, authority.not_valid_before_utc))
         .not_valid_after(min(now + lifetime, authority.not_valid_after_utc))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)]), critical=True
-        )
+        .add_extension(x509.SubjectAlternativeName(names), critical=True)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(authority=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage(
-                [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
-            ),
-            critical=False,
-        )
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(holder), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
             critical=False,
         )
     )
-    if world is not None:
-        builder = builder.add_extension(
-            x509.UnrecognizedExtension(WORLD_SIZE_OID, encode_integer(world)), critical=False
-        )
-    if attestation is not None:
-        builder = builder.add_extension(
-            x509.UnrecognizedExtension(ATTESTATION_OID, attestation), critical=False
-        )
+    for oid, content in extensions:
+        builder = builder.add_extension(x509.UnrecognizedExtension(oid, content), critical=False)
     return builder.sign(authority_key, None)
 
 
