@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def resigned(vault: Vault, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(content["contributions"][0]["statement"])
     change(document)
     signed = signing.sign(credentials, 1, document)
-    content["contributions"] = [signing.as_document(signed)]
+    content["contributions"] = [asdict(signed)]
     manifest = stored.manifest
     vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
 
@@ -331,7 +332,7 @@ def two_ranks(
         signing.sign(signing.credentials_of(rank, 2), 2, own(document))
         for rank, document in zip(ranks, (first, second), strict=True)
     ]
-    content["contributions"] = [signing.as_document(one) for one in signed]
+    content["contributions"] = [asdict(one) for one in signed]
     manifest = stored.manifest
     vault.commit(stored.copy, "checkpoint", "run", manifest.parts, json.dumps(content))
 

@@ -60,7 +60,7 @@ def load(vault: Vault) -> dict[str, Any]:
 
 def signed_by_rank_1(document: dict[str, Any], world: int = 2) -> dict[str, str]:
     own = {name: one for name, one in document.items() if name not in signing.FIELDS}
-    return signing.as_document(signing.sign(signing.credentials_of(1, world), world, own))
+    return asdict(signing.sign(signing.credentials_of(1, world), world, own))
 
 
 def statements(content: dict[str, Any]) -> list[dict[str, Any]]:

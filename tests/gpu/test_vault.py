@@ -10,8 +10,7 @@ import torch
 
 from sealring.core.engine.cuda.chunks import CHUNK_BYTES
 from sealring.errors import ConfigurationError, TamperedChunk, TruncatedFile
-from sealring.vault.gpu_batches import CudaOpener, GpuBatches
-from sealring.vault.gpu_plan import Sample, SealedPart
+from sealring.vault.gpu_batches import CudaOpener, GpuBatches, Sample, SealedPart
 from tests.vault.sealed_parts import sealed_parts
 
 SIZES = (100, CHUNK_BYTES, 3 * CHUNK_BYTES - 1, 40 * CHUNK_BYTES + 777)

@@ -21,8 +21,7 @@ from sealring import _native
 from sealring.core.engine.cuda.chunks import NO_FAILURE
 from sealring.vault.datasets.dataset import Stream
 from sealring.vault.datasets.gpu_loader import GpuLoader
-from sealring.vault.gpu_batches import Opened
-from sealring.vault.gpu_plan import Plan, SealedPart, SealedParts
+from sealring.vault.gpu_batches import Opened, Plan, SealedPart, SealedParts
 from sealring.vault.vault import Vault
 
 SALT_BYTES = 24

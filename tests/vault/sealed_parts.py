@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sealring import _native
-from sealring.vault.gpu_plan import SealedPart
+from sealring.vault.gpu_batches import SealedPart
 from sealring.vault.sealed import CHACHA, Place
 
 

@@ -246,7 +246,7 @@ def test_a_closed_vault_raises_at_every_use_and_its_keys_are_wiped(
         lambda: vault.new_version("other"),
         lambda: vault.folder_of("data"),
         lambda: vault.remove_version(version),
-        lambda: vault.left_behind("data"),
+        lambda: vault.incomplete("data", abandoned=True),
         lambda: vault.refresh(),
         lambda: vault.reading().__enter__(),
         lambda: vault.held(alone=False),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sealring.vault import freeing
+from sealring.vault import files
 from sealring.vault.files import remove_directory
 
 LARGE = bytes(1 << 20)
@@ -40,7 +40,7 @@ def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(threading.Thread, "run", waiting)
     yield event
     event.set()
-    freeing.wait()
+    files.wait_until_freed()
 
 
 def deleted(inside: Path) -> list[str]:
@@ -53,21 +53,21 @@ def deleted(inside: Path) -> list[str]:
 def test_a_large_file_is_freed_after_the_removal_has_returned(
     folder: Path, go_on: threading.Event
 ) -> None:
-    held = set(freeing.not_for_children)
+    held = set(files.not_for_children)
     remove_directory(folder.parent, folder, first="manifest")
     assert not folder.exists()
     assert deleted(folder) == [f"{folder / 'part'} (deleted)"]
     go_on.set()
-    freeing.wait()
+    files.wait_until_freed()
     assert not deleted(folder)
-    assert freeing.not_for_children == held
+    assert files.not_for_children == held
 
 
 def test_a_forked_child_does_not_keep_the_space(folder: Path, go_on: threading.Event) -> None:
     remove_directory(folder.parent, folder)
     child = os.fork()
     if child == 0:
-        freeing.wait()  # for no thread of its parent
+        files.wait_until_freed()  # for no thread of its parent
         os._exit(len(deleted(folder)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert deleted(folder)
@@ -80,7 +80,7 @@ def test_a_file_system_that_keeps_names_of_open_files(
     rmtree, left = shutil.rmtree, []
 
     def not_while_open(name: str, **options: Any) -> None:
-        left.append(len(freeing.not_for_children))
+        left.append(len(files.not_for_children))
         if not left[-1]:
             rmtree(name, **options)
 
@@ -100,4 +100,4 @@ def test_where_no_thread_can_start_it_is_freed_at_once(
     remove_directory(folder.parent, folder)
     assert not folder.exists()
     assert not deleted(folder)
-    freeing.wait()
+    files.wait_until_freed()

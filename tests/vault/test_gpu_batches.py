@@ -25,8 +25,7 @@ from sealring.errors import (
     Unsupported,
     VaultBusy,
 )
-from sealring.vault.gpu_batches import Batch, GpuBatches
-from sealring.vault.gpu_plan import Sample, SealedPart, plan_of
+from sealring.vault.gpu_batches import Batch, GpuBatches, Sample, SealedPart, plan_of
 from tests.codes import coded
 from tests.vault.host_opener import HostOpener
 from tests.vault.sealed_parts import place, sealed_parts

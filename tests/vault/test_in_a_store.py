@@ -100,12 +100,12 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(
         str(vault.find("run", version).copy.folder / "rank-00000").removeprefix(f"{vault.path}/")
         for version in (2, 1)
     )
-    good = store.read(name, 1 << 20)
+    good = store.read_range(name, 0, 1 << 20)
     for content, error in [
         (None, MissingPart),
         (good[:-1], TruncatedFile),
         (good + b"x", TruncatedFile),
-        (store.read(older, 1 << 20), ForeignPart),
+        (store.read_range(older, 0, 1 << 20), ForeignPart),
         (bytes([good[0] ^ 1]) + good[1:], TamperedChunk),
         (good[:30000] + bytes([good[30000] ^ 1]) + good[30001:], TamperedChunk),
     ]:

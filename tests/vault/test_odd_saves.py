@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from sealring.cli import run
 from sealring.errors import Unsupported
-from sealring.vault import CheckpointReader, CheckpointWriter, Vault, freeing
+from sealring.vault import CheckpointReader, CheckpointWriter, Vault, files
 from tests.vault.test_checkpoints import refused
 from tests.workers import SECRET
 
@@ -202,7 +202,7 @@ def test_a_wait_before_the_thread_that_frees_has_started(
     start, waited = threading.Thread.start, threading.Event()
 
     def wait() -> None:
-        freeing.wait()
+        files.wait_until_freed()
         waited.set()
 
     def late(thread: threading.Thread) -> None:
@@ -219,7 +219,7 @@ def test_a_wait_before_the_thread_that_frees_has_started(
     monkeypatch.setattr(threading.Thread, "start", late)
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        with freeing.later(directory):
+        with files.freed_later(directory):
             pass
     finally:
         os.close(directory)

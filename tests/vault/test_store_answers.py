@@ -131,7 +131,7 @@ def test_empty_files_of_an_attacker_hide_no_genuine_version(
     store = Store(URL)
     above = genuine.replace("/0000000001/", "/0000000009/")
     for one in ("key.json", "manifest"):
-        store.put(f"{above}/{one}", store.read(f"{genuine}/{one}", 1 << 20), new=True)
+        store.put(f"{above}/{one}", store.read_range(f"{genuine}/{one}", 0, 1 << 20), new=True)
     store.put(f"{above}/{name}", b"", new=False)
     assert same(load(Vault.open(URL, keys.key_file(key))), state(1))
 
@@ -183,11 +183,11 @@ def test_two_processes_that_make_one_vault(
     in_memory: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has looked before the other has written."""
-    before = Store(URL).read("vault.json", 1 << 20)
+    before = Store(URL).read_range("vault.json", 0, 1 << 20)
     monkeypatch.setattr("sealring.vault.stores.StorePath.has_folder", lambda self: False)
     with pytest.raises(VaultError, match="is there already", check=coded("vault.output_exists")):
         Vault.create(URL, keys.key_file(key), "owner")
-    assert Store(URL).read("vault.json", 1 << 20) == before
+    assert Store(URL).read_range("vault.json", 0, 1 << 20) == before
 
 
 def test_a_bucket_that_is_gone_in_the_middle_of_a_save(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +20,6 @@ from sealring.cli.terminal import (
     human_bytes,
     print_json,
     printable,
-    progress_bar,
     say,
 )
 from sealring.cli.vault_data import build, ingest, lineage_table
@@ -33,15 +30,16 @@ from sealring.cli.vault_options import (
     ReadTarget,
     Target,
     Version,
+    byte_bar,
     holder_of,
     on_vault,
+    owner_of,
     public_key,
 )
 from sealring.errors import ConfigurationError, NoSuchObject, VaultError, named
 from sealring.record.papers.write import files_of
 from sealring.record.recording.hooks import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
-from sealring.record.statements.signing import read_owner_key
 from sealring.vault import keys, trees
 from sealring.vault.datasets.building import lineage
 from sealring.vault.opened import Tell
@@ -50,7 +48,7 @@ from sealring.vault.vault import Stored, Vault
 from sealring.version import __version__
 
 if TYPE_CHECKING:
-    from sealring.vault import CheckpointReader
+    pass
 
 app = typer.Typer(
     name="vault", help="Seal data and checkpoints, and decide who opens them.", no_args_is_help=True
@@ -105,7 +103,7 @@ def seal(
     """Seal a file or a folder as the next version of an object."""
     opened = target.open()
     called = source.absolute().name if name is None else name
-    with _bar(f"sealing {called}", trees.size_of(source)) as progress:
+    with byte_bar(f"sealing {called}", trees.size_of(source)) as (_, progress):
         version = trees.seal_path(opened, source, called, None, progress)
     if as_json:
         print_json({"name": called, "version": version})
@@ -152,9 +150,7 @@ def open_(
         raise ConfigurationError("--job goes with --authority")
     if trusted is not None and (job := job or trusted.default_job) is None:
         raise ConfigurationError("--authority and --job go together")
-    if (record is None) != (owner_key is None):
-        raise ConfigurationError("--record and --owner-key go together")
-    owner = None if owner_key is None else read_owner_key(owner_key)
+    owner = owner_of(record, owner_key)
     opened = target.open()
     with opened.reading():
         stored = opened.find(name, version)
@@ -164,7 +160,7 @@ def open_(
                     f"{name} is no checkpoint: --format, --only, --authority, --job and "
                     "--record are options for one"
                 )
-            with _bar(f"opening {name}", _length(stored)) as progress:
+            with byte_bar(f"opening {name}", _length(stored)) as (_, progress):
                 trees.open_object(stored, out, progress)
             say(f"{name} version {stored.manifest.object_version} is in {out}.")
             return
@@ -182,23 +178,11 @@ def open_(
         say(f"Left out: {', '.join(map(printable, left_out))}.")
     if record is not None and owner is not None:
         how = {"format": form or "torch", "sealring": __version__}
-        done = _transformation(reader, out, how if only is None else how | {"only": only}, started)
+        done = Transformation(
+            "export", out.name, [Named(*reader.loaded)], files_of(out), [],
+            parameters_of(how if only is None else how | {"only": only}), started, int(time.time()),
+        )  # fmt: skip
         say(f"recorded in {record_transformation(record, done, owner, authorities or ())}")
-
-
-def _transformation(
-    reader: CheckpointReader, out: Path, how: dict[str, str], started: int
-) -> Transformation:
-    return Transformation(
-        kind="export",
-        name=out.name,
-        inputs=[Named(*reader.loaded)],
-        outputs=files_of(out),
-        code=[],
-        parameters=parameters_of(how),
-        started=started,
-        finished=int(time.time()),
-    )
 
 
 @app.command()
@@ -359,7 +343,7 @@ def rotate(
         wrapped = counted(opened.rekey(also, tell).versions, "version")
         say(f"The keys of {wrapped} are wrapped under a new key.")
         return
-    with _bar("rotating", sum(map(_length, opened.stored([])))) as progress:
+    with byte_bar("rotating", sum(map(_length, opened.stored([])))) as (_, progress):
         change = trees.rotate(opened, progress, also, tell)
     say(f"Sealed under new keys: {counted(change.versions, 'version')}.")
 
@@ -395,7 +379,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
         | {"error": named(problem), "message": str(problem)}
         for problem in problems
     ]
-    with _bar("verifying", sum(map(_length, wanted))) as progress:
+    with byte_bar("verifying", sum(map(_length, wanted))) as (_, progress):
         for stored in wanted:
             row = _row(stored) | {"error": None, "message": None}
             try:
@@ -441,10 +425,3 @@ def _row(stored: Stored) -> dict[str, Any]:
         "parts": len(manifest.parts),
         "bytes": _length(stored),
     }
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[trees.Progress]:
-    with progress_bar("{task.percentage:>3.0f} %") as bar:
-        task = bar.add_task(escape(what), total=total)
-        yield lambda count: bar.advance(task, count)

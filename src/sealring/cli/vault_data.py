@@ -22,23 +22,22 @@ from rich.text import Text
 
 from sealring.cli.options import AsJson, parse_bytes
 from sealring.cli.terminal import counted, human_bytes, print_json, progress_bar, say
-from sealring.cli.vault_options import Target
+from sealring.cli.vault_options import Target, byte_bar, owner_of
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
 from sealring.record.recording.hooks import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
 from sealring.record.statements.run_folder import SUFFIX
-from sealring.record.statements.signing import parse_statement, read_owner_key
+from sealring.record.statements.signing import parse_statement
 from sealring.vault.datasets.building import Ancestor, Built, lineage, run_stages, stages_of
 from sealring.vault.datasets.building import ingest as ingest_source
+from sealring.vault.datasets.formats import Limits
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
-from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.work import InProcesses, Run
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
 from sealring.version import __version__
 
-Progress = Callable[[int], None]
 _SUITES: Final = {"aes-256-gcm": AES, "chacha20-poly1305": CHACHA}
 Processes = Annotated[
     int | None, typer.Option(min=1, max=256, help="That work at the same time; else the CPUs.")
@@ -91,7 +90,7 @@ def ingest(
     opened = target.open()
     with (
         _running(engine, processes, opened, target) as run,
-        _bar(f"sealing {called}") as (expect, done),
+        byte_bar(f"sealing {called}") as (expect, done),
     ):
         built = ingest_source(
             opened, source, called, run, form=form, dtype=dtype, suite=chosen, limits=limits,
@@ -193,17 +192,6 @@ def _tell(built: Built, *, as_json: bool) -> None:
         say(f"{built.name} is there as version {built.version}, and nothing was changed: {what}.")
 
 
-@contextmanager
-def _bar(what: str) -> Iterator[tuple[Progress, Progress]]:
-    """What is to be called with the number of bytes in all, and with those done since."""
-    with progress_bar("{task.percentage:>3.0f} %") as shown:
-        task = shown.add_task(escape(what), total=None)
-        yield (
-            lambda total: shown.update(task, total=max(1, total)),
-            lambda count: shown.advance(task, count),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Recorder:
     run: Path
@@ -246,8 +234,7 @@ def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
 
 def _recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., None]:
     """What is called for each dataset that was made; it does nothing without --record."""
-    if (record is None) != (owner_key is None):
-        raise ConfigurationError("--record and --owner-key go together: what is recorded is signed")
-    if record is None or owner_key is None:
+    key = owner_of(record, owner_key)
+    if record is None or key is None:
         return lambda *others: None
-    return _Recorder(record, read_owner_key(owner_key), int(time.time())).write
+    return _Recorder(record, key, int(time.time())).write

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from rich.markup import escape
 
+from sealring.cli.terminal import progress_bar
 from sealring.core.identity.process import read_secret_file
 from sealring.errors import BadKeyFile, ConfigurationError
 from sealring.formats.files import read_public
+from sealring.record.statements.signing import read_owner_key
 from sealring.vault import keys
 from sealring.vault.keys import Opener, Presented, PublicKey, SymmetricKey
+from sealring.vault.sealed import Progress
 from sealring.vault.vault import Vault
 
 Directory = Annotated[
@@ -138,3 +144,21 @@ def public_key(text: str) -> PublicKey:
     if os.path.exists(path):
         text = read_public(path, "the public key", ConfigurationError).decode("ascii", "replace")
     return PublicKey(text.strip())
+
+
+def owner_of(record: Path | None, owner_key: Path | None) -> Ed25519PrivateKey | None:
+    """The key that signs what is recorded."""
+    if (record is None) != (owner_key is None):
+        raise ConfigurationError("--record and --owner-key go together: what is recorded is signed")
+    return None if owner_key is None else read_owner_key(owner_key)
+
+
+@contextmanager
+def byte_bar(what: str, total: int | None = None) -> Iterator[tuple[Progress, Progress]]:
+    """What is to be called with the number of bytes in all, and with those done since."""
+    with progress_bar("{task.percentage:>3.0f} %") as shown:
+        task = shown.add_task(escape(what), total=total)
+        yield (
+            lambda total: shown.update(task, total=max(1, total)),
+            lambda count: shown.advance(task, count),
+        )

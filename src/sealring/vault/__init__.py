@@ -2,7 +2,6 @@
 
 closing            what close() means: keys wiped, and an error for every later use
 files, sealed      what survives a crash; sealed files by the native core
-freeing            the space of removed files, given back beside
 storage, stores    where a vault lies: a directory, or a store that fsspec reaches
 requests           questions to a store in bounded time, and what its answers prove
 keys, header       who opens a vault, and its list of grants
@@ -19,7 +18,7 @@ staging            sealing in a process of its own
 checkpoint_export  other forms of checkpoints
 movement, resharding  another layout between running workers, without a disk
 
-gpu_plan, gpu_batches   ciphertext from the disk to a GPU, which opens it
+gpu_batches        ciphertext from the disk to a GPU, which opens it
 children           processes of this one, and how they get keys
 datasets           sealed shards, read in one order by any number of ranks
 """
@@ -43,8 +42,7 @@ if TYPE_CHECKING:
     from sealring.vault.checkpoint_writer import CheckpointWriter
     from sealring.vault.datasets.dataset import Dataset, Loader, Stream
     from sealring.vault.datasets.gpu_loader import GpuLoader
-    from sealring.vault.gpu_batches import CudaOpener, GpuBatches
-    from sealring.vault.gpu_plan import Sample, SealedPart
+    from sealring.vault.gpu_batches import CudaOpener, GpuBatches, Sample, SealedPart
     from sealring.vault.resharding import Moved, reshard
 
 __all__ = [
@@ -79,8 +77,8 @@ _WITH_TORCH: Final = {
     "GpuLoader": "datasets.gpu_loader",
     "Loader": "datasets.dataset",
     "Moved": "resharding",
-    "Sample": "gpu_plan",
-    "SealedPart": "gpu_plan",
+    "Sample": "gpu_batches",
+    "SealedPart": "gpu_batches",
     "Stream": "datasets.dataset",
     "export_safetensors": "checkpoint_export",
     "export_torch": "checkpoint_export",

@@ -35,6 +35,7 @@ from sealring.errors import ConfigurationError, ForeignPart, NotAVault, Unadmitt
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import signing
 from sealring.vault.checkpoint_form import dtype_named
+from sealring.vault.movement import Box
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import Place
 
@@ -226,7 +227,7 @@ def _lie(rank: int, item: Item, whose: str, what: str) -> ForeignPart:
 
 def _metadata(ranks: Sequence[Sequence[Item]], whose: str) -> Metadata:
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    chunks: dict[str, list[tuple[list[int], list[int]]]] = defaultdict(list)
+    chunks: dict[str, list[Box]] = defaultdict(list)
     storage: dict[MetadataIndex, Location] = {}
     for rank, item in ((rank, item) for rank, items in enumerate(ranks) for item in items):
         location = Location(part_of(rank), item.start, item.length)
@@ -249,7 +250,7 @@ def _metadata(ranks: Sequence[Sequence[Item]], whose: str) -> Metadata:
         if index in storage:
             raise _lie(rank, item, whose, "is there twice")
         known.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
-        chunks[item.name].append((item.offsets, item.sizes))
+        chunks[item.name].append(Box(item.offsets, item.sizes))
         storage[index] = location
     for name, pieces in chunks.items():
         whole = described[name]
@@ -269,36 +270,30 @@ def _described(rank: int, item: Item, whose: str) -> TensorStorageMetadata:
             f"rank {rank} signed in {whose} that {item.name!r} is of the type {item.dtype[:50]!r}, "
             "which this torch does not have"
         ) from None
-    inside = len(item.size) == len(item.offsets) == len(item.sizes) and all(
-        offset + length <= size
-        for offset, length, size in zip(item.offsets, item.sizes, item.size, strict=True)
-    )
-    if not inside or math.prod(item.sizes) * dtype.itemsize != item.length:
+    box = Box(item.offsets, item.sizes)
+    if not box.lies_in(item.size) or box.elements * dtype.itemsize != item.length:
         raise _lie(rank, item, whose, "has another length than its shape, or lies out of it")
     return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.size), [])
 
 
-def covers(size: list[int], pieces: list[tuple[list[int], list[int]]]) -> bool:
+def covers(size: list[int], pieces: list[Box]) -> bool:
     """Whether the pieces, all of which lie inside, hold every element once."""
-    full = [piece for piece in pieces if math.prod(piece[1])]
-    if sum(math.prod(sizes) for _, sizes in full) != math.prod(size):
+    full = [piece for piece in pieces if piece.elements]
+    if sum(piece.elements for piece in full) != math.prod(size):
         return False
     return _is_grid(full) or not any(
-        all(
-            a < b + y and b < a + x
-            for a, x, b, y in zip(one[0], one[1], other[0], other[1], strict=True)
-        )
-        for one, other in itertools.combinations(full, 2)
+        one.meet(other) is not None for one, other in itertools.combinations(full, 2)
     )
 
 
-def _is_grid(pieces: list[tuple[list[int], list[int]]]) -> bool:
+def _is_grid(pieces: list[Box]) -> bool:
     """Whether they are different cells of a grid, as nearly all layouts are. Then none overlap."""
-    for dimension in zip(*(zip(*piece, strict=True) for piece in pieces), strict=True):
+    spans = (zip(one.offsets, one.sizes, strict=True) for one in pieces)
+    for dimension in zip(*spans, strict=True):
         edges = sorted(set(dimension))
         if any(a + x > b for (a, x), (b, _) in itertools.pairwise(edges)):
             return False
-    return len({tuple(offsets) for offsets, _ in pieces}) == len(pieces)
+    return len({tuple(one.offsets) for one in pieces}) == len(pieces)
 
 
 def _paths(document: Any, whose: str) -> dict[str, tuple[str | int, ...]] | None:

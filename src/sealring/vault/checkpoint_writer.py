@@ -39,7 +39,7 @@ from sealring.errors import (
 )
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import checkpoint_check as checking
-from sealring.vault import freeing, objects, signing
+from sealring.vault import files, objects, signing
 from sealring.vault.checkpoint_form import (
     KIND,
     bytes_of,
@@ -160,8 +160,8 @@ class CheckpointWriter(Closable, StorageWriter):
         plan_digest = checking.plan_digest(pieces, save.paths)
         # The vault is held in each step and not between them: a save that fails elsewhere would
         # hold it for ever. If its keys change between two steps, the next one fails.
-        self._remove(lambda: self._vault.left_behind(save.name))
-        freeing.wait()  # the space of what the save before has removed is there
+        self._remove(lambda: self._vault.incomplete(save.name, abandoned=True))
+        files.wait_until_freed()  # the space of what the save before has removed is there
         with self._vault.held(alone=False):
             self._vault.refresh()
             draft = save.draft = self._vault.new_version(save.name)
@@ -211,7 +211,7 @@ class CheckpointWriter(Closable, StorageWriter):
             raise Unsupported("the planner changed its table of names: use DefaultSavePlanner")
         sealed = [_sealed(written, whose) for written in results]
         parts = [part for one in sealed for part in one.parts]
-        signed = [signing.as_document(one.signed) for one in sealed]
+        signed = [asdict(one.signed) for one in sealed]
         content = json.dumps({"contributions": signed, "paths": save.paths})
         credentials = signing.credentials_of(self._rank, self._world)
         valid = checking.check(

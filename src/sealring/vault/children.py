@@ -26,7 +26,7 @@ from sealring.core.settings import ALLOW_DEBUGGERS, with_settings
 from sealring.errors import SealringError, WorkerFailed, error_with
 from sealring.formats.strict import read_json
 from sealring.vault.keys import KEY_BYTES
-from sealring.vault.sealed import shown
+from sealring.vault.sealed import Progress, shown
 
 START_SECONDS: Final = 120.0
 """For a child to start, on a machine that is busy."""
@@ -39,7 +39,6 @@ _MOST_FILES: Final = 2
 _QUESTION_BYTES: Final = 16
 SHORTEST_WAIT: Final = 0.001
 """Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
-Progress = Callable[[int], None]
 
 
 class Door:

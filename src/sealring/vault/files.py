@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -30,8 +31,6 @@ from sealring.formats.files import (
     sync_directory,
     write_whole,
 )
-from sealring.vault import freeing
-from sealring.vault.freeing import not_for_children
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -49,6 +48,12 @@ _NOT_HANDLED: Final = frozenset(
         signal.SIGTRAP, signal.SIGSYS,
     }
 )  # fmt: skip
+_LARGE_FILE: Final = 1 << 20
+_MOST_HELD: Final = 256
+"""Descriptors that one removal opens. Further files are freed when they are removed."""
+not_for_children: Final[set[int]] = set()
+"""Descriptors of this process that a forked child closes: its copies would keep what they hold."""
+_under_way: Final[set[threading.Event]] = set()
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -106,9 +111,7 @@ def move_into_place(finished: Path, target: Path) -> None:
     if done != 0 and problem in (errno.EINVAL, errno.ENOSYS):
         done, problem = _move_by_parts(finished, target)
     if done != 0 and problem == errno.EEXIST:
-        raise VaultError(
-            f"{target} is there already and will not be overwritten", code="vault.output_exists"
-        )
+        raise in_the_way(target)
     if done != 0:
         raise OSError(problem, f"{target} cannot be written: {os.strerror(problem)}")
     sync_directory(target.parent)
@@ -132,7 +135,7 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
     """Removes a directory below `root`, if it is there. No symlink on the way to it is followed.
 
     `first`: a file in it whose removal reaches the disk before anything else is removed. The space
-    of large files is given back beside: see `freeing`.
+    of large files is given back beside: see `freed_later`.
     """
     *way, last = path.relative_to(root).parts
     with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
@@ -156,19 +159,96 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(first, dir_fd=directory)
                 os.fsync(directory)
-        with freeing.later(directory):
+        with freed_later(directory):
             shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
         os.stat(last, dir_fd=parent, follow_symlinks=False)  # FileNotFoundError: it is gone
-        freeing.wait()  # NFS keeps names of open files
+        wait_until_freed()  # NFS keeps names of open files
         shutil.rmtree(last, ignore_errors=True, dir_fd=parent)
+
+
+def _in_child() -> None:
+    _under_way.clear()
+    while not_for_children:
+        os.close(not_for_children.pop())
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+@contextlib.contextmanager
+def freed_later(directory: int) -> Iterator[None]:
+    """Large files that the block removes from this directory are freed after it, by a thread.
+
+    A file system gives space back when the last name and the last descriptor of a file are gone,
+    and on a disk that is told of it (the mount option `discard`) this takes as long as writing:
+    0.3 s for 256 MiB. So the names are removed while a descriptor is open, which the thread closes.
+    If the process is killed, the kernel closes it.
+    """
+    held = _held(directory)
+    try:
+        yield
+    finally:
+        # Not the thread: others may wait before it has started.
+        done = threading.Event()
+        _under_way.add(done)
+        work = held, done
+        try:
+            threading.Thread(
+                target=_give_back, args=work, name="sealring-free", daemon=True
+            ).start()
+        except RuntimeError:  # no more threads are allowed here
+            _give_back(*work)
+
+
+def wait_until_freed() -> None:
+    """Until the space of all removed files is given back."""
+    for done in list(_under_way):
+        done.wait()
+
+
+def _held(directory: int) -> list[int]:
+    held: list[int] = []
+    with contextlib.suppress(OSError), os.scandir(directory) as found:
+        for one in found:
+            status = one.stat(follow_symlinks=False)
+            if (
+                stat.S_ISREG(status.st_mode)
+                and status.st_size >= _LARGE_FILE
+                and len(held) < _MOST_HELD
+            ):
+                # O_PATH: nothing of the file can be read or written by it.
+                flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+                held.append(os.open(one.name, flags, dir_fd=directory))
+                not_for_children.add(held[-1])
+    return held
+
+
+def _give_back(held: list[int], done: threading.Event) -> None:
+    try:
+        _close_all(held)
+    finally:
+        _under_way.discard(done)
+        done.set()
+
+
+def _close_all(held: list[int]) -> None:
+    for descriptor in held:
+        if descriptor in not_for_children:
+            not_for_children.remove(descriptor)
+            os.close(descriptor)
 
 
 def check_output(path: Path) -> None:
     if os.path.lexists(path):
-        raise VaultError(
-            f"{path} is there already and will not be overwritten: move it away, or choose another",
-            code="vault.output_exists",
-        )
+        raise in_the_way(path)
+
+
+def in_the_way(path: object) -> VaultError:
+    return VaultError(
+        f"{path} is there already and will not be overwritten: move it away, or choose another "
+        "place",
+        code="vault.output_exists",
+    )
 
 
 def check_inside(path: str) -> PurePosixPath:

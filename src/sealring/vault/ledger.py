@@ -64,9 +64,8 @@ class Ledger(Protocol):
     def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
         """Refuses a vault that is not the one that lies there, and tells if none is known."""
 
-    def objects(self) -> set[str]: ...
-
-    def newest(self, object_id: str) -> VaultEntry | None: ...
+    def entries(self) -> Mapping[str, VaultEntry]:
+        """The newest version of each object, by its id."""
 
     def state(self) -> tuple[int, int]:
         """The newest key's number and header's generation that were recorded.
@@ -137,11 +136,8 @@ class LocalLedger:
         if record:
             write_file(path, json.dumps(asdict(Directory(where, self._vault))).encode() + b"\n")
 
-    def objects(self) -> set[str]:
-        return {one.object for one in self._read().entries}
-
-    def newest(self, object_id: str) -> VaultEntry | None:
-        return {one.object: one for one in self._read().entries}.get(object_id)
+    def entries(self) -> Mapping[str, VaultEntry]:
+        return {one.object: one for one in self._read().entries}
 
     def state(self) -> tuple[int, int]:
         known = self._read()
@@ -238,11 +234,8 @@ class BrokerLedger:
                 "is another vault, or the broker has lost its records", self.where, self._vault,
             )  # fmt: skip
 
-    def objects(self) -> set[str]:
-        return set(self._answered.entries)
-
-    def newest(self, object_id: str) -> VaultEntry | None:
-        return self._answered.entries.get(object_id)
+    def entries(self) -> Mapping[str, VaultEntry]:
+        return self._answered.entries
 
     def state(self) -> tuple[int, int]:
         records = vault_records.one()(self._vault)

@@ -32,6 +32,13 @@ class Box:
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         return Box(starts, sizes) if all(size > 0 for size in sizes) else None
 
+    def lies_in(self, size: Sequence[int]) -> bool:
+        """Whether it is a part of a tensor of this size."""
+        return len(self.offsets) == len(self.sizes) == len(size) and all(
+            offset + length <= whole
+            for offset, length, whole in zip(self.offsets, self.sizes, size, strict=True)
+        )
+
     def without(self, inner: Box) -> Iterator[Box]:
         """The rest, as boxes, of which no two overlap. `inner` lies in this one."""
         offsets, sizes = list(self.offsets), list(self.sizes)
@@ -83,12 +90,7 @@ LARGEST_ENTRIES: Final = 1 << 30
 def check_layout(rank: int, layout: Layout) -> None:
     """Refuses what no rank can hold: another rank said where it lies, and may not be honest."""
     for name, part in layout.items():
-        box = part.box
-        inside = len(box.offsets) == len(box.sizes) == len(part.size) and all(
-            offset + size <= whole
-            for offset, size, whole in zip(box.offsets, box.sizes, part.size, strict=True)
-        )
-        if not inside:
+        if not part.box.lies_in(part.size):
             raise ForeignPart(f"rank {rank} says that it has elements out of {name!r}")
         if part.dtype is None and part != entry(part.box.elements):
             raise ForeignPart(f"rank {rank} has a part of {name!r}, which has no parts")

@@ -44,6 +44,7 @@ from sealring.vault.sealed import (
     LARGEST_MANIFEST,
     SUITES,
     Place,
+    SealedPlace,
     check_small,
     read_as,
     wrapping_key,
@@ -188,35 +189,41 @@ class Copy:
         self, part: Part, whose: str, threads: int = 0
     ) -> Iterator[_native.SealedFileReader]:
         """A part as the manifest lists it, or an error that names it. It ends with the context."""
+        place, key = self.place.of(part.name), self.place.part_key(part.name)
         name = f"part {part.name} of {whose}"
-        file = open_part(self.folder / part.name, name, part.length, part.commitment)
         try:
-            try:
-                reader = self.place.reader(file.source, part.name, name, threads, file.size)
-            except WrongKey:
-                self.manifest()  # raises, if this is not the object's key
-                raise changed_salt(name) from None
-            try:
-                yield reader
-            finally:
-                reader.close()
+            opened = open_part(
+                self.folder / part.name, place, key, name, part.length, part.commitment, threads
+            )
+        except TamperedChunk:
+            self.manifest()  # raises, if this is not the object's key
+            raise
+        try:
+            yield opened.reader
         finally:
-            file.close()
+            opened.close()
 
 
-def changed_salt(name: str) -> TamperedChunk:
-    """The error of a file that the manifest lists and that does not commit to the object's key.
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A part's file, and what opens its chunks."""
 
-    A file begins with its salt, of 24 bytes, and its commitment to the key that follows from it.
+    file: OpenFile
+    reader: _native.SealedFileReader
+
+    def close(self) -> None:
+        self.reader.close()  # first: it waits for reads, and the file's number may be used again
+        self.file.close()
+
+
+def open_part(
+    path: VaultPath, place: SealedPlace, key: _native.Secret, name: str, length: int,
+    commitment: str, threads: int,
+) -> OpenPart:  # fmt: skip
+    """A sealed file, if it is the one that a manifest lists.
+
+    It begins with its salt, of 24 bytes, and its commitment to the key that follows from it.
     """
-    return TamperedChunk(
-        f"{name} was changed in its first 24 bytes: the manifest lists this file, and the key is "
-        "right. Restore it from a copy"
-    )
-
-
-def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
-    """A sealed file, if it is the one that a manifest lists."""
     file = path.open_file(name)
     try:
         wanted = _native.sealed_length(length)
@@ -231,10 +238,16 @@ def open_part(path: VaultPath, name: str, length: int, commitment: str) -> OpenF
                 "56 bytes, or exchanged for another part, version or vault's. Restore it from a "
                 "copy"
             )
+        try:
+            return OpenPart(file, place.reader(file.source, key, name, threads, file.size))
+        except WrongKey:
+            raise TamperedChunk(
+                f"{name} was changed in its first 24 bytes: the manifest lists this file, and the "
+                "key is right. Restore it from a copy"
+            ) from None
     except BaseException:
         file.close()
         raise
-    return file
 
 
 def digest_of(chunks: bytes | bytearray) -> str:

@@ -33,6 +33,8 @@ LARGEST_LEDGER: Final = 512 << 20
 """Of more than three million objects."""
 
 
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were done since the last call."""
 Source = int | Callable[[int, int], bytes]
 """A file descriptor, or a function that gives a range of bytes by its start and length."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.core.hooks import credentials_of as credentials_of
 from sealring.core.identity import Credentials, verify
 from sealring.core.identity.loading import certificate_from_pem
-from sealring.errors import ConfigurationError, HandshakeError, UnadmittedSigner, named
+from sealring.errors import HandshakeError, UnadmittedSigner, named
 from sealring.formats import signed as signatures
-from sealring.formats.strict import read_json, strictly
+from sealring.formats.strict import read_json
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
 """Of every statement."""
@@ -56,18 +56,6 @@ def sign(credentials: Credentials, world: int, document: dict[str, Any]) -> Sign
     signature = signatures.sign(credentials.private_key, _PURPOSE + statement.encode())
     pem = credentials.certificate.public_bytes(Encoding.PEM).decode()
     return Signed(statement, pem, signature.hex())
-
-
-def as_document(signed: Signed) -> dict[str, str]:
-    return asdict(signed)
-
-
-def from_document(document: Any, where: str) -> Signed:
-    try:
-        signed: Signed = strictly(Signed, document, where, "signed statement")
-    except ConfigurationError as problem:
-        raise UnadmittedSigner(str(problem)) from None
-    return signed
 
 
 def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, where: str) -> Signer:

@@ -20,9 +20,9 @@ from typing_extensions import Buffer
 from sealring import _native
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.errors import WorkerFailed
-from sealring.vault.children import Child, Progress, serve
+from sealring.vault.children import Child, serve
 from sealring.vault.objects import Copy, Part, digest_of
-from sealring.vault.sealed import SealedPlace
+from sealring.vault.sealed import Progress, SealedPlace
 
 WORK_SECONDS: Final = 120.0
 """For a helper to seal a part and to answer, and longer by the part's size."""

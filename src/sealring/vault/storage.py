@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PosixPath
 from typing import Final, Protocol, Self
@@ -17,21 +17,25 @@ from typing import Final, Protocol, Self
 from sealring.errors import MissingPart, NotAVault, UnsafePath
 from sealring.formats.files import NEW_FILE
 from sealring.vault import files
-from sealring.vault.sealed import raise_own_lack, read_small
+from sealring.vault.sealed import Source, raise_own_lack, read_small
 
 
-class OpenFile(Protocol):
+class OpenFile:
     """A file of a vault that is open for reading."""
 
-    size: int
+    def __init__(self, source: Source, size: int) -> None:
+        self.source, self.size = source, size
 
-    @property
-    def source(self) -> int | Callable[[int, int], bytes]:
-        """What `_native.SealedFileReader` reads from."""
+    def read(self, offset: int, size: int) -> bytes:
+        if isinstance(self.source, int):
+            return os.pread(self.source, size, offset)
+        return self.source(offset, size)
 
-    def read(self, offset: int, size: int) -> bytes: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """In a store nothing is open between two requests."""
+        if isinstance(self.source, int) and self.source >= 0:
+            os.close(self.source)
+            self.source = -1
 
 
 class VaultPath(Protocol):
@@ -112,22 +116,6 @@ class VaultPath(Protocol):
 
     def claimed(self, *, superseded: bool) -> bool:
         """Whether a process may be working there; `superseded`: a later version is complete."""
-
-
-class DiskFile:
-    """A file that is open for reading."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.source = descriptor
-        self.size = os.fstat(descriptor).st_size
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self.source, size, offset)
-
-    def close(self) -> None:
-        if self.source >= 0:
-            os.close(self.source)
-            self.source = -1
 
 
 class LocalPath(PosixPath):
@@ -226,7 +214,7 @@ class LocalPath(PosixPath):
             finally:
                 os.close(file)
 
-    def open_file(self, name: str) -> DiskFile:
+    def open_file(self, name: str) -> OpenFile:
         try:
             file = os.open(self, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -234,10 +222,11 @@ class LocalPath(PosixPath):
         except OSError as problem:
             raise_own_lack(problem)
             raise UnsafePath(f"{name} cannot be read: {self}: {problem.strerror}") from None
-        if not stat.S_ISREG(os.fstat(file).st_mode):
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
             os.close(file)
             raise UnsafePath(f"{name} cannot be read: {self} is not a regular file")
-        return DiskFile(file)
+        return OpenFile(file, status.st_size)
 
     def settle(self, unsynced: str) -> None:
         with files.named(self):

@@ -26,11 +26,11 @@ from sealring.errors import (
     StoreFailed,
     UnsafePath,
     Unsupported,
-    VaultError,
 )
 from sealring.vault import requests
+from sealring.vault.files import in_the_way
 from sealring.vault.sealed import shown
-from sealring.vault.storage import LocalPath, VaultPath
+from sealring.vault.storage import LocalPath, OpenFile, VaultPath
 
 _BLOCK: Final = 8 << 20
 _LONGEST_REASON: Final = 300
@@ -189,13 +189,7 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def read(self, path: str, largest: int) -> bytes:
-        content = self.read_unless_larger(path, largest)
-        if content is None:
-            raise StoreFailed(f"{self.url}/{path} is larger than {largest} bytes, and cannot be")
-        return content
-
-    def read_unless_larger(self, path: str, largest: int) -> bytes | None:
+    def read(self, path: str, largest: int) -> bytes | None:
         """A file, whole; None if it is larger. FileNotFoundError if it is not there."""
         for _ in range(_ATTEMPTS):
             size = self.size(path)
@@ -354,7 +348,7 @@ class StorePath:
 
     def read_small(self, what: str, largest: int) -> bytes:
         try:
-            content = self.store.read_unless_larger(self.key, largest)
+            content = self.store.read(self.key, largest)
         except FileNotFoundError:
             raise NotAVault(f"{what} {self} cannot be read: No such file") from None
         if content is None:
@@ -371,9 +365,7 @@ class StorePath:
         try:
             (self / name).write_new(header)
         except FileExistsError:  # another process has just made it
-            raise VaultError(
-                f"{self} is there already and will not be overwritten", code="vault.output_exists"
-            ) from None
+            raise in_the_way(self) from None
 
     def make_folder(self) -> None:
         """A folder is there when something is in it."""
@@ -393,11 +385,19 @@ class StorePath:
                 raise FileExistsError(str(self))
             self.store.upload(file.fileno(), self.key)
 
-    def open_file(self, name: str) -> StoreFile:
+    def open_file(self, name: str) -> OpenFile:
+        missing = MissingPart(f"{name} is missing: restore {self} from a copy")
+
+        def read(offset: int, size: int) -> bytes:
+            try:
+                return self.store.read_range(self.key, offset, offset + size)
+            except FileNotFoundError:  # it was removed since it was opened
+                raise missing from None
+
         size = self.store.size(self.key)
         if size is None:
-            raise _missing(self, name)
-        return StoreFile(self, name, size)
+            raise missing
+        return OpenFile(read, size)
 
     def settle(self, unsynced: str) -> None:
         """What was put is there."""
@@ -416,27 +416,6 @@ class StorePath:
     def claimed(self, *, superseded: bool) -> bool:
         """A store does not know who writes: what no later version follows may be in use."""
         return not superseded
-
-
-class StoreFile:
-    """A file of a store, of which ranges are read."""
-
-    def __init__(self, path: StorePath, name: str, size: int) -> None:
-        self._path, self._name, self.size = path, name, size
-        self.source = self.read
-
-    def read(self, offset: int, size: int) -> bytes:
-        try:
-            return self._path.store.read_range(self._path.key, offset, offset + size)
-        except FileNotFoundError:  # it was removed since it was opened
-            raise _missing(self._path, self._name) from None
-
-    def close(self) -> None:
-        """A range is a request of its own: nothing is open between two of them."""
-
-
-def _missing(path: StorePath, name: str) -> MissingPart:
-    return MissingPart(f"{name} is missing: restore {path} from a copy")
 
 
 Where = VaultPath | str | os.PathLike[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, NoReturn
@@ -35,7 +35,7 @@ from sealring.vault.files import (
 from sealring.vault.keys import Presented
 from sealring.vault.objects import Copy, Part, complete_copies
 from sealring.vault.opened import KeyChange, Tell, tell_later
-from sealring.vault.sealed import read_as
+from sealring.vault.sealed import Progress, read_as
 from sealring.vault.vault import Stored, Vault
 
 KIND: Final = "files"
@@ -47,8 +47,6 @@ _BLOCK: Final = 8 << 20
 """A multiple of a chunk's size."""
 _BUFFER: Final = 1 << 20
 _DIGEST_BYTES: Final = 32
-Progress = Callable[[int], None]
-"""Called with the number of bytes that were done since the last call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from sealring.errors import (
 from sealring.formats.files import not_written, writing
 from sealring.vault import header as headers
 from sealring.vault import objects
+from sealring.vault.files import in_the_way
 from sealring.vault.keys import Opener, Presented, SymmetricKey
 from sealring.vault.ledger import ledger_of
 from sealring.vault.objects import (
@@ -87,10 +88,7 @@ class Vault(OpenedHeader):
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
         if path.has_file() or path.has_folder():
-            raise VaultError(
-                f"{path} is there already: choose another place for the vault",
-                code="vault.output_exists",
-            )
+            raise in_the_way(path)
         header, ring = headers.new_header(suite)
         ledger_of(header.id, path)  # an error of the settings comes first
         owner = key.grant(grant, header.vault, header.key, ring.key)
@@ -113,21 +111,24 @@ class Vault(OpenedHeader):
         self, name: str, also: Sequence[Presented] = (), tell: Tell = tell_later
     ) -> KeyChange:
         """Drops a grant and wraps everything under a new key, which that holder does not get."""
-        with self.held(alone=True):
-            self.refresh()
-            self.require_writer()
-            # One header for both: a holder that is dropped never shares the key with the rest.
-            left = headers.without_grant(self.header, self.ring, name)
-            change = self.begin_rotation(left, also, tell)
-            return self._rewrap(change)
+        return self.rekey(also, tell, without=name)
 
-    def rekey(self, also: Sequence[Presented] = (), tell: Tell = tell_later) -> KeyChange:
+    def rekey(
+        self,
+        also: Sequence[Presented] = (),
+        tell: Tell = tell_later,
+        *,
+        without: str | None = None,
+    ) -> KeyChange:
         """Wraps every object's key under a new key of the vault."""
         with self.held(alone=True):
             self.refresh()
             self.require_writer()
-            change = self.begin_rotation(self.header, also, tell)
-            return self._rewrap(change)
+            left = self.header
+            if without is not None:
+                # In one header: a holder that is dropped never shares the key with the rest.
+                left = headers.without_grant(left, self.ring, without)
+            return self._rewrap(self.begin_rotation(left, also, tell))
 
     def _rewrap(self, change: KeyChange) -> KeyChange:
         count = 0
@@ -166,9 +167,9 @@ class Vault(OpenedHeader):
         What is wrong with an object is raised, or put into `problems`.
         """
         found = {one.name for one in (self.path / "objects").entries(OBJECT_NAME)}
-        recorded = self.ledger.objects()
+        recorded = self.ledger.entries()
         stored = []
-        for name in sorted(found | recorded):
+        for name in sorted(found | recorded.keys()):
             try:
                 if name not in recorded and self._newest_complete(name) is None:
                     continue
@@ -181,16 +182,13 @@ class Vault(OpenedHeader):
                 problems.append(problem)
         yield from sorted(stored, key=lambda one: one.manifest.name)
 
-    def incomplete(self, name: str) -> list[VaultPath]:
-        """Versions of this name that were never finished."""
+    def incomplete(self, name: str, *, abandoned: bool = False) -> list[VaultPath]:
+        """Versions of this name that were never finished.
+
+        `abandoned`: only those that no process can be writing.
+        """
         found = self.folder_of(name).entries(VERSION_NAME)
         whole = set(self._complete(found))  # and what cannot be read
-        return [one for one in found if one not in whole and not may_be_complete(one)]
-
-    def left_behind(self, name: str) -> list[VaultPath]:
-        """Those of them that no process can be writing."""
-        found = self.folder_of(name).entries(VERSION_NAME)
-        whole = set(self._complete(found))
         newest = max((one.name for one in whole), default="")
         return [
             one
@@ -198,7 +196,7 @@ class Vault(OpenedHeader):
             if one not in whole
             # A listing may have left it out, and what is left behind is removed.
             and not may_be_complete(one)
-            and not one.claimed(superseded=one.name < newest)
+            and not (abandoned and one.claimed(superseded=one.name < newest))
         ]
 
     def _complete(self, versions: Sequence[VaultPath]) -> list[VaultPath]:
@@ -233,7 +231,7 @@ class Vault(OpenedHeader):
         return found[keep:]
 
     def _find(self, folder: VaultPath, what: str, version: int | None = None) -> Stored:
-        known = self.ledger.newest(folder.name)
+        known = self.ledger.entries().get(folder.name)
         versions = numbered(folder)
         if version is not None:
             if version not in versions or not may_be_complete(versions[version]):
@@ -309,7 +307,7 @@ class Vault(OpenedHeader):
         if objects.object_id(self.ring, stored.manifest.name) != copy.place.object:
             raise ForeignPart(f"{version} has the manifest of another object, {stored.whose}")
         found = copy.place.version, stored.manifest.digest
-        known = self.ledger.newest(version.parent.name)
+        known = self.ledger.entries().get(version.parent.name)
         if known is not None and known.version == found[0] and known.manifest != found[1]:
             raise RolledBack(
                 f"{stored.whose} has another content than {self.ledger.where} has recorded: "
@@ -348,7 +346,7 @@ class Vault(OpenedHeader):
 
     def _newest_number(self, folder: VaultPath, versions: Mapping[int, VaultPath]) -> int:
         """Of the versions that are genuine: an attacker can make directories with any number."""
-        known = self.ledger.newest(folder.name)
+        known = self.ledger.entries().get(folder.name)
         recorded = known.version if known else 0
         stored = self._newest_above(recorded, versions)
         return stored.manifest.object_version if stored else recorded
@@ -421,7 +419,7 @@ class Vault(OpenedHeader):
         found = collected(self.path / "objects", OBJECT_NAME, problems)
         if not self.path.locks:
             problems += self._left_out({one.name for one in found})
-        for name in sorted(self.ledger.objects() - {one.name for one in found}):
+        for name in sorted(self.ledger.entries().keys() - {one.name for one in found}):
             _LOG.warning(
                 "sealring: object %s, which %s has recorded, is not in %s: a copy of it that is "
                 "put back later does not open under the new key",
@@ -435,9 +433,8 @@ class Vault(OpenedHeader):
 
         The keys of what is not listed now must not be dropped: it would never open again.
         """
-        for name in sorted(self.ledger.objects()):
-            folder, known = self.path / "objects" / name, self.ledger.newest(name)
-            assert known is not None
+        for name, known in sorted(self.ledger.entries().items()):
+            folder = self.path / "objects" / name
             version = folder / f"{known.version:010}"
             if (
                 name in listed
@@ -485,7 +482,7 @@ class Vault(OpenedHeader):
         return wanted
 
     def _commit_removal(self, name: str, *, known: bool) -> None:
-        if not known and self.ledger.newest(self.folder_of(name).name) is None:
+        if not known and self.folder_of(name).name not in self.ledger.entries():
             raise NoSuchObject(f"{name!r} is not in {self.path}: `sealring vault ls` shows what is")
         copy = self.new_version(name)
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sealring.vault.datasets.building import Built, ingest
-from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.formats import Limits
 from sealring.vault.datasets.work import in_this_process
 from sealring.vault.vault import Vault
 

@@ -16,7 +16,7 @@ import pytest
 
 from sealring.errors import BadSource, ConfigurationError, SealringError, UnsafePath
 from sealring.vault import Dataset
-from sealring.vault.datasets import parquet_source
+from sealring.vault.datasets import formats
 from sealring.vault.vault import Vault
 from tests.vault.datasets.made import json_lines, sealed, tar, tokens
 
@@ -147,15 +147,15 @@ def test_a_file_exchanged_for_a_symlink_after_it_was_listed(
 def test_parquet_that_would_fill_the_memory(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_source, "_SMALL", 1 << 24)
+    monkeypatch.setattr(formats, "SMALL_ROW_GROUP", 1 << 24)
     path = tmp_path / "bomb.parquet"
     column = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["x" * 300_000])
     pq.write_table(pa.table({"a": column}), path, compression="zstd")
     assert path.stat().st_size < 1 << 14  # and 30 GB when it is opened
     refused(vault, path, BadSource, r"bomb\.parquet would become more than 1000 times as large")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB
-    monkeypatch.setattr(parquet_source, "_SMALL", 1 << 20)
-    monkeypatch.setattr(parquet_source, "_EXPANSION", 10)
+    monkeypatch.setattr(formats, "SMALL_ROW_GROUP", 1 << 20)
+    monkeypatch.setattr(formats, "LARGEST_EXPANSION", 10)
     zeros = pa.table({"a": pa.array(np.zeros(300_000))})
     pq.write_table(zeros, path, compression="zstd", use_dictionary=False)
     refused(vault, path, BadSource, "row group 0 would become more than 10 times")
@@ -213,7 +213,7 @@ def folded(size: int, rows: int) -> Any:
 def test_parquet_that_would_fill_the_memory_from_inside(
     vault: Vault, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_source, "_SMALL", 1 << 22)
+    monkeypatch.setattr(formats, "SMALL_ROW_GROUP", 1 << 22)
     text, ends = folded(1 << 20, 100), pa.array(range(101), pa.int32())
     column = {
         "struct": lambda: pa.StructArray.from_arrays([text], ["s"]),

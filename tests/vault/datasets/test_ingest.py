@@ -17,7 +17,7 @@ from sealring.errors import BadSource, ConfigurationError, Unsupported, WorkerFa
 from sealring.vault import Dataset, keys, trees
 from sealring.vault.datasets import formats
 from sealring.vault.datasets.building import ingest
-from sealring.vault.datasets.sources import Limits
+from sealring.vault.datasets.formats import Limits
 from sealring.vault.datasets.work import InProcesses, in_this_process
 from sealring.vault.objects import VERSION_NAME, complete
 from sealring.vault.sealed import AES, CHACHA

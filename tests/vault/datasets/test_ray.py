@@ -14,8 +14,8 @@ import pytest
 from sealring.errors import BadSource, NotGranted
 from sealring.vault import keys
 from sealring.vault.datasets.building import ingest, run_stages, stages_of
+from sealring.vault.datasets.formats import Limits
 from sealring.vault.datasets.on_ray import OnRay, VaultReference
-from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.work import in_this_process
 from sealring.vault.vault import Vault
 from tests.codes import coded

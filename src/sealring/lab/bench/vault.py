@@ -24,7 +24,7 @@ import numpy as np
 from sealring import _native
 from sealring.lab.bench.harness import Samples, alternate, in_turn, reports_of
 from sealring.lab.bench.workers import Place, Report, settle
-from sealring.vault import freeing, keys
+from sealring.vault import files, keys
 from sealring.vault.datasets.building import ingest
 from sealring.vault.datasets.work import in_this_process
 from sealring.vault.sealed import AES, CHACHA
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
     from sealring.vault import Dataset, Vault
-    from sealring.vault.gpu_plan import SealedPart
+    from sealring.vault.gpu_batches import SealedPart
 
 
 TENSORS: Final = 8
@@ -205,7 +205,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
     def remove_plain() -> None:
         # torch would warn of what was saved before. A sealed save's clock stops when it returns.
         if rank == 0:
-            freeing.wait()
+            files.wait_until_freed()
             shutil.rmtree(plain, ignore_errors=True)
 
     def save_plain() -> None:
@@ -406,7 +406,7 @@ def _sealed_file(folder: Path) -> SealedPart:
     """One batch of random tokens below 50,257."""
     import torch
 
-    from sealring.vault.gpu_plan import SealedPart
+    from sealring.vault.gpu_batches import SealedPart
 
     tokens = torch.randint(50257, (BATCH_BYTES // 4,), dtype=torch.int32).numpy().data.cast("B")
     place = SealedPlace(bytes(16), bytes(16), 1, CHACHA, _native.Secret.random(32))
@@ -428,7 +428,7 @@ def _from_pinned_memory(
 
     from sealring.core.engine.cuda.chunks import ChunkKernels
     from sealring.core.engine.streams import new_event, new_stream
-    from sealring.vault.gpu_plan import Sample, plan_of
+    from sealring.vault.gpu_batches import Sample, plan_of
 
     plan = plan_of([Sample(0, 0, BATCH_BYTES)], [part])
     size = plan.sealed_bytes

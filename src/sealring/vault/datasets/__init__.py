@@ -2,7 +2,7 @@
 
 fields               what samples consist of, with the same bytes on every CPU
 shards               what a dataset is, and its digest; a shard's file, written and read
-sources, formats, parquet_source   files to ingest, as units of work and as samples
+formats              files to ingest, as units of work and as samples
 stages, work         what is done for one shard; by which process
 building             files or datasets into the next version of a dataset, resumed after a kill
 on_ray               the same on Ray

@@ -35,7 +35,7 @@ from sealring.formats.files import sync_directory
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import objects
 from sealring.vault.datasets.fields import Field
-from sealring.vault.datasets.formats import FORMATS, format_of
+from sealring.vault.datasets.formats import FORMATS, Limits, format_of, source_files
 from sealring.vault.datasets.shards import (
     KIND,
     VERSION,
@@ -45,17 +45,15 @@ from sealring.vault.datasets.shards import (
     Written,
     index_of,
 )
-from sealring.vault.datasets.sources import Limits, source_files
 from sealring.vault.datasets.stages import Stage, canonical, module_of, recorded
 from sealring.vault.datasets.work import Run, Task
 from sealring.vault.files import remove_directory, write_file
 from sealring.vault.objects import COPY_NAME, Copy, Part, check_name
-from sealring.vault.sealed import SUITES, read_small
+from sealring.vault.sealed import SUITES, Progress, read_small
 from sealring.vault.vault import Stored, Vault
 
 _RECEIPT: Final = ".receipt"
 STAGES: Final = "STAGES"
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)

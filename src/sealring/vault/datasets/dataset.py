@@ -66,11 +66,11 @@ class Dataset(Closable, TorchDataset[Any]):
         for notes in run_notes.all():
             notes.note_opened(name, self._opened.digest)
         fields = self._opened.index.fields
-        self._view: View = (
+        self.view: View = (
             Samples(fields) if length is None else Windows(fields, length, pad, documents=documents)
         )
         self._transform = transform
-        self.sizes = self._view.sizes(self._opened.index)
+        self.sizes = self.view.sizes(self._opened.index)
         self._ends = np.cumsum(np.asarray(self.sizes, dtype=np.int64))
         self.name, self.version = name, self._opened.version
         self.digest = self._opened.digest
@@ -90,10 +90,6 @@ class Dataset(Closable, TorchDataset[Any]):
         self.require_open()
         return self._opened.reader(number)
 
-    @property
-    def view(self) -> View:
-        return self._view
-
     def new_reader(self, number: int) -> ShardReader:
         """A shard of the caller's own, which the caller closes: another thread may read it."""
         self.require_open()
@@ -103,7 +99,7 @@ class Dataset(Closable, TorchDataset[Any]):
         """How a GPU makes items from the shards' bytes. Unsupported if it cannot."""
         self.require_open()
         self._opened.require_suite_for_gpus()
-        found = self._view.form()
+        found = self.view.form()
         if self._transform is not None:
             raise Unsupported("transform= is called by the CPU: apply it to the opened batches")
         return found
@@ -127,15 +123,15 @@ class Dataset(Closable, TorchDataset[Any]):
 
     def fetch(self, shards: Numbers, inside: Numbers) -> list[Any]:
         self.require_open()
-        found = self._view.items(self._opened, shards, inside)
+        found = self.view.items(self._opened, shards, inside)
         return found if self._transform is None else [self._transform(one) for one in found]
 
     def fetch_rows(self, shards: Numbers, inside: Numbers) -> Rows | None:
         """The same items, from which batches are cut; None where they are not of one size."""
         self.require_open()
-        if not isinstance(self._view, Windows) or self._transform is not None:
+        if not isinstance(self.view, Windows) or self._transform is not None:
             return None
-        return self._view.rows(self._opened, shards, inside)
+        return self.view.rows(self._opened, shards, inside)
 
     def _release(self) -> None:
         self._opened.close()
@@ -166,15 +162,15 @@ class Stream(IterableDataset[Any]):
         world: int | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self._datasets = [datasets] if isinstance(datasets, Dataset) else list(datasets)
-        if not self._datasets:
+        self.datasets = [datasets] if isinstance(datasets, Dataset) else list(datasets)
+        if not self.datasets:
             raise ConfigurationError("a stream has at least one dataset")
-        for dataset in self._datasets:
+        for dataset in self.datasets:
             dataset.require_open()
         # Numbers of numpy or torch, as Python's: the order and the state come from how they look.
         seed, block = int(index(seed)), int(index(block))
-        self._weights = [1.0] * len(self._datasets) if weights is None else [*map(float, weights)]
-        if len(self._weights) != len(self._datasets):
+        self._weights = [1.0] * len(self.datasets) if weights is None else [*map(float, weights)]
+        if len(self._weights) != len(self.datasets):
             raise ConfigurationError("there is one weight for each dataset")
         if block < 1 or seed < 0 or (batch_size is not None and batch_size < 1):
             raise ConfigurationError("block and batch_size are at least 1, and seed at least 0")
@@ -184,9 +180,10 @@ class Stream(IterableDataset[Any]):
         if not 0 <= self._rank < self._world:
             raise ConfigurationError(f"rank {self._rank} is none of a world of {self._world}")
         self._collate = (collate or default_collate) if batch_size is not None else None
-        self._batch = batch_size or 1
+        self.batch = batch_size or 1
+        """Items of one step of a rank."""
         self._own_collate = collate is not None
-        self._absolute = 0
+        self.absolute = 0
         """Items that all ranks together have had, of all epochs."""
         self._aligned = 0
         """Where the steps of this number of ranks began."""
@@ -199,9 +196,9 @@ class Stream(IterableDataset[Any]):
 
     def _arrange(self, seed: int, block: int) -> None:
         self._seed, self._block = seed, block
-        sizes = [dataset.sizes for dataset in self._datasets]
+        sizes = [dataset.sizes for dataset in self.datasets]
         self._mixture = Mixture(sizes, self._weights, seed, block)
-        data = [[one.fingerprint for one in self._datasets], self._weights]
+        data = [[one.fingerprint for one in self.datasets], self._weights]
         self._digest = hashlib.sha256(repr(data).encode()).hexdigest()
         self._data = int(self._digest[:14], 16)
 
@@ -216,22 +213,13 @@ class Stream(IterableDataset[Any]):
     # ---- where it stands -------------------------------------------------------------------------
 
     @property
-    def datasets(self) -> list[Dataset]:
-        return self._datasets
-
-    @property
-    def batch(self) -> int:
-        """Items of one step of a rank."""
-        return self._batch
-
-    @property
     def batched(self) -> bool:
         """Whether a step gives a batch, and not one item."""
         return self._collate is not None
 
     def forms(self) -> list[Form]:
         """How a GPU makes the batches, of each dataset. Unsupported if it cannot."""
-        found = [dataset.form() for dataset in self._datasets]
+        found = [dataset.form() for dataset in self.datasets]
         if self._own_collate:
             raise Unsupported("collate= is called by the CPU: apply it to the opened batches")
         if len({(one.name, one.dtype, one.length, one.documents) for one in found}) != 1:
@@ -248,22 +236,18 @@ class Stream(IterableDataset[Any]):
     @property
     def step(self) -> int:
         """Items of one step of all ranks."""
-        return self._batch * self._world
-
-    @property
-    def absolute(self) -> int:
-        return self._absolute
+        return self.batch * self._world
 
     def advance_to(self, absolute: int) -> None:
         """All ranks have had the items before; what this one had is recorded with the run."""
         if get_worker_info() is None:
-            self._note(self._absolute, absolute)
-        self._absolute = absolute
+            self._note(self.absolute, absolute)
+        self.absolute = absolute
 
     def _note(self, first: int, end: int) -> None:
-        digest, name = self._datasets[0].digest, self._datasets[0].name
-        if len(self._datasets) > 1:
-            names = ", ".join(dataset.name for dataset in self._datasets)
+        digest, name = self.datasets[0].digest, self.datasets[0].name
+        if len(self.datasets) > 1:
+            names = ", ".join(dataset.name for dataset in self.datasets)
             digest, name = self._digest, f"mixture of {names}"
         length, seed = self._mixture.length, self._seed if self._block else None
         while first < end:
@@ -277,10 +261,10 @@ class Stream(IterableDataset[Any]):
             first += stop - start
 
     def state_dict(self) -> dict[str, int]:
-        epoch = self._absolute // self._mixture.length
+        epoch = self.absolute // self._mixture.length
         if get_worker_info() is not None and self._epoch is not None:
             epoch = self._epoch
-        position = self._absolute - epoch * self._mixture.length
+        position = self.absolute - epoch * self._mixture.length
         return {
             "epoch": epoch, "position": position, "seed": self._seed, "block": self._block,
             "data": self._data,
@@ -300,8 +284,8 @@ class Stream(IterableDataset[Any]):
                 code="vault.wrong_position",
             )
         self._arrange(int(state_dict["seed"]), int(state_dict["block"]))
-        self._absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
-        self._aligned = self._absolute
+        self.absolute = state_dict["epoch"] * self._mixture.length + state_dict["position"]
+        self._aligned = self.absolute
         worker = get_worker_info()
         for number in range(_WORKERS) if worker is None else [worker.id % _WORKERS]:
             self._finished[number] = -1
@@ -311,18 +295,18 @@ class Stream(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Batches that this rank has until the end of the epoch."""
-        return (self._finish() - self._absolute) // self.step
+        return (self._finish() - self.absolute) // self.step
 
     def _finish(self) -> int:
         """Where the epoch has ended: the first step that begins behind it."""
-        epoch = self._absolute // self._mixture.length if self._epoch is None else self._epoch
+        epoch = self.absolute // self._mixture.length if self._epoch is None else self._epoch
         end = (epoch + 1) * self._mixture.length
-        return end + (self._absolute - end) % self.step
+        return end + (self.absolute - end) % self.step
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         workers, mine = (worker.num_workers, worker.id) if worker is not None else (1, 0)
-        base, finish = self._absolute, self._finish()
+        base, finish = self.absolute, self._finish()
         if worker is not None and self._finished[mine % _WORKERS] == base:
             raise Unsupported(
                 "workers have read this epoch to its end, and the loader has not told the stream: "
@@ -343,40 +327,40 @@ class Stream(IterableDataset[Any]):
             first = numbers[-1] + workers
         if worker is not None:
             self._finished[mine % _WORKERS] = base
-        self._absolute, self._epoch = finish, None
+        self.absolute, self._epoch = finish, None
 
     def together(self, position: int, workers: int) -> int:
         """Batches to read at once: up to the end of the block, within a bound on memory."""
         inside = position % self._mixture.length
         left = self._block - inside % self._block if self._block else BLOCK
-        each = max(one.bytes // max(1, len(one)) for one in self._datasets)
-        bound = _AHEAD_BYTES // max(1, each * self._batch)
+        each = max(one.bytes // max(1, len(one)) for one in self.datasets)
+        bound = _AHEAD_BYTES // max(1, each * self.batch)
         return max(1, min(math.ceil(left / (self.step * workers)), bound))
 
     def located(self, base: int, numbers: range) -> tuple[Numbers, Numbers, Numbers]:
         """The dataset, the shard and the number in it, of this rank's items of these steps."""
-        steps = np.asarray(numbers, dtype=np.int64)[:, None] * self._batch
-        places = (steps + np.arange(self._batch, dtype=np.int64)) * self._world + self._rank + base
+        steps = np.asarray(numbers, dtype=np.int64)[:, None] * self.batch
+        places = (steps + np.arange(self.batch, dtype=np.int64)) * self._world + self._rank + base
         return self._mixture.locate(places.reshape(-1))
 
     def _batches(self, base: int, numbers: range) -> Iterator[Any]:
         """This rank's part of these steps, read at once."""
         sources, shards, inside = self.located(base, numbers)
-        firsts = range(0, len(sources), self._batch)
+        firsts = range(0, len(sources), self.batch)
         rows = None
-        if len(self._datasets) == 1 and self._collate is default_collate:
-            rows = self._datasets[0].fetch_rows(shards, inside)
+        if len(self.datasets) == 1 and self._collate is default_collate:
+            rows = self.datasets[0].fetch_rows(shards, inside)
         if rows is not None:
-            yield from (rows.batch(first, first + self._batch) for first in firsts)
+            yield from (rows.batch(first, first + self.batch) for first in firsts)
             return
         items = self._items(sources, shards, inside)
         for first in firsts:
-            batch = items[first : first + self._batch]
+            batch = items[first : first + self.batch]
             yield batch[0] if self._collate is None else self._collate(batch)
 
     def _items(self, sources: Numbers, shards: Numbers, inside: Numbers) -> list[Any]:
         found: list[Any] = [None] * len(sources)
-        for number, dataset in enumerate(self._datasets):
+        for number, dataset in enumerate(self.datasets):
             chosen = np.flatnonzero(sources == number)
             made = dataset.fetch(shards[chosen], inside[chosen])
             for place, item in zip(chosen.tolist(), made, strict=True):

@@ -17,8 +17,16 @@ from sealring.vault.datasets.dataset import Dataset, Stream
 from sealring.vault.datasets.order import Numbers
 from sealring.vault.datasets.reading import View, put_rows
 from sealring.vault.datasets.shards import OpenShards, ShardReader
-from sealring.vault.gpu_batches import Batch, CudaOpener, GpuBatches, Opener, Seconds
-from sealring.vault.gpu_plan import SAMPLE, Samples, SealedPart, SealedParts
+from sealring.vault.gpu_batches import (
+    SAMPLE,
+    Batch,
+    CudaOpener,
+    GpuBatches,
+    Opener,
+    Samples,
+    SealedPart,
+    SealedParts,
+)
 
 
 class GpuLoader(Closable):
@@ -46,6 +54,8 @@ class GpuLoader(Closable):
         self._files = _Shards(stream.datasets)
         self._opener = self.make_opener(torch.device(device), self._files)
         self._batches = GpuBatches(self._opener, self._files, ahead=ahead)
+        self.seconds = self._batches.seconds
+        """Where the time of its iterations went."""
 
     def make_opener(self, device: torch.device, files: SealedParts) -> Opener:
         return CudaOpener(device, files)
@@ -86,11 +96,6 @@ class GpuLoader(Closable):
 
     def _what(self) -> str:
         return "the loader"
-
-    @property
-    def seconds(self) -> Seconds:
-        """Where the time of its iterations went."""
-        return self._batches.seconds
 
     def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
         length = self._common_length(batch) if self._length is None else self._length

@@ -31,14 +31,13 @@ from sealring.errors import (
     NotAVault,
     Unsupported,
     VaultBusy,
-    WrongKey,
 )
 from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.fields import Field
-from sealring.vault.objects import changed_salt, digest_of, open_part
+from sealring.vault.objects import digest_of, open_part
 from sealring.vault.sealed import SealedPlace, read_as
-from sealring.vault.storage import OpenFile, VaultPath
+from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored
 
 KIND: Final = "dataset"
@@ -196,16 +195,17 @@ class ShardReader(Closable):
     ) -> None:  # fmt: skip
         self.name = f"part {place.part} of {whose}"
         self.shard = shard
-        self._file = _opened(path, self.name, shard.length, commitment)
-        self.source = self._file.source
-        """What the ciphertext is read from, where the CPU does not open it."""
         try:
-            self.sealed = place.reader(self.source, key, self.name, threads, self._file.size)
-        except BaseException as problem:
-            self._file.close()
-            if isinstance(problem, WrongKey):
-                raise changed_salt(self.name) from None
-            raise
+            self._part = open_part(path, place, key, self.name, shard.length, commitment, threads)
+        except MissingPart:
+            if path.parent.has_folder():
+                raise
+            raise VaultBusy(
+                f"{self.name} was sealed anew while it was read (`sealring vault rotate`): open "
+                "the dataset again",
+                code="vault.keys_changed",
+            ) from None
+        self.sealed = self._part.reader
         self._offsets: Offsets | None = None
 
     @property
@@ -243,8 +243,7 @@ class ShardReader(Closable):
                 yield view[first - start : end - start]
 
     def _release(self) -> None:
-        self.sealed.close()  # first: it waits for reads, and the file's number may be used again
-        self._file.close()
+        self._part.close()
 
     def _what(self) -> str:
         return self.name
@@ -281,16 +280,3 @@ def groups(sizes: Offsets, most: int) -> Iterator[slice]:
         last = max(first + 1, last)
         yield slice(first, last)
         first = last
-
-
-def _opened(path: VaultPath, name: str, length: int, commitment: str) -> OpenFile:
-    try:
-        return open_part(path, name, length, commitment)
-    except MissingPart:
-        if path.parent.has_folder():
-            raise
-        raise VaultBusy(
-            f"{name} was sealed anew while it was read (`sealring vault rotate`): open the "
-            "dataset again",
-            code="vault.keys_changed",
-        ) from None

@@ -17,13 +17,12 @@ from typing import Any, Final, Protocol
 
 from sealring import _native
 from sealring.errors import BadSource
-from sealring.vault.children import Child, Progress, serve
+from sealring.vault.children import Child, serve
 from sealring.vault.datasets.fields import Field, encoder
-from sealring.vault.datasets.formats import FORMATS
+from sealring.vault.datasets.formats import FORMATS, Limits
 from sealring.vault.datasets.shards import Shard, ShardReader, Written, write_shard
-from sealring.vault.datasets.sources import Limits
 from sealring.vault.datasets.stages import stage_samples
-from sealring.vault.sealed import SealedPlace
+from sealring.vault.sealed import Progress, SealedPlace
 from sealring.vault.storage import LocalPath
 from sealring.vault.trees import Watched
 
