@@ -66,9 +66,9 @@ def create_group(
     from sealring.core.registration import no_collection
 
     with no_collection():
-        from sealring.core.group import create, options
+        from sealring.core.group import create
     return create.create_group(
-        options.options_of_call(
+        create.options_of_call(
             store, rank, size, timeout=timeout, name=name, job_ranks=job_ranks, job_size=job_size
         )
     )

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from typing import Final
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupError
 from tests.core.engine.cases import Case, expected, tensors_of

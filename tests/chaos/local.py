@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sealring import _native
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.mailbox import ANYONE
 from sealring.core.schedule import Algorithm, Operation
 from tests.chaos.history import History, Outcome, SeenError, digest

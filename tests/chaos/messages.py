@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sealring.core.engine.datatypes import DType
+from sealring.core.engine.collective import DType
 from sealring.core.schedule import Algorithm, Operation, Topology
 from tests.core.engine.cases import Array, Case, Tensors, expected, tensors_of, values
 

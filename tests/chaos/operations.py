@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.group.arguments import DTYPES
 from sealring.core.schedule import Operation
 from tests.chaos.messages import Message, What

@@ -11,7 +11,7 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Literal
 
-from sealring.core.engine.datatypes import COMPLEXES, DType, ReduceKind, supported_kinds
+from sealring.core.engine.collective import COMPLEXES, DType, ReduceKind, supported_kinds
 from sealring.core.engine.engine import topology_of
 from sealring.core.schedule import (
     CALLED,

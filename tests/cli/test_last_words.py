@@ -13,7 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sealring.cli.run import print_cause
-from sealring.core.last_words import LastWords, told_beside
+from sealring.core.last_words import LastWords, read_error_files
 from tests.cli.test_commands import sealring
 
 SCRIPT = """
@@ -117,7 +117,7 @@ def test_errors_are_read_in_the_order_of_time_and_unreadable_ones_left_out(tmp_p
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "error.json").write_text(text)
-    assert told_beside(str(tmp_path / "2" / "error.json")) == [
+    assert read_error_files(str(tmp_path / "2" / "error.json")) == [
         LastWords(5, 5, "of rank 5", 1.0, follows=False, printed=True),
         LastWords(4, 4, "of rank 4", 2.0, follows=True, printed=False),
     ]

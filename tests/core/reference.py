@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sealring.core.engine.datatypes import (
+from sealring.core.engine.collective import (
     COMPLEXES,
     FLOATS,
     SIGNED,

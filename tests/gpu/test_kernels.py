@@ -12,6 +12,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from sealring.core.engine.collective import COMPLEXES, FLOATS, DType, ReduceKind, supported_kinds
 from sealring.core.engine.cuda import compiler
 from sealring.core.engine.cuda.kernels import (
     DeviceKey,
@@ -21,7 +22,6 @@ from sealring.core.engine.cuda.kernels import (
     record_count,
     wire_bytes,
 )
-from sealring.core.engine.datatypes import COMPLEXES, FLOATS, DType, ReduceKind, supported_kinds
 from sealring.core.group.arguments import DTYPES
 from sealring.errors import TamperedRecord
 from tests.core.reference import reduce_into

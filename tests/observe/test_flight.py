@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from sealring.core.engine.collective import Collective
+from sealring.core.engine.collective import Collective, DType, ReduceKind
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.engine.endpoint import LinkTraffic
 from sealring.core.engine.flight import KEPT, FlightRecorder, MessageEntry
 from sealring.core.engine.link_ends import LinkSocket

@@ -22,7 +22,7 @@ from sealring.cli.terminal import warn
 from sealring.core.group.settings import read_settings
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.core.identity.secret import OF_THE_RUN, read_secret
-from sealring.core.last_words import LAUNCHED, told_beside
+from sealring.core.last_words import LAUNCHED, read_error_files
 from sealring.core.sealed_only.guard import require_sealed
 from sealring.core.settings import (
     AUTHORITY,
@@ -426,7 +426,7 @@ _OFTEN: Final[dict[int, str]] = {
 
 def print_cause(failed: ChildFailedError) -> None:
     """Prints the error that caused the others, as far as can be told: once, and after all else."""
-    told = told_beside(failed.get_first_failure()[1].error_file)
+    told = read_error_files(failed.get_first_failure()[1].error_file)
     silent = sorted(failed.failures.keys() - {each.rank for each in told})
     # The launcher ends the others by SIGTERM: those are a cause only where nothing else is known.
     by_themselves = [rank for rank in silent if failed.failures[rank].exitcode != -signal.SIGTERM]

@@ -1,7 +1,8 @@
-"""What the core asks of the rest of the package: typed slots, filled by providers.py.
+"""What the core asks of the rest of the package: typed slots, and who fills them.
 
 The core imports neither attestation nor recording nor the live view, and these do not import each
-other. A provider is imported when it is first asked for: a process loads only what it uses.
+other. `PROVIDERS` names modules, or `module:attribute`, for each slot. They are imported when they
+are first asked for: a process loads only what it uses.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from sealring.core.providers import ONLY_WITH, PROVIDERS
 from sealring.core.settings import BROKER
 from sealring.errors import ConfigurationError
 
@@ -26,6 +26,24 @@ if TYPE_CHECKING:
     from sealring import _native
     from sealring.core.engine.flight import FlightRecorder
     from sealring.core.identity.credentials import Credentials
+
+PROVIDERS: Final = {
+    "enrolments": ("sealring.attest.broker:enrolled",),
+    "group_observers": (
+        "sealring.observe.process:observe_groups",
+        "sealring.observe.server:observe_groups",
+        "sealring.record.recording.run:observe_groups",
+    ),
+    "flight_records": ("sealring.observe.process:recorders",),
+    "data_keys": ("sealring.attest.broker:data_key",),
+    "vault_records": ("sealring.attest.broker.enrolment:RecordsOfVault",),
+    "evidence_judge": ("sealring.attest.evidence.admission",),
+    "run_notes": ("sealring.record.recording.hooks",),
+}
+ONLY_WITH: Final = {
+    "sealring.record.recording.run:observe_groups": ("_SEALRING_RECORD", "_SEALRING_REPLAY"),
+}
+"""Variables without one of which a provider is not asked."""
 
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 60
@@ -64,7 +82,7 @@ class Slot(Generic[T]):
         found = self.all()
         if len(found) != 1:
             raise ConfigurationError(
-                f"{self._purpose} needs one provider, and sealring/providers.py names {len(found)}"
+                f"{self._purpose} needs one provider, and core/hooks.py names {len(found)}"
             )
         return found[0]
 

@@ -128,7 +128,7 @@ class LastWords:
     """The worker has printed its traceback."""
 
 
-def told_beside(error_file: str) -> list[LastWords]:
+def read_error_files(error_file: str) -> list[LastWords]:
     """What this worker wrote, and what the others of this machine did, in the order of time.
 
     A worker may have written its error and not have ended yet when the launcher sees others end.

@@ -75,8 +75,7 @@ def no_collection() -> Iterator[None]:
 
 def _create_group(options: Any, _backend_options: Any = None) -> Any:
     with no_collection():
-        from sealring.core.group.create import create_group
-        from sealring.core.group.options import options_of_torch
+        from sealring.core.group.create import create_group, options_of_torch
 
     if options.group_rank == 0:
         _warn_of_untested_torch()

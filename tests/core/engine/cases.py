@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import COMPLEXES, DType, ReduceKind
+from sealring.core.engine.collective import COMPLEXES, Collective, DType, ReduceKind
 from sealring.core.schedule import (
     ALGORITHMS,
     Algorithm,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sealring import _native, _stand_ins
 from sealring._stand_ins import Kernel, host_function
-from sealring.core.engine.datatypes import DType, supported_kinds
+from sealring.core.engine.collective import DType, supported_kinds
 
 
 def attach_host_device(owner: _native.Endpoint, lag: int, world: int) -> _stand_ins.Probe:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sealring import _native
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import Collective, DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import PeerSilent
 from tests.core.engine.local_world import LocalWorld, slot

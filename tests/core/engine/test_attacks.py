@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import ALGORITHMS, REDUCING, Algorithm, Operation
 from sealring.errors import (
     GroupError,

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import DType, ReduceKind, supported_kinds
+from sealring.core.engine.collective import Collective, DType, ReduceKind, supported_kinds
 from sealring.core.schedule import ALGORITHMS, REDUCING, ROOTED, Algorithm, Operation
 from sealring.limits import RECORD_BYTES
 from tests.core.engine.attacker import EVERYONE, Record, Tap, triples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring._native import Failure, FailureCode
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.failures import ERROR_BY_CODE, Names, error_from
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupError, OutOfStep, PeerLost, PeerSilent

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sealring._native import Failure, FailureCode, FirstFailure
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.failures import failure_of
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupClosed, GroupError, TamperedRecord

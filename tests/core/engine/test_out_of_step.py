@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import ALGORITHMS, Algorithm, Operation
 from sealring.errors import GroupError, MissingRecord, OutOfStep, PeerSilent
 from tests.core.engine.cases import Case, Tensors, tensors_of

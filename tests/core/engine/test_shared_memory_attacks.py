@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupError, PeerLost, PeerSilent, ReplayedRecord, TamperedRecord
 from tests.core.engine.cases import Case, expected, tensors_of

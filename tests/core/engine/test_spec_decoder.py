@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from cryptography.exceptions import InvalidTag
 
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.links.lanes import Lanes, Pipe
 from sealring.core.schedule import Algorithm, Operation
 from tests.core.engine import spec_decoder as spec

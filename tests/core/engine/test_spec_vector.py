@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from sealring import _native, _stand_ins, limits
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.handshake import Terms, group_context
 from sealring.core.handshake.statements import Statement, Statements, commitment_to, group_keys
 from sealring.core.handshake.terms import members_digest

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.group.arguments import DTYPES
 from sealring.core.group.work import SealedWork
 from sealring.core.schedule import Algorithm, Operation

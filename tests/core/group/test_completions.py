@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager, _get_default_store
 
 from sealring import _native
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.streams import StreamCaller, StreamWait, driver_calls
 from sealring.core.group.deferred_errors import DeferredError, raise_deferred_errors

@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sealring.core.group.arguments import DTYPES
-from sealring.core.group.names import SINGLE
+from sealring.core.group.entry import SINGLE
 from sealring.core.schedule import Algorithm
 from sealring.core.settings import with_settings
 from sealring.errors import OutOfStep, Unsupported

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sealring.core.group import interrupts
-from sealring.core.group.interrupts import heeding_interrupts, interrupt_on_signal
+from sealring.core.group import backward
+from sealring.core.group.backward import heeding_interrupts, interrupt_on_signal
 from sealring.core.group.work import SealedWork
 
 
@@ -89,7 +89,7 @@ def test_a_backward_pass_goes_on_where_no_thread_can_be_started(
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(interrupts, "_pipe", None)
+    monkeypatch.setattr(backward, "_pipe", None)
     passed, before = [], len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)

@@ -17,8 +17,7 @@ import pytest
 from sealring import _native
 from sealring._native import Failure, FailureCode
 from sealring.attest.evidence.admission import key_digest
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import DType
+from sealring.core.engine.collective import Collective, DType
 from sealring.core.engine.link_ends import LateEnds
 from sealring.core.handshake import dial
 from sealring.core.handshake.statements import Statements, wrong_signer

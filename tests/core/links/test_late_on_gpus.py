@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from sealring import _native
-from sealring.core.engine.collective import Collective
+from sealring.core.engine.collective import Collective, DType, ReduceKind
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.schedule import (
     ALGORITHMS,
     CALLED,

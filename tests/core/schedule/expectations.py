@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sealring.core.engine.datatypes import COMPLEXES, FLOATS, DType, ReduceKind
+from sealring.core.engine.collective import COMPLEXES, FLOATS, DType, ReduceKind
 from sealring.core.schedule import ALGORITHMS, Algorithm, Operation, Program, program_for
 
 Array = np.ndarray[Any, Any]

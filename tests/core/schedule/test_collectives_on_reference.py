@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sealring.core.engine.datatypes import DType, ReduceKind, supported_kinds
+from sealring.core.engine.collective import DType, ReduceKind, supported_kinds
 from sealring.core.schedule import (
     ALGORITHMS,
     Action,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sealring.core.engine.datatypes import DType, ReduceKind, supported, supported_kinds
+from sealring.core.engine.collective import DType, ReduceKind, supported, supported_kinds
 from tests.core.reference import (
     bfloat16_bits_to_float32,
     divide_by_world,

@@ -1,12 +1,42 @@
-"""A collective as the engine is called with it."""
+"""What the engine is called with: a collective, its elements' type and reduction, its program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from sealring.core.engine.datatypes import DType, ReduceKind
-from sealring.core.schedule import Algorithm, Operation
+from sealring import _native
+from sealring._native import DType as DType
+from sealring._native import ReduceKind as ReduceKind
+from sealring.core.schedule import Algorithm, Levels, Operation, Program
+
+FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64})
+COMPLEXES: Final = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+UNSIGNED: Final = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
+
+_ARITHMETIC: Final = frozenset({ReduceKind.SUM, ReduceKind.PRODUCT})
+_ORDER: Final = frozenset({ReduceKind.MIN, ReduceKind.MAX})
+_BITWISE: Final = frozenset({ReduceKind.BAND, ReduceKind.BOR, ReduceKind.BXOR})
+
+
+def supported_kinds(dtype: DType) -> frozenset[ReduceKind]:
+    """The reductions that are defined for elements of this type."""
+    if dtype in FLOATS:
+        return _ARITHMETIC | _ORDER | {ReduceKind.AVG, ReduceKind.PREMUL_SUM}
+    if dtype in COMPLEXES:
+        return _ARITHMETIC | {ReduceKind.AVG, ReduceKind.PREMUL_SUM}
+    if dtype in SIGNED or dtype in UNSIGNED:
+        return _ARITHMETIC | _ORDER | _BITWISE | {ReduceKind.AVG}
+    if dtype is DType.BOOL:
+        return _ARITHMETIC | _ORDER | _BITWISE
+    return frozenset()
+
+
+def supported(dtype: DType, kind: ReduceKind) -> bool:
+    """Whether `kind` is defined for `dtype`; NONE, which reduces nothing, is for all."""
+    return kind is ReduceKind.NONE or kind in supported_kinds(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +56,30 @@ class Collective:
     root: int = 0
     ready: int | None = None
     """The slots are in a GPU's memory, and may be used after this CUDA event."""
+
+
+def to_native(program: Program, levels: Levels | None = None) -> _native.Program:
+    """`levels` says in which exchange each step's records go, where GPUs exchange records."""
+    of_steps = levels.of_steps if levels else [0] * len(program.steps)
+    return _native.Program(
+        program.operation,
+        program.algorithm,
+        program.rank,
+        program.world,
+        program.slots,
+        program.scratch,
+        [
+            (
+                step.action,
+                step.slot,
+                step.peers,
+                step.message,
+                step.origin,
+                step.source,
+                step.after,
+                level,
+            )
+            for step, level in zip(program.steps, of_steps, strict=True)
+        ],
+        levels.count if levels else 1,
+    )

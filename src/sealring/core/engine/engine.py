@@ -8,15 +8,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from sealring import _native, limits
-from sealring.core.engine.collective import Collective
+from sealring.core.engine.collective import Collective, DType, ReduceKind, to_native
 from sealring.core.engine.cuda.linked_programs import LinkedPrograms
 from sealring.core.engine.cuda.wires import Wire, agree, share_a_gpu
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.engine.endpoint import Endpoint
 from sealring.core.engine.failures import Names, error_from, failure_of
 from sealring.core.engine.lanes import GroupLanes
 from sealring.core.engine.link_ends import LinkEnds
-from sealring.core.engine.native_program import to_native
 from sealring.core.engine.rounds import first_objection
 from sealring.core.engine.routes import Routes
 from sealring.core.links.late import LateLinks, Rest

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from sealring.core.engine.datatypes import ReduceKind
+from sealring.core.engine.collective import ReduceKind
 from sealring.errors import named
 
 if TYPE_CHECKING:
     from sealring._native import Account, MailAccount
-    from sealring.core.engine.collective import Collective
+    from sealring.core.engine.collective import Collective, DType
     from sealring.core.engine.cuda.wires import Wire
-    from sealring.core.engine.datatypes import DType
     from sealring.core.engine.endpoint import LinkTraffic
     from sealring.core.engine.link_ends import LinkSocket
     from sealring.core.schedule import Operation

@@ -21,7 +21,7 @@ from sealring import _native, limits
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.failures import Names
 from sealring.core.engine.link_ends import LinkEnds, LinkSocket
-from sealring.core.engine.rounds import least, letters, linked, tried
+from sealring.core.engine.rounds import all_gather_bytes, least, linked, tried
 from sealring.core.links.lanes import FirstEnd, Lanes, first_end
 from sealring.core.no_fork import NoFork
 from sealring.core.schedule import Algorithm, Operation
@@ -202,7 +202,7 @@ class GroupLanes:
         try:
             if why := (yield from tried(self._rank, members, offer)):
                 return why
-            offers = yield from letters(self._world, own[0])
+            offers = yield from all_gather_bytes(self._world, own[0])
             if why := (yield from tried(self._rank, members, lambda: lanes.leave_pipes(offers))):
                 return why
             return (yield from tried(self._rank, members, take))

@@ -1,9 +1,9 @@
 """How the ranks of a group agree: by small collectives of the group itself.
 
-So what they tell is sealed. Letters and reasons come from the member that they say they come from;
+So what they tell is sealed. Bytes and reasons come from the member that they say they come from;
 a rank in between may change a number. They decide only which way records take, which are sealed on
 all ways. A group of any size agrees over a few links of each rank: numbers and objections take the
-tree over which the group formed, and need no other links; letters take a ring.
+tree over which the group formed, and need no other links; bytes take a ring.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import Collective, DType, ReduceKind
 from sealring.core.schedule import REDUCING, Algorithm, Operation
 from sealring.errors import GroupClosed
 
@@ -76,8 +75,8 @@ def tried(
     return (yield from first_objection(rank, members, objection))
 
 
-def letters(world: int, own: bytes) -> Generator[Collective, None, list[bytes]]:
-    """Those of all ranks, which are of one length."""
+def all_gather_bytes(world: int, own: bytes) -> Generator[Collective, None, list[bytes]]:
+    """The bytes of all ranks, by rank. They are of one length."""
     size = len(own)
     mine = ctypes.create_string_buffer(own, size)
     all_of_them = [ctypes.create_string_buffer(size) for _ in range(world)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sealring import _native, limits
-from sealring.core.engine.collective import Collective
+from sealring.core.engine.collective import Collective, ReduceKind
 from sealring.core.engine.cuda.wires import Agreed, Wire, is_mixed
-from sealring.core.engine.datatypes import ReduceKind
 from sealring.core.schedule import (
     CALLED,
     Algorithm,

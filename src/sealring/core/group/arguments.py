@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from sealring.core.engine.datatypes import DType, ReduceKind, supported, supported_kinds
+from sealring.core.engine.collective import DType, ReduceKind, supported, supported_kinds
 from sealring.errors import Unsupported
 
 DTYPES: Final = {

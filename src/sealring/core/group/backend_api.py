@@ -1,16 +1,28 @@
-"""What torch asks of a group's backend: a SealedProcessGroup is both."""
+"""What torch asks of a group's backend, which a SealedProcessGroup is, and its hooks around calls.
+
+From torch 2.14 on these are its flight recorder (2.15), its check for NaN and the hooks that a user
+registers. Torch's operators call them, around a call of the Backend that the group has for the
+tensors' device. A ProcessGroup subclass has no Backend unless it registers one. C++ keeps the
+group's name in the Backend too. Before 2.14 there are no such hooks, and Python cannot subclass
+Backend.
+"""
 
 from __future__ import annotations
 
+import os
+import weakref
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Backend, Store
 
+from sealring.core.devices import ServedDevices
 from sealring.core.group.dispatch import Dispatcher
+from sealring.core.group.entry import current_call
 from sealring.core.group.monitored import Arrivals
 
 
@@ -53,3 +65,77 @@ class BackendApi(dist.ProcessGroup):
 
     supports_reconfigure = False
     """Members cannot be exchanged: a group whose members change is made anew."""
+
+
+TORCH_HAS_HOOKS: Final = hasattr(dist.ProcessGroup, "register_pre_hook")
+
+
+class TorchHooks(dist.ProcessGroup):
+    """The part of SealedProcessGroup that knows whether torch has hooks to call."""
+
+    _hooks: set[int]
+    """Those that were registered with this object. Torch's own are registered in C++."""
+    _checks_nan: bool
+
+    def _register_torch_backend(self) -> None:
+        self._hooks = set()
+        self._checks_nan = os.environ.get("TORCH_DIST_NAN_CHECK") == "1"  # torch reads it now too
+        if not TORCH_HAS_HOOKS:
+            return
+        backend, kind = _backend_class(type(self))(self), dist.ProcessGroup.BackendType.CUSTOM
+        for device in ServedDevices():
+            self._register_backend(torch.device(device), kind, backend)
+        self._set_default_backend(kind)
+
+    def has_torch_hooks(self) -> bool:
+        """Whether calls have to take the way through torch's operators, which call the hooks."""
+        if not TORCH_HAS_HOOKS:
+            return False
+        recorded: Any = getattr(c10d._world, "pg_flight_recorder_hooks", ())
+        return bool(self._hooks) or self._checks_nan or self in recorded
+
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        super().register_pre_hook(hook_id, hook)  # type: ignore[misc]
+        self._hooks.add(hook_id)
+
+    def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        super().register_post_hook(hook_id, hook)  # type: ignore[misc]
+        self._hooks.add(hook_id)
+
+
+def _backend_class(group_type: type) -> Callable[[Any], Backend]:
+    """A Backend whose methods are the group's collectives.
+
+    It is made where it is needed, because before torch 2.14 making it fails.
+    """
+
+    class TorchBackend(Backend):
+        def __init__(self, group: dist.ProcessGroup) -> None:
+            super().__init__(group.rank(), group.size())
+            # C++ holds the Backend, and is not searched for cycles.
+            self._group = weakref.ref(group)
+
+        supports_reconfigure = False
+
+        @property
+        def options(self) -> Any:
+            return self._group().options  # type: ignore[union-attr]
+
+        def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+            return "sealring"
+
+    for name in dir(group_type):
+        direct = getattr(getattr(group_type, name), "direct", None)
+        if direct is not None:
+            setattr(TorchBackend, name, _called_by_operator(direct))
+    return TorchBackend
+
+
+def _called_by_operator(direct: Callable[..., Any]) -> Callable[..., Any]:
+    def method(backend: Any, *args: Any) -> Any:
+        work = direct(backend._group(), *args)
+        if (call := current_call()) is not None:
+            call.works.append((None, work))
+        return work
+
+    return method

@@ -6,7 +6,7 @@ operator (CommDebugMode, FakeTensorMode), tensor subclasses are unwrapped (DTens
 functorch and the profiler have their turn. The detour costs as much as a small collective.
 
 So a method made by `entry` takes the detour only where it matters: something watches, torch has
-hooks to call (torch_hooks.py), a tensor is of a type of its own, or the arguments are not in the
+hooks to call (backend_api.py), a tensor is of a type of its own, or the arguments are not in the
 form that torch's own functions use. Then the base class's method parses them, as it does for every
 backend, and calls the operator. Its kernel for our groups (operators.py) calls the collective with
 the arguments in that one form.
@@ -30,8 +30,26 @@ from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input
 from torch._C._functorch import peek_interpreter_stack
 
 from sealring.core.group.memory import NoMemory
-from sealring.core.group.names import SINGLE
 from sealring.core.group.work import SealedWork
+
+_OLD_NAMES: Final = {
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+}
+
+SINGLE: Final = {
+    new: new if hasattr(dist.ProcessGroup, new) else old for new, old in _OLD_NAMES.items()
+}
+"""By the new name: the name that this torch looks for.
+
+Torch renamed five methods between 2.11 and 2.15 and kept the old names for callers. A subclass
+must define one of the two: where it defines both, torch's base class calls one from the other
+without end.
+"""
+
 
 Direct = Callable[..., Any]
 """A collective: takes the group, the tensors and one options object, and returns its work."""
@@ -56,7 +74,7 @@ class DispatchedCall:
     arguments: tuple[Any, ...]
     works: list[tuple[dist.Work | None, SealedWork]] = field(default_factory=list)
     """What a kernel returned to the dispatcher, and the collective's own work. None where torch's
-    own kernel called the collective (torch_hooks.py), and nothing could stand in between."""
+    own kernel called the collective (backend_api.py), and nothing could stand in between."""
 
     def own_work(self, returned: Any) -> Any:
         """The collective's own work, unless a mode or a subclass has put another in its place.

@@ -30,9 +30,8 @@ from torch._C._distributed_c10d import (
 )
 
 from sealring.core.group.collectives.calling import Calling
-from sealring.core.group.entry import DispatchedCall, current_call, dispatched
+from sealring.core.group.entry import SINGLE, DispatchedCall, current_call, dispatched
 from sealring.core.group.memory import NoMemory
-from sealring.core.group.names import SINGLE
 from sealring.core.group.work import SealedWork
 from sealring.core.no_fork import OwnLock
 from sealring.errors import Unsupported

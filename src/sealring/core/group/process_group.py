@@ -26,7 +26,7 @@ from sealring.core.engine.gpu_calls import GpuCalls
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.engine.streams import driver_calls
 from sealring.core.group import arguments, monitored, operators
-from sealring.core.group.backend_api import BackendApi
+from sealring.core.group.backend_api import BackendApi, TorchHooks
 from sealring.core.group.collectives.coalescing import Coalescing
 from sealring.core.group.collectives.exchanging import Exchanging
 from sealring.core.group.collectives.messaging import Messaging
@@ -37,8 +37,7 @@ from sealring.core.group.entry import entry
 from sealring.core.group.memory import storages
 from sealring.core.group.messages import Messages
 from sealring.core.group.prepared import Prepared
-from sealring.core.group.torch_hooks import TorchHooks
-from sealring.core.group.tracing import not_traced
+from sealring.core.group.torch_functions import not_traced
 from sealring.core.group.work import MessageWork, Result, SealedWork, tensors_of
 from sealring.core.schedule import Algorithm, Operation, Selection, Topology
 from sealring.errors import GroupError, Unsupported

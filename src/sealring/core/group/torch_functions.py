@@ -1,19 +1,25 @@
-"""Functions of torch.distributed that serve only groups of certain backends, by their name.
+"""Where torch itself must be told of our groups: its functions that know backends by name, Dynamo.
 
-They are wrapped so that a group of ours gets the call. Groups of other backends are served by
-torch's own function, as before.
+Functions of torch.distributed that serve only groups of certain backends are wrapped so that a
+group of ours gets the call. Groups of other backends are served by torch's own function.
+
+Dynamo compiles every Python function that runs under torch.compile, also those that it reaches
+after a graph break. A collective of torch's own backends is C++ and so never traced. Ours is
+Python: locks, queues and addresses, which no graph can hold. So Dynamo is told to run it as it is,
+and breaks the graph where it does with Gloo.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._dynamo import eval_frame
 
-from sealring.core.group.tracing import not_traced_function
 from sealring.core.sealed_only.doors import watch_symmetric_memory
 
 
@@ -66,3 +72,31 @@ def _wrap(name: str, call: Callable[..., Any]) -> None:
     setattr(c10d, name, wrapped)
     if hasattr(dist, name):
         setattr(dist, name, wrapped)
+
+
+# ---- not compiled
+
+
+def not_traced(owner: type) -> None:
+    """Marks all methods of a class that sealring defines, its bases' included."""
+    for base in owner.__mro__:
+        if base.__module__.startswith("sealring."):
+            for member in vars(base).values():
+                if isinstance(member, property):
+                    # It tells what the group knows. torch 2.11 reads the group's name in a graph.
+                    _not_compiled(member.fget)
+                elif isinstance(function := getattr(member, "__func__", member), FunctionType):
+                    not_traced_function(function)
+
+
+def not_traced_function(function: Any) -> None:
+    """Dynamo skips the function and all that it calls, and does not inline it elsewhere."""
+    _not_compiled(function)
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "sealring moves the bytes"
+
+
+def _not_compiled(function: Any) -> None:
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, skip)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)

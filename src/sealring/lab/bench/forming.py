@@ -28,8 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from sealring import _native, limits
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import Collective, DType, ReduceKind
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
 from sealring.core.handshake import SessionTable, Terms, group_context

@@ -151,8 +151,8 @@ def _calls(
     """
     import torch
 
+    from sealring.core.engine.collective import DType, ReduceKind
     from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
-    from sealring.core.engine.datatypes import DType, ReduceKind
 
     summing = (DType.FLOAT32, ReduceKind.SUM)
     tensor = torch.randn(KERNEL_BYTES // 4, device=device)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sealring import _native, limits
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.lab.bench.harness import Cases, Progress, in_turn, reports_of
 from sealring.lab.bench.workers import Report
 from sealring.lab.results import KernelCase

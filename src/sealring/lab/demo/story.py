@@ -18,7 +18,7 @@ from rich.text import Text
 from torch._C._distributed_c10d import TCPStore
 
 from sealring import limits
-from sealring.core.engine.datatypes import DType, ReduceKind
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation, chunks, segment_bytes
 from sealring.core.settings import with_settings
 from sealring.errors import TamperedRecord

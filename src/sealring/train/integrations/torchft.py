@@ -13,8 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from sealring.core.group.create import create_group
-from sealring.core.group.options import options_of_call
+from sealring.core.group.create import create_group, options_of_call
 from sealring.core.group.process_group import SealedProcessGroup
 from sealring.errors import ConfigurationError
 from sealring.train.integrations.replica_ranks import check_members, rank_in_job

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from sealring.core.engine.collective import DType, ReduceKind, supported_kinds
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import DType, ReduceKind, supported_kinds
 from sealring.core.engine.streams import StreamCaller
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import GroupClosed, OutOfStep, PeerSilent, TamperedRecord

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from sealring.core.engine.collective import ReduceKind
 from sealring.core.engine.cuda import ways
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import ReduceKind
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import (
     GroupClosed,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sealring import _native, _stand_ins
-from sealring.core.engine.datatypes import DType, ReduceKind, supported_kinds
+from sealring.core.engine.collective import DType, ReduceKind, supported_kinds
 from sealring.core.schedule import REDUCING, Action, Algorithm, Operation, program_for
 from sealring.errors import GroupClosed, OutOfStep, TamperedRecord
 from sealring.limits import HEADER_BYTES, TAG_BYTES

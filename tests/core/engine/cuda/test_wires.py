@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from sealring import _native
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.cuda import ways, wires
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.core.schedule import ALGORITHMS, CALLED, Action, Algorithm, Operation, program_for
 from sealring.errors import OutOfStep, PeerLost, PeerSilent, TamperedRecord, Unsupported
 from sealring.limits import GPU_PAYLOAD_BYTES, HEADER_BYTES, TAG_BYTES, WIRE_PAYLOAD_BYTES

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from sealring import _native
+from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.cuda import compiler
 from sealring.core.engine.cuda.driver import Kernel, can_read_commands
 from sealring.core.engine.cuda.kernels import Reduction, definitions
-from sealring.core.engine.datatypes import DType, ReduceKind
 from sealring.errors import Unsupported
 
 _AT_START: Final = (DType.FLOAT32, ReduceKind.SUM)

@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 import torch
 
+from sealring.core.engine.collective import DType, ReduceKind, supported
 from sealring.core.engine.cuda import compiler
 from sealring.core.engine.cuda.driver import Kernel
-from sealring.core.engine.datatypes import DType, ReduceKind, supported
 from sealring.errors import TamperedRecord, Unsupported
 from sealring.limits import HEADER_BYTES, KEY_BYTES, MAX_PAYLOAD_BYTES, TAG_BYTES
 

@@ -29,7 +29,7 @@ from sealring.core.engine.cuda.ways import (
     PeerMemory,
     Way,
 )
-from sealring.core.engine.rounds import first_objection, letters, tried
+from sealring.core.engine.rounds import all_gather_bytes, first_objection, tried
 from sealring.errors import Unsupported
 from sealring.limits import WIRE_SLOTS as SLOTS
 
@@ -128,7 +128,7 @@ def is_mixed(hosts: tuple[int, ...]) -> bool:
 def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:
     """Whether two of the ranks are on one GPU, by what each of them says of its own."""
     own = gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1))
-    names = yield from letters(len(members), own)
+    names = yield from all_gather_bytes(len(members), own)
     return len(set(names)) < len(members)
 
 
@@ -140,7 +140,7 @@ def _try(
     try:
         why = yield from tried(rank, members, lambda: own.append(way.offer()))
         if not why:
-            offers = yield from letters(len(members), own[0])
+            offers = yield from all_gather_bytes(len(members), own[0])
             why = yield from tried(rank, members, lambda: way.hand_out(offers))
             why = why or (yield from tried(rank, members, lambda: way.open(offers)))
     finally:

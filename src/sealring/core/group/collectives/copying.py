@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import (
 from sealring.core.engine.collective import Collective
 from sealring.core.group import arguments
 from sealring.core.group.arguments import contiguous, one
-from sealring.core.group.collectives import several, shapes
+from sealring.core.group.collectives import shapes
 from sealring.core.group.collectives.calling import Calling, Results
 from sealring.core.group.entry import define_single, entry
 from sealring.core.group.memory import Slot, clash, parts, slot
@@ -35,7 +35,7 @@ class Copying(Calling):
         if len(tensors) > 1:
             shapes.check_alike(tensors, tensors[0], "broadcast")
             tensor = tensors[shapes.root_tensor(opts, len(tensors))].detach().clone()
-            results.then(functools.partial(several.fill, tensors, tensor))
+            results.then(functools.partial(shapes.fill, tensors, tensor))
         else:
             tensor = one(tensors, "broadcast")
             arguments.check_tensor(tensor, "broadcast")
@@ -94,11 +94,11 @@ class Copying(Calling):
     def _all_gather_several(
         self, output_lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any
     ) -> dist.Work:
-        several.check_lists(output_lists, inputs, self._world)
+        shapes.check_lists(output_lists, inputs, self._world)
         own = torch.stack([tensor.detach().reshape(-1) for tensor in inputs])
         gathered = own.new_empty(self._world * len(inputs), inputs[0].numel())
         results = Results("all_gather")
-        results.then(functools.partial(several.fill_lists, output_lists, gathered))
+        results.then(functools.partial(shapes.fill_lists, output_lists, gathered))
         written = parts(slot(gathered, written=True), self._world)
         return self._gather_into(
             own, slot(own), [gathered], written, results, opts, result=output_lists

@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOptions, ReduceScatterOptions
 
-from sealring.core.engine.collective import Collective
-from sealring.core.engine.datatypes import ReduceKind
+from sealring.core.engine.collective import Collective, ReduceKind
 from sealring.core.group import arguments, sparse
 from sealring.core.group.arguments import contiguous, one
-from sealring.core.group.collectives import several, shapes
+from sealring.core.group.collectives import shapes
 from sealring.core.group.collectives.calling import Calling, Key, Results
 from sealring.core.group.entry import define_single, entry
 from sealring.core.group.memory import Slot, parts, slot
@@ -31,9 +30,9 @@ class Reducing(Calling):
             if (work := self._run_prepared(key, tensor, tensors, opts)) is not None:
                 return work
         if len(tensors) > 1:
-            result = several.folded(tensors, _op(opts), "all_reduce")
+            result = shapes.folded(tensors, _op(opts), "all_reduce")
             results = Results("all_reduce")
-            results.then(functools.partial(several.fill, tensors, result))
+            results.then(functools.partial(shapes.fill, tensors, result))
             return self._all_reduce(result, results, opts, result=tensors)
         tensor = one(tensors, "all_reduce")
         if tensor.layout is not torch.strided:
