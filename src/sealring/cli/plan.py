@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from sealring.cli.options import AsJson
-from sealring.cli.terminal import console, human_bytes, number_table, print_json, progress_bar, say
+from sealring.cli.terminal import console, human_bytes, number_table, print_json, progress_bar
 from sealring.errors import ConfigurationError
 from sealring.lab.plan.answer import Answer, Question, WayAnswer, answer, forming_of, machine
 from sealring.lab.plan.fit import gpu_of
@@ -27,7 +27,7 @@ from sealring.lab.plan.profiles import (
     network_names,
     profile_names,
 )
-from sealring.lab.plan.validate import Reproduction, Validation, computing
+from sealring.lab.plan.validate import Validation, computing
 from sealring.lab.results import read_results
 
 
@@ -311,37 +311,6 @@ def show_validation(found: Validation, as_json: bool) -> None:
         if error is not None:
             count = sum(case.kind == kind and not case.seen for case in found.cases)
             console.print(f"{kind}: median error {error:.1%} over {count} cases", highlight=False)
-
-
-def show_reproduction(found: Reproduction, as_json: bool) -> None:
-    if as_json:
-        print_json(found.as_json())
-        return
-    made = number_table(
-        f"arXiv {found.experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted",
-        ("buckets", "all-reduces", "plain step", "protected", "predicted", "published", "sealring"),
-        (
-            (
-                "25 MB, the default" if row.case == "25" else f"{row.bucket_mb:g} MB, the best",
-                row.all_reduces,
-                _time(row.plain_s),
-                _time(row.protected_s),
-                f"[bold]{row.predicted:.1f}x[/bold]",
-                f"[bold]{row.published}x[/bold]",
-                f"{row.sealed:.2f}x",
-            )
-            for row in found.rows
-        ),
-    )
-    console.print(made)
-    say("Where they differ, this is at stake:")
-    for number, sentence in enumerate(found.at_stake, start=1):
-        say(f"{number}. {sentence}")
-    say(
-        f"Both published figures together need {found.implied_message_s * 1e3:.2f} ms a message "
-        f"and {found.implied_bytes_per_s / 1e9:.1f} GB/s; the profile has "
-        f"{found.assumed_message_s * 1e3:.3f} ms and {found.assumed_bytes_per_s / 1e9:.2f} GB/s."
-    )
 
 
 # ---- what there is

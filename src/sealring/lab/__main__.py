@@ -116,7 +116,10 @@ def collectives(
     """Every collective against torch's plaintext Gloo and against what its AES alone takes."""
     names = several(only, str) if only else list(COLLECTIVES)
     worlds, wanted = parse_world_sizes(ranks), several(sizes, parse_size)
-    jobs = suite.collectives(names, worlds, wanted, chosen_transport(), Effort(blocks))
+    jobs = suite.collectives(
+        "collectives", names, worlds, wanted, chosen_transport(), ("plain", "sealed"),
+        Effort(blocks),
+    )  # fmt: skip
     show_exchanges(jobs, results, json)
 
 
@@ -358,10 +361,10 @@ def reproduce(
     json: AsJson = False,
 ) -> None:
     """What the profile of published figures predicts for an experiment that others published."""
-    from sealring.cli.plan import show_reproduction
     from sealring.lab.plan.validate import reproduce as predicted
 
-    show_reproduction(predicted(experiment), json)
+    title = f"arXiv {experiment}: GPT-2-XL on four GPUs, profile h100-cc, nothing fitted"
+    show_rows(title, predicted(experiment), json)
 
 
 if __name__ == "__main__":

@@ -259,10 +259,6 @@ def usable(cases: Iterable[Case]) -> list[Case]:
     return [case for case in cases if case.seconds and min(case.seconds) > 0]
 
 
-def median_of(seconds: Sequence[float]) -> float:
-    return statistics.median(seconds)
-
-
 def spread_of(seconds: Sequence[float]) -> float:
     """Half the distance between the quartiles, as a part of the median."""
     if len(seconds) < 2 or not (middle := statistics.median(seconds)):

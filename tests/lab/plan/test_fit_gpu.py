@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -16,7 +17,7 @@ from sealring.lab.plan.fit import gpu_profile_of
 from sealring.lab.plan.layouts import Setting, alone
 from sealring.lab.plan.profiles import Way, load_network
 from sealring.lab.plan.validate import validate
-from sealring.lab.results import StepCase, median_of, write_results
+from sealring.lab.results import StepCase, write_results
 from tests.cli.test_plan import planned
 from tests.lab.plan.measured import results_of
 from tests.lab.plan.test_validate import imagined
@@ -51,7 +52,7 @@ def test_an_all_reduce_takes_what_it_took(way: Way, transport: str) -> None:
     ]
     setting = Setting(profile, way, load_network(profile.network), Cluster(4, 4))
     predicted = alone(setting, Operation.ALL_REDUCE, case.bytes)
-    assert predicted == pytest.approx(median_of(case.seconds), rel=0.01)
+    assert predicted == pytest.approx(median(case.seconds), rel=0.01)
 
 
 def test_a_wire_that_is_faster_than_its_kernels_is_not_what_limits() -> None:

@@ -60,6 +60,6 @@ def test_the_answer_and_the_sweep_say_it() -> None:
     done = CliRunner().invoke(app, ["plan", "gpt2", "--ranks", "1024", "--per-host", "8"])
     assert "The sealed group of all 1,024 ranks forms in" in done.stdout
     assert done.exit_code == 0
-    swept = CliRunner().invoke(app, ["plan", "gpt2", "--sweep", "ranks=1024,2048", "--json"])
+    swept = CliRunner().invoke(app, ["plan", "gpt2", "--ranks", "1024,2048", "--json"])
     first, second = (each["forming_s"] for each in json.loads(swept.stdout)["sweep"])
     assert 0 < first < second

@@ -64,7 +64,9 @@ def allreduce(
 ) -> None:
     """Sealed all-reduce against torch's plaintext Gloo, alternately in one run (medians)."""
     wanted = ("plain", *(each for each in parse_variants(variants) if each in ("sealed", "cc")))
-    jobs = suite.allreduce(
+    jobs = suite.collectives(
+        "allreduce",
+        ["all_reduce"],
         parse_world_sizes(ranks),
         several(size, parse_size),
         chosen_transport(),

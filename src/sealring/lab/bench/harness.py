@@ -25,7 +25,7 @@ from sealring import _native, limits
 from sealring.core.group.settings import read_settings
 from sealring.core.schedule.table import format_table
 from sealring.lab.bench.workers import Report, run_workers
-from sealring.lab.results import Results, this_machine, write_results
+from sealring.lab.results import Results, spread_of, this_machine, write_results
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +54,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, as a part of the median."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return (high - low) / 2 / self.median
+        return spread_of(self.seconds)
 
 
 def of_slowest(ranks: Sequence[Mapping[Key, Samples]]) -> dict[Key, Samples]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 from sealring.lab.bench import collectives as exchanges
 from sealring.lab.bench import gpu as on_gpu
@@ -53,35 +53,20 @@ def link(
     ]
 
 
-def allreduce(
+def collectives(
+    section: Literal["allreduce", "collectives"],
+    names: Sequence[str],
     worlds: Sequence[int],
     sizes: Sequence[int],
     transport: str,
     variants: Sequence[str],
     effort: Effort,
 ) -> list[Job]:
-    plan = [("all_reduce", size) for size in sizes]
     jobs = []
     for ranks in worlds:
-        measure = partial(exchanges.measure, "allreduce", plan, ranks, transport, variants, effort)
-        jobs.append(Job(f"all-reduce, {ranks} ranks, {transport}", len(plan), measure))
-    return jobs
-
-
-def collectives(
-    names: Sequence[str],
-    worlds: Sequence[int],
-    sizes: Sequence[int],
-    transport: str,
-    effort: Effort,
-) -> list[Job]:
-    jobs = []
-    for ranks in worlds:
-        plan, variants = plan_of(names, ranks, sizes), ("plain", "sealed")
-        measure = partial(
-            exchanges.measure, "collectives", plan, ranks, transport, variants, effort
-        )
-        jobs.append(Job(f"collectives, {ranks} ranks, {transport}", len(plan), measure))
+        plan = plan_of(names, ranks, sizes)
+        measure = partial(exchanges.measure, section, plan, ranks, transport, variants, effort)
+        jobs.append(Job(f"{section}, {ranks} ranks, {transport}", len(plan), measure))
     return jobs
 
 
@@ -172,15 +157,17 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
 
 def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
     every = ("plain", "sealed", "cc")
-    names = list(COLLECTIVES)
+    names, sizes = list(COLLECTIVES), [4 << 10, MIB, 25 * MIB]
+    both = partial(collectives, "collectives", names, transport="shm", variants=every[:2])
+    allreduce = partial(collectives, "allreduce", ["all_reduce"], variants=every)
     if quick:
         few = {"mlp": [25.0], "gpt-demo": [25.0]}
         more = {"mlp": [1.0, 25.0], "gpt-demo": [25.0], "gpt-small": [25.0]}
         return {
             "aead": aead(blocks=7),
             "link": link(["shm", "tcp"], every, QUICK, ["all_reduce"], SIZES[::2]),
-            "allreduce": allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "shm", every, QUICK),
-            "collectives": collectives(names, [2], [MIB], "shm", QUICK),
+            "allreduce": allreduce([2, 4], sizes, transport="shm", effort=QUICK),
+            "collectives": both([2], [MIB], effort=QUICK),
             "step": steps([_training(2, more), _training(4, few)]),
             "scale": scale([9, 16, 36]),
         }
@@ -191,10 +178,10 @@ def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
         "aead": aead(blocks=21),
         "link": link(["shm", "tcp"], every, effort),
         "allreduce": [
-            *allreduce([2, 3, 4], [4 << 10, 64 << 10, MIB, 25 * MIB], "shm", every, effort),
-            *allreduce([2, 4], [4 << 10, MIB, 25 * MIB], "tcp", every, effort),
+            *allreduce([2, 3, 4], [*sizes, 64 << 10], transport="shm", effort=effort),
+            *allreduce([2, 4], sizes, transport="tcp", effort=effort),
         ],
-        "collectives": collectives(names, [2, 4], [4 << 10, 25 * MIB], "shm", effort),
+        "collectives": both([2, 4], [4 << 10, 25 * MIB], effort=effort),
         "step": steps(_training(ranks, models, 7) for ranks in (2, 3, 4)),
         "scale": scale([4, 9, 16, 36, 64, 144]),
     }

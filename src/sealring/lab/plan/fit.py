@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from statistics import median
 from typing import Final, NamedTuple
 
 from sealring import limits
@@ -38,7 +39,6 @@ from sealring.lab.results import (
     LinkPoint,
     Results,
     Transport,
-    median_of,
     usable,
 )
 
@@ -160,7 +160,7 @@ def _with_share(
         turn = _turn(shared, way, cases, results)
         turning = with_figures(shared, way, "", turn_s=turn)
         error = statistics.mean(
-            abs(_alone(turning, way, case, results) / median_of(case.seconds) - 1) for case in cases
+            abs(_alone(turning, way, case, results) / median(case.seconds) - 1) for case in cases
         )
         tried.append((error, share, turn))
     _, share, turn = min(tried)
@@ -174,7 +174,7 @@ def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: 
     probed = with_figures(profile, way, "", turn_s=probe)
     along = across = 0.0
     for case in cases:
-        measured = median_of(case.seconds)
+        measured = median(case.seconds)
         base = _alone(profile, way, case, results)
         slope = (_alone(probed, way, case, results) - base) / probe / measured
         along += slope * (1 - base / measured)
@@ -219,10 +219,10 @@ def _rate(results: Results, kernel: str) -> Figure:
     crowded = [case for case in cases if case.processes == results.machine.cores] or cases
     # The longest calls: they stream from memory, as gradients do.
     longest = max(case.bytes for case in crowded)
-    rates = [case.bytes / median_of(case.seconds) for case in crowded if case.bytes == longest]
+    rates = [case.bytes / median(case.seconds) for case in crowded if case.bytes == longest]
     named = crowded[0]
     return Figure(
-        statistics.median(rates),
+        median(rates),
         f"{kernel} kernel, {longest} bytes a call, {named.processes} at once, median",
     )
 
@@ -231,7 +231,7 @@ def _device(results: Results) -> Device:
     machine = results.machine
     here = "this machine"
     products: list[KernelCase] = [case for case in results.aead if case.kernel == "matmul"]
-    flops = [case.operations / median_of(case.seconds) for case in products if case.operations]
+    flops = [case.operations / median(case.seconds) for case in products if case.operations]
     training = list(reached(results, "cpu"))
     if flops:
         peak = Figure(max(flops), "float32 matrix product on one core, measured")
@@ -240,7 +240,7 @@ def _device(results: Results) -> Device:
     else:
         peak = Figure(3e10, "assumption: no matrix product was measured")
     efficiency = (
-        Figure(statistics.median(training) / peak.value, "training steps without communication")
+        Figure(median(training) / peak.value, "training steps without communication")
         if training
         else Figure(0.5, "assumption: no step without communication was measured")
     )
@@ -264,7 +264,7 @@ def reached(results: Results, device: str) -> Iterable[float]:
         if case.device == device and case.model in MODELS:
             model = load_model(case.model)
             scale = case.tokens / case.batch / model.transformer.context if model.transformer else 1
-            yield 3 * model.forward_flops * scale * case.batch / median_of(case.seconds)
+            yield 3 * model.forward_flops * scale * case.batch / median(case.seconds)
 
 
 # ---- two ranks
@@ -307,7 +307,7 @@ def _socket_rate(results: Results, copy: Figure) -> Figure:
     threads = threads_by_default(results.machine.cores, 2)
     # Threads that share it carry their parts at the same time.
     lanes = lanes_for(longest.bytes, 2, threads)
-    more = (median_of(longest.seconds) - median_of(beside.seconds)) * lanes
+    more = (median(longest.seconds) - median(beside.seconds)) * lanes
     carried = longest.bytes * longest.messages
     # Each byte is written and read by one rank; shared memory copies it once on the way in.
     per_byte = max(0.0, more / carried) / 2 + 0.5 / copy.value
@@ -323,7 +323,7 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
         )
     # A hop of a ring of two carries half of the tensor; a call is two hops.
     xs = [point.bytes * point.messages / 2 for point in points]
-    ys = [median_of(point.seconds) / 2 for point in points]
+    ys = [median(point.seconds) / 2 for point in points]
     (latency,), per_byte = lines([[Point(x, y, 1 / (y * y)) for x, y in zip(xs, ys, strict=True)]])
     per_byte = max(per_byte, 1e-15)
     source = "two ranks' all-reduces by size"
@@ -356,7 +356,7 @@ def _with_overheads(profile: Profile, results: Results) -> Profile:
     short: list[Point] = []
     long: list[Point] = []
     for point in points:
-        nbytes, measured = point.bytes * point.messages, median_of(point.seconds)
+        nbytes, measured = point.bytes * point.messages, median(point.seconds)
         base = takes(nbytes, 0.0)
         records = (takes(nbytes, probe) - base) / probe
         one = Point(records, measured - base, 1 / (measured * measured))
@@ -419,7 +419,7 @@ def gpu_profile_of(results: Results) -> Profile:
 
 def _kernel_rate(case: KernelCase, what: str = "") -> Figure:
     return Figure(
-        case.bytes / median_of(case.seconds),
+        case.bytes / median(case.seconds),
         f"{what or case.kernel} kernel, {case.bytes} bytes a call, median",
     )
 
@@ -431,7 +431,7 @@ def _gpu(results: Results, name: str, kernels: dict[str, KernelCase]) -> Device:
     if product is None:
         peak = Figure(1e14, "assumption: no matrix product was measured")
     else:
-        rate = product.operations / median_of(product.seconds)
+        rate = product.operations / median(product.seconds)
         peak = Figure(rate, "float32 matrix product by its tensor cores (TF32), measured")
     training = list(reached(results, name))
     copy = _kernel_rate(kernels["copy"])
@@ -444,9 +444,7 @@ def _gpu(results: Results, name: str, kernels: dict[str, KernelCase]) -> Device:
         else Figure(8e10, "assumption: the results do not say"),
         fp32_flops=peak,
         bf16_flops=Figure(2 * peak.value, f"assumption: twice as fast as TF32. {peak.source}"),
-        efficiency=Figure(
-            statistics.median(training) / peak.value, "training steps without communication"
-        )
+        efficiency=Figure(median(training) / peak.value, "training steps without communication")
         if training
         else Figure(0.4, "38 to 43 % reached in training Llama 3 (arXiv 2407.21783, table 4)"),
         memory_bytes_per_s=Figure(2 * copy.value, f"twice: {copy.source}"),
@@ -469,7 +467,7 @@ def _gpu_sealed_route(kernels: dict[str, KernelCase]) -> Route:
         "core_share": Figure(1.0, "the kernels fill the GPU while they run"),
     }
     if launch is not None:
-        took = median_of(launch.seconds)
+        took = median(launch.seconds)
         route["call_s"] = Figure(took, "one small record, launch to completion, median")
     return route_of(**route)
 
@@ -506,14 +504,14 @@ def _exchange(results: Results, name: str, way: Way) -> CollectiveCase:
     most = max(case.ranks for case in cases)
     largest = [case for case in cases if case.ranks == most]
     nccl = [case for case in largest if way == "plain" and case.transport == "nccl"]
-    return min(nccl or largest, key=lambda case: median_of(case.seconds))
+    return min(nccl or largest, key=lambda case: median(case.seconds))
 
 
 def _with_wire(profile: Profile, way: Way, case: CollectiveCase) -> Profile:
     """By bisection: the slower the wire, the longer the all-reduce."""
     network = load_network(profile.network)
     cluster = Cluster(case.ranks, case.ranks)
-    measured = median_of(case.seconds)
+    measured = median(case.seconds)
     # All ranks were on one GPU, however many the machine has.
     one = Figure(1.0, "one GPU")
     shared = dataclasses.replace(profile.device, cores_per_host=one)

@@ -579,11 +579,11 @@ def bars(results: Results) -> Picture | None:
 
 def bar_numbers(rows: Sequence[Row]) -> Numbers:
     """Without columns that say nothing of any row."""
-    columns = ("what", "measured", "19 of 20 find it in", "bar", "met", "detail")
+    columns = ("what", "value", "19 of 20 find it in", "bar", "met", "detail")
     cells = [
         (
             row.what,
-            f"{row.value:,.9g} {row.unit}",
+            f"{row.value:,.7g} {row.unit}",
             f"{row.low:g} to {row.high:g}" if row.low is not None else "-",
             row.bar,
             {True: "yes", False: "no", None: "-"}[row.met],
