@@ -28,7 +28,7 @@ from sealring.attest.evidence.snp import (
     parse_report,
 )
 from sealring.attest.evidence.tpm.verify import registers, verify_quote
-from sealring.attest.evidence.worker import DescribedWorker, described
+from sealring.attest.evidence.worker import DescribedWorker, shown
 from sealring.cli import app
 from sealring.errors import named
 from tests.attest.evidence.vectors import vectors
@@ -268,7 +268,7 @@ def under_key(raw: bytes, leaf: bytes, product: str) -> DescribedWorker:
     end = key.not_valid_after_utc
     claims = claims_of(report, VerifiedChain((key,), "", end, (), ()), product)
     now = datetime(2025, 6, 1, tzinfo=UTC)
-    return described(claims, kind="snp", devices=(), verified_at=now)
+    return DescribedWorker(**shown(claims, "snp", (), now))
 
 
 def test_a_real_turin_which_sets_a_bit_that_has_no_name() -> None:

@@ -253,8 +253,6 @@ PAGE: Final = 1000
 """Objects in one answer."""
 READ_PROOF: Final = b"sealring-1 vault read\0"
 RECORD_PROOF: Final = b"sealring-1 vault record\0"
-_ID: Final = re.compile(r"[0-9a-f]{32}")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _LARGEST: Final = 1 << 62
 
 
@@ -294,15 +292,18 @@ def parse_record(data: bytes) -> RecordVault:
         entry = VaultEntry(**exactly(given, "object", "version", "manifest"))
         _id(entry.object)
         _number(entry.version)
-        if not isinstance(entry.manifest, str) or not _DIGEST.fullmatch(entry.manifest):
-            raise MalformedRequest("a manifest's digest is a SHA-256 in hex")
+        _hex(entry.manifest, "a manifest's digest", 32)
     vault, number = _id(fields["vault"]), _number(fields["key"])
     return RecordVault(name, key, vault, number, _number(fields["generation"]), entry)
 
 
 def _id(value: Any) -> str:
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise MalformedRequest("the id of a vault or of an object is 16 bytes in hex")
+    return _hex(value, "the id of a vault or of an object", 16)
+
+
+def _hex(value: Any, what: str, size: int) -> str:
+    if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{2 * size}}}", value):
+        raise MalformedRequest(f"{what} is {size} bytes in hex")
     return value
 
 

@@ -56,8 +56,7 @@ _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1a1a1a; background: #fff; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .35rem .8rem; border-bottom: 1px solid #ddd; }
-td.digest { font-family: ui-monospace, monospace; font-size: 13px; }
-tr.out td { color: #777; }
+code { font-family: ui-monospace, monospace; font-size: 13px; }
 .bad { color: #a40000; font-weight: 600; }
 .simulated { background: #ffe9b3; padding: 0 .4rem; font-weight: 600; }
 """
@@ -70,7 +69,6 @@ _REFUSALS_SHOWN: Final = 10
 
 
 def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: float) -> Response:
-    rows = "\n".join(_row(name, holder, out, now) for name, holder, out in holders)
     simulated = sum(holder["facts"]["worker"]["simulated"] for _, holder, _ in holders)
     warning = (
         f'<p><span class="simulated">SIMULATED</span> evidence proves nothing: {simulated} of '
@@ -78,14 +76,11 @@ def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: f
         if simulated
         else ""
     )
-    head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     html = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>sealring broker</title>
 <meta http-equiv="refresh" content="10"><style>{_STYLE}</style></head>
 <body><h1>sealring broker</h1>{warning}
-<table><thead><tr>{head}</tr></thead><tbody>
-{rows}
-</tbody></table>
+{_table(_COLUMNS, [_row(name, holder, out, now) for name, holder, out in holders])}
 <p>{len(holders)} ranks are held. {_time(now)}</p>
 {_refused(refused)}</body></html>"""
     digest = to_base64(hashlib.sha256(_STYLE.encode()).digest())
@@ -94,53 +89,54 @@ def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: f
     return Response(200, html.encode(), "text/html; charset=utf-8", headers)
 
 
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Its cells are HTML."""
+    head = "".join(f"<th>{name}</th>" for name in columns)
+    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
 def _refused(refused: Row) -> str:
     """Who came with nothing that could be believed: counts, and the last of them."""
     counts, last = refused["counts"], refused["last"]
     if not counts:
         return "<p>Nothing was refused before it proved anything.</p>"
     kinds = ", ".join(f"{escape(name)} {counts[name]}" for name in sorted(counts))
-    rows = "".join(
-        f"<tr><td>{_time(one['time'])}</td><td>{escape(one['address'])}</td>"
-        f"<td>{escape(one['error'])}</td><td>{escape(one['why'])}</td></tr>"
+    rows = [
+        [_time(one["time"]), *(escape(one[name]) for name in ("address", "error", "why"))]
         for one in reversed(last[-_REFUSALS_SHOWN:])
-    )
-    head = "<tr><th>time</th><th>address</th><th>error</th><th>why</th></tr>"
+    ]
     return (
         f"<h2>Refused before anything was proven</h2><p>{sum(counts.values())} since "
         f"{_time(refused['since'])}: {kinds}. The last of them:</p>"
-        f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
+        f"{_table(('time', 'address', 'error', 'why'), rows)}"
     )
 
 
-def _row(name: WorkerName, holder: Row, out: bool, now: float) -> str:
+def _row(name: WorkerName, holder: Row, out: bool, now: float) -> list[str]:
     worker, until = holder["facts"]["worker"], holder["certificate_until"]
     kind = escape(holder["kind"])
-    evidence = f'<span class="simulated">{kind}</span>' if worker["simulated"] else kind
     ended = until is not None and until < now
     verdict = "revoked" if out else "certificate ended" if ended else "admitted"
-    shown = f'<span class="bad">{verdict}</span>' if out or ended else verdict
-    cells = [
+    return [
         escape(name.job),
         str(name.rank),
-        evidence,
+        f'<span class="simulated">{kind}</span>' if worker["simulated"] else kind,
         _digest(worker["measurement"]),
         _digest(worker["machine"]),
         f"{_age(now - holder['attested'])} ago",
         "not issued yet" if until is None else _time(until),
         f"{_time(holder['joined'])} (join {holder['joins']})",
-        shown,
+        f'<span class="bad">{verdict}</span>' if out or ended else verdict,
     ]
-    classes = ["", "", "", ' class="digest"', ' class="digest"', "", "", "", ""]
-    body = "".join(f"<td{css}>{cell}</td>" for css, cell in zip(classes, cells, strict=True))
-    return f"<tr{' class=out' if out or ended else ''}>{body}</tr>"
 
 
 def _digest(text: str) -> str:
     if not text:
         return "-"
     short = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-    return f'<span title="{escape(text, quote=True)}">{escape(short)}</span>'
+    return f'<code title="{escape(text, quote=True)}">{escape(short)}</code>'
 
 
 def _time(seconds: float) -> str:

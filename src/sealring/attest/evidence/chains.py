@@ -112,7 +112,7 @@ def _from_lists(
     ]
     if whole and not in_force:
         newest = max(one.last_update_utc for one in whole)
-        raise _stale(f"revocation list of {name_of(issuer)}", newest, context.now)
+        raise stale(f"revocation list of {name_of(issuer)}", newest, context.now)
     return [ListSeen(name_of(issuer), one.last_update_utc) for one in in_force]
 
 
@@ -170,7 +170,7 @@ def _from_answers(
         )
     made, until = newest.this_update_utc, newest.next_update_utc
     if until is None or not made <= context.now <= until:
-        raise _stale(f"OCSP answer of {name_of(issuer)}", made, context.now)
+        raise stale(f"OCSP answer of {name_of(issuer)}", made, context.now)
     return [ListSeen(name_of(issuer), made)]
 
 
@@ -239,7 +239,7 @@ def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
     return advice
 
 
-def _stale(what: str, made: datetime, now: datetime) -> BadCollateral:
+def stale(what: str, made: datetime, now: datetime) -> BadCollateral:
     return BadCollateral(
         f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
         f"{out_of_dates(made, now, 'fetch it again')}",
@@ -361,6 +361,26 @@ def _check_link(
     """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
     check_issued(der, certificate, issuer)
     _check_authority(issuer, cas_below)
+
+
+def chain_of(leaf: bytes, issuers: Sequence[bytes]) -> tuple[tuple[bytes, ...], str]:
+    """The certificate with its issuers, root last; and the name of the issuer that is missing."""
+    known = {der: load_certificate(der) for der in (leaf, *issuers)}
+    chain = [leaf]
+    while (last := known[chain[-1]]).subject != last.issuer:
+        above = next((der for der in issuers if _issued(chain[-1], last, known[der])), None)
+        if above is None or above in chain:
+            return tuple(chain), last.issuer.rfc4514_string()
+        chain.append(above)
+    return tuple(chain), ""
+
+
+def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        check_issued(der, certificate, issuer)
+    except UntrustedChain:
+        return False
+    return True
 
 
 def check_issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:

@@ -73,6 +73,11 @@ def read_structure(kind: type[T], data: bytes, what: str) -> T:
     return kind(**values)
 
 
+def sized(data: bytes) -> bytes:
+    """As a TPM reads bytes: behind their count of two bytes."""
+    return len(data).to_bytes(2, "big") + data
+
+
 _SET: Final = 0x31
 _CONSTRUCTED: Final = 0x20
 _MAX_DEPTH: Final = 16
@@ -99,12 +104,6 @@ def first_value(der: bytes) -> bytes:
     """The first value of some bytes, whatever follows it. ValueError: it is not DER."""
     _, _, end = _member(der, 0)
     return der[:end]
-
-
-def content_of(der: bytes) -> bytes:
-    """What one value holds. ValueError: it is not DER, or something follows it."""
-    ((_, body, end),) = _members(der)
-    return der[body:end]
 
 
 def _in_order(head: bytes, body: bytes, depth: int) -> bytes:

@@ -21,7 +21,7 @@ from sealring.attest.evidence.az_vtpm import (
     canonical_hcl_report,
     parse_hcl_report,
 )
-from sealring.attest.evidence.chains import load_certificate, split_pem, usual_pem
+from sealring.attest.evidence.chains import chain_of, load_certificate, split_pem, usual_pem
 from sealring.attest.evidence.encoding import Cursor, from_any_base64, to_base64
 from sealring.attest.evidence.evidence import (
     Challenge,
@@ -165,16 +165,13 @@ def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tu
             f"the host hands no certificate of {key} to its guest: fetch it from AMD's key "
             "distribution service, with its issuers', and give them (SEALRING_ATTESTER=tsm:FILE)"
         )
-    chain = [leaf]
-    while (last := known[chain[-1]]).subject != last.issuer:
-        above = next((der for der, one in known.items() if one.subject == last.issuer), None)
-        if above is None or above in chain:
-            raise AttestationUnavailable(
-                f"the certificate of {last.issuer.rfc4514_string()} is missing: fetch it from "
-                "AMD's key distribution service and give it (SEALRING_ATTESTER=tsm:FILE)"
-            )
-        chain.append(above)
-    return tuple(chain)
+    chain, missing = chain_of(leaf, list(known))
+    if missing:
+        raise AttestationUnavailable(
+            f"the certificate of {missing} is missing: fetch it from AMD's key distribution "
+            "service and give it (SEALRING_ATTESTER=tsm:FILE)"
+        )
+    return chain
 
 
 def _readable(certificates: Sequence[bytes]) -> Iterator[tuple[bytes, x509.Certificate]]:

@@ -16,7 +16,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from sealring.attest.evidence.chains import VerifiedChain, out_of_dates, split_pem, verify_chain
+from sealring.attest.evidence.chains import (
+    VerifiedChain,
+    split_pem,
+    stale,
+    verify_chain,
+)
 from sealring.attest.evidence.encoding import (
     P256_ORDER,
     Cursor,
@@ -330,11 +335,7 @@ def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     newest = max(fitting, key=lambda one: one.until)
     made = max(one.made for one in newest.statements)
     if not made <= trust.now <= newest.until:
-        raise BadCollateral(
-            f"the Intel collateral for {family}, made {made:%Y-%m-%d %H:%M}, is not in force at "
-            f"{trust.now:%Y-%m-%d %H:%M}: {out_of_dates(made, trust.now, 'fetch it again')}",
-            code="evidence.stale_revocation_list",
-        )
+        raise stale(f"Intel collateral for {family}", made, trust.now)
     return newest
 
 

@@ -36,7 +36,6 @@ from sealring.attest.evidence.rules import (
     Rules,
     Table,
     Workers,
-    any_of,
     at_least,
     digest_lists,
     digests,
@@ -47,7 +46,6 @@ from sealring.attest.evidence.rules import (
     numbers,
     refused_unless,
     shown,
-    words,
 )
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims, DescribedWorker
@@ -268,14 +266,6 @@ def common_name(certificate: x509.Certificate) -> str:
     return str(names[0].value) if len(names) == 1 else ""
 
 
-class _Products(Rule):
-    """Where there is none, those with a minimum."""
-
-    def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
-        if products := rules["products"] or set(rules["minimum_tcb"]):
-            yield "product", worker.product in products, any_of(products), worker.product
-
-
 class _MinimumTcb(MinimumTcb):
     def write(self, workers: Workers) -> Any:
         """By product, the oldest version of each part that any of them has."""
@@ -304,9 +294,6 @@ def _read_minimum(table: Table, name: str) -> dict[str, dict[str, int]]:
     for product, parts in minimum.items():
         if left_out := ", ".join(sorted(set(TCB_BYTES[product]) - set(parts))):
             raise found.bad(product, f"does not state {left_out}; 0 admits any")
-    products = words(TCB_BYTES)(table, "products")
-    if products and minimum and products != set(minimum):
-        raise table.bad("products", "and minimum_tcb do not name the same products")
     return minimum
 
 
@@ -394,7 +381,6 @@ _REGISTERS: Final = Registers(
     unless_zero=True,
 )
 _LAUNCHED: Final = (
-    _Products("products", words(TCB_BYTES)),
     _MinimumTcb(
         "minimum_tcb",
         _read_minimum,

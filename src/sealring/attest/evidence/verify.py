@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sealring.attest.evidence import az_vtpm, intel, nvidia, simulated, snp
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
@@ -17,8 +17,7 @@ from sealring.attest.evidence.worker import (
     AttestedWorker,
     Claims,
     DescribedWorker,
-    attested,
-    described,
+    shown,
 )
 from sealring.errors import UnknownEvidence
 
@@ -76,15 +75,7 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
 
 def verify_evidence(evidence: Evidence, challenge: Challenge, trust: Trust) -> AttestedWorker:
     """`challenge` is the caller's own: the nonce it gave out and the key it was shown."""
-    claims, devices = _claims(evidence, challenge, trust)
-    return attested(
-        claims,
-        kind=evidence.kind,
-        challenge=challenge,
-        devices=devices,
-        verified_at=trust.now,
-        seal=SEAL,
-    )
+    return AttestedWorker(**_verified(evidence, challenge, trust), challenge=challenge, seal=SEAL)
 
 
 def describe_evidence(evidence: Evidence, trust: Trust) -> DescribedWorker:
@@ -92,19 +83,18 @@ def describe_evidence(evidence: Evidence, trust: Trust) -> DescribedWorker:
 
     All signatures, chains and dates are verified. Recorded evidence can be replayed here.
     """
-    claims, devices = _claims(evidence, None, trust)
-    return described(claims, kind=evidence.kind, devices=devices, verified_at=trust.now)
+    return DescribedWorker(**_verified(evidence, None, trust))
 
 
-def _claims(
-    evidence: Evidence, challenge: Challenge | None, trust: Trust
-) -> tuple[Claims, tuple[AttestedDevice, ...]]:
+def _verified(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> dict[str, Any]:
+    """The fields of a DescribedWorker."""
     kind = KINDS.get(evidence.kind)
     if kind is None:
         raise UnknownEvidence(f"evidence of kind {evidence.kind} cannot be judged by this sealring")
     claims = kind.verify(evidence, challenge, trust)
     nonce = challenge.device_nonce(evidence.kind) if challenge is not None else None
-    return claims, tuple(_device(device, nonce, trust) for device in evidence.devices)
+    devices = tuple(_device(device, nonce, trust) for device in evidence.devices)
+    return shown(claims, evidence.kind, devices, trust.now)
 
 
 def _device(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:

@@ -127,37 +127,13 @@ class AttestedWorker(DescribedWorker):
         raise TypeError("an AttestedWorker cannot be copied or unpickled: verify the evidence")
 
 
-def attested(
-    claims: Claims,
-    *,
-    kind: str,
-    challenge: Challenge,
-    devices: tuple[AttestedDevice, ...],
-    verified_at: datetime,
-    seal: object,
-) -> AttestedWorker:
-    """The claims with what they were verified for, until the first of the chains ends."""
-    return AttestedWorker(
-        **_shown(claims, devices),
-        kind=kind,
-        challenge=challenge,
-        devices=devices,
-        verified_at=verified_at,
-        seal=seal,
-    )
-
-
-def described(
-    claims: Claims, *, kind: str, devices: tuple[AttestedDevice, ...], verified_at: datetime
-) -> DescribedWorker:
-    shown = _shown(claims, devices)
-    return DescribedWorker(**shown, kind=kind, devices=devices, verified_at=verified_at)
-
-
-def _shown(claims: Claims, devices: tuple[AttestedDevice, ...]) -> dict[str, Any]:
-    shown = {one.name: getattr(claims, one.name) for one in fields(Claims)}
-    shown["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
-    return shown
+def shown(
+    claims: Claims, kind: str, devices: tuple[AttestedDevice, ...], verified_at: datetime
+) -> dict[str, Any]:
+    """The fields of a DescribedWorker: what was claimed, until the first of the chains ends."""
+    told = {one.name: getattr(claims, one.name) for one in fields(Claims)}
+    told["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
+    return {**told, "kind": kind, "devices": devices, "verified_at": verified_at}
 
 
 VERSION: Final = 1

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Final
 
-from sealring.attest.evidence.encoding import Cursor
+from sealring.attest.evidence.encoding import Cursor, sized
 from sealring.attest.evidence.tpm.structures import BANKS, NULL, PCRS, SHA256
 from sealring.errors import TpmFailed
 
@@ -133,7 +133,7 @@ class Tpm:
     @contextmanager
     def primary(self, template: bytes) -> Iterator[tuple[int, bytes]]:
         """A key of the endorsement hierarchy, the same each time; its handle and public part."""
-        parameters = _sized(_sized(b"") + _sized(b"")) + _sized(template) + _sized(b"") + bytes(4)
+        parameters = sized(sized(b"") + sized(b"")) + sized(template) + sized(b"") + bytes(4)
         handle, answer = self.call(
             "CreatePrimary", 0x131, (ENDORSEMENT,), (PASSWORD,), parameters, gives_handle=True
         )
@@ -147,25 +147,27 @@ class Tpm:
 
     def read_public(self, handle: int) -> bytes | None:
         """None where there is no such key."""
+        answer = self._look_up("ReadPublic", 0x173, handle)
+        return None if answer is None else answer.sized(2)
+
+    def _look_up(self, name: str, code: int, handle: int) -> Cursor | None:
+        """What the TPM says of a key or an index; None where there is none."""
         try:
-            return self.call("ReadPublic", 0x173, (handle,))[1].sized(2)
+            return self.call(name, code, (handle,))[1]
         except TpmFailed as failure:
-            if failure.response == _NO_SUCH_HANDLE:
-                return None
-            raise
+            if failure.response != _NO_SUCH_HANDLE:
+                raise
+            return None
 
     def read_nv(self, index: int, authority: int | None = None) -> bytes | None:
         """What is stored there; None where there is no such index.
 
         `authority` is whose empty password opens it: the index's own, unless it is said otherwise.
         """
-        try:
-            _, answer = self.call("NV_ReadPublic", 0x169, (index,))
-        except TpmFailed as failure:
-            if failure.response == _NO_SUCH_HANDLE:
-                return None
-            raise
-        public = Cursor(answer.sized(2), "the TPM's index", "big")
+        found = self._look_up("NV_ReadPublic", 0x169, index)
+        if found is None:
+            return None
+        public = Cursor(found.sized(2), "the TPM's index", "big")
         public.take(10)
         public.sized(2)
         size, read = public.number(2), b""
@@ -202,12 +204,12 @@ class Tpm:
         self, key: int, qualifying: bytes, pcrs: Sequence[int], bank: int = SHA256
     ) -> tuple[bytes, bytes]:
         """What was signed, and the signature."""
-        parameters = _sized(qualifying) + NULL.to_bytes(2, "big") + selection(pcrs, bank)
+        parameters = sized(qualifying) + NULL.to_bytes(2, "big") + selection(pcrs, bank)
         _, answer = self.call("Quote", 0x158, (key,), (PASSWORD,), parameters)
         signed = answer.sized(2)
         scheme = answer.take(4)
         ecdsa = scheme[:2] == b"\x00\x18"
-        parts = [_sized(answer.sized(2)) for _ in range(2 if ecdsa else 1)]
+        parts = [sized(answer.sized(2)) for _ in range(2 if ecdsa else 1)]
         return signed, scheme + b"".join(parts)
 
     def activate(self, ak: int, ek: int, blob: bytes) -> bytes:
@@ -217,7 +219,7 @@ class Tpm:
         policy_hash = public.take(2)
         public.take(4)
         policy = public.sized(2)
-        parameters = _sized(secrets.token_bytes(16)) + _sized(b"") + b"\x01"
+        parameters = sized(secrets.token_bytes(16)) + sized(b"") + b"\x01"
         parameters += NULL.to_bytes(2, "big") + policy_hash
         session, _ = self.call(
             "StartAuthSession", 0x176, (NO_KEY, NO_KEY), (), parameters, gives_handle=True
@@ -225,7 +227,7 @@ class Tpm:
         try:
             self.call("PolicySecret", 0x151, (ENDORSEMENT, session), (PASSWORD,), bytes(10))
             if policy == EITHER_POLICY:
-                either = len(_BRANCHES).to_bytes(4, "big") + b"".join(map(_sized, _BRANCHES))
+                either = len(_BRANCHES).to_bytes(4, "big") + b"".join(map(sized, _BRANCHES))
                 self.call("PolicyOR", 0x171, (session,), (), either)
             _, answer = self.call("ActivateCredential", 0x147, (ak, ek), (PASSWORD, session), blob)
         except TpmFailed:
@@ -253,7 +255,3 @@ def _connect(address: str) -> socket.socket:
         return connection
     host, _, port = rest.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=_SECONDS)
-
-
-def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(2, "big") + data

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence.chains import VerifiedChain, extension_of, verify_chain
-from sealring.attest.evidence.encoding import first_value
+from sealring.attest.evidence.encoding import first_value, sized
 from sealring.attest.evidence.tpm.structures import Public, PublicKey, parse_public
 from sealring.attest.evidence.trust import Trust
 from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
@@ -146,13 +146,13 @@ def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
         x, y, theirs_x = (n.to_bytes(size, "big") for n in (mine.x, mine.y, theirs.x))
         info = _LABEL + x + theirs_x
         seed = ConcatKDFHash(algorithm, seed_bytes, info).derive(ours.exchange(ec.ECDH(), ek))
-        locked = _sized(x) + _sized(y)
+        locked = sized(x) + sized(y)
     storage = kdfa(seed, b"STORAGE", name, cipher_bytes, algorithm)
     cipher = Cipher(AES(storage), CFB(bytes(16))).encryptor()
-    hidden = cipher.update(_sized(secret)) + cipher.finalize()
+    hidden = cipher.update(sized(secret)) + cipher.finalize()
     outer = hmac.HMAC(kdfa(seed, b"INTEGRITY", b"", seed_bytes, algorithm), algorithm)
     outer.update(hidden + name)
-    return _sized(_sized(outer.finalize()) + hidden) + _sized(locked)
+    return sized(sized(outer.finalize()) + hidden) + sized(locked)
 
 
 def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
@@ -180,7 +180,3 @@ def kdfa(
         algorithm or hashes.SHA256(), Mode.CounterMode, size, 4, 4, CounterLocation.BeforeFixed,
         label, context, None,
     ).derive(seed)  # fmt: skip
-
-
-def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(2, "big") + data

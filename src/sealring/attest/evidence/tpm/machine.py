@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.attest.evidence.chains import check_issued, load_certificate
+from sealring.attest.evidence.chains import chain_of, load_certificate
 from sealring.attest.evidence.encoding import first_value
 from sealring.attest.evidence.evidence import (
     QUALIFYING_BYTES,
@@ -45,7 +44,6 @@ from sealring.errors import (
     AttestationError,
     TpmFailed,
     UnknownEvidence,
-    UntrustedChain,
 )
 
 _LOG = logging.getLogger("sealring")
@@ -118,11 +116,10 @@ class TpmMachine:
                 "the TPM holds no certificate for an endorsement key of its own: have one issued"
             )
         self._first, *others = found
-        self._chain = _chain_of(self._first.certificate, issuers) or (
-            self._first.certificate, *issuers
-        )  # fmt: skip
-        chains = [(one, _chain_of(one.certificate, issuers)) for one in others]
-        self._others = [(one, chain) for one, chain in chains if chain is not None]
+        chain, missing = chain_of(self._first.certificate, issuers)
+        self._chain = (self._first.certificate, *issuers) if missing else chain
+        chains = [(one, chain_of(one.certificate, issuers)) for one in others]
+        self._others = [(one, chain) for one, (chain, missing) in chains if not missing]
 
     def introduction(self) -> Introduction:
         with self._tpm.primary(AK_TEMPLATE) as (_, ak):
@@ -189,26 +186,6 @@ class TpmMachine:
                 own = _key_bytes(key) in made
             if own:
                 yield Endorsement(der, None, template)
-
-
-def _chain_of(certificate: bytes, issuers: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """The certificate with its issuers, root last; None where one of them is not at hand."""
-    chain = [certificate]
-    known = {der: load_certificate(der) for der in (certificate, *issuers)}
-    while (last := known[chain[-1]]).issuer != last.subject:
-        found = next((der for der in issuers if _issued(chain[-1], last, known[der])), None)
-        if found is None or found in chain:
-            return None
-        chain.append(found)
-    return tuple(chain)
-
-
-def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        check_issued(der, certificate, issuer)
-    except UntrustedChain:
-        return False
-    return True
 
 
 def quoted_parts(tpm: Tpm, handle: int, ak: bytes, bound: bytes, logs: Logs) -> dict[str, bytes]:
