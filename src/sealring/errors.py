@@ -56,15 +56,18 @@ class ConfigurationError(SealringError, code="configuration", fault="yours"):
     }
 
 
-class BadSecret(ConfigurationError, code="configuration.bad_secret"):
-    """The job secret cannot be read, is not 256 random bits, or others can read it.
-
-    Make a random one, mode 0600.
-    """
-
-
-class BadCertificate(ConfigurationError, code="configuration.bad_certificate"):
+class BadCredential(ConfigurationError, code="configuration.bad_certificate"):
     """This worker's own certificate or key cannot be used. Issue this rank's certificate again."""
+
+    codes: ClassVar = {
+        "configuration.bad_secret": (
+            "The job secret cannot be read, is not 256 random bits, or others can read it. Make a "
+            "random one, mode 0600."
+        ),
+        "configuration.bad_key_file": (
+            "A vault's key file cannot be read, is not one, or others can read it."
+        ),
+    }
 
 
 class BadPolicy(ConfigurationError, code="configuration.bad_policy"):
@@ -73,13 +76,11 @@ class BadPolicy(ConfigurationError, code="configuration.bad_policy"):
     Fix the line that the message names.
     """
 
-
-class BadClaims(ConfigurationError, code="configuration.bad_claims"):
-    """The file of claims cannot be read; the message names the claim."""
-
-
-class BadKeyFile(ConfigurationError, code="configuration.bad_key_file"):
-    """A vault's key file cannot be read, is not one, or others can read it."""
+    codes: ClassVar = {
+        "configuration.bad_claims": (
+            "The file of claims cannot be read; the message names the claim."
+        ),
+    }
 
 
 class DiskFull(ConfigurationError, code="configuration.disk_full"):
@@ -262,19 +263,17 @@ class GroupEnded(HandshakeError, code="handshake.group_ended"):
 class StoreError(SealringError, code="store"):
     """What the store answered cannot be believed, and nothing of it was used."""
 
-
-class TamperedValue(StoreError, code="store.tampered_value", fault="an attacker's"):
-    """A value is not sealed, is cut, or was sealed for another key, job, run or epoch.
-
-    An attacker wrote into the store: check who can reach it.
-    """
-
-
-class ReplayedValue(StoreError, code="store.replayed_value", fault="an attacker's"):
-    """An authentic value that its writer had replaced since, as this process has seen.
-
-    An attacker put an older value back: check who can reach it.
-    """
+    codes: ClassVar = {
+        "store.tampered_value": (
+            "A value is not sealed, is cut, or was sealed for another key, job, run or epoch. An "
+            "attacker wrote into the store: check who can reach it."
+        ),
+        "store.replayed_value": (
+            "An authentic value that its writer had replaced since, as this process has seen. An "
+            "attacker put an older value back: check who can reach it."
+        ),
+    }
+    faults: ClassVar = dict.fromkeys(codes, "an attacker's")
 
 
 class AttestationError(SealringError, code="evidence"):

@@ -15,7 +15,8 @@ from sealring.core.handshake import accept
 from sealring.core.identity import Credentials, load_credentials
 from sealring.core.identity.secret import _decode, derive_authority, read_secret
 from sealring.core.identity.verification import is_issued_by
-from sealring.errors import BadSecret
+from sealring.errors import BadCredential
+from tests.codes import coded
 from tests.core.handshake.meeting import connected, in_background, soon, terms
 
 SENTENCE = "correct horse battery staple and thirty more"
@@ -74,7 +75,9 @@ def attack(secret: str) -> None:
 
 @pytest.mark.parametrize("secret", GUESSABLE.values(), ids=GUESSABLE.keys())
 def test_a_secret_that_can_be_guessed_from_one_connection_is_refused(secret: str) -> None:
-    with pytest.raises(BadSecret, match="openssl rand -hex 32") as refusal:
+    with pytest.raises(
+        BadCredential, match="openssl rand -hex 32", check=coded("configuration.bad_secret")
+    ) as refusal:
         attack(secret)
     assert not secret or secret not in str(refusal.value)
 
@@ -105,7 +108,7 @@ def test_another_spelling_of_the_last_base64_digit_is_refused() -> None:
     text = base64.b64encode(secrets.token_bytes(32)).decode()
     other = text[:42] + digits[digits.index(text[42]) + 1] + "="
     assert base64.b64decode(other) == base64.b64decode(text)
-    with pytest.raises(BadSecret):
+    with pytest.raises(BadCredential, check=coded("configuration.bad_secret")):
         read_secret({"SEALRING_SECRET": other})
 
 

@@ -17,7 +17,7 @@ import sealring
 from sealring.core.identity import load_credentials
 from sealring.core.identity.loading import certificate_from_der, certificate_from_pem
 from sealring.errors import (
-    BadCertificate,
+    BadCredential,
     ConfigurationError,
     MalformedRun,
     MalformedStatement,
@@ -35,6 +35,7 @@ from sealring.record.statements.forms import Interval
 from sealring.record.statements.run_folder import RunFolder, open_run
 from sealring.record.statements.signing import sign_statement, verify_statement
 from sealring.vault import signing
+from tests.codes import coded
 from tests.record.audit.made_runs import MadeRun
 from tests.workers import SECRET
 
@@ -75,10 +76,14 @@ def strange_statement() -> bytes:
 def test_a_certificate_of_version_8_is_refused_by_every_loader() -> None:
     """cryptography's InvalidVersion is no ValueError."""
     der = of_version_8(MadeRun(world=1, count=1).workers[0].certificate.public_bytes(Encoding.DER))
-    refusal = BadCertificate("it cannot be read")
-    with pytest.raises(BadCertificate, match="it cannot be read"):
+    refusal = BadCredential("it cannot be read")
+    with pytest.raises(
+        BadCredential, match="it cannot be read", check=coded("configuration.bad_certificate")
+    ):
         certificate_from_der(der, refusal)
-    with pytest.raises(BadCertificate, match="it cannot be read"):
+    with pytest.raises(
+        BadCredential, match="it cannot be read", check=coded("configuration.bad_certificate")
+    ):
         certificate_from_pem(as_pem(der), refusal)
     signed = signing.Signed("{}", as_pem(der).decode(), "00")
     with pytest.raises(UnadmittedSigner, match="not over what it says"):

@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from sealring.cli import app
 from sealring.cli.ca import ranks_of
 from sealring.core.identity.certificates import claims_of, make_authority
-from sealring.errors import BadCertificate, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from tests.cli.test_commands import sealring
+from tests.codes import coded
 
 
 def ca(*arguments: str) -> str:
@@ -63,7 +64,11 @@ def test_a_rank_beyond_the_world_leaves_no_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ca("init")
-    with pytest.raises(BadCertificate, match="rank 3 does not exist in a world of 2"):
+    with pytest.raises(
+        BadCredential,
+        match="rank 3 does not exist in a world of 2",
+        check=coded("configuration.bad_certificate"),
+    ):
         ca("issue", "--job", "gpt", "--rank", "0-3", "--world-size", "2", "--out", "made")
     assert not Path("made").exists()
     ca("issue", "--job", "gpt", "--rank", "0-3", "--world-size", "4", "--out", "made")
@@ -82,7 +87,11 @@ def test_the_request_names_the_world_in_the_command_to_issue(
     ca(*shlex.split(found[1])[1:])
     content = Path("gpt-rank-0.pem").read_bytes()
     assert claims_of(x509.load_pem_x509_certificate(content)).world == 4
-    with pytest.raises(BadCertificate, match="rank 4 does not exist in a world of 4"):
+    with pytest.raises(
+        BadCredential,
+        match="rank 4 does not exist in a world of 4",
+        check=coded("configuration.bad_certificate"),
+    ):
         ca("request", "--job", "gpt", "--rank", "4", "--world-size", "4")
     assert not Path("gpt-rank-4.key").exists()
 
@@ -97,7 +106,11 @@ def test_a_clock_that_is_behind_the_authority_s(
     tomorrow = datetime.now(UTC) + timedelta(hours=30)
     later = make_authority(key, "later", 7, tomorrow, tomorrow + timedelta(days=9))
     Path("sealring-ca/authority.pem").write_bytes(later.public_bytes(Encoding.PEM))
-    with pytest.raises(BadCertificate, match=r"is valid from .* on this machine: set its clock"):
+    with pytest.raises(
+        BadCredential,
+        match=r"is valid from .* on this machine: set its clock",
+        check=coded("configuration.bad_certificate"),
+    ):
         ca("issue", "--job", "gpt", "--rank", "0")
 
 

@@ -16,7 +16,7 @@ from sealring.cli import app
 from sealring.cli.bench import parse_size, parse_world_sizes
 from sealring.cli.doctor import openssl_speed
 from sealring.cli.options import parse_bytes
-from sealring.errors import BadSecret, ConfigurationError
+from sealring.errors import ConfigurationError, named
 from sealring.lab.results import this_machine
 
 SCRIPT = """
@@ -95,7 +95,7 @@ def test_run_with_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> No
     done = CliRunner().invoke(
         app, ["run", "--secret-file", str(secret), "x.py"], env=_without_identity()
     )
-    assert type(done.exception) is BadSecret
+    assert named(done.exception) == "configuration.bad_secret"
     assert "chmod" in str(done.exception)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sealring.cli import app
 from sealring.errors import (
-    BadKeyFile,
+    BadCredential,
     ConfigurationError,
     DiskFull,
     NotAVault,
@@ -109,7 +109,7 @@ def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
 
 def test_a_broker_s_data_key_as_a_grant(sh: Shell) -> None:
     (sh.folder / "data").write_bytes(b"d" * 16 + b"e" * 16)
-    with pytest.raises(BadKeyFile, match="chmod 600"):
+    with pytest.raises(BadCredential, match="chmod 600", check=coded("configuration.bad_key_file")):
         sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")
     (sh.folder / "data").chmod(0o600)
     sh("grant", "v", "--name", "w", "--to-broker", "a/b/c", "--data-key", "data")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.keywrap import (
 
 from sealring import _native
 from sealring.errors import (
-    BadKeyFile,
+    BadCredential,
     BadSource,
     ConfigurationError,
     ForeignPart,
@@ -179,7 +179,7 @@ def test_a_person_reads_and_does_not_write(vault: Vault, tmp_path: Path) -> None
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_key_file_that_others_can_read_is_refused(mode: int, key: Path) -> None:
     key.chmod(mode)
-    with pytest.raises(BadKeyFile, match="chmod 600"):
+    with pytest.raises(BadCredential, match="chmod 600", check=coded("configuration.bad_key_file")):
         keys.key_file(key)
 
 
@@ -207,9 +207,13 @@ def test_key_files_that_are_none(tmp_path: Path, key: Path) -> None:
         path = tmp_path / "bad"
         path.write_bytes(content)
         path.chmod(0o600)
-        with pytest.raises(BadKeyFile, match="is not one that"):
+        with pytest.raises(
+            BadCredential, match="is not one that", check=coded("configuration.bad_key_file")
+        ):
             keys.key_file(path)
-    with pytest.raises(BadKeyFile, match="cannot be read"):
+    with pytest.raises(
+        BadCredential, match="cannot be read", check=coded("configuration.bad_key_file")
+    ):
         keys.key_file(tmp_path / "missing")
     with pytest.raises(ConfigurationError, match="will not be overwritten"):
         keys.make_key_file(key)
@@ -221,7 +225,9 @@ def test_public_keys_and_resources_that_are_none(vault: Vault) -> None:
             keys.PublicKey(public)
     with pytest.raises(ConfigurationError, match="no resource"):
         keys.broker_key("../x", _native.Secret.random(32))
-    with pytest.raises(BadKeyFile, match="has 16 bytes"):
+    with pytest.raises(
+        BadCredential, match="has 16 bytes", check=coded("configuration.bad_key_file")
+    ):
         keys.broker_key("a/b/c", _native.Secret.random(16))
 
 

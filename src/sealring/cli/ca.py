@@ -16,7 +16,7 @@ from sealring.core.identity import authority
 from sealring.core.identity.certificates import check_rank, claims_of
 from sealring.core.identity.loading import certificates_from_pem
 from sealring.core.identity.names import WorkerName
-from sealring.errors import BadCertificate, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from sealring.formats.files import read_public
 from sealring.limits import CERTIFICATE_HOURS
 
@@ -129,8 +129,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a certificate says."""
-    content = read_public(file, "the certificate", BadCertificate)
-    found = certificates_from_pem(content, BadCertificate(f"{file} holds no PEM certificate"))
+    content = read_public(file, "the certificate", BadCredential)
+    found = certificates_from_pem(content, BadCredential(f"{file} holds no PEM certificate"))
     rows = [_described(one) for one in found]
     if as_json:
         print_json(rows)

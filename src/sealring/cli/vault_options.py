@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from sealring.cli.terminal import progress_bar
 from sealring.core.identity.process import read_secret_file
-from sealring.errors import BadKeyFile, ConfigurationError
+from sealring.errors import ConfigurationError
 from sealring.formats.files import read_public
 from sealring.record.statements.signing import read_owner_key
 from sealring.vault import keys
@@ -135,7 +135,7 @@ def holder_of(file: Path | None, resource: str | None, data_key: Path | None) ->
             f"name the file of {resource} that the broker reads with --data-key: it is under the "
             "directory that the broker was given as --keys"
         )
-    return keys.broker_key(resource, read_secret_file(data_key, "the data key", BadKeyFile))
+    return keys.broker_key(resource, read_secret_file(data_key, "the data key", keys.bad_key_file))
 
 
 def public_key(text: str) -> PublicKey:

@@ -153,8 +153,8 @@ _ABSENT: Final[str | None] = None
 
 SECRET_FILE = Setting("SEALRING_SECRET_FILE", _IDENTITY, _ABSENT, str, empty_is_unset=False)
 """a regular file of this user with no access for others (0600 or 0400), at most 1 MiB: 32 random
-bytes as 64 hexadecimal digits or in base64 (`openssl rand -hex 32`), else `BadSecret`. White space
-at its ends is ignored"""
+bytes as 64 hexadecimal digits or in base64 (`openssl rand -hex 32`), else `BadCredential`. White
+space at its ends is ignored"""
 SECRET = Setting("SEALRING_SECRET", _IDENTITY, _ABSENT, str, empty_is_unset=False)
 """the same text. Only one of these two. Other processes of the same user may be able to read it in
 the shell or the launcher that set it"""

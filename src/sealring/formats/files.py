@@ -14,7 +14,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +64,7 @@ def writing(what: object, done: str = "written") -> Iterator[None]:
 # ---- reading
 
 
-def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+def read_public(path: Path, what: str, error: Callable[[str], ConfigurationError]) -> bytes:
     """The content of a file of at most MAX_FILE_BYTES, or `error`."""
     try:
         with path.open("rb") as file:
@@ -75,7 +75,9 @@ def read_public(path: Path, what: str, error: type[ConfigurationError]) -> bytes
     return content
 
 
-def check_size(size: int, path: Path, what: str, error: type[ConfigurationError]) -> None:
+def check_size(
+    size: int, path: Path, what: str, error: Callable[[str], ConfigurationError]
+) -> None:
     if size > MAX_FILE_BYTES:
         raise error(f"{what} {path} is larger than {MAX_FILE_BYTES} bytes, so it is something else")
 

@@ -38,7 +38,7 @@ from sealring import _native
 from sealring.core.hooks import data_keys
 from sealring.core.identity.names import is_resource
 from sealring.core.identity.process import read_secret_file
-from sealring.errors import BadKeyFile, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from sealring.formats.files import write_private
 
 KEY_BYTES: Final = 32
@@ -201,12 +201,16 @@ def make_key_file(path: Path) -> None:
     _write(path, b"sealring-key-1 ", _native.Secret.random(KEY_BYTES))
 
 
+def bad_key_file(problem: str) -> BadCredential:
+    return BadCredential(problem, code="configuration.bad_key_file")
+
+
 def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
     """A data key as a vault's key: from the broker, or from the file that the broker reads."""
     if not is_resource(resource):
         raise ConfigurationError(f"{resource!r} is no resource of a broker: REPOSITORY/TYPE/TAG")
     if len(data) < KEY_BYTES:
-        raise BadKeyFile(
+        raise bad_key_file(
             f"the data key {resource} has {len(data)} bytes; it needs {KEY_BYTES} random ones: "
             f"make one with `umask 077; openssl rand {KEY_BYTES} > FILE`"
         )
@@ -265,10 +269,10 @@ def _info(vault: bytes, number: int) -> bytes:
 
 
 def _read(path: Path, what: str, form: re.Pattern[bytes], maker: str) -> _native.Secret:
-    content = read_secret_file(path, what, BadKeyFile)
+    content = read_secret_file(path, what, bad_key_file)
     found = form.fullmatch(memoryview(content))
     if found is None:
-        raise BadKeyFile(f"{what} {path} is not one that `sealring {maker}` makes")
+        raise bad_key_file(f"{what} {path} is not one that `sealring {maker}` makes")
     start, end = found.span(1)
     return _native.Secret.from_hex(content.part(start, end - start))
 

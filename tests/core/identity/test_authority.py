@@ -17,19 +17,20 @@ from typer.testing import CliRunner
 from sealring.cli.ca import app
 from sealring.core.identity import WorkerName, load_credentials
 from sealring.core.identity.authority import create_authority, issue_from_directory, request
-from sealring.errors import BadCertificate, ConfigurationError, SealringError
+from sealring.errors import BadCredential, ConfigurationError, named
+from tests.codes import coded
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def run(*arguments: object, error: type[SealringError] | None = None) -> str:
+def run(*arguments: object, error: str | None = None) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if error is None:
         assert result.exit_code == 0, result.exception
         return result.output
-    assert type(result.exception) is error
+    assert named(result.exception) == error
     return str(result.exception)
 
 
@@ -66,9 +67,9 @@ def test_a_key_made_here_is_said_to_be(tmp_path: Path) -> None:
 def test_nothing_private_is_overwritten(tmp_path: Path) -> None:
     run("init", tmp_path)
     before = (tmp_path / "authority.key").read_bytes()
-    assert "already" in run("init", tmp_path, error=ConfigurationError)
+    assert "already" in run("init", tmp_path, error="configuration")
     (tmp_path / "authority.pem").unlink()
-    assert "overwritten" in run("init", tmp_path, error=ConfigurationError)
+    assert "overwritten" in run("init", tmp_path, error="configuration")
     assert (tmp_path / "authority.key").read_bytes() == before
 
     request(WorkerName("j", 0), tmp_path)
@@ -123,7 +124,7 @@ def test_a_request_for_anything_else_is_refused(tmp_path: Path, kind: str, reaso
     create_authority(tmp_path / "ca", "ca")
     path = tmp_path / "odd.csr"
     path.write_bytes(odd_request(kind))
-    with pytest.raises(BadCertificate, match=reason):
+    with pytest.raises(BadCredential, match=reason, check=coded("configuration.bad_certificate")):
         issue_from_directory(
             tmp_path / "ca", WorkerName("j", 0), tmp_path, world=1, hours=1, request_file=path
         )
@@ -133,7 +134,9 @@ def test_a_request_for_anything_else_is_refused(tmp_path: Path, kind: str, reaso
 def test_an_authority_whose_key_others_can_read_does_not_issue(tmp_path: Path) -> None:
     create_authority(tmp_path, "ca")
     (tmp_path / "authority.key").chmod(0o640)
-    said = run("issue", "--ca", tmp_path, "--job", "j", "--rank", 0, error=BadCertificate)
+    said = run(
+        "issue", "--ca", tmp_path, "--job", "j", "--rank", 0, error="configuration.bad_certificate"
+    )
     assert "chmod 600" in said
 
 
@@ -142,6 +145,6 @@ def test_a_rank_outside_its_world_is_not_issued(tmp_path: Path) -> None:
     said = run(
         *("issue", "--ca", tmp_path, "--job", "j", "--rank", 4, "--world-size", 4),
         *("--out", tmp_path),
-        error=BadCertificate,
+        error="configuration.bad_certificate",
     )
     assert "does not exist in a world of 4" in said

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sealring import _native
 from sealring.core.identity import Credentials, WorkerName, load_credentials, verify
 from sealring.core.identity.secret import derive_authority
-from sealring.errors import BadCertificate, BadSecret, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from tests.codes import coded
 from tests.core.identity.issuing import Issuer
 
@@ -119,7 +119,9 @@ def test_no_identity_says_what_to_do() -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
 def test_a_secret_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path, mode)
-    with pytest.raises(BadSecret, match=f"chmod 600 {path}"):
+    with pytest.raises(
+        BadCredential, match=f"chmod 600 {path}", check=coded("configuration.bad_secret")
+    ):
         load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(path)})
 
 
@@ -133,16 +135,20 @@ def test_a_secret_of_its_owner_is_read(tmp_path: Path, mode: int) -> None:
 def test_a_secret_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = secret_file(tmp_path)
     os.chown(path, 12345, -1)
-    with pytest.raises(BadSecret, match="belongs to user 12345"):
+    with pytest.raises(
+        BadCredential, match="belongs to user 12345", check=coded("configuration.bad_secret")
+    ):
         load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(path)})
 
 
 def test_a_secret_must_be_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for path, reason in ((tmp_path, "not a regular"), (tmp_path / "fifo", "not a regular")):
-        with pytest.raises(BadSecret, match=reason):
+        with pytest.raises(BadCredential, match=reason, check=coded("configuration.bad_secret")):
             load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(path)})
-    with pytest.raises(BadSecret, match="No such file"):
+    with pytest.raises(
+        BadCredential, match="No such file", check=coded("configuration.bad_secret")
+    ):
         load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(tmp_path / "none")})
 
 
@@ -167,19 +173,31 @@ def test_an_operators_files_are_read(tmp_path: Path) -> None:
 
 def test_a_certificate_for_something_else_is_refused(tmp_path: Path) -> None:
     environ = write(tmp_path, Issuer().credentials(1, job="j"))
-    with pytest.raises(BadCertificate, match="for job j, and SEALRING_JOB is k"):
+    with pytest.raises(
+        BadCredential,
+        match="for job j, and SEALRING_JOB is k",
+        check=coded("configuration.bad_certificate"),
+    ):
         load_credentials(1, 4, environ | {"SEALRING_JOB": "k"})
-    with pytest.raises(BadCertificate, match="for a world of 4"):
+    with pytest.raises(
+        BadCredential, match="for a world of 4", check=coded("configuration.bad_certificate")
+    ):
         load_credentials(1, 5, environ)
     environ = {name: path.replace("{rank}", "1") for name, path in environ.items()}
-    with pytest.raises(BadCertificate, match="for rank 1, and this worker is rank 2"):
+    with pytest.raises(
+        BadCredential,
+        match="for rank 1, and this worker is rank 2",
+        check=coded("configuration.bad_certificate"),
+    ):
         load_credentials(2, 4, environ)
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     environ = write(tmp_path, Issuer().credentials(1))
     (tmp_path / "worker-1.key").chmod(0o644)
-    with pytest.raises(BadCertificate, match="chmod 600"):
+    with pytest.raises(
+        BadCredential, match="chmod 600", check=coded("configuration.bad_certificate")
+    ):
         load_credentials(1, 4, environ)
 
 
@@ -189,22 +207,36 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     pem = tmp_path / "worker-1.pem"
     own = pem.read_bytes()
     pem.write_bytes(issuer.credentials(1).certificate.public_bytes(Encoding.PEM))
-    with pytest.raises(BadCertificate, match="is not the one of"):
+    with pytest.raises(
+        BadCredential, match="is not the one of", check=coded("configuration.bad_certificate")
+    ):
         load_credentials(1, 4, environ)
     pem.write_bytes(own * 2)
-    with pytest.raises(BadCertificate, match="2 certificates"):
+    with pytest.raises(
+        BadCredential, match="2 certificates", check=coded("configuration.bad_certificate")
+    ):
         load_credentials(1, 4, environ)
     pem.write_bytes(own)
     authority = tmp_path / "authority.pem"
     authority.write_bytes(Issuer().certificate.public_bytes(Encoding.PEM))
-    with pytest.raises(BadCertificate, match="not issued by an authority"):
+    with pytest.raises(
+        BadCredential,
+        match="not issued by an authority",
+        check=coded("configuration.bad_certificate"),
+    ):
         load_credentials(1, 4, environ)
     authority.write_bytes(own)
-    with pytest.raises(BadCertificate, match="not an authority's"):
+    with pytest.raises(
+        BadCredential, match="not an authority's", check=coded("configuration.bad_certificate")
+    ):
         load_credentials(1, 4, environ)
     (tmp_path / "worker-1.key").write_bytes(b"rubbish")
     authority.write_bytes(issuer.certificate.public_bytes(Encoding.PEM))
-    with pytest.raises(BadCertificate, match="not an unencrypted PEM private key"):
+    with pytest.raises(
+        BadCredential,
+        match="not an unencrypted PEM private key",
+        check=coded("configuration.bad_certificate"),
+    ):
         load_credentials(1, 4, environ)
 
 

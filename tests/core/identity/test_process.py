@@ -29,14 +29,14 @@ def test_another_value_is_refused(value: object) -> None:
 READS = """
 import ctypes, sys, os
 from pathlib import Path
-from sealring.errors import BadSecret
+from sealring.errors import BadCredential
 from sealring.core.identity.process import read_private
 from sealring.core.identity.secret import read_secret
 
 dumpable = lambda: ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)
 assert dumpable() == 1
 if sys.argv[1] == "file":
-    read_private(Path(sys.argv[2]), "the key", BadSecret)
+    read_private(Path(sys.argv[2]), "the key", BadCredential)
 elif sys.argv[1] == "variable":
     read_secret(dict(SEALRING_SECRET="2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"))
 else:

@@ -17,10 +17,9 @@ from sealring.core.store.values import PART_OVERHEAD, Kind, StoreKeys
 from sealring.errors import (
     ConfigurationError,
     PeerUnreachable,
-    ReplayedValue,
     StoreError,
-    TamperedValue,
 )
+from tests.codes import coded
 from tests.core.store.server import KEYS, Server
 from tests.workers import SECRET
 
@@ -58,7 +57,7 @@ def test_every_byte_changed_in_turn(server: Server) -> None:
     assert len(good) == PART_OVERHEAD + len(SECRET_VALUE)
     for at in range(len(good)):
         server.put("key", good[:at] + bytes([good[at] ^ 0x01]) + good[at + 1 :])
-        with pytest.raises(TamperedValue):
+        with pytest.raises(StoreError, check=coded("store.tampered_value")):
             worker.get("key")
     server.put("key", good)
     assert worker.get("key") == SECRET_VALUE
@@ -70,10 +69,10 @@ def test_cut_at_every_byte_and_lengthened(server: Server) -> None:
     good = server.held("key")
     for end in range(len(good)):
         server.put("key", good[:end])
-        with pytest.raises(TamperedValue):
+        with pytest.raises(StoreError, check=coded("store.tampered_value")):
             worker.get("key")
     server.put("key", good + b"\x00")
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         worker.get("key")
 
 
@@ -85,12 +84,12 @@ def test_a_value_that_is_not_sealed(server: Server, raw: bytes) -> None:
         lambda: worker.get("key"),
         lambda: worker.multi_get(["key"]),
     ):
-        with pytest.raises(TamperedValue):
+        with pytest.raises(StoreError, check=coded("store.tampered_value")):
             call()
     if raw:  # an empty value is to torch's compare_set what no value is
-        with pytest.raises(TamperedValue):
+        with pytest.raises(StoreError, check=coded("store.tampered_value")):
             worker.compare_set("key", raw, "x")
-        with pytest.raises(TamperedValue):
+        with pytest.raises(StoreError, check=coded("store.tampered_value")):
             worker.add("key", 1)
 
 
@@ -99,7 +98,9 @@ def test_a_value_moved_to_another_key(server: Server) -> None:
     worker.set("one", "1")
     worker.set("two", "2")
     server.put("two", server.held("one"))
-    with pytest.raises(TamperedValue, match="no worker of this job put there"):
+    with pytest.raises(
+        StoreError, match="no worker of this job put there", check=coded("store.tampered_value")
+    ):
         worker.get("two")
 
 
@@ -109,7 +110,7 @@ def test_values_exchanged_in_one_answer(server: Server) -> None:
     one, two = server.held("one"), server.held("two")
     server.put("one", two)
     server.put("two", one)
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         worker.multi_get(["one", "two"])
 
 
@@ -121,7 +122,9 @@ class FewerAnswers(HashStore):
 def test_fewer_values_than_keys() -> None:
     worker = SealedStore(FewerAnswers(), KEYS)
     worker.multi_set(["one", "two"], ["1", "2"])
-    with pytest.raises(TamperedValue, match="1 values for 2 keys"):
+    with pytest.raises(
+        StoreError, match="1 values for 2 keys", check=coded("store.tampered_value")
+    ):
         worker.multi_get(["one", "two"])
 
 
@@ -133,7 +136,7 @@ def test_a_number_is_never_taken_for_a_value(server: Server) -> None:
     server.store.delete_key(KEYS.value_name("key"))
     assert not worker.check(["key"])
     server.store.add(KEYS.value_name("key"), 7)
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         worker.get("key")
 
 
@@ -142,7 +145,7 @@ def test_the_mark_of_a_counter_moved_to_a_value(server: Server) -> None:
     worker.set("key", "value")
     worker.add("count", 1)
     server.put("key", server.held("count"))
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         worker.get("key")
 
 
@@ -163,7 +166,7 @@ def test_a_value_its_reader_saw_replaced(server: Server) -> None:
     one.set("key", "new")
     assert other.get("key") == b"new"
     server.put("key", old)
-    with pytest.raises(ReplayedValue):
+    with pytest.raises(StoreError, check=coded("store.replayed_value")):
         other.get("key")
 
 
@@ -175,7 +178,7 @@ def test_a_value_of_one_writer_that_another_had_replaced(server: Server) -> None
     other.set("key", "new")
     assert reader.get("key") == b"new"
     server.put("key", old)
-    with pytest.raises(ReplayedValue):
+    with pytest.raises(StoreError, check=coded("store.replayed_value")):
         reader.get("key")
 
 
@@ -192,7 +195,7 @@ def test_a_writer_knows_what_it_replaced_itself(server: Server, replace: str) ->
         case _:
             worker.delete_key("key")
     server.put("key", old)
-    with pytest.raises(ReplayedValue):
+    with pytest.raises(StoreError, check=coded("store.replayed_value")):
         worker.get("key")
 
 
@@ -207,11 +210,13 @@ def test_what_was_appended_cannot_be_cut_reordered_or_repeated(server: Server) -
     first, second, third = good[: ends[0]], good[ends[0] : ends[1]], good[ends[1] :]
     for forged in (first + second, first, first + third + second, first + second + third + third):
         server.put("key", forged)
-        with pytest.raises(ReplayedValue):
+        with pytest.raises(StoreError, check=coded("store.replayed_value")):
             reader.get("key")
     for forged in (first + third + second, first + first):
         server.put("key", forged)
-        with pytest.raises(ReplayedValue):  # even to one who never saw it
+        with pytest.raises(
+            StoreError, check=coded("store.replayed_value")
+        ):  # even to one who never saw it
             server.worker().get("key")
 
 
@@ -221,7 +226,9 @@ def test_values_joined_to_one(server: Server) -> None:
     one = server.held("key")
     worker.set("key", "two")
     server.put("key", one + server.held("key"))
-    with pytest.raises(TamperedValue, match="do not make one value"):
+    with pytest.raises(
+        StoreError, match="do not make one value", check=coded("store.tampered_value")
+    ):
         worker.get("key")
 
 
@@ -274,7 +281,7 @@ def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]
     assert store_under_secret(plain, ENVIRONMENT).get("key") == b"value"
     assert not theirs.check(["key"])  # they do not even meet under one name
     plain.set(theirs._keys.value_name("key"), plain.get(ours._keys.value_name("key")))  # type: ignore[arg-type]
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         theirs.get("key")
 
 
@@ -317,5 +324,5 @@ def test_a_part_says_what_it_is(server: Server) -> None:
     """The kind is authenticated: an appended part cannot be made a first one."""
     sealed = KEYS.seal(Kind.APPENDED, KEYS.value_name("key"), bytes(16), 1, b"x")
     server.put("key", sealed[:3] + bytes([Kind.VALUE]) + sealed[4:])
-    with pytest.raises(TamperedValue):
+    with pytest.raises(StoreError, check=coded("store.tampered_value")):
         server.worker().get("key")

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from sealring import sealed_store
 from sealring.core.schedule import Operation
 from sealring.core.store import SealedStore
-from sealring.errors import ConfigurationError, TamperedRecord, TamperedValue, Unsupported
+from sealring.errors import ConfigurationError, StoreError, TamperedRecord, Unsupported
 from sealring.lab.demo import wiretap
 from sealring.lab.demo.wiretap import LyingStore, real_address
 from tests.ports import free_port
@@ -100,15 +100,15 @@ def agreed_in_the_group(rank: int, world: int) -> tuple[bytes, float, str]:
     try:
         hidden.set(sealed._keys.value_name("forged"), "text")
         sealed.get("forged")
-    except TamperedValue as error:
-        return found, total, type(error).__name__
+    except StoreError as error:
+        return found, total, error.code
     return found, total, "nothing"
 
 
 def test_a_groups_store_under_a_key_agreed_in_it(workers: Workers) -> None:
     assert workers.run(agreed_in_the_group, env={"SEALRING_JOB": "agreed"}) == [
-        (b"value of 1", 1.0, "TamperedValue"),
-        (b"value of 0", 1.0, "TamperedValue"),
+        (b"value of 1", 1.0, "store.tampered_value"),
+        (b"value of 0", 1.0, "store.tampered_value"),
     ]
 
 
@@ -233,7 +233,8 @@ def test_no_forged_state_of_the_agents_reaches_pickle(monkeypatch: pytest.Monkey
             server.set(name, forged)  # type: ignore[arg-type]
         with pytest.raises(RendezvousConnectionError) as raised:
             handler.next_rendezvous()
-    assert isinstance(raised.value.__cause__, TamperedValue)
+    assert isinstance(raised.value.__cause__, StoreError)
+    assert raised.value.__cause__.code == "store.tampered_value"
     assert loaded == []
 
 

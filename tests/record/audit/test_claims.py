@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from sealring.attest.evidence.policy import Policy
-from sealring.errors import BadClaims
+from sealring.errors import BadPolicy
 from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims, read_claims
 from sealring.record.audit.findings import Said
 from sealring.record.statements.forms import LinkAccount, Privacy, Share
+from tests.codes import coded
 from tests.record.audit.made_runs import CLEANER, CORPUS, RAW, SCRIPT, MadeRun, checkpoint, sha
 
 WHOLE = f"""
@@ -93,7 +94,7 @@ def test_a_file_with_every_claim(tmp_path: Path) -> None:
     ],
 )
 def test_claims_that_cannot_be_read(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(BadClaims) as problem:
+    with pytest.raises(BadPolicy, check=coded("configuration.bad_claims")) as problem:
         claims_of(tmp_path, text)
     assert said in str(problem.value)
 

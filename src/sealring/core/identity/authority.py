@@ -25,7 +25,7 @@ from sealring.core.identity.certificates import CLOCK_SKEW, issue, make_authorit
 from sealring.core.identity.loading import certificate_from_pem, request_from_pem
 from sealring.core.identity.names import WorkerName
 from sealring.core.identity.process import read_private
-from sealring.errors import BadCertificate, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from sealring.formats.files import read_public, write_private, write_public, writing
 
 _AUTHORITY_LIFETIME: Final = timedelta(days=3650)
@@ -108,37 +108,37 @@ def issue_from_directory(
 
 def _holder_of(path: Path, name: WorkerName) -> Ed25519PublicKey:
     """The key in a request, if the request is whole and asks for `name` and nothing else."""
-    content = read_public(path, "the request", BadCertificate)
-    csr = request_from_pem(content, BadCertificate(f"the request {path} cannot be read"))
+    content = read_public(path, "the request", BadCredential)
+    csr = request_from_pem(content, BadCredential(f"the request {path} cannot be read"))
     if not csr.is_signature_valid:
-        raise BadCertificate(f"the request {path} is not signed by the key that it names")
+        raise BadCredential(f"the request {path} is not signed by the key that it names")
     wanted = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri)])
     if [extension.value for extension in csr.extensions] != [wanted]:
-        raise BadCertificate(f"the request {path} does not ask for {name.uri} alone")
+        raise BadCredential(f"the request {path} does not ask for {name.uri} alone")
     key = csr.public_key()
     if not isinstance(key, Ed25519PublicKey):
-        raise BadCertificate(f"the request {path} is not for an Ed25519 key")
+        raise BadCredential(f"the request {path} is not for an Ed25519 key")
     return key
 
 
 def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey]:
     certificate_path, key_path = directory / "authority.pem", directory / "authority.key"
-    pem = read_public(certificate_path, "the authority", BadCertificate)
-    key_pem = read_private(key_path, "the authority's key", BadCertificate)
-    refusal = BadCertificate(f"{directory} does not hold an authority of `sealring ca init`")
+    pem = read_public(certificate_path, "the authority", BadCredential)
+    key_pem = read_private(key_path, "the authority's key", BadCredential)
+    refusal = BadCredential(f"{directory} does not hold an authority of `sealring ca init`")
     certificate = certificate_from_pem(pem, refusal)
     try:
         key = load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise refusal from None
     if not isinstance(key, Ed25519PrivateKey) or key.public_key() != certificate.public_key():
-        raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
+        raise BadCredential(f"the key {key_path} is not the one of {certificate_path}")
     now = datetime.now(UTC)
     if certificate.not_valid_after_utc < now:
-        raise BadCertificate(f"the authority in {directory} has expired: make a new one")
+        raise BadCredential(f"the authority in {directory} has expired: make a new one")
     if now < certificate.not_valid_before_utc:
         # What it issued now would not be valid now, or would end before it begins.
-        raise BadCertificate(
+        raise BadCredential(
             f"the authority in {directory} is valid from "
             f"{certificate.not_valid_before_utc.isoformat()}, and it is "
             f"{now.isoformat(timespec='seconds')} on this machine: set its clock"

@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from sealring import _native
 from sealring.core.identity.loading import require_key_and_extensions
 from sealring.core.identity.names import URI_HOST, WorkerName
-from sealring.errors import BadCertificate
+from sealring.errors import BadCredential
 from sealring.limits import MAX_WORLD
 
 # 2.25 is the arc for UUIDs: no registry is needed, and this number is used nowhere else.
@@ -99,7 +99,7 @@ def make_authority(
 
 def check_rank(rank: int, world: int | None) -> None:
     if world is not None and not (1 <= world <= MAX_WORLD and rank < world):
-        raise BadCertificate(f"rank {rank} does not exist in a world of {world}")
+        raise BadCredential(f"rank {rank} does not exist in a world of {world}")
 
 
 def issue(

@@ -32,7 +32,7 @@ from sealring.core.identity.process import read_secret_file
 from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.core.identity.verification import fingerprint_of, is_issued_by
 from sealring.core.settings import AUTHORITY, BROKER, CERTIFICATE, JOB, KEY
-from sealring.errors import BadCertificate, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from sealring.formats.files import read_public
 
 PEER_EVIDENCE: Final = "peer_evidence"
@@ -121,12 +121,12 @@ def check_dates(credentials: Credentials) -> None:
     here = f"it is {now.isoformat(timespec='seconds')} on this machine"
     whose = f"the certificate of this worker, rank {credentials.rank},"
     if now > certificate.not_valid_after_utc:
-        raise BadCertificate(
+        raise BadCredential(
             f"{whose} ended at {certificate.not_valid_after_utc.isoformat()}, and {here}: issue a "
             "new one (`sealring ca issue`), or set the clock"
         )
     if now < certificate.not_valid_before_utc:
-        raise BadCertificate(
+        raise BadCredential(
             f"{whose} starts at {certificate.not_valid_before_utc.isoformat()}, and {here}: set "
             "the clock"
         )
@@ -194,11 +194,11 @@ def _from_files(environ: Mapping[str, str], job: str | None, rank: int, world: i
     authorities = read_authorities(Path(environ[_FILES[2]]))
     key = _private_key(key_path)
     if key.public_key() != certificate.public_key():
-        raise BadCertificate(f"the key {key_path} is not the one of {certificate_path}")
+        raise BadCredential(f"the key {key_path} is not the one of {certificate_path}")
     claims = _own_claims(certificate, certificate_path)
     _check_claims(claims, certificate_path, job, rank, world)
     if not is_issued_by(certificate, authorities):
-        raise BadCertificate(
+        raise BadCredential(
             f"the certificate {certificate_path} was not issued by an authority in "
             f"{environ[_FILES[2]]}: its issuer itself must be in that file"
         )
@@ -209,16 +209,16 @@ def _check_claims(
     claims: CertificateClaims, path: Path, job: str | None, rank: int, world: int
 ) -> None:
     if job is not None and claims.name.job != job:
-        raise BadCertificate(
+        raise BadCredential(
             f"the certificate {path} is for job {claims.name.job}, and SEALRING_JOB is {job}"
         )
     if claims.name.rank != rank:
-        raise BadCertificate(
+        raise BadCredential(
             f"the certificate {path} is for rank {claims.name.rank}, and this worker is rank "
             f"{rank}: put {{rank}} into SEALRING_CERTIFICATE and SEALRING_KEY"
         )
     if claims.world is not None and claims.world != world:
-        raise BadCertificate(
+        raise BadCredential(
             f"the certificate {path} is for a world of {claims.world}, and this one has {world}"
         )
 
@@ -226,7 +226,7 @@ def _check_claims(
 def _one_certificate(path: Path) -> x509.Certificate:
     certificates = _certificates(path, "the certificate")
     if len(certificates) != 1:
-        raise BadCertificate(
+        raise BadCredential(
             f"{path} holds {len(certificates)} certificates: put the worker's alone there and its "
             "issuer into SEALRING_AUTHORITY"
         )
@@ -242,7 +242,7 @@ def read_authorities(path: Path) -> tuple[x509.Certificate, ...]:
             constraints = None
         # Whatever is in this file is trusted, so a worker's certificate must never be.
         if constraints is None or not constraints.ca:
-            raise BadCertificate(
+            raise BadCredential(
                 f"a certificate in {path} ({authority.subject.rfc4514_string() or 'unnamed'}) is "
                 "not an authority's"
             )
@@ -250,19 +250,19 @@ def read_authorities(path: Path) -> tuple[x509.Certificate, ...]:
 
 
 def _certificates(path: Path, what: str) -> list[x509.Certificate]:
-    content = read_public(path, what, BadCertificate)
-    return certificates_from_pem(content, BadCertificate(f"{what} {path} is not a PEM certificate"))
+    content = read_public(path, what, BadCredential)
+    return certificates_from_pem(content, BadCredential(f"{what} {path} is not a PEM certificate"))
 
 
 def _private_key(path: Path) -> PrivateKey:
-    content = read_secret_file(path, "the key", BadCertificate)
+    content = read_secret_file(path, "the key", BadCredential)
     try:
         key = load_pem_private_key(memoryview(content), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The parser's own words may quote the file; they are left out with intent.
-        raise BadCertificate(f"the key {path} is not an unencrypted PEM private key") from None
+        raise BadCredential(f"the key {path} is not an unencrypted PEM private key") from None
     if not isinstance(key, PrivateKey):
-        raise BadCertificate(f"the key {path} is of a kind that TLS 1.3 cannot sign with")
+        raise BadCredential(f"the key {path} is of a kind that TLS 1.3 cannot sign with")
     return key
 
 
@@ -270,6 +270,6 @@ def _own_claims(certificate: x509.Certificate, path: Path) -> CertificateClaims:
     try:
         return claims_of(certificate)
     except ValueError as problem:
-        raise BadCertificate(
+        raise BadCredential(
             f"the certificate {path} is not a sealring worker's: {problem}"
         ) from None

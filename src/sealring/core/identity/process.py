@@ -18,7 +18,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -61,7 +61,7 @@ def peer_of(sock: socket.socket) -> PeerProcess:
     return PeerProcess(pid, uid)
 
 
-def read_private(path: Path, what: str, error: type[ConfigurationError]) -> bytes:
+def read_private(path: Path, what: str, error: Callable[[str], ConfigurationError]) -> bytes:
     """The content of a file that only this user can read, or `error`.
 
     The checks are made on the opened file, not on its name, so it cannot be exchanged between the
@@ -73,7 +73,9 @@ def read_private(path: Path, what: str, error: type[ConfigurationError]) -> byte
     return content
 
 
-def read_secret_file(path: Path, what: str, error: type[ConfigurationError]) -> _native.Secret:
+def read_secret_file(
+    path: Path, what: str, error: Callable[[str], ConfigurationError]
+) -> _native.Secret:
     """Like `read_private`, without a copy that cannot be overwritten."""
     shut_out_debuggers()
     try:
@@ -94,7 +96,7 @@ def read_secret_file(path: Path, what: str, error: type[ConfigurationError]) -> 
 
 
 def _check_private(
-    status: os.stat_result, path: Path, what: str, error: type[ConfigurationError]
+    status: os.stat_result, path: Path, what: str, error: Callable[[str], ConfigurationError]
 ) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise error(f"{what} {path} is not a regular file")

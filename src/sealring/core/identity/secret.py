@@ -32,7 +32,7 @@ from sealring.core.identity.names import WorkerName
 from sealring.core.identity.process import read_secret_file, shut_out_debuggers
 from sealring.core.no_fork import OwnLock
 from sealring.core.settings import SECRET, SECRET_FILE
-from sealring.errors import BadSecret, ConfigurationError
+from sealring.errors import BadCredential, ConfigurationError
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
 
 OF_THE_RUN: Final = "_SEALRING_SECRET_OF_THE_RUN"
@@ -133,7 +133,7 @@ def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
             "SEALRING_SECRET_FILE is set and empty: set it to the secret's file, or unset it"
         )
     if path is not None:
-        content = read_secret_file(Path(path), "the job secret", BadSecret)
+        content = read_secret_file(Path(path), "the job secret", _bad)
         return _check(content, f"the job secret in {path}")
     return None
 
@@ -171,6 +171,10 @@ def _derive(secret: _native.Secret, purpose: bytes, length: int) -> _native.Secr
     return secret.derive(_SALT, b"sealring-1 " + purpose, length)
 
 
+def _bad(problem: str) -> BadCredential:
+    return BadCredential(problem, code="configuration.bad_secret")
+
+
 def _check(raw: _native.Secret, where: str) -> _native.Secret:
     # Editors and `echo` add a newline that the same secret in a variable does not have.
     found = _TRIMMED.fullmatch(memoryview(raw))
@@ -180,12 +184,12 @@ def _check(raw: _native.Secret, where: str) -> _native.Secret:
     view, key = memoryview(secret), bytearray(KEY_BYTES)
     try:
         if not _decode(view, key):
-            raise BadSecret(
+            raise _bad(
                 f"{where} is not {KEY_BYTES} random bytes, as 64 hexadecimal digits or in base64: "
                 f"{_MAKE_ONE}"
             )
         if pattern := _pattern(view, key):
-            raise BadSecret(f"{where} is not random: {pattern}: {_MAKE_ONE}")
+            raise _bad(f"{where} is not random: {pattern}: {_MAKE_ONE}")
     finally:
         key[:] = bytes(KEY_BYTES)  # no copy of a secret is left in Python's memory
     return secret

@@ -25,12 +25,10 @@ from sealring.core.handshake.secrets import Wiped
 from sealring.core.identity.names import check_job
 from sealring.core.identity.secret import default_job, derive_store_key, read_secret
 from sealring.core.settings import JOB
-from sealring.core.store.values import WRITER_BYTES, Kind, StoreKeys, parse_parts
+from sealring.core.store.values import WRITER_BYTES, Kind, StoreKeys, parse_parts, tampered
 from sealring.errors import (
     ConfigurationError,
-    ReplayedValue,
     StoreError,
-    TamperedValue,
     Unsupported,
 )
 from sealring.limits import KEY_BYTES
@@ -68,7 +66,7 @@ class Freshness:
             return self._seen.get(name, _NOTHING)
 
     def check(self, name: str, before: Seen, parts: Sequence[PartId]) -> None:
-        """ReplayedValue if a part was gone, or a later one there, `before` this was read."""
+        """store.replayed_value if a part was gone, or a later one there, `before` this was read."""
         found = tuple(parts)
         gone = dict(before.gone)
         # A value only ever grows, or is replaced as a whole.
@@ -77,9 +75,10 @@ class Freshness:
         last = dict(gone)
         for writer, number in found:
             if number <= last.get(writer, 0):
-                raise ReplayedValue(
+                raise StoreError(
                     "the store gave a value that had been replaced, cut or put into another order "
-                    "since this process last saw it: somebody put it back"
+                    "since this process last saw it: somebody put it back",
+                    code="store.replayed_value",
                 )
             last[writer] = number
         with self._lock:
@@ -185,7 +184,7 @@ class SealedStore(Store):
         before = [self._freshness.seen(name) for name in names]
         values = self._store.multi_get(names)
         if len(values) != len(names):
-            raise TamperedValue(f"the store gave {len(values)} values for {len(names)} keys")
+            raise tampered(f"the store gave {len(values)} values for {len(names)} keys")
         opened = map(self._open, names, before, values)
         return [self._value(key, value) for key, value in zip(keys, opened, strict=True)]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
-from sealring.errors import TamperedValue
+from sealring.errors import StoreError
 from sealring.limits import KEY_BYTES, STORED_VERSION, TAG_BYTES
 
 _SALT: Final = b"sealring-1 store"
@@ -32,6 +32,10 @@ _NONCE: Final = bytes(12)
 PART_OVERHEAD: Final = _HEADER.size + TAG_BYTES
 MAX_VALUE_BYTES: Final = 1 << 30
 WRITER_BYTES: Final = 16
+
+
+def tampered(problem: str) -> StoreError:
+    return StoreError(problem, code="store.tampered_value")
 
 
 class Kind(enum.IntEnum):
@@ -97,7 +101,7 @@ class StoreKeys:
     def open(self, part: Part, name: str) -> bytes:
         value = self._part_key(part.salt, name).open(_NONCE, part.sealed, part.header)
         if value is None:
-            raise TamperedValue(
+            raise tampered(
                 "the store holds a value that no worker of this job put there under this key"
             )
         return value
@@ -108,7 +112,7 @@ class StoreKeys:
 
 
 def parse_parts(raw: bytes) -> tuple[Part, ...]:
-    """The parts of a value, none of them opened; TamperedValue if that is not what it is."""
+    """The parts of a value, none of them opened; store.tampered_value if that is not what it is."""
     rest = memoryview(raw)
     parts = [_parse_part(rest)]
     while rest := rest[parts[-1].size :]:
@@ -116,7 +120,7 @@ def parse_parts(raw: bytes) -> tuple[Part, ...]:
     first, *others = (part.kind for part in parts)
     appended = all(kind is Kind.APPENDED for kind in others)
     if not appended or (first is Kind.COUNTER and others):
-        raise TamperedValue(
+        raise tampered(
             "the store holds parts that do not make one value: somebody joined them, or a worker "
             "appended to a counter"
         )
@@ -125,13 +129,13 @@ def parse_parts(raw: bytes) -> tuple[Part, ...]:
 
 def _parse_part(raw: memoryview) -> Part:
     if len(raw) < PART_OVERHEAD:
-        raise TamperedValue(f"the store holds {len(raw)} bytes where a sealed value has more")
+        raise tampered(f"the store holds {len(raw)} bytes where a sealed value has more")
     header = bytes(raw[: _HEADER.size])
     magic, version, kind, length, writer, number, salt = _HEADER.unpack(header)
     if magic != _MAGIC or version != STORED_VERSION or kind not in list(Kind):
-        raise TamperedValue("the store holds a value that is not sealed")
+        raise tampered("the store holds a value that is not sealed")
     if length > MAX_VALUE_BYTES or len(raw) < PART_OVERHEAD + length:
-        raise TamperedValue("the store holds a value that is cut short")
+        raise tampered("the store holds a value that is cut short")
     sealed = bytes(raw[_HEADER.size : PART_OVERHEAD + length])
     return Part(Kind(kind), writer, number, salt, header, sealed)
 

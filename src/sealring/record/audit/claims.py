@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring.core.hooks import MachinePolicy, evidence_judge
-from sealring.errors import BadClaims, BadPolicy
+from sealring.errors import BadPolicy
 from sealring.formats.files import read_public
 from sealring.limits import MAX_WORLD
 from sealring.record.audit.findings import Answer, Fault, Finding, Said, Stated, listed
@@ -86,12 +86,16 @@ class Claims:
     no_gaps: bool = False
 
 
+def _bad(problem: str) -> BadPolicy:
+    return BadPolicy(problem, code="configuration.bad_claims")
+
+
 def read_claims(path: Path) -> Claims:
-    data = read_public(path, "the claims", BadClaims)
+    data = read_public(path, "the claims", _bad)
     try:
         document = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as problem:
-        raise BadClaims(f"{path} is not TOML: {problem}") from None
+        raise _bad(f"{path} is not TOML: {problem}") from None
     return _Reader(str(path), path.parent).read(document)
 
 
@@ -134,7 +138,7 @@ class _Reader:
     def _machines(self, value: Any) -> MachinePolicy:
         if not isinstance(value, str):
             raise self._bad("machines", "is the name of a policy's file")
-        content = read_public(self._folder / value, "the policy", BadClaims)
+        content = read_public(self._folder / value, "the policy", _bad)
         try:
             return evidence_judge.one().parse_policy(content.decode())
         except (BadPolicy, ValueError) as problem:
@@ -199,8 +203,8 @@ class _Reader:
                 allowed = ", ".join(sorted(known))
                 raise self._bad(f"{prefix}{name}", f"is not known here; there is {allowed}")
 
-    def _bad(self, name: str, problem: str) -> BadClaims:
-        return BadClaims(f"{self._where}: {name or 'the file'} {problem}")
+    def _bad(self, name: str, problem: str) -> BadPolicy:
+        return _bad(f"{self._where}: {name or 'the file'} {problem}")
 
 
 # ---- answers
