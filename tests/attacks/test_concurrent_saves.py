@@ -47,9 +47,9 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
     started, listed = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
-    def first(self: Vault, name: str) -> list[VaultPath]:
+    def first(self: Vault, name: str, **options: Any) -> list[VaultPath]:
         """The other save has begun; it goes on when the list was made, if it can."""
-        found = real(self, name)
+        found = real(self, name, **options)
         listed.set()
         threads[0].join(3)
         return found

@@ -249,7 +249,7 @@ def test_a_save_that_fails_holds_nothing(vault: Vault, monkeypatch: pytest.Monke
 
     writer = CheckpointWriter(vault, "run")
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_seal", broken)
+        patch.setattr(writer, "seal", broken)
         assert "no room" in str(error_of(lambda: dcp.save(state(1), storage_writer=writer)))
     vault.rekey()
     with vault.held(alone=False), pytest.raises(VaultBusy, match=r"held by another process"):

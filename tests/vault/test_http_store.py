@@ -200,7 +200,7 @@ def test_a_listing_that_takes_hours_to_read(body: bytes, server: HttpStore, key:
 def test_an_answer_without_an_end(
     name: str, server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_OVERHEAD", 1 << 20)
+    monkeypatch.setattr(requests, "OVERHEAD", 1 << 20)
 
     def answer(method: str, path: str) -> Answer | None:
         # HEAD tells a length that is allowed.

@@ -101,7 +101,7 @@ def test_ls_lists_the_rest_when_one_object_does_not_open(vault: Vault, key: Path
     found = json.loads(listed.stdout)
     assert listed.exit_code == 2
     assert [one["name"] for one in found["objects"]] == ["good"]
-    assert [one["error"] for one in found["problems"]] == ["TruncatedFile"]
+    assert [one["error"] for one in found["problems"]] == ["vault.truncated_file"]
 
 
 def test_a_public_key_that_is_written_in_another_way_is_the_same_holder(

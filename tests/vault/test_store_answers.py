@@ -226,7 +226,7 @@ def test_an_answer_that_does_not_end(
 ) -> None:
     """Gigabytes of it were collected in memory until the request's time had passed."""
     save(stored, 1)
-    monkeypatch.setattr(requests, "_OVERHEAD", 1 << 20)
+    monkeypatch.setattr(requests, "OVERHEAD", 1 << 20)
 
     def endless(came: str, where: str) -> str | None:
         return "endless" if came == method and re.search(path, where) else None

@@ -77,7 +77,7 @@ def test_a_listing_whose_pages_do_not_end(
     """No page is long. All of them were kept in memory until the request's time had passed."""
     seal(stored, tmp_path, b"1")
     monkeypatch.setattr(requests, "LARGEST_LISTING", 2 << 20)
-    monkeypatch.setattr(requests, "_OVERHEAD", 1 << 20)
+    monkeypatch.setattr(requests, "OVERHEAD", 1 << 20)
     monkeypatch.setattr(requests, "SILENT_SECONDS", 20.0)
     numbers, sent = itertools.count(), [0]
 

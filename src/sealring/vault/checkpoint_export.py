@@ -114,9 +114,7 @@ def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any],
     """
     state: dict[str, Any] = {}
     reader.reset()
-    planner: _EmptyStateDictLoadPlanner = (
-        _EmptyStateDictLoadPlanner() if only is None else _Below(only)  # type: ignore[no-untyped-call]
-    )
+    planner = _Below(only)
     try:
         _load_state_dict(state, reader, planner=planner, no_dist=True)
     except BaseException as problem:
@@ -124,9 +122,7 @@ def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any],
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
-    if only is None or not isinstance(planner, _Below):
-        return state, []
-    return _below(state, only, only), list(planner.left_out)
+    return state if only is None else _below(state, only, only), list(planner.left_out)
 
 
 def export_torch(
@@ -192,21 +188,23 @@ def _flatten(prefix: str, value: Any, into: dict[str, torch.Tensor]) -> None:
 
 
 class _Below(_EmptyStateDictLoadPlanner):
-    """Loads what is below one entry, and nothing else."""
+    """Loads what is below one entry, and nothing else; or all of them."""
 
-    def __init__(self, only: str) -> None:
+    def __init__(self, only: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._only = only
         self.left_out: dict[str, None] = {}
 
     def set_up_planner(self, state_dict: Any, metadata: Any = None, *others: Any) -> None:
         super().set_up_planner(state_dict, metadata, *others)
-        if not state_dict:
+        if not state_dict and self._only is not None:
             raise ConfigurationError(
                 f"the checkpoint has no entry {self._only!r}: it has {', '.join(self.left_out)}"
             )
 
     def _should_include_key(self, key: str, metadata: Any) -> bool:
+        if self._only is None:
+            return True
         steps = (metadata.planner_data or {}).get(key, (key,))
         above = [".".join(map(str, steps[:depth])) for depth in range(1, len(steps) + 1)]
         name = above[-1]

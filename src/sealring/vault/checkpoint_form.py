@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
@@ -16,6 +17,13 @@ from sealring.vault.sealed import shown
 KIND: Final = "checkpoint"
 _REFUSED: Final = "WeightsUnpickler error: "
 _LONGEST_REASON: Final = 300
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This worker's, also where no process group was made."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
 
 
 def load_entry(name: str, pickled: bytes) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import torch
-import torch.distributed as dist
 from cryptography import x509
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -23,7 +22,13 @@ from sealring.errors import ForeignPart, NotAVault, RolledBack, SealringError, U
 from sealring.vault import checkpoint_check as checking
 from sealring.vault import objects, signing
 from sealring.vault.checkpoint_check import Location
-from sealring.vault.checkpoint_form import KIND, has_own_memory, pickled_anew, raw_bytes
+from sealring.vault.checkpoint_form import (
+    KIND,
+    has_own_memory,
+    pickled_anew,
+    rank_and_world,
+    raw_bytes,
+)
 from sealring.vault.closing import Closable
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored, Vault
@@ -240,9 +245,7 @@ class CheckpointReader(Closable, StorageReader):
         for notes in run_notes.all():
             if (recorded := notes.trusted_in_replay()) is not None:
                 return recorded
-        distributed = dist.is_available() and dist.is_initialized()
-        rank = dist.get_rank() if distributed else 0
-        own = signing.credentials_of(rank, dist.get_world_size() if distributed else 1)
+        own = signing.credentials_of(*rank_and_world())
         return self._authorities or own.authorities, self._job or own.job
 
 

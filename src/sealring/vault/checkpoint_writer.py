@@ -19,7 +19,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, NoReturn
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -46,6 +45,7 @@ from sealring.vault.checkpoint_form import (
     dtype_name,
     paths_document,
     paths_of_all,
+    rank_and_world,
     raw_bytes,
 )
 from sealring.vault.closing import Closable
@@ -130,9 +130,7 @@ class CheckpointWriter(Closable, StorageWriter):
             raise Unsupported(
                 "a checkpoint has one manifest for all ranks: leave use_collectives on"
             )
-        distributed = dist.is_available() and dist.is_initialized()
-        self._rank = dist.get_rank() if distributed else 0
-        self._world = dist.get_world_size() if distributed else 1
+        self._rank, self._world = rank_and_world()
         self._begin(self._save.name)
         if is_coordinator and os.environ.get(OF_THE_RUN) and not self._told:
             self._told = True

@@ -21,7 +21,7 @@ from sealring.errors import (
     VaultError,
 )
 from sealring.formats.strict import read_json, strictly
-from sealring.vault.keys import KEY_BYTES, Grant, NextKey, Opener, Presented, SymmetricKey
+from sealring.vault.keys import KEY_BYTES, Grant, Opener, Presented, SymmetricKey
 from sealring.vault.sealed import ID_BYTES, check_version
 
 FORMAT: Final = "sealring vault"
@@ -98,9 +98,12 @@ def next_key(
     """
     number, key = ring.newest + 1, _native.Secret.random(KEY_BYTES)
     made = KeyRing(number, {**ring.keys, number: key}, ring.names)
-    next_one = NextKey(number, key, presented)
-    renewed = [next_one.renewed(grant, header.vault, ring.key) for grant in header.grants]
-    grants = [grant for grant in renewed if grant is not None]
+    grants = []
+    for grant in header.grants:
+        for holder in presented:
+            if holder.has(grant, header.vault, ring.newest, ring.key):
+                grants.append(holder.grant(grant.name, header.vault, number, key))
+                break
     if not any(grant.kind != "person" for grant in grants):
         raise ConfigurationError(
             "this would take away the last key that can write to this vault: grant another one "

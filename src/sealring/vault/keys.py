@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -173,22 +172,6 @@ class PublicKey:
 
 Presented = SymmetricKey | PublicKey
 """A holder that is named together with a change of the vault's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class NextKey:
-    """A vault's next key, and who is to have it."""
-
-    number: int
-    key: _native.Secret = field(repr=False)
-    presented: Sequence[Presented]
-
-    def renewed(self, grant: Grant, vault: bytes, old: _native.Secret) -> Grant | None:
-        """The same grant for the next key; None where its holder was not presented."""
-        for one in self.presented:
-            if one.has(grant, vault, self.number - 1, old):
-                return one.grant(grant.name, vault, self.number, self.key)
-        return None
 
 
 def key_file(path: Path) -> SymmetricKey:

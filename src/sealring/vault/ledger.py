@@ -84,25 +84,6 @@ class LocalLedger:
         self.where = str(path)
         self.beside_the_vault = beside_the_vault
 
-    @classmethod
-    def of(cls, vault: str, directory: VaultPath) -> LocalLedger:
-        folder = VAULT_LEDGER.read(os.environ)
-        if not folder:
-            if not directory.locks:
-                raise ConfigurationError(
-                    f"{directory} lies in a store, where no ledger is kept by which a rollback is "
-                    f"seen: set {VAULT_LEDGER.name} to a folder, or to {AT_THE_BROKER}"
-                )
-            return cls(vault, directory.local / "ledger.json")
-        if not Path(folder).is_dir():
-            # It is not made here: it may lie on a disk that is not there at the moment.
-            raise ConfigurationError(
-                f"{VAULT_LEDGER.name}={folder} is no directory: attach the disk that it lies on, "
-                f"or, if there was none before, run `mkdir -m 700 {folder}`"
-            )
-        elsewhere = not directory.locks or not Path(folder).is_relative_to(directory.local)
-        return cls(vault, Path(folder) / f"{vault}.json", beside_the_vault=not elsewhere)
-
     def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
         """A ledger elsewhere remembers which vault lies in a directory.
 
@@ -260,6 +241,21 @@ class BrokerLedger:
 
 def ledger_of(vault: str, directory: VaultPath) -> Ledger:
     """Where SEALRING_VAULT_LEDGER says, or in the vault's directory."""
-    if VAULT_LEDGER.read(os.environ) == AT_THE_BROKER:
+    folder = VAULT_LEDGER.read(os.environ)
+    if folder == AT_THE_BROKER:
         return BrokerLedger(vault)
-    return LocalLedger.of(vault, directory)
+    if not folder:
+        if not directory.locks:
+            raise ConfigurationError(
+                f"{directory} lies in a store, where no ledger is kept by which a rollback is "
+                f"seen: set {VAULT_LEDGER.name} to a folder, or to {AT_THE_BROKER}"
+            )
+        return LocalLedger(vault, directory.local / "ledger.json")
+    if not Path(folder).is_dir():
+        # It is not made here: it may lie on a disk that is not there at the moment.
+        raise ConfigurationError(
+            f"{VAULT_LEDGER.name}={folder} is no directory: attach the disk that it lies on, "
+            f"or, if there was none before, run `mkdir -m 700 {folder}`"
+        )
+    elsewhere = not directory.locks or not Path(folder).is_relative_to(directory.local)
+    return LocalLedger(vault, Path(folder) / f"{vault}.json", beside_the_vault=not elsewhere)

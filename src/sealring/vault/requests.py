@@ -27,7 +27,7 @@ _BYTES_A_SECOND: Final = 1 << 18
 _STOP_SECONDS: Final = 5.0
 """For a request to end that is stopped. It does no more than close its connection."""
 _MOVES_CONTENT: Final = frozenset({"cat_file", "pipe_file", "put_file"})
-_OVERHEAD: Final = 16 << 20
+OVERHEAD: Final = 16 << 20
 """Bytes: a page of a listing, or an error, is much shorter."""
 LARGEST_LISTING: Final = 64 << 20
 """Bytes, of the answers that list files: for about 200,000 of them."""
@@ -86,9 +86,9 @@ class Room:
     def take(self, answer: int, count: int) -> None:
         """`answer`: bytes of the answer that these are the last `count` of."""
         self.came += count
-        if answer > (longest := self.wanted + _OVERHEAD):
+        if answer > (longest := self.wanted + OVERHEAD):
             raise StoreFailed(f"an answer has more than {longest} bytes")
-        if self.listing and self.came > (longest := LARGEST_LISTING + _OVERHEAD):
+        if self.listing and self.came > (longest := LARGEST_LISTING + OVERHEAD):
             raise StoreFailed(f"the answers to one question have more than {longest} bytes")
 
 

@@ -78,7 +78,10 @@ def test_a_tar_that_names_more_bytes_than_it_has(vault: Vault, tmp_path: Path) -
     header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 32
     (tmp_path / "bad.tar").write_bytes(header.tobuf() + bytes(1024))
     refused(
-        vault, tmp_path / "bad.tar", BadSource, "bad.tar: at byte 512 it names 4294967296 bytes"
+        vault,
+        tmp_path / "bad.tar",
+        BadSource,
+        "bad.tar: what is named at byte 512 has 4294967296 bytes",
     )
     (tmp_path / "bad.tar").write_bytes(b"no archive" * 100)
     refused(vault, tmp_path / "bad.tar", BadSource, "cannot be read as a tar archive")
@@ -192,7 +195,7 @@ def test_token_files_that_are_none(vault: Vault, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 2), dtype="<u2"))
     refused(vault, tmp_path / "a.npy", BadSource, "no array of one dimension")
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(100))
-    refused(vault, tmp_path / "a.npy", BadSource, "names 4294967295 bytes")
+    refused(vault, tmp_path / "a.npy", BadSource, "has 4294967295 bytes")
 
 
 def test_a_sample_above_the_limit(vault: Vault, tmp_path: Path) -> None:
@@ -201,7 +204,13 @@ def test_a_sample_above_the_limit(vault: Vault, tmp_path: Path) -> None:
     refused(vault, tmp_path / "images", BadSource, "has 2000 bytes, and the limit is 1000",
             sample=1000)  # fmt: skip
     source = tar(tmp_path / "a.tar", [("a.1", bytes(600)), ("a.2", bytes(600))])
-    refused(vault, source, BadSource, "the sample 'a' is larger than 1000", sample=1000)
+    refused(
+        vault,
+        source,
+        BadSource,
+        "the sample 'a' has 1200 bytes, and the limit is 1000",
+        sample=1000,
+    )
 
 
 def folded(size: int, rows: int) -> Any:

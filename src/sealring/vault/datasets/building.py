@@ -22,7 +22,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
 
-from sealring import _native
 from sealring.errors import (
     BadSource,
     ConfigurationError,
@@ -44,6 +43,7 @@ from sealring.vault.datasets.shards import (
     Shard,
     Written,
     index_of,
+    sealed_shard,
 )
 from sealring.vault.datasets.stages import Stage, canonical, module_of, recorded
 from sealring.vault.datasets.work import Run, Task
@@ -136,18 +136,6 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
 
 def part_name(number: int) -> str:
     return f"shard-{number:08}"
-
-
-def read_order(stored: Stored, part: Part, shard: Shard) -> tuple[dict[str, Any], _native.Secret]:
-    """How another process reads a shard: the order, and the shard's key."""
-    given = {
-        "path": str(stored.copy.folder / part.name),
-        "place": asdict(stored.copy.place.of(part.name)),
-        "commitment": part.commitment,
-        "shard": asdict(shard),
-        "whose": stored.whose,
-    }
-    return given, stored.copy.place.part_key(part.name)
 
 
 def _built(name: str, version: int, index: Index, made: int, changed: bool) -> Built:
@@ -268,8 +256,10 @@ def _task(plan: Plan, number: int, copy: Copy, before: Stored | None, known: Sha
         reads = before, listed, known
         order["do"] = "copy"
     if reads is not None:
-        order["input"], key = read_order(*reads)
-        keys.append(key)
+        stored, listed, shard = reads
+        order["input_path"] = str(stored.copy.folder / listed.name)
+        order["input"] = asdict(sealed_shard(stored, listed, shard))
+        keys.append(stored.copy.place.part_key(listed.name))
     return Task(number, order, keys)
 
 

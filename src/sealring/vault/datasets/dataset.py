@@ -10,12 +10,12 @@ from operator import index
 from typing import Any, Final
 
 import numpy as np
-import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from sealring.core.hooks import Share, run_notes
 from sealring.errors import ConfigurationError, Unsupported, VaultError
+from sealring.vault.checkpoint_form import rank_and_world
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.order import Mixture, Numbers
 from sealring.vault.datasets.reading import (
@@ -174,9 +174,9 @@ class Stream(IterableDataset[Any]):
             raise ConfigurationError("there is one weight for each dataset")
         if block < 1 or seed < 0 or (batch_size is not None and batch_size < 1):
             raise ConfigurationError("block and batch_size are at least 1, and seed at least 0")
-        there = dist.is_available() and dist.is_initialized()
-        self._world = (dist.get_world_size() if there else 1) if world is None else world
-        self._rank = (dist.get_rank() if there else 0) if rank is None else rank
+        own_rank, own_world = rank_and_world()
+        self._world = own_world if world is None else world
+        self._rank = own_rank if rank is None else rank
         if not 0 <= self._rank < self._world:
             raise ConfigurationError(f"rank {self._rank} is none of a world of {self._world}")
         self._collate = (collate or default_collate) if batch_size is not None else None

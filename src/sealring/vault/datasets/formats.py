@@ -71,6 +71,13 @@ def source_files(source: Path) -> list[SourceFile]:
     return sorted(found, key=lambda one: one.inside)
 
 
+def too_large(what: object, size: int, limit: int) -> BadSource:
+    return BadSource(
+        f"{what} has {size} bytes, and the limit is {limit}: if it is meant, set a larger "
+        "--largest-sample"
+    )
+
+
 @contextlib.contextmanager
 def parsing(name: object, form: str) -> Iterator[None]:
     """Parsers of other projects raise anything at a file that an attacker made: it is BadSource."""
@@ -228,11 +235,8 @@ class Tars:
                 if ending in files:
                     raise BadSource(f"{file.name}: it has the file {name!r} twice")
                 files[ending] = content
-                if sum(map(len, files.values())) > limits.sample:
-                    raise BadSource(
-                        f"{file.name}: the sample {key!r} is larger than {limits.sample} bytes: if "
-                        "it is meant, set a larger --largest-sample"
-                    )
+                if (size := sum(map(len, files.values()))) > limits.sample:
+                    raise too_large(f"{file.name}: the sample {key!r}", size, limits.sample)
             if files:
                 yield {"key": key, "files": files}
 
@@ -247,10 +251,8 @@ class _Bounded:
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= self._largest:
-            raise BadSource(
-                f"{self.name}: at byte {self.tell()} it names {size} bytes, and the limit is "
-                f"{self._largest}: if it is meant, set a larger --largest-sample"
-            )
+            where = f"{self.name}: what is named at byte {self.tell()}"
+            raise too_large(where, size, self._largest)
         return self._file.read(size)
 
 
@@ -274,10 +276,7 @@ def _members(file: BinaryIO, limits: Limits) -> Iterator[tuple[str, bytes]]:
             except UnsafePath:
                 raise UnsafePath(f"{where} leads out of the archive") from None
             if member.size > limits.sample:
-                raise BadSource(
-                    f"{where} has {member.size} bytes, and the limit is {limits.sample}: if it "
-                    "is meant, set a larger --largest-sample"
-                )
+                raise too_large(where, member.size, limits.sample)
             content = archive.extractfile(member)
             assert content is not None, "isreg"
             data = content.read(member.size)
@@ -316,10 +315,7 @@ class Images:
         size = 0
         for file in files:
             if file.size > limits.sample:
-                raise BadSource(
-                    f"{file.path} has {file.size} bytes, and the limit is {limits.sample}: if it "
-                    "is meant, set a larger --largest-sample"
-                )
+                raise too_large(file.path, file.size, limits.sample)
             if group and size + file.size > limits.shard:
                 yield Unit({"files": group}, size)
                 group, size = [], 0

@@ -101,7 +101,7 @@ def _keys(reference: VaultReference, order: dict[str, Any]) -> list[_native.Secr
     folders = [order["folder"]] if "folder" in order else []
     parts = [order["part"]]
     if "input" in order:
-        path = Path(order["input"]["path"])
+        path = Path(order["input_path"])
         folders.append(str(path.parent))
         parts.append(path.name)
     if not folders:

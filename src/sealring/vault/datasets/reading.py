@@ -22,6 +22,7 @@ from sealring.vault.datasets.shards import (
     ShardReader,
     groups,
     index_of,
+    sealed_shard,
 )
 from sealring.vault.sealed import AES, CHACHA
 from sealring.vault.vault import Vault
@@ -45,7 +46,7 @@ class Form(NamedTuple):
     """Whether a batch has the tensor `document` beside it."""
 
 
-class Run(NamedTuple):
+class ItemBytes(NamedTuple):
     """Items that were read at once, all of one shard."""
 
     reader: ShardReader
@@ -199,10 +200,12 @@ class OpenDataset:
         self.index = index_of(stored)
         self.name, self.version = name, stored.manifest.object_version
         self.digest = self.index.digest
-        self._whose, self._folder = stored.whose, stored.copy.folder
+        self._folder = stored.copy.folder
         parts = stored.manifest.parts
-        self._places = [stored.copy.place.of(part.name) for part in parts]
-        self._commitments = [part.commitment for part in parts]
+        self._shards = [
+            sealed_shard(stored, part, shard)
+            for part, shard in zip(parts, self.index.shards, strict=True)
+        ]
         self._keys = ReadingKeys(
             f"the dataset {name!r}", [stored.copy.place.part_key(part.name) for part in parts]
         )
@@ -221,21 +224,20 @@ class OpenDataset:
         return found
 
     def require_suite_for_gpus(self) -> None:
-        if any(place.suite != CHACHA for place in self._places):
+        if any(one.place.suite != CHACHA for one in self._shards):
             raise Unsupported(
-                f"{self._whose} is sealed with {AES}, for which GPUs have no instructions: "
-                "ingest it with --suite chacha20-poly1305"
+                f"{self._shards[0].whose} is sealed with {AES}, for which GPUs have no "
+                "instructions: ingest it with --suite chacha20-poly1305"
             )
 
     def new_reader(self, number: int) -> ShardReader:
         """One that the caller closes."""
-        place = self._places[number]
+        what = self._shards[number]
         return ShardReader(
-            self._folder / place.part, place, self._keys.key(number),
-            self._commitments[number], self.index.shards[number], self._whose, self._threads,
-        )  # fmt: skip
+            self._folder / what.place.part, what, self._keys.key(number), self._threads
+        )
 
-    def runs(self, view: View, shards: Numbers, numbers: Numbers) -> Iterator[Run]:
+    def runs(self, view: View, shards: Numbers, numbers: Numbers) -> Iterator[ItemBytes]:
         """The bytes of items of any shards. Each shard is read in few calls."""
         for shard in np.unique(shards).tolist():
             places = np.flatnonzero(shards == shard)
@@ -245,7 +247,7 @@ class OpenDataset:
                 plain = reader.read(
                     np.ascontiguousarray(starts[part]), np.ascontiguousarray(sizes[part])
                 )
-                yield Run(reader, places[part], plain, sizes[part])
+                yield ItemBytes(reader, places[part], plain, sizes[part])
 
     def close(self) -> None:
         """Wipes the keys of all shards: from then on there is no new reader either."""

@@ -35,7 +35,7 @@ from sealring.errors import (
 from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.fields import Field
-from sealring.vault.objects import digest_of, open_part
+from sealring.vault.objects import Part, digest_of, open_part
 from sealring.vault.sealed import SealedPlace, read_as
 from sealring.vault.storage import VaultPath
 from sealring.vault.vault import Stored
@@ -123,6 +123,20 @@ def index_of(stored: Stored) -> Index:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedShard:
+    """A shard, and what must be known to open its file but for the key."""
+
+    place: SealedPlace
+    commitment: str
+    shard: Shard
+    whose: str
+
+
+def sealed_shard(stored: Stored, part: Part, shard: Shard) -> SealedShard:
+    return SealedShard(stored.copy.place.of(part.name), part.commitment, shard, stored.whose)
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """A shard's file that is on the disk, under a name of its own."""
 
@@ -190,13 +204,14 @@ class ShardReader(Closable):
     """An open shard: its key is in the native reader alone."""
 
     def __init__(
-        self, path: VaultPath, place: SealedPlace, key: _native.Secret, commitment: str,
-        shard: Shard, whose: str, threads: int = 1,
-    ) -> None:  # fmt: skip
-        self.name = f"part {place.part} of {whose}"
-        self.shard = shard
+        self, path: VaultPath, what: SealedShard, key: _native.Secret, threads: int = 1
+    ) -> None:
+        self.name = f"part {what.place.part} of {what.whose}"
+        self.shard = what.shard
         try:
-            self._part = open_part(path, place, key, self.name, shard.length, commitment, threads)
+            self._part = open_part(
+                path, what.place, key, self.name, self.shard.length, what.commitment, threads
+            )
         except MissingPart:
             if path.parent.has_folder():
                 raise

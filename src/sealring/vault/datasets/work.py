@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sealring import _native
 from sealring.errors import BadSource
+from sealring.formats.strict import strictly
 from sealring.vault.children import Child, serve
 from sealring.vault.datasets.fields import Field, encoder
-from sealring.vault.datasets.formats import FORMATS, Limits
-from sealring.vault.datasets.shards import Shard, ShardReader, Written, write_shard
+from sealring.vault.datasets.formats import FORMATS, Limits, too_large
+from sealring.vault.datasets.shards import SealedShard, ShardReader, Written, write_shard
 from sealring.vault.datasets.stages import stage_samples
 from sealring.vault.sealed import Progress, SealedPlace
 from sealring.vault.storage import LocalPath
@@ -36,10 +37,8 @@ class Task:
     keys: Sequence[_native.Secret] = field(repr=False)
 
 
-class Run(Protocol):
-    """Carries out tasks in any order. The first error ends it."""
-
-    def __call__(self, tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]: ...
+Run = Callable[[Sequence[Task], Progress], Iterator[tuple[int, Any]]]
+"""Carries out tasks in any order. The first error ends it."""
 
 
 def in_this_process(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
@@ -122,7 +121,8 @@ def _written(order: dict[str, Any], keys: Sequence[_native.Secret], progress: Pr
         values = form.samples(order["unit"], watched, limits)
         samples = _encoded(values, order, limits, watched)
         return write_shard(folder, place, keys[0], source, samples, progress)
-    reader = _reader(order["input"], keys[1])
+    given: SealedShard = strictly(SealedShard, order["input"], "an order", "shard")
+    reader = ShardReader(LocalPath(order["input_path"]), given, keys[1])
     try:
         if order["do"] == "copy":
             source = reader.shard.source
@@ -144,18 +144,10 @@ def _encoded(
         except BadSource as problem:
             raise BadSource(f"{where or value.get('path')}: sample {number}: {problem}") from None
         if len(sample) > limits.sample and order["format"] != "tokens":
-            raise BadSource(
-                f"{where or value.get('path')}: sample {number} has {len(sample)} bytes, and the "
-                f"limit is {limits.sample}: if it is meant, set a larger --largest-sample"
-            )
+            what = f"{where or value.get('path')}: sample {number}"
+            raise too_large(what, len(sample), limits.sample)
         yield sample
     watched.check()
-
-
-def _reader(given: dict[str, Any], key: _native.Secret) -> ShardReader:
-    place, shard = SealedPlace(**given["place"]), Shard(**given["shard"])
-    path = LocalPath(given["path"])
-    return ShardReader(path, place, key, given["commitment"], shard, given["whose"])
 
 
 if __name__ == "__main__":
