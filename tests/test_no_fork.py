@@ -52,7 +52,7 @@ def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
         nonlocal left
         with NoFork():
             entered.set()
-            while not no_fork._forking:
+            while not no_fork.forking:
                 time.sleep(0.001)
             left = True
 
@@ -67,15 +67,15 @@ def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
 
     assert ends_well(has_left)
     thread.join()
-    assert not no_fork._forking
-    assert not no_fork._inside
+    assert not no_fork.forking
+    assert not no_fork.inside
 
 
 def test_a_thread_that_is_in_openssl_itself_can_fork() -> None:
     """A signal's handler runs in the middle of anything."""
     with NoFork(), NoFork():
         assert ends_well(lambda: None)
-    assert not no_fork._inside
+    assert not no_fork.inside
 
 
 def test_the_thread_that_forks_can_free_a_key_meanwhile() -> None:

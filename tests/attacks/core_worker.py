@@ -56,7 +56,7 @@ def record_keys() -> None:
 
     create.CollectiveEngine = RecordedEngine  # type: ignore[attr-defined]
     create.Mailbox = RecordedMailbox  # type: ignore[attr-defined]
-    export, context = tls.TlsConnection.export, tls._new_context
+    export, context = tls.TlsConnection.export, tls.new_context
     numbers = iter(range(1000))
 
     def recorded_export(self: Any, *arguments: Any) -> Any:
@@ -90,19 +90,19 @@ def record_keys() -> None:
             return secret
 
     forming.Statements = RecordedStatements  # type: ignore[attr-defined]
-    take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection._take_keys
+    take_step, take_keys = sessions.Chain.take_step, resumption.SessionConnection.take_keys
     by_session = resumption.SessionConnection.export
 
     def recorded_step(self: Any, *arguments: Any) -> Any:
-        report(f"session {next(numbers)}", self._secret)
+        report(f"session {next(numbers)}", self.secret)
         connection = take_step(self, *arguments)
         report(f"session's connection {next(numbers)}", connection)
-        report(f"session {next(numbers)}", self._secret)
+        report(f"session {next(numbers)}", self.secret)
         return connection
 
     def recorded_keys(self: Any, *arguments: Any, **options: Any) -> None:
         take_keys(self, *arguments, **options)
-        keys = self._secret.derive(b"", resumption._SETUP_KEYS, 2 * KEY_BYTES)
+        keys = self._secret.derive(b"", resumption.SETUP_KEYS, 2 * KEY_BYTES)
         for start in (0, KEY_BYTES):
             key = keys.part(start, KEY_BYTES)
             report(f"set-up key {next(numbers)}", key)
@@ -115,10 +115,10 @@ def record_keys() -> None:
         return exported
 
     sessions.Chain.take_step = recorded_step  # type: ignore[assignment, method-assign]
-    resumption.SessionConnection._take_keys = recorded_keys  # type: ignore[method-assign]
+    resumption.SessionConnection.take_keys = recorded_keys  # type: ignore[method-assign]
     resumption.SessionConnection.export = recorded_by_session  # type: ignore[assignment, method-assign]
     tls.TlsConnection.export = recorded_export  # type: ignore[assignment, method-assign]
-    tls._new_context = recorded_context
+    tls.new_context = recorded_context
 
 
 def train() -> None:

@@ -21,7 +21,7 @@ from sealring import _native
 MASK: Final = 0xA5
 RATCHETS: Final = 40
 """More than a worker of these tests replaces a key."""
-_PIECE: Final = 8 << 20
+PIECE: Final = 8 << 20
 _OVERLAP: Final = 256
 
 
@@ -118,9 +118,9 @@ def _pieces(file: Path) -> Iterator[bytes]:
                 break
             end = os.lseek(opened.fileno(), start, os.SEEK_HOLE)
             while start < end:
-                piece += os.pread(opened.fileno(), min(_PIECE, end - start), start)
-                start += _PIECE
-                if len(piece) >= _PIECE:
+                piece += os.pread(opened.fileno(), min(PIECE, end - start), start)
+                start += PIECE
+                if len(piece) >= PIECE:
                     yield bytes(piece)
                     del piece[:-_OVERLAP]  # a key may lie across the end
     yield bytes(piece)

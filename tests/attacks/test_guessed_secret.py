@@ -13,7 +13,7 @@ from cryptography import x509
 from sealring import _native
 from sealring.core.handshake import accept
 from sealring.core.identity import Credentials, load_credentials
-from sealring.core.identity.secret import _decode, derive_authority, read_secret
+from sealring.core.identity.secret import decode_secret, derive_authority, read_secret
 from sealring.core.identity.verification import is_issued_by
 from sealring.errors import BadCredential
 from tests.codes import coded
@@ -84,7 +84,7 @@ def test_a_secret_that_can_be_guessed_from_one_connection_is_refused(secret: str
 
 def decoded(secret: str) -> bytes:
     key = bytearray(32)
-    assert _decode(memoryview(secret.encode()), key)
+    assert decode_secret(memoryview(secret.encode()), key)
     return bytes(key)
 
 

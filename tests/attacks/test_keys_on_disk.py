@@ -132,6 +132,6 @@ def test_the_search_finds_what_there_is(tmp_path: Path) -> None:
         memory = bytes(8191 + number) + pattern + bytes(100)
         assert key_search.found_among([memory], wanted) == [name]
     file = tmp_path / "memory"
-    across = bytes(key_search._PIECE - 7) + key + bytes(10)
+    across = bytes(key_search.PIECE - 7) + key + bytes(10)
     file.write_bytes(across)
     assert key_search.found_in(file, wanted) == ["the key, generation 0"]

@@ -116,7 +116,7 @@ def test_a_flood_of_readers_is_not_accepted_and_a_reader_after_it_is_served(fold
             except OSError:
                 continue
         assert refused > 500
-        assert len(server._open) <= 16
+        assert len(server.connections()) <= 16
         for sock in flood:
             sock.close()
         with socket.socket(socket.AF_UNIX) as late:

@@ -427,7 +427,7 @@ def test_an_error_of_a_library_is_named_after_the_neighbour(
     def read(*_: object) -> Any:
         raise KeyError("a parser's own error")
 
-    monkeypatch.setattr(forming, "_read_certificates", read)
+    monkeypatch.setattr(forming, "read_certificates", read)
     outcome("handshake.malformed_setup")
 
 
@@ -435,8 +435,8 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
-    connected, plain = connections.Connections.dialed, forming._read_certificates
-    go_on, hear, early = tree.TreeExchange._go_on, settling.Settling.hear, threading.Event()
+    connected, plain = connections.Connections.dialed, forming.read_certificates
+    go_on, hear, early = tree.TreeExchange.go_on, settling.Settling.hear, threading.Event()
 
     def invent(self: Any) -> None:
         if self._rank == 2 and self.started and self._awaited and not self._sent_up:
@@ -463,8 +463,8 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
             early.set()
 
     monkeypatch.setattr(settling.Settling, "hear", heard)
-    monkeypatch.setattr(tree.TreeExchange, "_go_on", invent)
-    monkeypatch.setattr(forming, "_read_certificates", read)
+    monkeypatch.setattr(tree.TreeExchange, "go_on", invent)
+    monkeypatch.setattr(forming, "read_certificates", read)
     monkeypatch.setattr(connections.Connections, "dialed", late)
     with world(4) as one:
         one.start_all()

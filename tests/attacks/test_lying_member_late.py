@@ -57,7 +57,7 @@ class Liar:
 
     def __init__(self, one: Team, by: str) -> None:
         self.one, self.by = one, by
-        late = one.groups[LIAR].engine._late_links
+        late = one.groups[LIAR].engine.late_links
         assert late is not None
         self.terms: Terms = late.messages.terms
         self.address = one.groups[LIAR].agreed.members[VICTIM].addresses[0]
@@ -243,9 +243,9 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
     """Every lie, again and again, with as many connections at once as it likes."""
     monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
     with team() as one:
-        late = one.groups[VICTIM].engine._late_links
+        late = one.groups[VICTIM].engine.late_links
         assert late is not None
-        listener = late._listener
+        listener = late.listener
         del late
 
         def lie_much(times: int) -> None:
@@ -259,7 +259,7 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
         def settled() -> tuple[int, int]:
             until = time.monotonic() + 30
-            while listener._connections:
+            while listener.connections:
                 assert time.monotonic() < until
                 time.sleep(0.01)
             gc.collect()
@@ -279,10 +279,10 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
 def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[[], None]:
     """In the liar's place, where it said that it listens. Returns what ends it."""
-    late = one.groups[LIAR].engine._late_links
+    late = one.groups[LIAR].engine.late_links
     assert late is not None
     address = one.groups[LIAR].agreed.members[LIAR].addresses[0]
-    late._listener.stop()
+    late.listener.stop()
     server = socket.create_server(address)
     server.settimeout(0.1)
     ended = threading.Event()

@@ -66,10 +66,10 @@ def _script() -> str:
         f"exec setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all "
         '--inh-caps=-all --no-new-privs -- "$@"'
     )
-    return "\n".join(["mount --make-rprivate /", _open_paths(), become])
+    return "\n".join(["mount --make-rprivate /", open_paths(), become])
 
 
-def _open_paths() -> str:
+def open_paths() -> str:
     """Shell commands that make the interpreter and the checkout reachable by everybody."""
     by_closed: dict[Path, list[Path]] = {}
     for path in (Path(sys.base_prefix), Path(sys.prefix), CHECKOUT):

@@ -81,7 +81,7 @@ class Pod:
         assert security["runAsNonRoot"]
         assert security["capabilities"] == {"drop": ["ALL"]}
         assert security["allowPrivilegeEscalation"] is False
-        lines = ["mount --make-rprivate /", unprivileged._open_paths()]
+        lines = ["mount --make-rprivate /", unprivileged.open_paths()]
         mounts = {
             each["mountPath"]: (self.folder / each["name"], each.get("readOnly", False))
             for each in container.get("volumeMounts", ())

@@ -48,10 +48,10 @@ def test_a_wrong_result_is_a_difference(exact: bool) -> None:
     for call in (ours, theirs):
         call.written()
     runner = _Runner(case, 0, report)
-    runner._judge(step, ours, theirs)
+    runner.judge(step, ours, theirs)
     assert (report.findings, report.counts["equal"]) == ([], 1)
     ours.outputs[0][2, 3] += 0.01
-    runner._judge(step, ours, theirs)
+    runner.judge(step, ours, theirs)
     assert [kind for kind, _ in report.findings] == ["difference"]
 
 
@@ -79,8 +79,8 @@ def test_an_open_descriptor_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_dies_or_stands_still_is_found(number: int, kind: str) -> None:
     world = World(1, SEED, patience_s=60)
     try:
-        world._patience_s = 5
-        process: Any = world._processes[0]
+        world.patience_s = 5
+        process: Any = world.processes[0]
         os.kill(process.pid, number)
         with pytest.raises(WorldEnded) as caught:
             world.run(0)

@@ -105,7 +105,7 @@ class _Runner:
             reference = self._call(gloo, step, views=False)
             refusal = _begin(reference) or _finish(reference)
             if problem is None and refusal is None:
-                self._judge(step, call, reference)
+                self.judge(step, call, reference)
             elif problem is None:
                 self._report.counts["only sealring can"] += 1
             elif isinstance(problem, GroupError):
@@ -123,7 +123,7 @@ class _Runner:
     def _call(self, group: Any, step: Step, *, views: bool) -> Call:
         return Call(group, self._case.members, self._rank, step, views)
 
-    def _judge(self, step: Step, ours: Call, theirs: Call) -> None:
+    def judge(self, step: Step, ours: Call, theirs: Call) -> None:
         for index, (mine, other) in enumerate(zip(ours.outputs, theirs.outputs, strict=True)):
             if not same(mine, other, step):
                 self._finding(

@@ -25,7 +25,7 @@ class WorldEnded(Exception):
 
 class World:
     def __init__(self, size: int, seed: int, patience_s: float) -> None:
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._stack = ExitStack()
         env = {
             "SEALRING_LIVE": "0",  # its socket is the process's and stays, which looks like a leak
@@ -36,7 +36,7 @@ class World:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         self._logs = [folder / f"rank{rank}.log" for rank in range(size)]
         context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
+        self._pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(
@@ -45,7 +45,7 @@ class World:
             process.start()
             there.close()
             self._pipes.append(here)
-            self._processes.append(process)
+            self.processes.append(process)
         self._answers()
 
     def run(self, number: int) -> list[Report]:
@@ -56,7 +56,7 @@ class World:
 
     def _answers(self) -> list[Any]:
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + self.patience_s
         while len(answers) < len(self._pipes):
             waiting = [rank for rank in range(len(self._pipes)) if rank not in answers]
             left = deadline - time.monotonic()
@@ -73,15 +73,15 @@ class World:
 
     def _where(self, ranks: list[int]) -> str:
         for rank in ranks:
-            pid = self._processes[rank].pid
+            pid = self.processes[rank].pid
             assert pid is not None
             os.kill(pid, signal.SIGUSR1)
         time.sleep(_DUMP_S)
         return "\n".join(f"rank {rank} answers nothing\n{self._log(rank)}" for rank in ranks)
 
     def _how_it_ended(self, rank: int) -> str:
-        self._processes[rank].join(10)
-        return f"rank {rank} ended with {self._processes[rank].exitcode}\n{self._log(rank)}"
+        self.processes[rank].join(10)
+        return f"rank {rank} ended with {self.processes[rank].exitcode}\n{self._log(rank)}"
 
     def _log(self, rank: int) -> str:
         return self._logs[rank].read_text(errors="replace")[-6000:]
@@ -90,7 +90,7 @@ class World:
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)
-        for process in self._processes:
+        for process in self.processes:
             process.join(5)
             if process.is_alive():
                 process.kill()

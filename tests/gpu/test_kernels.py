@@ -218,7 +218,7 @@ def test_every_changed_bit_is_seen_and_nothing_is_written() -> None:
         forged[spot] ^= 1 << spot % 8
         result = torch.full((size,), 0xAA, dtype=torch.uint8, device=device())
         kernels = RecordKernels(device(), CONTEXT, record_bytes)
-        kernels._kernels = sealer._kernels
+        kernels.kernels = sealer.kernels
         kernels.open(forged, key, header(), result)
         with pytest.raises(TamperedRecord):
             kernels.check()

@@ -162,7 +162,7 @@ def a_gpu_without_room(rank: int) -> tuple[str, float]:
     """The others must neither wait for it in NCCL nor give up what they have."""
     dist.all_reduce(torch.ones(10, device="cuda"))
     group: Any = dist.group.WORLD
-    programs = group.engine._on_gpus
+    programs = group.engine.on_gpus
     whole = programs._native
     if rank == 7:
         programs._native = NoRoom()

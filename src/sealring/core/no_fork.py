@@ -19,9 +19,9 @@ from contextlib import ContextDecorator
 from typing import Final
 
 _changed = threading.Condition()
-_inside: Final[dict[int, int]] = {}
+inside: Final[dict[int, int]] = {}
 """The threads that are in a block, and how deep."""
-_forking: Final[set[int]] = set()
+forking: Final[set[int]] = set()
 """Threads that fork, or wait for that."""
 
 
@@ -36,17 +36,17 @@ class NoFork(ContextDecorator):
         with _changed:
             # A thread that forks may come here too: other handlers of fork(), the garbage collector
             # and signals' handlers run in it. It must not wait for itself.
-            while _forking and thread not in _forking and thread not in _inside:
+            while forking and thread not in forking and thread not in inside:
                 _changed.wait()
-            _inside[thread] = _inside.get(thread, 0) + 1
+            inside[thread] = inside.get(thread, 0) + 1
 
     def __exit__(self, *_: object) -> None:
         thread = threading.get_ident()
         with _changed:
-            _inside[thread] -= 1
-            if not _inside[thread]:
-                del _inside[thread]
-                if _forking:
+            inside[thread] -= 1
+            if not inside[thread]:
+                del inside[thread]
+                if forking:
                     _changed.notify_all()
 
 
@@ -54,12 +54,12 @@ def _before() -> None:
     # A signal's handler may fork in the middle of a block; it must not wait for itself.
     own = {threading.get_ident()}
     _changed.acquire()
-    _forking.update(own)
-    _changed.wait_for(lambda: _inside.keys() <= own)
+    forking.update(own)
+    _changed.wait_for(lambda: inside.keys() <= own)
 
 
 def _in_parent() -> None:
-    _forking.discard(threading.get_ident())
+    forking.discard(threading.get_ident())
     _changed.notify_all()
     _changed.release()
 
@@ -67,10 +67,10 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _changed
     _changed = threading.Condition()
-    _forking.clear()
+    forking.clear()
     own = threading.get_ident()
-    for thread in _inside.keys() - {own}:
-        del _inside[thread]
+    for thread in inside.keys() - {own}:
+        del inside[thread]
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

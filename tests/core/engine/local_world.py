@@ -157,7 +157,7 @@ class LocalWorld:
                 rank,
                 self.world,
                 context=self.contexts.get(rank, self.context),
-                group_key=self._key("group", rank),
+                group_key=self.key("group", rank),
                 links=links[rank],
                 host=self._host(rank),
                 record_bytes=self.record_bytes,
@@ -228,7 +228,7 @@ class LocalWorld:
     def _host(self, rank: int) -> str:
         return f"host-{rank if self.hosts is None else self.hosts[rank]}"
 
-    def _key(self, *words: object) -> _native.Secret:
+    def key(self, *words: object) -> _native.Secret:
         return _native.Secret(hashlib.sha256(repr((self.keys_seed, words)).encode()).digest())
 
     def _connect(self, low: int, high: int) -> tuple[LocalLink, LocalLink]:
@@ -254,9 +254,9 @@ class LocalWorld:
                     host=self._host(peer),
                     socket=end,
                     memory=self._map(me, peer) if self.transport == "shm" else None,
-                    send_key=self._key("pair", me, peer),
-                    receive_key=self._key("pair", peer, me),
-                    peer_group_key=self._key("group", peer),
+                    send_key=self.key("pair", me, peer),
+                    receive_key=self.key("pair", peer, me),
+                    peer_group_key=self.key("group", peer),
                 )
             )
         return links[0], links[1]

@@ -38,7 +38,7 @@ def facts(error: BaseException | None) -> tuple[object, ...]:
 
 def test_collectives_end_with_what_messages_saw_first_and_tell_it() -> None:
     with LocalWorld(3, middle={(1, 0): Flip(100, 1)}) as world:
-        world.engines[0]._first_failure.settle(BEFORE)
+        world.engines[0].first_failure.settle(BEFORE)
         for _ in range(2):
             errors = world.run([each.collective() for each in tensors_of(SUM, 3)])
     own, *others = map(facts, errors)
@@ -61,7 +61,7 @@ def test_messages_end_with_what_collectives_saw_first_and_tell_it(settled: bool)
     with LocalMail(3, middle={(1, 0): Flip(100, 1)}) as mail:
         zero, one, two = mail.mailboxes
         if settled:
-            zero._first_failure.settle(BEFORE)
+            zero.first_failure.settle(BEFORE)
         send(one, 0, 1, slot(sent), 20.0)
         submitted = receive(two, 0, 2, slot(got), 20.0)
         with pytest.raises(GroupError) as seen:

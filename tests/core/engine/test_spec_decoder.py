@@ -52,16 +52,16 @@ def decoded(
     `lanes` has the further pipes, by (sender, receiver, lane).
     """
     records = {}
-    group_keys = {rank: bytes(local._key("group", rank)) for rank in range(local.world)}
+    group_keys = {rank: bytes(local.key("group", rank)) for rank in range(local.world)}
     for receiver in range(local.world):
         inbox = Inbox(receiver, local.context, group_keys)
         for (a, b), tap in taps.items():
             if b == receiver:
-                key = bytes(local._key("pair", a, b))
+                key = bytes(local.key("pair", a, b))
                 records[a, b] = inbox.decode(bytes(tap.stream), a, key, (slots or {}).get((a, b)))
         for (a, b, lane), tap in (lanes or {}).items():
             if b == receiver:
-                key = bytes(local._key("pair", a, b))
+                key = bytes(local.key("pair", a, b))
                 records[a, b] += inbox.decode(bytes(tap.stream), a, key, lane=lane)
         inbox.finish()
     return records
@@ -252,7 +252,7 @@ def test_further_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 1 << 20, DType.FLOAT32, ReduceKind.SUM)
     with LocalWorld(2, middle=dict(taps), rekey_bytes=1_000_000) as local:
         for engine in local.engines:
-            engine._lanes._most = 3
+            engine.lanes._most = 3
         tensors = tensors_of(large, 2)
         before = [each.bits() for each in tensors]
 

@@ -19,7 +19,7 @@ from sealring.core.handshake.statements import Statement, Statements, commitment
 from sealring.core.handshake.terms import members_digest
 from sealring.core.identity.secret import derive_authority
 from sealring.core.links import run_of
-from sealring.core.links.epoch import _epoch
+from sealring.core.links.epoch import epoch_from
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.table import AlgorithmTable, Placement, Row
 from tests.core.engine.spec_decoder import Keys
@@ -152,7 +152,7 @@ def test_runs_and_groups_of_them(vector: dict[str, str]) -> None:
     assert digest(b"sealring 2 run", transcript) == run
     assert digest(b"sealring 2 epoch", run.encode(), drawn.encode()) == vector["epoch-within"]
     assert run_of(transcript) == run
-    assert _epoch(run, drawn) == vector["epoch-within"]
+    assert epoch_from(run, drawn) == vector["epoch-within"]
 
 
 def test_group_keys(vector: dict[str, str]) -> None:

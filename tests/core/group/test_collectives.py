@@ -227,7 +227,7 @@ def test_a_waiter_passing_through_does_not_hide_that_the_work_is_done() -> None:
     result = [torch.ones(1)]
     work = SealedWork(result, give_up=lambda: None)
     work.finish()
-    work._pending.acquire()  # as every waiter does for a moment
+    work.pending.acquire()  # as every waiter does for a moment
     assert work.is_completed()
     assert work.is_success()
     future = work.get_future()

@@ -377,7 +377,7 @@ def done_and_not_yet_copied(rank: int, world: int) -> None:
     calls.streams.run_on = run_later  # type: ignore[method-assign]
     data = torch.ones(10, 20)
     work = dist.all_reduce(data.t(), async_op=True)
-    while not work._done:
+    while not work.done:
         time.sleep(0.001)
     assert not work.is_completed()
     assert work.wait()

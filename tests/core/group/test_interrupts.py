@@ -105,7 +105,7 @@ def test_a_backward_pass_goes_on_where_no_thread_can_be_started(
 def test_an_interrupt_just_when_the_work_is_done_does_not_lock_it() -> None:
     work = SealedWork([], give_up=lambda: None)
     work.finish()
-    work._pending.acquire()  # wait() has got it, and there the interrupt comes
-    work._end_at_once()
+    work.pending.acquire()  # wait() has got it, and there the interrupt comes
+    work.end_at_once()
     assert work.wait()
     assert work.wait()

@@ -251,8 +251,8 @@ def test_memory_is_kept_until_its_call_is_done(workers: Workers) -> None:
 def test_the_list_of_mappings_says_what_may_be_written() -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as own:
         address = np.frombuffer(own, dtype=np.uint8).ctypes.data
-        assert memory._mapped(address, address + mmap.PAGESIZE, "w")
-        assert not memory._mapped(0, mmap.PAGESIZE, "r")
+        assert memory.is_mapped(address, address + mmap.PAGESIZE, "w")
+        assert not memory.is_mapped(0, mmap.PAGESIZE, "r")
 
 
 def lines_with(word: str) -> Iterator[str]:

@@ -227,14 +227,14 @@ def pipes_never_come(rank: int, world: int) -> int:
     def leads_nowhere(*_: Any) -> socket.socket:
         return socket.socketpair()[0]
 
-    works = lanes.Lanes._connect
+    works = lanes.Lanes.connect
     if rank == 1:
-        lanes.Lanes._connect = leads_nowhere  # type: ignore[assignment]
+        lanes.Lanes.connect = leads_nowhere  # type: ignore[assignment]
     dist.init_process_group("sealring", timeout=timedelta(seconds=3))
     try:
         return agrees(rank, world)
     finally:
-        lanes.Lanes._connect = works  # type: ignore[method-assign]
+        lanes.Lanes.connect = works  # type: ignore[method-assign]
         dist.destroy_process_group()
 
 
@@ -262,7 +262,7 @@ def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tupl
     finally:
         lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
     seen.append(agrees(rank, world))
-    made = group().engine._lanes._counts
+    made = group().engine.lanes.counts
     return seen, sorted((uses[0].name, count) for uses, count in made.items())
 
 
@@ -356,7 +356,7 @@ def test_an_interrupt_while_ranks_agree_on_lanes_is_told_to_the_others(workers: 
 
 def cannot_run_its_part(rank: int, world: int) -> None:
     if rank == 1:
-        group().engine._lanes.count_for = lambda _: 2
+        group().engine.lanes.count_for = lambda _: 2
     kind = ValueError if rank == 1 else GroupClosed
     with pytest.raises(kind, match="needs lanes that are not there"):
         dist.all_reduce(torch.ones(5))

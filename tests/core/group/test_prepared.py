@@ -131,7 +131,7 @@ def given_other_memory(rank: int, world: int) -> None:
     alive = []
 
     def replace() -> None:
-        while dist.group.WORLD._dispatcher.idle:  # type: ignore[union-attr]
+        while dist.group.WORLD.dispatcher.idle:  # type: ignore[union-attr]
             time.sleep(0.01)
         tensor.data = torch.zeros(1000)
         alive.append(storage() is not None)
@@ -180,7 +180,7 @@ def twice(length: int) -> None:
 
 def interrupted_in_between(rank: int, world: int, name: str, length: int) -> None:
     group: Any = dist.group.WORLD
-    dispatcher = group._dispatcher
+    dispatcher = group.dispatcher
     dist.all_reduce(torch.ones(8))
     if rank == 0:
         lock = getattr(dispatcher, name)
@@ -189,8 +189,8 @@ def interrupted_in_between(rank: int, world: int, name: str, length: int) -> Non
         with pytest.raises(KeyboardInterrupt):
             call([torch.ones(length)], options()).wait()
         setattr(dispatcher, name, lock)
-        assert not dispatcher._turn.locked()
-        assert not dispatcher._submitting.locked()
+        assert not dispatcher.turn.locked()
+        assert not dispatcher.submitting.locked()
         dist.destroy_process_group()
     else:
         with pytest.raises(GroupError) as told:
@@ -199,7 +199,7 @@ def interrupted_in_between(rank: int, world: int, name: str, length: int) -> Non
 
 
 @pytest.mark.parametrize("length", [8, 9], ids=["prepared", "new"])
-@pytest.mark.parametrize("name", ["_turn", "_submitting"])
+@pytest.mark.parametrize("name", ["turn", "submitting"])
 def test_an_interrupt_between_two_lines_leaves_no_lock_taken(
     workers: Workers, name: str, length: int
 ) -> None:

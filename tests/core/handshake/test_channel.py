@@ -152,7 +152,7 @@ def test_a_peer_that_hangs_up() -> None:
 def test_a_message_that_is_too_long_is_not_read() -> None:
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         dialer, acceptor = met.channels()
-        dialer._connection.send(b"\x7f\xff\xff\xff")
+        dialer.connection.send(b"\x7f\xff\xff\xff")
         with pytest.raises(MalformedSetup, match="2147483647") as caught:
             acceptor.receive()
         assert caught.value.proven
@@ -162,7 +162,7 @@ def test_a_message_that_is_too_long_is_not_read() -> None:
 # ---- other TLS stacks: Python's own ssl module, whose OpenSSL is another ----------------------
 
 
-def foreign(tmp_path: Path, credentials: Credentials, side: ssl._SSLMethod) -> ssl.SSLContext:
+def foreign(tmp_path: Path, credentials: Credentials, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED

@@ -27,14 +27,14 @@ def test_the_connections_of_all_workers_share_a_context_for_each_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[bool] = []
-    plain = tls._new_context
+    plain = tls.new_context
 
     def counted(*arguments: Any, dialer: bool) -> SSL.Context:
         made.append(dialer)
         return plain(*arguments, dialer=dialer)
 
-    monkeypatch.setattr(tls, "_new_context", counted)
-    tls._context_for.cache_clear()
+    monkeypatch.setattr(tls, "new_context", counted)
+    tls.context_for.cache_clear()
     for _ in range(2):
         with meeting((ISSUER.credentials(1), terms(1)), (ISSUER.credentials(0), terms(0))) as met:
             met.channels()
@@ -75,13 +75,13 @@ def test_a_shared_context_does_not_widen_whom_a_worker_believes() -> None:
 
 def test_a_forked_child_has_none_of_its_parents_contexts() -> None:
     authorities = ISSUER.credentials(0).authorities
-    parents = tls._context_for(authorities, dialer=True)
+    parents = tls.context_for(authorities, dialer=True)
     process = os.fork()
     if process == 0:
         signal.alarm(20)
-        os._exit(tls._context_for(authorities, dialer=True) is parents)
+        os._exit(tls.context_for(authorities, dialer=True) is parents)
     assert os.waitpid(process, 0) == (process, 0)
-    assert tls._context_for(authorities, dialer=True) is parents
+    assert tls.context_for(authorities, dialer=True) is parents
 
 
 def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
@@ -93,7 +93,7 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         near.setblocking(True)
         client = SSL.Connection(client_context, near)
         own = ISSUER.credentials(1)
-        tls._identify(client, own, loaded(own.key))
+        tls.identify(client, own, loaded(own.key))
         client.set_connect_state()
         if offered is not None:
             client.set_session(offered)
@@ -105,7 +105,7 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         assert client.recv(1) == b"!"
         return near, client, acceptor
 
-    client_context = tls._new_context(ISSUER.credentials(1).authorities, dialer=True)
+    client_context = tls.new_context(ISSUER.credentials(1).authorities, dialer=True)
     client_context.set_session_cache_mode(SSL.SESS_CACHE_CLIENT)
     client_context.set_verify(SSL.VERIFY_NONE, lambda *_: True)
     near, client, acceptor = handshake(None)

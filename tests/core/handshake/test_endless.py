@@ -54,7 +54,7 @@ def admitted(near: socket.socket, far: socket.socket) -> tuple[TlsConnection, In
 def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one call would read on for as long as the peer sends, and no deadline counts."""
     secrets: dict[bytes, bytes] = {}
-    plain = tls._new_context
+    plain = tls.new_context
 
     def tell_secrets(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
         def keep(_: object, line: bytes) -> None:
@@ -66,8 +66,8 @@ def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.Mon
             context.set_keylog_callback(keep)
         return context
 
-    monkeypatch.setattr(tls, "_new_context", tell_secrets)
-    tls._context_for.cache_clear()
+    monkeypatch.setattr(tls, "new_context", tell_secrets)
+    tls.context_for.cache_clear()
     near, far = connected()
     dialer, incoming = admitted(near, far)
     try:
@@ -87,7 +87,7 @@ def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.Mon
 def test_sending_to_a_peer_that_takes_nothing_yields_and_goes_on_later() -> None:
     near, far = connected()
     dialer, incoming = admitted(near, far)
-    connection = incoming._connection
+    connection = incoming.connection
     assert connection is not None
     connection.deadline = soon()
     message = bytearray(range(256)) * 65536

@@ -111,7 +111,7 @@ def test_messages_of_any_length_go_both_ways() -> None:
         raw = bytearray(b"\x01" + bytes(range(256)) * 200)
         dialed.send_raw(bytearray(raw), soon())
         while (heard := answered.heard(soon(), 1 << 20)) is None:
-            answered._connection.wait()
+            answered.connection.wait()
         assert heard == raw
         # Records that follow the last frame are left for the bare socket.
         dialed.send({"type": "last"})
@@ -146,12 +146,12 @@ def test_a_stolen_session_does_not_open_what_was_before() -> None:
     """Who has the session's secret of a later step derives none of the keys of an earlier one."""
     pair = Pair()
     pair.meet()
-    (session,) = pair.one._by_id.values()
+    (session,) = pair.one.by_id.values()
     before = session.opening
-    first = bytes(before._secret)
-    held = before._secret
+    first = bytes(before.secret)
+    held = before.secret
     recorded = _recorded(pair)
-    stolen = bytes(before._secret)
+    stolen = bytes(before.secret)
     assert stolen != first
     assert bytes(held) == bytes(32), "the old secret is overwritten"
     # All that the adversary recorded is public; with the old secret it has the connection's ...
@@ -204,7 +204,7 @@ def test_a_session_ends_with_either_certificate(monkeypatch: pytest.MonkeyPatch)
     later = datetime.now(UTC) + timedelta(days=400)
     monkeypatch.setattr(sessions, "_now", lambda: later)
     assert pair.one.with_rank(0) is None
-    assert pair.one._by_id == {}
+    assert pair.one.by_id == {}
 
 
 def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -> None:
@@ -286,13 +286,13 @@ def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
 def test_a_changed_or_forged_opening_is_refused_and_does_no_harm() -> None:
     pair = Pair()
     pair.meet()
-    step = next(iter(pair.zero._by_id.values())).answering.step
+    step = next(iter(pair.zero.by_id.values())).answering.step
     message = opening(pair)
     for at in (5, 20, 30, 60, 91):
         changed = bytearray(message)
         changed[at] ^= 1
         assert isinstance(answered(pair, bytes(changed)), PeerUnreachable)
-    (session,) = pair.zero._by_id.values()
+    (session,) = pair.zero.by_id.values()
     assert session.answering.step == step, "no step without a proof"
 
 
@@ -301,14 +301,14 @@ def test_a_replayed_opening_is_refused() -> None:
     pair.meet()
     near, far = connected()
     heard: list[bytes] = []
-    plain = resumption.SessionConnection._send_all
+    plain = resumption.SessionConnection.send_all
 
     def send_all(self: resumption.SessionConnection, data: bytes) -> None:
         heard.append(data)
         plain(self, data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resumption.SessionConnection, "_send_all", send_all)
+        patch.setattr(resumption.SessionConnection, "send_all", send_all)
         near.close()
         far.close()
         pair.meet()
@@ -438,8 +438,8 @@ def frames_of(count: int) -> tuple[resumption.SessionConnection, int]:
         resumption.SessionConnection(sock, SessionTable(), session=None, who="x", deadline=soon())
         for sock in (near, far)
     )
-    sender._sends = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
-    receiver._receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
+    sender.sends = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
+    receiver.receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
     with near:
         sender.send(b"\x01" * count)
@@ -469,7 +469,7 @@ def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
         far, SessionTable(), session=None, who="x", deadline=soon()
     )
     sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
-    receiver._receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
+    receiver.receives = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
     with near, far:
         sealed = b""
         for start, end in itertools.pairwise([0, *cuts, len(whole)]):
@@ -488,7 +488,7 @@ def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
     receiver, _ = frames_of(4 << 14)
     room: list[int] = []
     opened: list[bytearray] = []
-    plain = resumption.SessionConnection._receive_some
+    plain = resumption.SessionConnection.receive_some
 
     def some(self: Any, into: memoryview) -> int:
         room.append(len(into))
@@ -497,7 +497,7 @@ def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
         opened.append(self._plain)
         return count
 
-    monkeypatch.setattr(resumption.SessionConnection, "_receive_some", some)
+    monkeypatch.setattr(resumption.SessionConnection, "receive_some", some)
     with receiver.socket, pytest.raises(PeerUnreachable, match="closed"):
         receiver.receive(1 << 30)
     assert len(opened) == 4

@@ -146,10 +146,10 @@ def known(tables: list[SessionTable]) -> dict[bytes, spec.Session]:
     """Every session, as its opener has it before it opens a connection."""
     found = {}
     for rank, table in enumerate(tables):
-        for session in table._by_id.values():
+        for session in table.by_id.values():
             if session.peer_rank < rank:  # the higher rank dials
                 found[session.id] = spec.Session(
-                    bytes(session.opening._secret),
+                    bytes(session.opening.secret),
                     session.opening.step,
                     session.own_certificate.public_bytes(Encoding.DER),
                     session.peer_certificate.public_bytes(Encoding.DER),
@@ -306,7 +306,7 @@ def test_keys(size: int, request: pytest.FixtureRequest) -> None:
             assert (bytes(link.send_key), bytes(link.receive_key)) == mine
         session = one.tables[dialer].with_rank(acceptor)
         assert session is not None
-        assert bytes(session.opening._secret) == connection.next_secret
+        assert bytes(session.opening.secret) == connection.next_secret
         assert session.opening.step == 1
 
 

@@ -173,7 +173,7 @@ def test_a_certificate_that_no_authority_signed_does_not_become_known() -> None:
     for _ in range(2):
         with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
             signed_certificate(certificate, (ISSUER.certificate,), "", known)
-    assert not known._signed
+    assert not known.signed
 
 
 def test_known_certificates_are_bounded() -> None:
@@ -181,4 +181,4 @@ def test_known_certificates_are_bounded() -> None:
     for rank in (0, 1, 2, 3):
         certificate = ISSUER.credentials(rank).certificate
         signed_certificate(certificate, (ISSUER.certificate,), "", known)
-    assert len(known._signed) == 1
+    assert len(known.signed) == 1

@@ -146,7 +146,7 @@ def lingering() -> Iterator[socket.socket]:
     finally:
         far.close()  # who still waits is let go
         near.close()
-        while threads._at_work:
+        while threads.at_work:
             time.sleep(0.01)
 
 
@@ -211,8 +211,8 @@ def test_a_lanes_bell_that_lingers_delays_no_worker() -> None:
         letters = [zero.offer(), liar.offer()]
         zero.leave_pipes(letters)
         memory = create_memory()
-        assert zero._inbox is not None
-        address = zero._inbox.address
+        assert zero.inbox is not None
+        address = zero.inbox.address
         left_and_forgotten(lambda fd: leave(address, [memory.fd, fd], 1), one)
 
         def take() -> None:

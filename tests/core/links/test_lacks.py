@@ -74,7 +74,7 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     with team(2, formed=False) as one:
-        monkeypatch.setattr(threads, "_idle", [])
+        monkeypatch.setattr(threads, "idle", [])
         monkeypatch.setattr(threads, "_shared", threads.ListeningThread())
         monkeypatch.setattr(threading.Thread, "start", start)
         said = refused(one, 0)

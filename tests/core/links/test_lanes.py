@@ -55,12 +55,12 @@ def test_both_ends_have_the_same_pipes(end: FirstEnd) -> None:
 def test_strangers_are_dropped_and_members_found() -> None:
     with two(TCP) as (zero, one):
         letters = [zero.offer(), one.offer()]
-        (listener,) = zero._listeners.values()
-        token = zero._token
+        (listener,) = zero.listeners.values()
+        token = zero.token
         wrong = [
-            lanes._GREETING.pack(bytes(32), 1, 1),  # without the token
-            lanes._GREETING.pack(token, 1, 7),  # a lane that is none
-            lanes._GREETING.pack(token, 5, 1),  # a rank that is none
+            lanes.GREETING.pack(bytes(32), 1, 1),  # without the token
+            lanes.GREETING.pack(token, 1, 7),  # a lane that is none
+            lanes.GREETING.pack(token, 5, 1),  # a rank that is none
             b"GET / HTTP/1.1\r\n\r\n",  # too short, and then it ends
         ]
         strangers = []
@@ -95,7 +95,7 @@ def test_a_pipe_that_does_not_come_is_unsupported(
 
 def kernel_refuses_descriptors() -> bool:
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-        return bool(probe.getsockopt(socket.SOL_SOCKET, setting_up._SO_PASSRIGHTS))
+        return bool(probe.getsockopt(socket.SOL_SOCKET, setting_up.SO_PASSRIGHTS))
     return False
 
 
@@ -120,7 +120,7 @@ def test_a_bell_that_has_been_rung_before_it_comes_is_unsupported() -> None:
         letters = [zero.offer(), one.offer()]
         zero.leave_pipes(letters)
         one.leave_pipes(letters)
-        one._made[2, 0].send(b"1")
+        one.made[2, 0].send(b"1")
         with pytest.raises(Unsupported, match="the socket of another rank did not come"):
             zero.take_pipes()
 
@@ -157,7 +157,7 @@ def test_strangers_that_say_nothing_hold_up_no_member(monkeypatch: pytest.Monkey
     monkeypatch.setattr(lanes, "_STRANGERS", 3)
     with two(TCP) as (zero, one), contextlib.ExitStack() as strangers:
         letters = [zero.offer(), one.offer()]
-        (listener,) = zero._listeners.values()
+        (listener,) = zero.listeners.values()
         silent = [
             strangers.enter_context(socket.create_connection(listener.getsockname(), 5))
             for _ in range(8)
@@ -180,13 +180,13 @@ def test_strangers_without_end_do_not_keep_a_rank(monkeypatch: pytest.MonkeyPatc
     with two(TCP) as (zero, one):
         zero.offer()
         one.offer()
-        (listener,) = zero._listeners.values()
+        (listener,) = zero.listeners.values()
         place, over = listener.getsockname(), threading.Event()
 
         def connect() -> None:
             while not over.is_set():
                 with contextlib.suppress(OSError), socket.create_connection(place, 5) as stranger:
-                    stranger.sendall(bytes(lanes._GREETING.size))
+                    stranger.sendall(bytes(lanes.GREETING.size))
 
         thread = threading.Thread(target=connect)
         thread.start()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sealring.core.links import settling, tree
-from sealring.core.links.mesh import _Mesh
+from sealring.core.links.mesh import MeshAttempt
 from sealring.core.schedule import Algorithm
 from sealring.errors import PeerUnreachable
 from sealring.lab.bench.forming import LightGroup
@@ -31,7 +31,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
 
     If that is its parent: when the root has agreed, for a death before that ends the attempt.
     """
-    make, abort, ready = tree.TreeExchange.__init__, _Mesh._abort, settling.Settling.say_ready
+    make, abort, ready = tree.TreeExchange.__init__, MeshAttempt.abort, settling.Settling.say_ready
     agreed = threading.Event()
 
     def say_ready(self: Any, links: Any) -> None:
@@ -52,7 +52,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
 
         make(self, members, rank, conversation, until_death if rank == dead else send)
 
-    def cut(self: _Mesh, error: BaseException) -> None:
+    def cut(self: MeshAttempt, error: BaseException) -> None:
         if not isinstance(error, Death):
             abort(self, error)
             return
@@ -61,7 +61,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
         self._stop()
 
     monkeypatch.setattr(tree.TreeExchange, "__init__", patched)
-    monkeypatch.setattr(_Mesh, "_abort", cut)
+    monkeypatch.setattr(MeshAttempt, "abort", cut)
     monkeypatch.setattr(settling.Settling, "say_ready", say_ready)
 
 
@@ -159,7 +159,7 @@ def test_half_a_word_of_one_member_loses_no_other(
     def say_ready(self: Any, links: Any) -> None:
         if self._terms.rank == 1:
             for link in links:
-                link.channel._connection.send(bytes(2))  # half of a length
+                link.channel.connection.send(bytes(2))  # half of a length
         elif self._terms.rank == 0 or waits.wait(20.0):
             say(self, links)
 

@@ -142,7 +142,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
     """Each acceptor is held up until both dial, and takes its own connection for the link first."""
     both = threading.Barrier(2)
     dialed = threading.Event()
-    take, add = late_links.LinkSet.take, late_links.LinkSet._add
+    take, add = late_links.LinkSet.take, late_links.LinkSet.add
 
     def slow_take(self: Any, channel: Any) -> Any:
         dialed.set()
@@ -158,7 +158,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
     # As in two processes: one thread for both would hold up one of them after the other.
     monkeypatch.setattr(listener, "listening_thread", ListeningThread)
     monkeypatch.setattr(late_links.LinkSet, "take", slow_take)
-    monkeypatch.setattr(late_links.LinkSet, "_add", slow_add)
+    monkeypatch.setattr(late_links.LinkSet, "add", slow_add)
     with team() as one:
 
         def call(rank: int) -> float:
@@ -185,7 +185,7 @@ def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None
 def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> None:
     """A child that lives on would keep the peer from seeing that its parent is gone."""
     with team() as one:
-        early, late = one.groups[3].engine, one.groups[8].engine._late
+        early, late = one.groups[3].engine, one.groups[8].engine.late
         assert late is not None
         first = len(early.link_sockets)
         late.want([3])
@@ -267,7 +267,7 @@ def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
 def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None:
     """Another process with a valid certificate of that rank, which knows the transcript."""
     with team() as one:
-        late = one.groups[3].engine._late_links
+        late = one.groups[3].engine.late_links
         assert late is not None
         second = replace(late.collectives.terms, rank=11, instance="1" * 32, host="elsewhere")
         address = one.groups[3].agreed.members[3].addresses[0]
@@ -281,7 +281,7 @@ def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None
 @pytest.mark.parametrize("transcript", ["", "0" * 64])
 def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
     with team() as one:
-        late = one.groups[11].engine._late_links
+        late = one.groups[11].engine.late_links
         assert late is not None
         other = replace(late.collectives.terms, transcript=transcript)
         del late
@@ -298,9 +298,9 @@ def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
 def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> None:
     with team() as one:
         for group in one.groups:
-            late = group.engine._late_links
+            late = group.engine.late_links
             assert late is not None
-            late._listener._begin.__self__._deadline = time.monotonic()  # type: ignore[attr-defined]
+            late.listener.begin.__self__.deadline = time.monotonic()  # type: ignore[attr-defined]
         del late, group
         sum_of(one, Algorithm.RING)
 
@@ -369,12 +369,12 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
             failures.append(failure)
 
     with team() as one:
-        late = one.groups[3].engine._late_links
+        late = one.groups[3].engine.late_links
         assert late is not None
         owner = Owner()
         ends = LateEnds(owner, late.messages, range(SIZE))
         ends.want([SIZE, -5])  # no ranks of the group: refused elsewhere, and no IndexError here
-        late.messages._on_failed(error)
+        late.messages.on_failed(error)
         del late, ends
         assert [failure.code for failure in failures] == [code]
         assert error.code in failures[0].text
@@ -394,7 +394,7 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
             failed.set()
 
     with team() as one:
-        late = one.groups[3].engine._late_links
+        late = one.groups[3].engine.late_links
         assert late is not None
         members = late.messages.group.agreed.members
         assert isinstance(members, dict)
@@ -422,7 +422,7 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(verification, "_check_dates", expired)
         sum_of(one, Algorithm.RING)
         assert one.all(lambda rank: swap(one, rank)) == [SIZE - 1.0 - rank for rank in range(SIZE)]
-        late = one.groups[11].engine._late_links
+        late = one.groups[11].engine.late_links
         assert late is not None
         terms = late.collectives.terms
         del late
@@ -441,7 +441,7 @@ def test_a_members_second_connection_is_not_reported_as_a_strangers(
     with team() as one:
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
         assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
-        late = one.groups[8].engine._late_links
+        late = one.groups[8].engine.late_links
         assert late is not None
         terms = late.messages.terms
         del late

@@ -53,11 +53,11 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
     """Its kernel takes connections, and the message has a longer timeout."""
     give_up_after(monkeypatch, 0.5)
     monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
-    plain, back, held = Listener._advance_soon, threading.Event(), threading.Event()
+    plain, back, held = Listener.advance_soon, threading.Event(), threading.Event()
     with team() as one:
-        late = one.groups[8].engine._late_links
+        late = one.groups[8].engine.late_links
         assert late is not None
-        stopped = late._listener
+        stopped = late.listener
         del late
 
         def advance(self: Listener, one: Arrival) -> None:
@@ -66,7 +66,7 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
                 back.wait(20.0)
             plain(self, one)
 
-        monkeypatch.setattr(Listener, "_advance_soon", advance)
+        monkeypatch.setattr(Listener, "advance_soon", advance)
 
         def call(rank: int) -> int:
             if rank == 3:
@@ -113,8 +113,8 @@ def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
     monkeypatch.setattr(dialer, "_THREADS", 2)
     plain = Listener.take_turn
     with team() as one:
-        lates = [one.groups[rank].engine._late_links for rank in range(6)]
-        stopped = [late._listener for late in lates if late is not None]
+        lates = [one.groups[rank].engine.late_links for rank in range(6)]
+        stopped = [late.listener for late in lates if late is not None]
         del lates
 
         def turn(self: Listener) -> float | None:
@@ -285,7 +285,7 @@ def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.Mon
                 assert goes_on.wait(20.0)
                 time.sleep(1.0)
                 return send(one, 11, 8, 20.0)
-            one.groups[3].mailbox._want(8)
+            one.groups[3].mailbox.want(8)
             assert held.wait(20.0)
             one.groups[3].mailbox.close()
             goes_on.set()
@@ -308,7 +308,7 @@ def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Endpoint, "add_late_link", add)
     with team() as one:
-        one.groups[3].mailbox._want(8)
+        one.groups[3].mailbox.want(8)
         assert held.wait(20.0)
 
         def call(rank: int) -> int:
@@ -423,7 +423,7 @@ def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
         plain(self)
 
     with team() as one:
-        monkeypatch.setattr(threads, "_idle", [])
+        monkeypatch.setattr(threads, "idle", [])
         monkeypatch.setattr(threading.Thread, "start", start)
         assert one.all(lambda rank: send(one, rank, 8, 20.0), *but(3)) == [("group.peer_lost", 3)]
         monkeypatch.undo()

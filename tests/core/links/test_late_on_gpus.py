@@ -107,10 +107,10 @@ def test_nccl_is_connected_when_a_program_first_needs_it() -> None:
         opposite = [{(rank + 4) % SIZE, (rank + 8) % SIZE} for rank in range(SIZE)]
         for _ in range(2):
             assert sum_on_gpus(one, Algorithm.HIERARCHICAL) == SUM
-        assert [group.engine._on_gpus._connected for group in one.groups] == opposite
+        assert [group.engine.on_gpus.connected for group in one.groups] == opposite
         assert handshakes(one) < ALL_PAIRS
         assert sum_on_gpus(one, Algorithm.DIRECT) == SUM
-        assert [group.engine._on_gpus._connected for group in one.groups] == [
+        assert [group.engine.on_gpus.connected for group in one.groups] == [
             {peer for peer in range(SIZE) if hosts[peer] != hosts[rank]} for rank in range(SIZE)
         ]
 
@@ -134,7 +134,7 @@ class Full:
 def test_a_gpu_that_cannot_take_a_key_is_everybodys_error() -> None:
     with team() as one:
         assert agree(one, Wire.LINKS) == [None] * SIZE
-        one.groups[7].engine._on_gpus._native = Full()  # type: ignore[assignment]
+        one.groups[7].engine.on_gpus._native = Full()  # type: ignore[assignment]
         texts = []
 
         def call(rank: int) -> None:
@@ -153,7 +153,7 @@ def test_a_gpu_that_cannot_take_a_key_holds_no_rank_up_in_nccl() -> None:
     """The others would wait to be connected with its rank, and the rank for their word."""
     with team(hosts=[rank // 4 for rank in range(SIZE)]) as one:
         assert agree(one, Wire.NCCL) == [None] * SIZE
-        full = one.groups[7].engine._on_gpus
+        full = one.groups[7].engine.on_gpus
         whole, full._native = full._native, Full()  # type: ignore[assignment]
         assert set(sum_on_gpus(one, Algorithm.DIRECT, timeout_s=3.0)) == {
             ("configuration.unsupported", None)
@@ -185,7 +185,7 @@ def test_nccl_that_is_not_connected_is_the_same_error_on_all_ranks_from_then_on(
         assert agree(one, Wire.NCCL, prelaunch=prelaunch) == [None] * SIZE
         assert sum_on_gpus(one, Algorithm.HIERARCHICAL) == SUM
         broken = one.groups[7].engine
-        broken._on_gpus._native = Unconnected(broken._native)  # type: ignore[assignment]
+        broken.on_gpus._native = Unconnected(broken._native)  # type: ignore[assignment]
         del broken
         # The time is the same for the collectives: the rank that fails at once waits for the rest.
         assert set(sum_on_gpus(one, Algorithm.DIRECT, timeout_s=3.0)) == {
@@ -196,7 +196,7 @@ def test_nccl_that_is_not_connected_is_the_same_error_on_all_ranks_from_then_on(
                 ("configuration.unsupported", None)
             }
         for rank in range(SIZE):
-            assert one.groups[rank].engine._on_gpus._connected == {
+            assert one.groups[rank].engine.on_gpus.connected == {
                 (rank + 4) % SIZE,
                 (rank + 8) % SIZE,
             }, "as many as both ends know"

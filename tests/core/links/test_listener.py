@@ -70,7 +70,7 @@ def test_a_connection_without_a_thread_does_not_end_the_listener(
 
     listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
     listener.start()
-    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threads, "idle", [])
     monkeypatch.setattr(threading.Thread, "start", start_if_it_may)
     try:
         for count, expected in enumerate((PeerUnreachable, MalformedSetup, MalformedSetup)):
@@ -152,7 +152,7 @@ def test_a_turn_that_fails_leaves_no_connection_behind(
 
     listener = Listener(["127.0.0.1"], begin, lambda _: None, refused.put)  # type: ignore[arg-type, return-value]
     if what == "epoll":
-        listener._epoll = FailingOnce(listener._epoll)  # type: ignore[assignment]
+        listener.epoll = FailingOnce(listener.epoll)  # type: ignore[assignment]
     listener.start()
     try:
         for _ in range(2):

@@ -12,7 +12,7 @@ import pytest
 
 from sealring.core.handshake import SessionTable
 from sealring.core.links import Link, build_mesh
-from sealring.core.links.mesh import _Mesh
+from sealring.core.links.mesh import MeshAttempt
 from sealring.core.links.settling import Settling
 from sealring.errors import ConfigurationError, PeerUnreachable, Unsupported, WrongPeer, named
 from tests.core.handshake.meeting import terms
@@ -308,14 +308,14 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
 ) -> None:
     """Rank 5 fails and tells rank 4; rank 6, which dials rank 4, and rank 0 come after that."""
     staying = threading.Event()
-    plain = _Mesh._stay_to_tell
+    plain = MeshAttempt.stay_to_tell
 
-    def stay(self: _Mesh) -> Any:
+    def stay(self: MeshAttempt) -> Any:
         if self._terms.rank == 4:
             staying.set()
         return plain(self)
 
-    monkeypatch.setattr(_Mesh, "_stay_to_tell", stay)
+    monkeypatch.setattr(MeshAttempt, "stay_to_tell", stay)
     with world(12, timeout=8.0) as mesh:
         mesh.start(4)
         mesh.start(5, objection=PeerUnreachable("the disk is full"))
@@ -330,13 +330,13 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
 
 def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 4 lacks other links, and must not wait for rank 5 to come again."""
-    plain, say_linked = _Mesh._abort, Settling.say_linked
+    plain, say_linked = MeshAttempt.abort, Settling.say_linked
 
     def die(self: Settling, links: Any) -> None:
         say_linked(self, links)
         raise MemoryError
 
-    def abort(self: _Mesh, error: BaseException) -> None:
+    def abort(self: MeshAttempt, error: BaseException) -> None:
         if isinstance(error, MemoryError):  # as the kernel does for a killed process
             for link in self._waiting.take_all(PeerUnreachable("dead")):
                 link.channel.socket.close()
@@ -345,7 +345,7 @@ def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.Monke
             plain(self, error)
 
     monkeypatch.setattr(Settling, "say_linked", die)
-    monkeypatch.setattr(_Mesh, "_abort", abort)
+    monkeypatch.setattr(MeshAttempt, "abort", abort)
     with world(12, timeout=8.0) as mesh:
         mesh.start(4)
         mesh.start(5)

@@ -41,11 +41,11 @@ def empty(sock: socket.socket) -> None:
 
 def test_a_dialer_that_does_not_read_is_not_waited_for() -> None:
     with channels() as (dialer, acceptor):
-        acceptor._connection.deadline = soon(0.5)
+        acceptor.connection.deadline = soon(0.5)
         fill(acceptor.socket)
         settling = settle_as_acceptor(acceptor, "tcp")
         next(settling)  # and not PeerUnreachable, at the deadline
-        assert acceptor._connection.half_sent
+        assert acceptor.connection.half_sent
         empty(dialer.socket)
         settled: list[Settled] = []
 

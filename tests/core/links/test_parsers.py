@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sealring.core.links.addresses import _parse_if_inet6, interface_addresses, own_addresses
+from sealring.core.links.addresses import interface_addresses, own_addresses, parse_if_inet6
 from sealring.core.links.memory import parse_offer
 from sealring.core.links.rendezvous import encode_addresses, parse_addresses
 from sealring.errors import ConfigurationError, MalformedSetup
@@ -116,6 +116,6 @@ def test_the_kernels_table_of_ipv6_addresses() -> None:
         "20010db8000000000000000000000005 02 40 00 80     eth0\n"
         "20010db8000000000000000000000006 02 40 00 40     eth0\n"
     )
-    assert _parse_if_inet6(table, "eth0") == ["2001:db8::5"]
-    assert _parse_if_inet6(table, "lo") == ["::1"]
-    assert _parse_if_inet6("", "lo") == []
+    assert parse_if_inet6(table, "eth0") == ["2001:db8::5"]
+    assert parse_if_inet6(table, "lo") == ["::1"]
+    assert parse_if_inet6("", "lo") == []

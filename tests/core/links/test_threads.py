@@ -26,7 +26,7 @@ from tests.core.links.worlds import world
 
 @pytest.fixture(autouse=True)
 def no_idle_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_idle", [])
+    monkeypatch.setattr(threads, "idle", [])
 
 
 def seen() -> tuple[str, int]:
@@ -40,7 +40,7 @@ def test_a_thread_is_borrowed_again_and_has_the_borrowers_name() -> None:
     (first, thread), (second, again) = found
     assert (first, second) == ("one", "two")
     assert thread == again
-    assert [each.name for each in threads._idle] == [IDLE_NAME]
+    assert [each.name for each in threads.idle] == [IDLE_NAME]
 
 
 def test_two_that_borrow_at_once_have_a_thread_each() -> None:
@@ -48,7 +48,7 @@ def test_two_that_borrow_at_once_have_a_thread_each() -> None:
     jobs = [borrow("meeting", lambda: void(both.wait(20))) for _ in range(2)]
     for job in jobs:
         job.join()
-    assert len(threads._idle) == 2
+    assert len(threads.idle) == 2
 
 
 def void(_: object) -> None:
@@ -82,10 +82,10 @@ def test_a_thread_that_waits_refers_to_no_borrower() -> None:
 def test_a_thread_that_no_one_borrows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
     borrow("short", lambda: None).join()
-    for each in list(threads._idle):
+    for each in list(threads.idle):
         each.join(20)
         assert not each.is_alive()
-    assert not threads._idle
+    assert not threads.idle
 
 
 def test_a_forked_child_borrows_a_thread_of_its_own() -> None:
@@ -241,7 +241,7 @@ def test_a_listener_that_is_stopped_has_no_turn_any_more() -> None:
     releasing.start()
     one.stop()
     assert ended.is_set(), "stop() waits for the turn that the listener has"
-    serving = listening_thread()._serving
+    serving = listening_thread().serving
     assert serving is not None
     assert list(serving.served.values()) == [other]
     other.stop()
@@ -253,7 +253,7 @@ def test_a_call_that_ends_its_thread_keeps_no_one_waiting() -> None:
         raise SystemExit
 
     borrow("leaving", leave).join()
-    assert [each.name for each in threads._idle] == [IDLE_NAME]
+    assert [each.name for each in threads.idle] == [IDLE_NAME]
 
 
 class Ticking:
@@ -299,7 +299,7 @@ def test_a_thread_that_is_to_end_serves_no_listener_of_the_next_one(
     assert held.wait(20)
     removing = threading.Thread(target=thread.remove, args=(first,))
     removing.start()
-    while thread._serving is not None:
+    while thread.serving is not None:
         time.sleep(0.001)
     thread.add(second)
     assert second.often.wait(20)
@@ -416,8 +416,8 @@ def test_a_listener_that_cannot_be_added_is_not_served() -> None:
     closed.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         thread.add(closed)
-    assert thread._serving is not None
-    assert list(thread._serving.served.values()) == [one]
+    assert thread.serving is not None
+    assert list(thread.serving.served.values()) == [one]
     assert one.often.wait(20)
     thread.remove(one)
     one.close()
@@ -455,7 +455,7 @@ def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
     begun: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     one = listener(refused)
-    heard, failures = one._heard, [MemoryError]
+    heard, failures = one.heard, [MemoryError]
 
     def fail_once(connection: Any) -> None:
         if failures:
@@ -466,8 +466,8 @@ def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
         begun.put(sock)
         raise AssertionError("it has begun")
 
-    one._heard = fail_once  # type: ignore[method-assign, assignment]
-    one._begin = begin
+    one.heard = fail_once  # type: ignore[method-assign, assignment]
+    one.begin = begin
     one.start()
     with socket.create_connection(one.addresses[0]) as stranger:
         stranger.sendall(b"x")
@@ -487,13 +487,13 @@ def test_a_thread_of_tls_that_has_no_memory_keeps_no_one_waiting() -> None:
         served = SimpleNamespace(incoming=SimpleNamespace(advance=lambda: False))
         assert tls.serve(served) is None  # type: ignore[arg-type]
     tls.stop()
-    assert tls._working == 0
+    assert tls.working == 0
 
 
 def test_a_forked_child_keeps_no_descriptor_of_the_thread() -> None:
     first = Ticking()
     before = set(os.listdir("/proc/self/fd"))
-    module._shared.add(first)
+    module.listening_thread().add(first)
     own = set(os.listdir("/proc/self/fd")) - before
     assert len(own) == 2
     process = os.fork()
@@ -501,5 +501,5 @@ def test_a_forked_child_keeps_no_descriptor_of_the_thread() -> None:
         signal.alarm(20)
         os._exit(len(own & set(os.listdir("/proc/self/fd"))))
     assert os.waitpid(process, 0) == (process, 0)
-    module._shared.remove(first)
+    module.listening_thread().remove(first)
     first.close()

@@ -96,7 +96,7 @@ def agreed_in_the_group(rank: int, world: int) -> tuple[bytes, float, str]:
     assert plain is sealed
     # torch meets for a new group in the sealed store now.
     total = sum_of_ranks(dist.new_group([0, 1]))
-    hidden = sealed._inner
+    hidden = sealed.inner
     try:
         hidden.set(sealed._keys.value_name("forged"), "text")
         sealed.get("forged")

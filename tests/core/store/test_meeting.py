@@ -196,7 +196,7 @@ class SilentStore:
 def test_a_first_machine_that_answers_no_more() -> None:
     """torch's client would wait for it without end."""
     one, store = launcher(1, 1, timeout=0.5), SilentStore()
-    one._tcp = store  # type: ignore[assignment]
+    one.tcp = store  # type: ignore[assignment]
     try:
         (found,) = outcomes(one)
         assert type(found) is PeerUnreachable

@@ -191,7 +191,7 @@ def test_clones_live_with_their_store(server: Server) -> None:
 def test_many_threads_and_connections_raise_no_false_alarm() -> None:
     """Reads that overtake each other, and writers that do not know of each other."""
     store = SealedStore(HashStore(), KEYS)
-    stores = [store, store.clone(), SealedStore(store._inner, KEYS)]
+    stores = [store, store.clone(), SealedStore(store.inner, KEYS)]
     store.set("key", "0")
     problems: list[BaseException] = []
 
@@ -224,6 +224,6 @@ def test_memory_of_names_is_bounded() -> None:
     freshness = Freshness()
     for number in range(REMEMBERED_NAMES + 10):
         freshness.replaced(str(number), b"writer", 1)
-    assert len(freshness._seen) == REMEMBERED_NAMES
+    assert len(freshness.remembered) == REMEMBERED_NAMES
     assert freshness.seen("0").gone == {}
     assert freshness.seen("10").gone == {b"writer": 1}

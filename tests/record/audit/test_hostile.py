@@ -109,7 +109,7 @@ def test_statements_are_held_one_at_a_time(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """All of these together are 44 MB, and none is believed. A log is read in pieces of 5 MB."""
-    monkeypatch.setattr("sealring.formats.log.folder._BUNDLES_KEPT", 1)
+    monkeypatch.setattr("sealring.formats.log.folder.BUNDLES_KEPT", 1)
     envelopes = [b'{"payload"%d' % number + b" " * 20_000 for number in range(2200)]
     if where == "log":
         made.append(run, envelopes)
@@ -231,7 +231,7 @@ def test_spans_that_are_listed_one_by_one_are_counted(
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both ranks' shares fit, and have periods that begin at different places."""
-    monkeypatch.setattr(data, "_MAX_COMPARED", 20_000)
+    monkeypatch.setattr(data, "MAX_COMPARED", 20_000)
     one = made.turns[0, 0].data[0]
     share = Share(2, 0, 1)
     made.change(0, 0, data=[replace(one, first=0, end=40_002, share=share)])

@@ -186,7 +186,7 @@ def test_a_world_that_no_job_has_does_not_hold_up_the_audit(tmp_path: Path) -> N
 def test_very_many_ranges_do_not_hold_up_the_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "_MAX_COMPARED", 1000)
+    monkeypatch.setattr(data, "MAX_COMPARED", 1000)
     monkeypatch.setattr(data, "_COMPARED_EACH", 0)
     made = MadeRun(world=2, count=2)
     for rank in range(2):

@@ -204,7 +204,7 @@ def test_a_dataset_that_was_opened_before_the_recording_is_named(
 ) -> None:
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     monkeypatch.setenv("SEALRING_JOB", "tests")
-    monkeypatch.setattr(noted, "_OPENED", {})
+    monkeypatch.setattr(noted, "OPENED", {})
     note_opened("before", "aa" * 32)
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         records.step()

@@ -80,7 +80,7 @@ class Endpoint(Generic[Native]):
         """
         self._native: Native = native
         self._names = names
-        self._first_failure = first_failure
+        self.first_failure = first_failure
         self._gpu: Attachment | None = None
         self._preparing = threading.Lock()
         """Several threads may come with a first tensor."""
@@ -92,7 +92,7 @@ class Endpoint(Generic[Native]):
             names.hosts[peer] = link.host
             self.link_sockets.append(socket_of(names.members[peer], link))
             hand_over(native, peer, link, publishes=publishes)
-        self._late = None if late is None else LateEnds(self, late, names.members)
+        self.late = None if late is None else LateEnds(self, late, names.members)
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None:
         """From any thread. Where the group has ended, what is left to do: to tell the peer how."""
@@ -133,12 +133,12 @@ class Endpoint(Generic[Native]):
     def fail(self, failure: _native.Failure) -> None:
         """Ends with a failure that the group saw elsewhere, and tells the other ranks."""
         self._native.fail(failure)
-        self._refuse_links(self.error_of(self._first_failure.settle(failure)))
+        self._refuse_links(self.error_of(self.first_failure.settle(failure)))
 
     def _refuse_links(self, failure: GroupError) -> None:
         """Called with every failure: members that have no link with this one are told, too."""
-        if self._late is not None:
-            self._late.refuse_from_now(failure)
+        if self.late is not None:
+            self.late.refuse_from_now(failure)
 
     def release_gpu(self, patience_s: float = 2.0) -> bool:
         """Gives back what a closed group has of the GPU, without the GIL; False if not yet.

@@ -61,7 +61,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         how many this rank may use for a large collective.
         """
         links = list(links)
-        self._lanes = GroupLanes(rank, world, links, threads)
+        self.lanes = GroupLanes(rank, world, links, threads)
         self._rank = rank
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
@@ -94,12 +94,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             hosts=hosts,
             late=None if late is None else late.collectives,
         )
-        self._late_links = late
+        self.late_links = late
         if late is not None:
             weakref.finalize(self, late.stop_soon)
-        self._on_gpus = LinkedPrograms(native, rank, names.members)
+        self.on_gpus = LinkedPrograms(native, rank, names.members)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
-        self._routes = Routes(
+        self.routes = Routes(
             native,
             rank,
             self.topology,
@@ -157,7 +157,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             problem=problem,
             patience_s=timeout_s * _PART_OF_TIMEOUT,
         )
-        self._routes.take(agreed)
+        self.routes.take(agreed)
         self.shares_gpu = yield from share_a_gpu(self._names.members, gpu)
         if self.wired:
             yield from self.link_gpus(self._most_used_on_wires(), timeout_s)
@@ -171,7 +171,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def gpus_lack_links(self, collective: Collective) -> bool:
         """Whether `link_gpus` must come before this one; all ranks say the same."""
-        return self._on_gpus.missing_for(collective)
+        return self.on_gpus.missing_for(collective)
 
     def link_gpus(
         self, collective: Collective, timeout_s: float
@@ -181,25 +181,25 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         `timeout_s` is theirs.
         """
         patience_s = timeout_s * _PART_OF_TIMEOUT
-        return self._on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
+        return self.on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
 
     def no_launches_ahead(self) -> AbstractContextManager[None]:
         """Within it nothing is launched ahead: around the time that `link_gpus` is queued."""
-        return self._on_gpus.under_way()
+        return self.on_gpus.under_way()
 
     def _exchanges_with(self, collective: Collective) -> set[int]:
         """The ranks with which this one exchanges a program's records by NCCL."""
-        apart = self._routes.apart
-        if apart is None or not self.exchanges or not self._routes.goes_by_wires(collective):
+        apart = self.routes.apart
+        if apart is None or not self.exchanges or not self.routes.goes_by_wires(collective):
             return set()
-        steps = self._routes.program(collective, wired=True).steps
+        steps = self.routes.program(collective, wired=True).steps
         peers = {peer for step in steps for peer in step.peers}
         return {peer for peer in peers if apart[peer] != apart[self._rank]}
 
     @property
     def wire(self) -> Wire | None:
         """Which way records take between GPUs; None until the ranks have agreed."""
-        return self._routes.wire
+        return self.routes.wire
 
     @property
     def wired(self) -> bool:
@@ -230,7 +230,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         call, ready = self._call(collective), collective.ready
         if ready is None:
             return self._native.submit(call, None)
-        if stream is None or self._on_gpus.making:
+        if stream is None or self.on_gpus.making:
             return self._native.submit(call, _native.CallerStream(ready))
         stream.streams.free_old()
         with stream.streams.guard():
@@ -239,30 +239,30 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def lacks_lanes(self, collective: Collective) -> bool:
         """Whether ranks must agree on their lanes before this one; all ranks say the same."""
-        return self._lanes.missing_for(collective)
+        return self.lanes.missing_for(collective)
 
     def with_lanes(
         self, collective: Collective, timeout_s: float
     ) -> Generator[Collective, None, None]:
         """The collectives by which ranks agree on their lanes, once per program; then this one."""
-        self.link_sockets += yield from self._lanes.agree(
+        self.link_sockets += yield from self.lanes.agree(
             self._native, self._names, collective, self._peers_of, timeout_s
         )
         yield collective
 
     def _peers_of(self, collective: Collective) -> set[int]:
         """Whom this rank exchanges a collective's records with, over links."""
-        steps = self._routes.program(collective, wired=False).steps
+        steps = self.routes.program(collective, wired=False).steps
         return {peer for step in steps for peer in step.peers}
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None:
-        self._lanes.add_first(peer, link)
+        self.lanes.add_first(peer, link)
         return super().add_late_link(peer, link)
 
     @property
     def threads(self) -> int:
         """How many share a large collective, each with pipes of its own, as ranks have agreed."""
-        return self._lanes.most
+        return self.lanes.most
 
     def launch_rest(self, submitted: _native.Completion, stream: StreamCaller) -> None:
         """Launches the remaining kernels of the collective that was submitted last. May block.
@@ -304,8 +304,8 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def close(self) -> None:
         super().close()
-        if self._late_links is not None:
-            self._late_links.stop()
+        if self.late_links is not None:
+            self.late_links.stop()
 
     def close_links(self, failure: GroupError) -> None:
         """The same, but members that want a link are still told how the group failed."""
@@ -326,7 +326,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             raise error_from(failure, self._names, number, operation)
 
     def _call(self, collective: Collective) -> _native.Call:
-        wired = self._routes.goes_by_wires(collective)
+        wired = self.routes.goes_by_wires(collective)
         return _native.Call(
             self._program(collective, wired=wired),
             collective.slots,
@@ -335,9 +335,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             dtype=collective.dtype,
             reduction=collective.reduction,
             factor=collective.factor,
-            segment_bytes=self._routes.segment_bytes(collective, wired=wired),
+            segment_bytes=self.routes.segment_bytes(collective, wired=wired),
             wired=wired,
-            lanes=self._lanes.count_for(collective),
+            lanes=self.lanes.count_for(collective),
         )
 
     def interrupt(self) -> None:
@@ -352,7 +352,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     def settle(self, error: GroupError) -> GroupError:
         """The group's error: this one if it is the first or says the same, else the first."""
         failure = failure_of(error)
-        first = self._first_failure.settle(failure)
+        first = self.first_failure.settle(failure)
         return error if first == failure else self.error_of(first)
 
     def name_of(self, rank: int) -> str:
@@ -368,7 +368,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def sealed_bytes(self, collective: Collective) -> int:
         """What this rank will seal for it, if it goes well."""
-        plan = self._routes.program(collective, wired=self._routes.goes_by_wires(collective))
+        plan = self.routes.program(collective, wired=self.routes.goes_by_wires(collective))
         return plan.sealed_bytes([size for _, size in collective.slots])
 
     def _program(self, collective: Collective, *, wired: bool) -> _native.Program:
@@ -384,12 +384,12 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         )
         program = self._programs.get(key)
         if program is None:
-            plan = self._routes.program(collective, wired=wired)
-            if self._late is not None:
+            plan = self.routes.program(collective, wired=wired)
+            if self.late is not None:
                 # The rank at the other end runs its part of this program.
                 peers = {peer for step in plan.steps for peer in step.peers}
-                self._late.want(peers, both=True)
-            levels = self._routes.levels(collective) if wired and self.exchanges else None
+                self.late.want(peers, both=True)
+            levels = self.routes.levels(collective) if wired and self.exchanges else None
             program = self._programs[key] = to_native(plan, levels)
         return program
 

@@ -80,7 +80,7 @@ class GroupLanes:
         """Of the first lane's links, also of those that have come late."""
         for peer, link in links:
             self.add_first(peer, link)
-        self._counts: dict[Uses | None, int] = {}
+        self.counts: dict[Uses | None, int] = {}
         """The lanes that ranks have agreed on for a program; None stands for all programs where
         all pairs have the same."""
         self._made: dict[int, int] = {}
@@ -98,7 +98,7 @@ class GroupLanes:
         if not 1 < self._world <= MAX_LANED_WORLD or collective.ready is not None:
             return False
         large = collective.total is not None and _is_large(collective)
-        return large and self._uses(collective) not in self._counts
+        return large and self._uses(collective) not in self.counts
 
     def count_for(self, collective: Collective) -> int:
         """The lanes that share this collective; all ranks say the same.
@@ -108,12 +108,12 @@ class GroupLanes:
         small = collective.total is not None and not _is_large(collective)
         if collective.ready is not None or small:
             return 1
-        return self._counts.get(self._uses(collective), 1)
+        return self.counts.get(self._uses(collective), 1)
 
     @property
     def most(self) -> int:
         """The lanes of the programs that have most of them, as far as ranks have agreed."""
-        return max(self._counts.values(), default=1)
+        return max(self.counts.values(), default=1)
 
     def _uses(self, collective: Collective) -> Uses | None:
         if self._all_linked:
@@ -141,7 +141,7 @@ class GroupLanes:
         count = yield from least(self._most_with(peers))
         count = max(1, min(count, _native.MAX_LANES))
         if count == 1:
-            self._counts[uses] = 1
+            self.counts[uses] = 1
             if uses is None:  # there will be no others
                 native.drop_lanes(new)
             return []
@@ -158,7 +158,7 @@ class GroupLanes:
             native.complete_lanes(new)
         if self.most == 1:  # the core makes no more lanes than at first, none if that failed
             self._most = count
-        self._counts[uses] = count
+        self.counts[uses] = count
         self._made.update(dict.fromkeys(new, count))
         return [self._described(names, peer, inode) for peer, inode in taken]
 

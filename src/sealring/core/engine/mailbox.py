@@ -91,25 +91,25 @@ class Mailbox(Endpoint[_native.Mailbox]):
 
         With `caller` the memory is a GPU's. This may then block until the GPU has made progress.
         """
-        self._want(message.peer)
+        self.want(message.peer)
         submitted = self._native.submit(message, caller)
         if isinstance(submitted, _native.Failure):
             raise self._ended(submitted)
         return submitted
 
-    def _want(self, peer: int) -> None:
+    def want(self, peer: int) -> None:
         """Have the link made.
 
         A receive from anyone needs only the sender's, who makes it. The others are for the news
         that the group has failed: a rank without links would never learn of that.
         """
-        if self._late is None or peer in self._wanted:
+        if self.late is None or peer in self._wanted:
             return
         self._wanted.add(peer)
         if peer == ANYONE:
-            self._late.ask_all()
+            self.late.ask_all()
         else:
-            self._late.want([peer])
+            self.late.want([peer])
 
     def wait(self, message: _native.Completion) -> int:
         """Moves messages until this one is done; returns the rank at its other end."""

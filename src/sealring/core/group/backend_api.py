@@ -29,7 +29,7 @@ from sealring.core.group.monitored import Arrivals
 class BackendApi(dist.ProcessGroup):
     _timeout: timedelta
     _name: str
-    _dispatcher: Dispatcher
+    dispatcher: Dispatcher
     _arrivals: Arrivals
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -59,7 +59,7 @@ class BackendApi(dist.ProcessGroup):
 
     def _get_sequence_number_for_group(self) -> int:
         """How many collectives were called; equal on all ranks that have made the same calls."""
-        return self._dispatcher.submitted
+        return self.dispatcher.submitted
 
     use_pg_for_symm_mem_rendezvous = False
 

@@ -74,8 +74,8 @@ class Dispatcher:
         self._on_failure = on_failure
         self._deferred = deferred
         self._failure: GroupError | None = None
-        self._submitting = threading.Lock()
-        self._turn = threading.Lock()
+        self.submitting = threading.Lock()
+        self.turn = threading.Lock()
         """Held while a collective runs; taken in the order in which they were called.
 
         Taken by `with` alone: an interrupt between acquire() and try would leave it locked.
@@ -119,11 +119,11 @@ class Dispatcher:
             return
         # Streams can wait only for what another thread does.
         if wait and self.idle and job.stream is None:
-            with self._turn:
+            with self.turn:
                 if (call := self._begin_at_once(job)) is not None:
                     self._run_called(call, job)
                     return
-        with self._submitting:
+        with self.submitting:
             self._require_open()
             if job.stream is not None:
                 self._submit_ahead(job, job.stream)
@@ -144,7 +144,7 @@ class Dispatcher:
 
     def _begin_at_once(self, job: Job) -> int | None:
         """The call's number if nothing was called meanwhile. By the thread that has the turn."""
-        with self._submitting:
+        with self.submitting:
             self._require_open()
             return self._count(job) if self.idle else None
 
@@ -170,10 +170,10 @@ class Dispatcher:
         if self._running_thread == thread or self._finished != self._submitted:
             return False
         # By `with`, and the count within `try`: an interrupt may come between any two calls.
-        with self._turn:
+        with self.turn:
             number, ended = 0, self._ran
             try:
-                with self._submitting:
+                with self.submitting:
                     if self._closed or self._finished != self._submitted:
                         return False
                     number = self._submitted = self._submitted + 1
@@ -215,7 +215,7 @@ class Dispatcher:
         """
         if abort:
             self._engine.interrupt()  # first: a caller that launches ahead may be in there
-        with self._submitting:
+        with self.submitting:
             closed, self._closed = self._closed, True
         if not closed:
             self._jobs.put(None)
@@ -232,11 +232,11 @@ class Dispatcher:
 
     def _loop(self) -> None:
         while (entry := self._jobs.get()) is not None:
-            with self._turn:
+            with self.turn:
                 self._run_called(*entry)
             # The last reference to a tensor must not be kept by an idle thread.
             del entry
-        with self._turn:
+        with self.turn:
             self._engine.close()
             self._recorder.close()
         if self._at_end is not None:

@@ -142,7 +142,7 @@ def _check_mapped(tensor: torch.Tensor, address: int, size: int, *, written: boo
     if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(address + size - start), advice) == 0:
         return
     problem = ctypes.get_errno()
-    if problem == errno.EINVAL and _mapped(start, address + size, "w" if written else "r"):
+    if problem == errno.EINVAL and is_mapped(start, address + size, "w" if written else "r"):
         return
     use = "written" if written else "read"
     raise Unsupported(
@@ -151,7 +151,7 @@ def _check_mapped(tensor: torch.Tensor, address: int, size: int, *, written: boo
     )
 
 
-def _mapped(start: int, end: int, permission: str) -> bool:
+def is_mapped(start: int, end: int, permission: str) -> bool:
     """Whether the whole range has the permission, by the kernel's list of mappings."""
     with open("/proc/self/maps") as maps:
         for line in maps:

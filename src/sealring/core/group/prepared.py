@@ -40,7 +40,7 @@ class Prepared(Calling):
     """The part of SealedProcessGroup that runs prepared calls."""
 
     engine: CollectiveEngine
-    _dispatcher: Dispatcher
+    dispatcher: Dispatcher
     _gpu: GpuCalls
     _deferred: DeferredError
     _process: _native.ProcessMark
@@ -86,7 +86,7 @@ class Prepared(Calling):
         if (error := self._deferred.take()) is not None:
             raise error
         timeout = opts.timeout
-        ended = self._dispatcher.run_again(
+        ended = self.dispatcher.run_again(
             prepared.call,
             prepared.like,
             address,

@@ -104,12 +104,12 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             deferred=self._deferred,
         )
         self.messages = messages
-        self._dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             engine, f"rank {rank}", recorder, on_failure=end_messages, deferred=self._deferred
         )
         self._gpu = gpu
         self._parts = Parts(
-            self._process, self._dispatcher, messages, arrivals, gpu, engine, self._deferred
+            self._process, self.dispatcher, messages, arrivals, gpu, engine, self._deferred
         )
         close_when_dropped(self, self._parts)
 
@@ -290,7 +290,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         work = SealedWork([], give_up=self.engine.interrupt)
         timeout = self._timeout.total_seconds()
         job = Job("sealring::introduction", exchanges, timeout, work)
-        self._dispatcher.submit(job, wait=True)
+        self.dispatcher.submit(job, wait=True)
         work.wait()
 
     def use_gpu_calls(self, gpu: GpuCalls) -> None:
@@ -333,7 +333,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
                 )
                 collectives, stream, event = prepared.collective, prepared.stream, prepared.event
                 on_success = prepared.copy_back
-        if stream is not None and (failure := self._dispatcher.failure) is not None:
+        if stream is not None and (failure := self.dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it
         work = SealedWork(result, self.engine.interrupt, self._deferred)
         if self._coalesced is not None:
@@ -356,9 +356,9 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             stream=stream,
         )
         if prepared is not None and stream is None:
-            driver_calls.track(work.when_done, lambda: self._dispatcher.submit(job, wait=waits))
+            driver_calls.track(work.when_done, lambda: self.dispatcher.submit(job, wait=waits))
             return work
-        self._dispatcher.submit(job, wait=waits)
+        self.dispatcher.submit(job, wait=waits)
         if stream is not None and not work.completes_on_stream:
             driver_calls.track(work.when_done)
         return work

@@ -53,7 +53,7 @@ def all_reduce(
     yield _gathered(gather, told, facts)
     if any(each[0] == _OBJECTS for each in told):  # on all ranks alike
         yield from agree(objection)
-    counts = _agreed_counts(told, facts)
+    counts = agreed_counts(told, facts)
 
     # all_gather moves equal parts, so each is filled up to the longest.
     longest = max(counts)
@@ -101,7 +101,7 @@ def _gathered(gather: Gather, parts: list[torch.Tensor], own: torch.Tensor) -> C
     return gather(own, [*(slot(part, written=True) for part in parts), slot(own)])
 
 
-def _agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
+def agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
     """The number of entries by rank; every rank sees the same and so decides the same."""
     _, sparse_dim, *shape = own.tolist()
     most = math.prod(shape[:sparse_dim])

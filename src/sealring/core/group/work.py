@@ -53,9 +53,9 @@ class SealedWork(dist.Work):
         # What waiters sleep on: locked until the work is done. A lock costs less than an Event, and
         # every call makes one. Waiters hold it for a moment each, so it does not say whether the
         # work is done; the flag does.
-        self._done = False
-        self._pending = threading.Lock()
-        self._pending.acquire()
+        self.done = False
+        self.pending = threading.Lock()
+        self.pending.acquire()
         self._on_done: list[Callable[[], None]] = []
 
     @classmethod
@@ -105,7 +105,7 @@ class SealedWork(dist.Work):
     def when_done(self, callback: Callable[[], None]) -> None:
         """Calls back once, from the thread that finishes the work, or at once if it is done."""
         with self._lock:
-            done = self._done
+            done = self.done
             if not done:
                 self._on_done.append(callback)
         if done:
@@ -115,8 +115,8 @@ class SealedWork(dist.Work):
         """Called once, by the thread that ran the collective."""
         with self._lock:
             self._error = error
-            self._done = True
-            self._pending.release()
+            self.done = True
+            self.pending.release()
             callbacks, self._on_done = self._on_done, []
         for callback in callbacks:
             callback()
@@ -124,25 +124,25 @@ class SealedWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not self._waits:
             return self._block(timeout)
-        if timeout > timedelta(0) or self._done:
+        if timeout > timedelta(0) or self.done:
             self._block(timeout)  # raises its error
         # Also when it is done: what copies the result may still be to come on the GPU.
         for each in self._waits:
             each.begin()
         # It may have failed meanwhile, before it was known that a stream waits for it.
-        return not self._done or self._block(timeout)
+        return not self.done or self._block(timeout)
 
     def _block(self, timeout: timedelta) -> bool:
-        if not self._done:
+        if not self.done:
             self._process.require("this work")  # a forked child has no thread that would finish it
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
         try:
-            in_time = self._pending.acquire(timeout=limit)
+            in_time = self.pending.acquire(timeout=limit)
         except BaseException:  # Ctrl-C, or what a script's handler of a signal raised
-            self._end_at_once()
+            self.end_at_once()
             raise
         if not in_time:
-            self._end_at_once()
+            self.end_at_once()
             self._tell()
             raise PeerSilent(
                 f"{timed_out(limit)}the collective was not done {limit:g} s after wait() "
@@ -158,9 +158,9 @@ class SealedWork(dist.Work):
 
     def settle(self) -> None:
         """Returns when it is done, however it ended."""
-        if not self._done:
+        if not self.done:
             self._process.require("this work")
-        self._pending.acquire()
+        self.pending.acquire()
         self._release_waiters()
 
     def _tell(self) -> None:
@@ -168,28 +168,28 @@ class SealedWork(dist.Work):
         if self._deferred is not None:
             self._deferred.clear()
 
-    def _end_at_once(self) -> None:
+    def end_at_once(self) -> None:
         """The script goes on without the result: close the group, as a synchronous call does.
 
         The memory is still being written until the collective has ended.
         """
         self.give_up()
         # An interrupt may have come just when wait() had got the lock; then the work is done.
-        if not self._done:
-            self._pending.acquire()
+        if not self.done:
+            self.pending.acquire()
         self._release_waiters()
 
     def _release_waiters(self) -> None:
         """Leaves the lock open once the work is done; any of the waiters may do this."""
         with suppress(RuntimeError):
-            self._pending.release()
+            self.pending.release()
 
     def _which(self) -> str:
         known = isinstance(self._error, GroupError) and self._error.collective
         return f" (collective {known})" if known else ""
 
     def is_completed(self) -> bool:
-        return self._done and all(wait.operation.done for wait in self._waits)
+        return self.done and all(wait.operation.done for wait in self._waits)
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -253,7 +253,7 @@ class FinishedWork(SealedWork):
     _waits = ()
     _deferred: DeferredError | None = None
     _error: BaseException | None = None
-    _done = True
+    done = True
     give_up = staticmethod(_nothing_is_under_way)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

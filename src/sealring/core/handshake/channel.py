@@ -83,7 +83,7 @@ class SecureChannel:
         link_keys: LinkKeys,
         offer: object = None,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self.peer = peer
         self.peer_hello = peer_hello
         self.link_keys = link_keys
@@ -91,80 +91,80 @@ class SecureChannel:
         """What a dialer's Accept offered for the transport, as it stands."""
 
     def send(self, message: Mapping[str, Any], deadline: float | None = None) -> None:
-        self._connection.deadline = self._connection.deadline if deadline is None else deadline
-        with Attributed(self._connection):
-            send_message(self._connection, encode_message(message))
+        self.connection.deadline = self.connection.deadline if deadline is None else deadline
+        with Attributed(self.connection):
+            send_message(self.connection, encode_message(message))
 
     def sending(self, message: Mapping[str, Any]) -> Generator[None, None, None]:
         """The same without waiting: it yields while the peer takes no more."""
-        with Attributed(self._connection):
-            yield from sending_message(self._connection, encode_message(message))
+        with Attributed(self.connection):
+            yield from sending_message(self.connection, encode_message(message))
 
     def send_raw(self, message: bytearray, deadline: float) -> None:
         """A message that is no JSON, which is overwritten."""
-        self._connection.deadline = deadline
-        with Attributed(self._connection), Erased(message) as raw:
-            send_message(self._connection, raw)
+        self.connection.deadline = deadline
+        with Attributed(self.connection), Erased(message) as raw:
+            send_message(self.connection, raw)
 
     def receive(self, deadline: float | None = None) -> Message:
         """The peer's next message; raises the error that it stands for if it is a refusal."""
-        self._connection.deadline = self._connection.deadline if deadline is None else deadline
-        with Attributed(self._connection):
-            raw = receive_message(self._connection)
-            return understood(raw, self._connection.who, self.peer.rank)
+        self.connection.deadline = self.connection.deadline if deadline is None else deadline
+        with Attributed(self.connection):
+            raw = receive_message(self.connection)
+            return understood(raw, self.connection.who, self.peer.rank)
 
     def awaited(self) -> Generator[None, None, Message]:
         """The same without waiting: it yields while some of the message is missing."""
-        with Attributed(self._connection):
-            raw = yield from awaited_message(self._connection)
-            return understood(raw, self._connection.who, self.peer.rank)
+        with Attributed(self.connection):
+            raw = yield from awaited_message(self.connection)
+            return understood(raw, self.connection.who, self.peer.rank)
 
     def heard(self, deadline: float, most: int) -> Message | bytearray | None:
         """The same, or a message that is no JSON: those begin with a byte below 0x20.
 
         It does not wait: None while some of the message is missing.
         """
-        self._connection.deadline = deadline
-        with Attributed(self._connection):
-            raw = self._connection.message_now(max(most, MAX_SETUP_BYTES))
+        self.connection.deadline = deadline
+        with Attributed(self.connection):
+            raw = self.connection.message_now(max(most, MAX_SETUP_BYTES))
             if raw is None:
                 return None
             if raw and raw[0] < 0x20:
                 return raw
-            return understood(raw, self._connection.who, self.peer.rank)
+            return understood(raw, self.connection.who, self.peer.rank)
 
     def attributed(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer."""
-        return Attributed(self._connection)
+        return Attributed(self.connection)
 
     def refusing(self) -> AbstractContextManager[None]:
         """In it, whatever goes wrong is laid to this peer and told to it; the channel is closed."""
-        return refusing(self._connection)
+        return refusing(self.connection)
 
     def tell(self, error: SealringError) -> None:
         """Say why this ends, as far as that can still be said."""
-        tell(self._connection, error)
+        tell(self.connection, error)
 
     def say_no_more(self) -> None:
         """The peer may read records from now on, so that no refusal may be sent to it."""
-        self._connection.muted = True
+        self.connection.muted = True
 
     def detach(self) -> socket.socket:
         """End the channel without a byte on the wire; the socket then carries records."""
-        return self._connection.detach()
+        return self.connection.detach()
 
     def close(self, until: float | None = None) -> None:
         """Close, after giving the peer a moment (or until then) to read what was said."""
-        self._connection.close(until)
+        self.connection.close(until)
 
     @property
     def address(self) -> str:
-        return self._connection.address
+        return self.connection.address
 
     @property
     def socket(self) -> socket.socket:
         """To wait on. Only the channel may read from it until `detach`."""
-        return self._connection.socket
+        return self.connection.socket
 
 
 @contextmanager
@@ -185,19 +185,19 @@ def refusing(connection: Connection) -> Iterator[None]:
 class Attributed:
     """From the moment a peer is admitted, all that goes wrong on its connection is its doing."""
 
-    __slots__ = ("_connection",)
+    __slots__ = ("connection",)
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, HandshakeError) or self._connection.admitted_rank is None:
+        if not isinstance(error, HandshakeError) or self.connection.admitted_rank is None:
             return
         if error.reported_by is None:
-            error.peer, error.proven = self._connection.admitted_rank, True
+            error.peer, error.proven = self.connection.admitted_rank, True
 
 
 def understood(raw: bytes | bytearray, who: str, peer: int) -> Message:

@@ -89,7 +89,7 @@ class Connection(ABC):
             self.wait()
 
     @abstractmethod
-    def _receive_some(self, into: memoryview) -> int:
+    def receive_some(self, into: memoryview) -> int:
         """As many bytes as have come and as fit; returns how many. Does not wait."""
 
     def receive(self, count: int) -> bytearray:
@@ -113,7 +113,7 @@ class Connection(ABC):
                     _native.erase(self._received)
                     self._received = larger
                 with memoryview(self._received) as view, view[self._at :] as rest:
-                    some = self._receive_some(rest)
+                    some = self.receive_some(rest)
                 if not some:
                     return None
                 self._at += some

@@ -98,7 +98,7 @@ class Incoming:
         self._terms = terms
         self._terms_for = terms_for
         self._sessions = sessions
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self._certificate: x509.Certificate | None = None
         self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
         never_block(sock)
@@ -109,8 +109,8 @@ class Incoming:
 
         None while too few bytes have come.
         """
-        if self._connection is not None:
-            return isinstance(self._connection, SessionConnection)
+        if self.connection is not None:
+            return isinstance(self.connection, SessionConnection)
         if self._sessions is None:
             return False
         try:
@@ -127,7 +127,7 @@ class Incoming:
         Raises the HandshakeError that the peer was refused with and, where it can be, told.
         The socket stays open, so that the peer can read that.
         """
-        connection = self._connection = self._connection or self._chosen()
+        connection = self.connection = self.connection or self._chosen()
         if connection is None:
             return False
         try:
@@ -154,21 +154,21 @@ class Incoming:
             raise PeerUnreachable(f"{self._who} did not finish the set-up in time")
 
     def close(self) -> None:
-        if self._connection is None:
+        if self.connection is None:
             self._socket.close()
         else:
-            self._connection.close()
+            self.connection.close()
 
     def forget(self) -> None:
         """Nothing is said any more: overwrite its secrets. The socket stays open."""
-        if self._connection is not None:
-            self._connection.forget()
+        if self.connection is not None:
+            self.connection.forget()
 
     def finish(self, deadline: float, admit: Admit | None = None) -> SecureChannel:
         """All of `answering`, waiting for the peer. What goes wrong is told to it."""
-        assert self._connection is not None
-        self._connection.deadline = deadline
-        with refusing(self._connection):
+        assert self.connection is not None
+        self.connection.deadline = deadline
+        with refusing(self.connection):
             answering = self.answering(admit)
             while True:
                 try:
@@ -176,27 +176,27 @@ class Incoming:
                 except StopIteration as ended:
                     channel: SecureChannel = ended.value
                     return channel
-                self._connection.wait()
+                self.connection.wait()
 
     def tell(self, error: SealringError) -> None:
         """Tell the peer why it is refused, if that takes no waiting."""
-        if self._connection is not None:
-            tell(self._connection, error, seconds=0.0)
+        if self.connection is not None:
+            tell(self.connection, error, seconds=0.0)
 
     @property
     def who(self) -> str:
-        return self._who if self._connection is None else self._connection.who
+        return self._who if self.connection is None else self.connection.who
 
     @property
     def rank(self) -> int | None:
         """Of an admitted peer."""
-        return None if self._connection is None else self._connection.admitted_rank
+        return None if self.connection is None else self.connection.admitted_rank
 
     @property
     def deadline(self) -> float:
         """Of an admitted peer: by when its link must be made."""
-        assert self._connection is not None
-        return self._connection.deadline
+        assert self.connection is not None
+        return self.connection.deadline
 
     @property
     def _credentials(self) -> Credentials:
@@ -207,8 +207,8 @@ class Incoming:
 
     def allow_until(self, deadline: float) -> None:
         """Set the deadline."""
-        assert self._connection is not None
-        self._connection.deadline = deadline
+        assert self.connection is not None
+        self.connection.deadline = deadline
 
     @property
     def _who(self) -> str:
@@ -242,9 +242,9 @@ class Incoming:
         It never waits: it yields while a message of the peer or the terms are missing, or while
         the peer takes nothing.
         """
-        assert self._connection is not None
-        with Attributed(self._connection):
-            return (yield from self._answer(self._connection, admit))
+        assert self.connection is not None
+        with Attributed(self.connection):
+            return (yield from self._answer(self.connection, admit))
 
     def _answer(
         self, connection: Connection, admit: Admit | None

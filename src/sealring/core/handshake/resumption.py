@@ -47,7 +47,7 @@ _MAC_BYTES: Final = 32
 _OPEN_BYTES: Final = ID_BYTES + 8 + _RANDOM_BYTES + _MAC_BYTES
 _ANSWER_BYTES: Final = _RANDOM_BYTES + _MAC_BYTES
 _LOOK_SECONDS: Final = 0.05
-_SETUP_KEYS: Final = b"sealring 2 set-up keys"
+SETUP_KEYS: Final = b"sealring 2 set-up keys"
 _EXPORTER: Final = b"sealring 2 exporter"
 
 
@@ -73,8 +73,8 @@ class SessionConnection(Connection):
         self._session = session
         self._opening = b""
         self._secret: _native.Secret | None = None
-        self._sends: _native.FrameSealer | None = None
-        self._receives: _native.FrameOpener | None = None
+        self.sends: _native.FrameSealer | None = None
+        self.receives: _native.FrameOpener | None = None
         self._plain = bytearray()
         """What the last frame held, and how much of it was taken."""
         self._taken = 0
@@ -123,7 +123,7 @@ class SessionConnection(Connection):
         ours = secrets.token_bytes(_RANDOM_BYTES)
         message = _header(_OPEN_BYTES) + session.id + chain.step.to_bytes(8, "big") + ours
         message += chain.open_tag(fingerprints + message)
-        self._send_all(message)
+        self.send_all(message)
         answer = self._receive_all(_HEADER_BYTES)
         if answer == _header(0):
             raise PeerUnreachable(f"{self.who} has no session with this worker any more")
@@ -134,7 +134,7 @@ class SessionConnection(Connection):
         if not hmac.compare_digest(tag, right):
             raise MalformedSetup(f"{self.who} did not prove that it has the session")
         theirs = said[_HEADER_BYTES:]
-        self._take_keys(chain, ours + theirs, fingerprints + message + answer, dialer=True)
+        self.take_keys(chain, ours + theirs, fingerprints + message + answer, dialer=True)
 
     def advance(self) -> x509.Certificate | None:
         """As the acceptor."""
@@ -151,7 +151,7 @@ class SessionConnection(Connection):
             self._opening += chunk
         session = self._sessions.with_id(self._opening[_HEADER_BYTES:][:ID_BYTES])
         if session is None or not self._answer(session):
-            self._send_all(_header(0))
+            self.send_all(_header(0))
             raise PeerUnreachable(f"{self.who} asked for a session that this worker does not have")
         self._session = session
         self._sessions.count_resumption()
@@ -178,18 +178,18 @@ class SessionConnection(Connection):
             answer += chain.answer_tag(fingerprints + self._opening + answer)
             theirs = said[-_RANDOM_BYTES:]
             messages = fingerprints + self._opening + answer
-            self._take_keys(chain, theirs + ours, messages, dialer=False)
-        self._send_all(answer)
+            self.take_keys(chain, theirs + ours, messages, dialer=False)
+        self.send_all(answer)
         return True
 
-    def _take_keys(self, chain: Chain, randomness: bytes, messages: bytes, *, dialer: bool) -> None:
+    def take_keys(self, chain: Chain, randomness: bytes, messages: bytes, *, dialer: bool) -> None:
         self._secret = chain.take_step(randomness, messages)
-        keys = self._secret.derive(b"", _SETUP_KEYS, 2 * KEY_BYTES)
+        keys = self._secret.derive(b"", SETUP_KEYS, 2 * KEY_BYTES)
         forth, back = keys.part(0, KEY_BYTES), keys.part(KEY_BYTES, KEY_BYTES)
         keys.wipe()
         first, second = (forth, back) if dialer else (back, forth)
-        self._sends = _native.FrameSealer(first, FRAME)
-        self._receives = _native.FrameOpener(second, FRAME)
+        self.sends = _native.FrameSealer(first, FRAME)
+        self.receives = _native.FrameOpener(second, FRAME)
         first.wipe()
         second.wipe()
 
@@ -199,13 +199,13 @@ class SessionConnection(Connection):
         return self._secret.derive(b"", info, length)
 
     def _sending(self, data: bytes | bytearray) -> Generator[None, None, None]:
-        assert self._sends is not None
+        assert self.sends is not None
         if len(data) <= _native.FRAME_BYTES:
-            yield from self._sending_all(self._sends.seal(data))
+            yield from self._sending_all(self.sends.seal(data))
             return
         for at in range(0, len(data), _native.FRAME_BYTES):
             with memoryview(data) as left, left[at : at + _native.FRAME_BYTES] as part:
-                sealed = self._sends.seal(part)
+                sealed = self.sends.seal(part)
             yield from self._sending_all(sealed)
 
     def message_now(self, most: int = MAX_SETUP_BYTES) -> bytearray | None:
@@ -221,7 +221,7 @@ class SessionConnection(Connection):
                 return message
         return super().message_now(most)
 
-    def _receive_some(self, into: memoryview) -> int:
+    def receive_some(self, into: memoryview) -> int:
         if self._taken == len(self._plain) and not self._receive_frame():
             return 0
         count = min(len(into), len(self._plain) - self._taken)
@@ -232,9 +232,9 @@ class SessionConnection(Connection):
 
     def _receive_frame(self) -> bool:
         """Whether the whole frame has come."""
-        assert self._receives is not None
+        assert self.receives is not None
         try:
-            plain = self._receives.receive(self._socket.fileno())
+            plain = self.receives.receive(self._socket.fileno())
         except OSError as problem:
             raise self._closed() from problem
         except ValueError as problem:
@@ -246,12 +246,12 @@ class SessionConnection(Connection):
         return True
 
     def _drop(self) -> None:
-        for secret in (self._secret, self._sends, self._receives):
+        for secret in (self._secret, self.sends, self.receives):
             if secret is not None:
                 secret.wipe()
         _native.erase(self._plain)
 
-    def _send_all(self, data: bytes) -> None:
+    def send_all(self, data: bytes) -> None:
         for _ in self._sending_all(data):
             self._wait(select.POLLOUT)
 

@@ -41,7 +41,7 @@ _NEXT: Final = b"sealring 2 session next"
 class Chain:
     """The secret of the connections that one end opens, and the step that it has reached."""
 
-    _secret: _native.Secret = field(repr=False)
+    secret: _native.Secret = field(repr=False)
     step: int = 0
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
     """Held by the thread that takes the chain one step on, from its first message to the step."""
@@ -61,22 +61,22 @@ class Chain:
         """The secret of one connection; the chain's own is replaced and the old one wiped."""
         with self._guard:
             self._require_alive()
-            connection = self._secret.derive(randomness, _CONNECTION + messages, KEY_BYTES)
-            following = self._secret.derive(randomness, _NEXT + messages, KEY_BYTES)
-            self._secret.wipe()
-            self._secret = following
+            connection = self.secret.derive(randomness, _CONNECTION + messages, KEY_BYTES)
+            following = self.secret.derive(randomness, _NEXT + messages, KEY_BYTES)
+            self.secret.wipe()
+            self.secret = following
             self.step += 1
         return connection
 
     def end(self) -> None:
         with self._guard:
             self._ended = True
-            self._secret.wipe()
+            self.secret.wipe()
 
     def _tag(self, purpose: bytes, message: bytes) -> bytes:
         with self._guard:
             self._require_alive()
-            key = self._secret.derive(b"", purpose, KEY_BYTES)
+            key = self.secret.derive(b"", purpose, KEY_BYTES)
         with Wiped(key):
             return key.hmac_sha256(message)
 
@@ -138,7 +138,7 @@ class SessionTable:
         self._process = _native.ProcessMark()
         self._lock = threading.Lock()
         self._by_rank: dict[int, Session] = {}
-        self._by_id: dict[bytes, Session] = {}
+        self.by_id: dict[bytes, Session] = {}
         self.certificates = KnownCertificates()
         """Of those, and of members of groups that this worker has no session with."""
         self.handshakes = 0
@@ -157,7 +157,7 @@ class SessionTable:
             self.handshakes += 1
             self._remove(self._by_rank.get(session.peer_rank))
             self._by_rank[session.peer_rank] = session
-            self._by_id[session.id] = session
+            self.by_id[session.id] = session
 
     def with_rank(self, rank: int) -> Session | None:
         with self._lock:
@@ -165,7 +165,7 @@ class SessionTable:
 
     def with_id(self, ident: bytes) -> Session | None:
         with self._lock:
-            return self._in_date(self._by_id.get(ident))
+            return self._in_date(self.by_id.get(ident))
 
     def count_resumption(self) -> None:
         with self._lock:
@@ -178,7 +178,7 @@ class SessionTable:
 
     def clear(self) -> None:
         with self._lock:
-            for session in list(self._by_id.values()):
+            for session in list(self.by_id.values()):
                 self._remove(session)
 
     def _in_date(self, session: Session | None) -> Session | None:
@@ -192,7 +192,7 @@ class SessionTable:
             return
         if self._by_rank.get(session.peer_rank) is session:
             del self._by_rank[session.peer_rank]
-        self._by_id.pop(session.id, None)
+        self.by_id.pop(session.id, None)
         session.end()
 
 

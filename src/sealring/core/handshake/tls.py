@@ -126,9 +126,9 @@ class TlsConnection(Connection):
 
     @NoFork()
     def _new_tls(self, credentials: Credentials, *, dialer: bool) -> SSL.Connection:
-        tls = _Allocated(_context_for(credentials.authorities, dialer=dialer), self._socket)
+        tls = _Allocated(context_for(credentials.authorities, dialer=dialer), self._socket)
         self._key = loaded(credentials.key)
-        _identify(tls, credentials, self._key)
+        identify(tls, credentials, self._key)
         tls.set_app_data(self)
         tls.set_info_callback(self._on_info)
         # With this mode, which pyOpenSSL sets, one call reads on for as long as the peer sends
@@ -227,7 +227,7 @@ class TlsConnection(Connection):
         if self._announced is None and not self._at and not self._ahead:
             room = bytearray(_RECORD_BYTES)
             with Erased(room), memoryview(room) as view:
-                count = self._receive_some(view)
+                count = self.receive_some(view)
                 if not count:
                     return None
                 if count == 4 + int.from_bytes(room[:4], "big"):
@@ -236,7 +236,7 @@ class TlsConnection(Connection):
                 self._ahead = room[:count]
         return super().message_now(most)
 
-    def _receive_some(self, into: memoryview) -> int:
+    def receive_some(self, into: memoryview) -> int:
         if self._ahead:
             count = min(len(into), len(self._ahead))
             ahead, self._ahead = self._ahead, self._ahead[count:]
@@ -360,17 +360,17 @@ class _Call:
 
 
 @functools.lru_cache(maxsize=_MOST_CONTEXTS)
-def _context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
+def context_for(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     """Of all connections that believe these authorities: making one takes 0.4 ms.
 
     It has no secret in it. A worker's certificate and private key are given to each connection for
     its handshake. No TLS session can be resumed: OpenSSL's tickets name sessions of a cache that is
     off.
     """
-    return _new_context(authorities, dialer=dialer)
+    return new_context(authorities, dialer=dialer)
 
 
-def _new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
+def new_context(authorities: tuple[x509.Certificate, ...], *, dialer: bool) -> SSL.Context:
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_max_proto_version(SSL.TLS1_3_VERSION)
@@ -408,11 +408,11 @@ def _x509_of(certificate: x509.Certificate) -> crypto.X509:
 
 
 # In a forked child: a thread of the parent may hold a lock of OpenSSL in one of them.
-for _cached in (_context_for, _without_key, _x509_of):
+for _cached in (context_for, _without_key, _x509_of):
     os.register_at_fork(after_in_child=_cached.cache_clear)
 
 
-def _identify(tls: SSL.Connection, credentials: Credentials, key: LoadedKey) -> None:
+def identify(tls: SSL.Connection, credentials: Credentials, key: LoadedKey) -> None:
     """Give the connection this worker's certificate and private key."""
     certificate = _x509_of(credentials.certificate)
     # OpenSSL compares the key with the certificate that it has by then.

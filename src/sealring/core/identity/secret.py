@@ -183,7 +183,7 @@ def _check(raw: _native.Secret, where: str) -> _native.Secret:
     secret = raw.part(start, end - start)
     view, key = memoryview(secret), bytearray(KEY_BYTES)
     try:
-        if not _decode(view, key):
+        if not decode_secret(view, key):
             raise _bad(
                 f"{where} is not {KEY_BYTES} random bytes, as 64 hexadecimal digits or in base64: "
                 f"{_MAKE_ONE}"
@@ -195,7 +195,7 @@ def _check(raw: _native.Secret, where: str) -> _native.Secret:
     return secret
 
 
-def _decode(text: memoryview, key: bytearray) -> bool:
+def decode_secret(text: memoryview, key: bytearray) -> bool:
     """Write the bytes that the text stands for into `key`; False if it is in no known encoding."""
     if _HEXADECIMAL.fullmatch(text):
         for at in range(KEY_BYTES):

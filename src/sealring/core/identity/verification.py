@@ -71,19 +71,19 @@ class KnownCertificates:
 
     def __init__(self, most: int = 4 * MAX_WORLD) -> None:
         self._most = most
-        self._signed: dict[bytes, tuple[tuple[x509.Certificate, ...], SignedCertificate]] = {}
+        self.signed: dict[bytes, tuple[tuple[x509.Certificate, ...], SignedCertificate]] = {}
 
     def get(
         self, fingerprint: bytes, authorities: tuple[x509.Certificate, ...]
     ) -> SignedCertificate | None:
-        believed, signed = self._signed.get(fingerprint, ((), None))
+        believed, signed = self.signed.get(fingerprint, ((), None))
         # Another authority may have taken the place of the one that signed it.
         return signed if believed == authorities else None
 
     def add(self, authorities: tuple[x509.Certificate, ...], signed: SignedCertificate) -> None:
-        if len(self._signed) >= self._most:  # certificates that were renewed many times
-            self._signed.clear()
-        self._signed[signed.fingerprint] = authorities, signed
+        if len(self.signed) >= self._most:  # certificates that were renewed many times
+            self.signed.clear()
+        self.signed[signed.fingerprint] = authorities, signed
 
 
 Reading = SignedCertificate | _native.ReadCertificate

@@ -49,13 +49,13 @@ def interface_addresses(name: str) -> list[str]:
             "set it to an IP address that peers shall connect to, or to an interface of this "
             f"machine: {', '.join(names)}",
         )
-    found = _ipv4_of(name) + _parse_if_inet6(_read(_IF_INET6), name)
+    found = _ipv4_of(name) + parse_if_inet6(_read(_IF_INET6), name)
     if not found:
         raise ConfigurationError(f"the interface {name} has no address that peers could reach")
     return found
 
 
-def _parse_if_inet6(table: str, name: str) -> list[str]:
+def parse_if_inet6(table: str, name: str) -> list[str]:
     """The kernel's table: address, index, prefix, scope, flags (all hexadecimal), name."""
     found = []
     for line in table.splitlines():

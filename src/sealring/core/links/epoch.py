@@ -63,13 +63,13 @@ def agreed_epoch(
     lowest = min(members)
     calls, keys = StoreCalls(deadline), _Keys(within)
     if rank != lowest:
-        yield _epoch(within, _ask(store, calls, keys, rank, lowest, deadline))
+        yield epoch_from(within, _ask(store, calls, keys, rank, lowest, deadline))
         return
     drawn = secrets.token_hex(16)
     others = [member for member in members if member != rank]
     ended = threading.Event()
     if not others:
-        yield _epoch(within, drawn)
+        yield epoch_from(within, drawn)
         return
     answering: Job | None = None
     try:
@@ -77,7 +77,7 @@ def agreed_epoch(
         answering = borrow(
             "sealring-epoch", lambda: _answer(store, calls, keys, others, drawn, ended)
         )
-        yield _epoch(within, drawn)
+        yield epoch_from(within, drawn)
     finally:
         ended.set()
         calls.end()
@@ -90,7 +90,7 @@ def run_of(transcript: bytes) -> str:
     return digest_of([b"sealring 2 run", transcript])[:16].hex()
 
 
-def _epoch(within: str, drawn: str) -> str:
+def epoch_from(within: str, drawn: str) -> str:
     if not within:
         return drawn
     return digest_of([b"sealring 2 epoch", within.encode(), drawn.encode()])[:16].hex()

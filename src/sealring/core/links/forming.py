@@ -143,7 +143,7 @@ def agree(
     credentials = current()
     statements = _read_statements(said, terms)
     _check_statements(statements, terms)
-    readings = _read_certificates(statements, credentials, known)
+    readings = read_certificates(statements, credentials, known)
     members: dict[int, Member] = {}
     certificates: dict[int, SignedCertificate] = {}
     for each, reading in zip(statements.members, readings, strict=True):
@@ -222,7 +222,7 @@ def _check_statements(statements: Statements, terms: Terms) -> None:
             raise MalformedSetup(f"rank {rank} contributed no randomness", peer=rank, proven=True)
 
 
-def _read_certificates(
+def read_certificates(
     statements: Statements, credentials: Credentials, known: KnownCertificates | None
 ) -> list[Reading]:
     """Every member's, in the order of the statements."""

@@ -48,17 +48,17 @@ class Callers:
     def __init__(self, listeners: Iterable[socket.socket], size: int, most: int) -> None:
         """A greeting has `size` bytes. Of more than `most` connections the oldest is dropped."""
         self._size, self._most = size, most
-        self._listeners = {each.fileno(): each for each in listeners}
+        self.listeners = {each.fileno(): each for each in listeners}
         self._waiting: dict[int, tuple[socket.socket, bytearray]] = {}
         self._poll = select.poll()  # a process may have more descriptors than select() takes
-        for descriptor in self._listeners:
+        for descriptor in self.listeners:
             self._poll.register(descriptor, select.POLLIN)
 
     def greeted(self, deadline: float) -> Iterator[tuple[socket.socket, bytes]]:
         """Waits until something comes; gives the connections whose greeting is whole by then."""
         left = max(0.0, deadline - time.monotonic())
         for descriptor, _ in self._poll.poll(left * 1e3):
-            if (listener := self._listeners.get(descriptor)) is not None:
+            if (listener := self.listeners.get(descriptor)) is not None:
                 self._admit(listener)
             elif descriptor in self._waiting and (greeting := self._read(descriptor)) is not None:
                 yield self._let_go(descriptor), greeting
@@ -98,7 +98,7 @@ class Callers:
 
 
 LETTER_BYTES: Final = 2048
-_GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
+GREETING: Final = struct.Struct(f"<{TOKEN_BYTES}sII")
 """What a connection begins with: the token, the rank that made it, and the lane."""
 _SECONDS: Final = 5.0
 """How long a rank may take to make its connections, or to find those that were made."""
@@ -154,10 +154,10 @@ class Lanes:
         """`timeout_s` is how long the others wait for this rank."""
         self._rank, self._ends, self._count = rank, ends, count
         self._patience_s = min(_SECONDS, timeout_s * _PART_OF_TIMEOUT)
-        self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._inbox: Inbox | None = None
-        self._listeners: dict[str, socket.socket] = {}
-        self._made: dict[tuple[int, int], socket.socket] = {}
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.inbox: Inbox | None = None
+        self.listeners: dict[str, socket.socket] = {}
+        self.made: dict[tuple[int, int], socket.socket] = {}
         """By lane and peer: this rank's ends of the pipes that it brings."""
         self._memories: dict[tuple[int, int], tuple[Any, int]] = {}
 
@@ -170,16 +170,16 @@ class Lanes:
     def offer(self) -> bytes:
         """What the others must know."""
         if any(self._by("shm")):
-            self._inbox = Inbox(peer for peer, _ in self._by("shm"))
+            self.inbox = Inbox(peer for peer, _ in self._by("shm"))
         for peer, end in self._by("tcp"):
             if not end.own or not end.theirs:
                 raise Unsupported(f"the link to rank {peer} was cut")
-            if peer > self._rank and end.own[0] not in self._listeners:
-                self._listeners[end.own[0]] = _listener(end)
+            if peer > self._rank and end.own[0] not in self.listeners:
+                self.listeners[end.own[0]] = _listener(end)
         letter = _encode(
-            inbox=self._inbox.address.packed() if self._inbox else bytes(PACKED_BYTES),
-            token=self._token,
-            ports={host: each.getsockname()[1] for host, each in self._listeners.items()},
+            inbox=self.inbox.address.packed() if self.inbox else bytes(PACKED_BYTES),
+            token=self.token,
+            ports={host: each.getsockname()[1] for host, each in self.listeners.items()},
         )
         if len(letter) > LETTER_BYTES:
             raise Unsupported("this rank has too many addresses for one letter")
@@ -194,7 +194,7 @@ class Lanes:
                 self._leave_memories(address, peer)
             elif peer < self._rank:
                 for lane in self._further():
-                    self._made[lane, peer] = self._connect(end, token, ports, lane, deadline)
+                    self.made[lane, peer] = self.connect(end, token, ports, lane, deadline)
 
     def _leave_memories(self, address: Address, peer: int) -> None:
         """The files of all lanes in their order, then the bells if this rank brings them."""
@@ -204,11 +204,11 @@ class Lanes:
                 self._memories[lane, peer] = create_file()
                 descriptors.append(self._memories[lane, peer][1])
             for lane in self._further() if peer < self._rank else ():
-                self._made[lane, peer], far = setting_up.pair()
+                self.made[lane, peer], far = setting_up.pair()
                 descriptors.append(left.enter_context(far).fileno())
             leave(address, descriptors, self._rank)
 
-    def _connect(
+    def connect(
         self, end: FirstEnd, token: bytes, ports: Mapping[str, int], lane: int, deadline: float
     ) -> socket.socket:
         host = end.theirs[0]
@@ -218,7 +218,7 @@ class Lanes:
         try:
             sock.settimeout(max(_AT_ONCE, deadline - time.monotonic()))
             sock.connect((host, ports[host], *end.theirs[2:]))
-            sock.sendall(_GREETING.pack(token, self._rank, lane))
+            sock.sendall(GREETING.pack(token, self._rank, lane))
             prepare_socket(sock)
         except OSError as problem:
             sock.close()
@@ -237,12 +237,12 @@ class Lanes:
         pipes: list[Pipe] = []
         try:
             with NoFork():  # a child would inherit the sockets among them
-                left = self._inbox.take() if self._inbox else {}
+                left = self.inbox.take() if self.inbox else {}
                 for peer, _ in self._by("shm"):
                     self._take_memories(peer, left.get(peer, []), pipes)
             for peer, _ in self._by("tcp"):
                 for lane in self._further():
-                    place = accepted if peer > self._rank else self._made
+                    place = accepted if peer > self._rank else self.made
                     if (lane, peer) not in place:
                         raise Unsupported(f"a connection of rank {peer} did not come")
                     pipes.append(Pipe(lane, peer, place.pop((lane, peer))))
@@ -264,7 +264,7 @@ class Lanes:
         for lane in reversed(lanes):  # the bells lie at the end
             mapping, _ = self._memories[lane, peer]
             memory = SharedMemory(mapping, open_memory(left[lane - 1]))
-            bell = _bell(left) if brought else self._made.pop((lane, peer))
+            bell = _bell(left) if brought else self.made.pop((lane, peer))
             pipes.append(Pipe(lane, peer, bell, memory))
 
     def _accept(self) -> dict[tuple[int, int], socket.socket]:
@@ -276,15 +276,15 @@ class Lanes:
             if peer > self._rank
         }
         accepted: dict[tuple[int, int], socket.socket] = {}
-        callers = Callers(self._listeners.values(), _GREETING.size, len(expected) + _STRANGERS)
+        callers = Callers(self.listeners.values(), GREETING.size, len(expected) + _STRANGERS)
         deadline = time.monotonic() + self._patience_s
         try:
             while expected - accepted.keys():
                 if time.monotonic() >= deadline:
                     raise Unsupported("a connection of another rank did not come")
                 for sock, greeting in callers.greeted(deadline):
-                    token, peer, lane = _GREETING.unpack(greeting)
-                    known = hmac.compare_digest(token, self._token) and (lane, peer) in expected
+                    token, peer, lane = GREETING.unpack(greeting)
+                    known = hmac.compare_digest(token, self.token) and (lane, peer) in expected
                     if known and (lane, peer) not in accepted:
                         accepted[lane, peer] = sock
                         prepare_socket(sock)
@@ -300,13 +300,13 @@ class Lanes:
 
     def close(self) -> None:
         """What was not taken is closed; mappings stay as long as they are used."""
-        if self._inbox is not None:
-            self._inbox.close()
-        for each in (*self._listeners.values(), *self._made.values()):
+        if self.inbox is not None:
+            self.inbox.close()
+        for each in (*self.listeners.values(), *self.made.values()):
             each.close()
         for _, fd in self._memories.values():
             os.close(fd)
-        self._listeners, self._made, self._memories = {}, {}, {}
+        self.listeners, self.made, self._memories = {}, {}, {}
 
 
 def _listener(end: FirstEnd) -> socket.socket:

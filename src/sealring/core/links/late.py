@@ -132,7 +132,7 @@ class LinkSet:
         self._dialer = Dialer(
             _Book(group.agreed),
             self._on_connected,
-            self._on_failed,
+            self.on_failed,
             _CLOSED_SECONDS,
             self._is_linked,
         )
@@ -241,7 +241,7 @@ class LinkSet:
                 with self._lock:
                     self._linked.remove(rank)
             raise
-        return functools.partial(self._add, channel, settled.memory, dialer=False)
+        return functools.partial(self.add, channel, settled.memory, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class LinkSet:
                 raise PeerUnreachable(f"rank {rank} has connected itself", peer=rank)
             self._attempted.add(rank)
         try:
-            return functools.partial(self._add, *self._set_up(sock, rank), dialer=True)
+            return functools.partial(self.add, *self._set_up(sock, rank), dialer=True)
         except BaseException:
             with self._lock:
                 self._attempted.discard(rank)
@@ -303,7 +303,7 @@ class LinkSet:
                 "two workers were started with one RANK, or it was started again"
             )
 
-    def _on_failed(self, error: SealringError) -> None:
+    def on_failed(self, error: SealringError) -> None:
         rank = error.met if isinstance(error, HandshakeError) else None
         rank = error.peer if isinstance(error, NoLongerAdmitted) else rank
         with self._lock:
@@ -320,7 +320,7 @@ class LinkSet:
 
     # ---- both ------------------------------------------------------------------------------------
 
-    def _add(
+    def add(
         self,
         channel: SecureChannel,
         memory: SharedMemory | None,
@@ -391,7 +391,7 @@ class LateLinks:
     ) -> None:
         """`linked` are the members that there are links with for collectives."""
         self._group = group
-        self._listener = listener
+        self.listener = listener
         self._stopping = threading.Lock()
         """Taken for good by the thread that stops all."""
         self._refusing = threading.Lock()
@@ -436,5 +436,5 @@ class LateLinks:
 
     def _stop(self) -> None:
         if self._stopping.acquire(blocking=False):
-            self._listener.stop()
+            self.listener.stop()
             self._end_dialing()

@@ -68,14 +68,14 @@ class Listener:
         handle: Callable[[Incoming], Serving],
         refuse: Callable[[SealringError], None],
     ) -> None:
-        self._begin = begin
+        self.begin = begin
         self._handle = handle
         self._refuse = refuse
         self._most_silent = MOST_SILENT
         """Lower once this process had no descriptor left."""
         self.silent = UnprovenConnections(MOST_SILENT)
         self.greeting = UnprovenConnections(MOST_GREETING)
-        self._connections: dict[int, Arrival] = {}
+        self.connections: dict[int, Arrival] = {}
         """By descriptor."""
         self._knocking: collections.deque[Arrival] = collections.deque()
         self._stopping = threading.Event()
@@ -89,10 +89,10 @@ class Listener:
         self._events_lost = False
         """A turn failed. What epoll tells once, of an arrival, may have been lost with it."""
         self._sockets: list[socket.socket] = []
-        self._epoll = select.epoll()
+        self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            self._epoll.register(self._wake, select.EPOLLIN)
+            self.epoll.register(self._wake, select.EPOLLIN)
             for address in addresses:
                 self._sockets.append(listen(address))
         except BaseException:
@@ -113,7 +113,7 @@ class Listener:
 
     def fileno(self) -> int:
         """Readable when there is something to do."""
-        return self._epoll.fileno()
+        return self.epoll.fileno()
 
     def start(self) -> None:
         if not self._sockets:
@@ -139,14 +139,14 @@ class Listener:
         if self._thread is not None:
             self._thread.remove(self)
         self._tls_threads.stop()
-        for one in self._connections.values():
+        for one in self.connections.values():
             if one.refused is not None and one.rank is not None:
                 while not one.discard() and is_ready(one.sock, select.POLLIN, until):
                     pass
             one.close()
         for sock in self._sockets:
             sock.close()
-        self._epoll.close()
+        self.epoll.close()
         os.close(self._wake)
 
     def look_again(self) -> None:
@@ -173,25 +173,25 @@ class Listener:
 
     def _go_on(self) -> None:
         listening = {sock.fileno(): sock for sock in self._sockets}
-        for fd, _ in self._epoll.poll(0):
+        for fd, _ in self.epoll.poll(0):
             if fd in listening:
                 self._accept(listening[fd])
             elif fd == self._wake:
                 os.eventfd_read(self._wake)
-            elif (one := self._connections.get(fd)) is not None:
-                self._heard(one)
+            elif (one := self.connections.get(fd)) is not None:
+                self.heard(one)
         for one, outcome in self._tls_threads.done():
             self._take(one, outcome)
         if self._events_lost:
-            for one in list(self._connections.values()):
-                self._heard(one)
+            for one in list(self.connections.values()):
+                self.heard(one)
             self._look_at_all, self._events_lost = True, False
         self._let_in()
         if self._look_at_all:
             self._look_at_all = False
             for one in self._admitted():
                 self._serve(one)
-        if self._connections and time.monotonic() >= self._next_look:
+        if self.connections and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             self._take_share()
             self._drop_overdue()
@@ -205,13 +205,13 @@ class Listener:
                 # One that was reached before another failed, in an earlier turn.
                 with contextlib.suppress(FileExistsError, FileNotFoundError):
                     if accepting:
-                        self._epoll.register(sock, select.EPOLLIN)
+                        self.epoll.register(sock, select.EPOLLIN)
                     else:
-                        self._epoll.unregister(sock)
+                        self.epoll.unregister(sock)
             self._accepting = accepting
         if not self._accepting:
             return self._resume
-        return now + _LOOK_SECONDS if self._connections else None
+        return now + _LOOK_SECONDS if self.connections else None
 
     def _take_share(self) -> None:
         """Of what all listeners of this process may hold; it shrinks when others hold more."""
@@ -235,13 +235,13 @@ class Listener:
             send_without_delay(sock)
             try:
                 # Told of each arrival once: bytes stay in the socket until TLS wants them.
-                self._epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+                self.epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             except BaseException:
                 sock.close()
                 raise
             one = Arrival(sock, name[0], name[1], source_of(name[0]), time.monotonic())
             full = not self._make_room(self.silent, one.source)
-            self._connections[sock.fileno()] = one
+            self.connections[sock.fileno()] = one
             self.silent.add(one, one.accepted - silent_for(sock))
             if full:
                 # Newcomers wait in the kernel's queue, and a flood costs us no more than this.
@@ -269,7 +269,7 @@ class Listener:
         self._resume = time.monotonic() + _PAUSE_SECONDS
         self._most_silent = max(_FEW, len(self.silent) // 2)
         self.silent.limit_to(self._most_silent)
-        waiting = [one for one in self._connections.values() if one.waiting_since is not None]
+        waiting = [one for one in self.connections.values() if one.waiting_since is not None]
         waiting.sort(key=lambda one: one.waiting_since or 0.0)
         for one in waiting[: -(-len(waiting) // 2)]:
             self._drop(one, "gave way, because this process has no descriptor left")
@@ -282,7 +282,7 @@ class Listener:
                 )
             )
 
-    def _heard(self, one: Arrival) -> None:
+    def heard(self, one: Arrival) -> None:
         if one.serving is not None:
             self._serve(one)
         elif one.refused is not None:
@@ -291,7 +291,7 @@ class Listener:
             if one.waiting_since is None:
                 one.more = True
             else:
-                self._advance_soon(one)
+                self.advance_soon(one)
         elif not one.knocking and one.has_bytes():
             one.knocking = True
             self._knocking.append(one)
@@ -307,14 +307,14 @@ class Listener:
                 continue
             self.silent.remove(one)
             self.greeting.add(one, time.monotonic())
-            self._advance_soon(one)
+            self.advance_soon(one)
 
-    def _advance_soon(self, one: Arrival) -> None:
+    def advance_soon(self, one: Arrival) -> None:
         """Under a session at once, which takes little time; TLS on a thread of its own."""
         self.greeting.serve(one)
         one.more = False
         try:
-            one.incoming = one.incoming or self._begin(one.sock)
+            one.incoming = one.incoming or self.begin(one.sock)
             outcome = advanced(one) if one.incoming.is_session is not False else None
         except BaseException:
             self._wait_again(one)
@@ -347,16 +347,16 @@ class Listener:
             one.serving = self._handle(one.incoming)
             self.greeting.remove(one)
             # Behind those that were admitted before: see `_limit`.
-            self._connections[one.sock.fileno()] = self._connections.pop(one.sock.fileno())
+            self.connections[one.sock.fileno()] = self.connections.pop(one.sock.fileno())
             self._limit(one.rank)
             self._serve(one)
         else:
             self.greeting.wait_for(one, time.monotonic())
             if one.more:
-                self._advance_soon(one)
+                self.advance_soon(one)
 
     def _admitted(self) -> list[Arrival]:
-        return [one for one in self._connections.values() if one.serving is not None]
+        return [one for one in self.connections.values() if one.serving is not None]
 
     def _limit(self, rank: int | None) -> None:
         """A worker that opens ever more connections loses its oldest, and displaces no other."""
@@ -374,8 +374,8 @@ class Listener:
             self.greeting.add(one, time.monotonic())
             self._end(one, outcome)
         else:
-            del self._connections[one.sock.fileno()]
-            self._epoll.unregister(one.sock)
+            del self.connections[one.sock.fileno()]
+            self.epoll.unregister(one.sock)
             one.hand_over(outcome)
 
     def _end(self, one: Arrival, error: SealringError) -> None:
@@ -414,8 +414,8 @@ class Listener:
 
     def _forget(self, one: Arrival) -> None:
         with contextlib.suppress(OSError):
-            self._epoll.unregister(one.sock)
-        del self._connections[one.sock.fileno()]
+            self.epoll.unregister(one.sock)
+        del self.connections[one.sock.fileno()]
         (self.greeting if one in self.greeting else self.silent).remove(one)
 
 

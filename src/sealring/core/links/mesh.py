@@ -111,7 +111,7 @@ def build_mesh(
     if agreed is not None:
         terms = replace(terms, transcript=agreed.transcript.hex())
     addresses = own_addresses(os.environ if environ is None else environ)
-    mesh = _Mesh(
+    mesh = MeshAttempt(
         store,
         terms,
         timeout,
@@ -126,7 +126,7 @@ def build_mesh(
         return mesh.build()
 
 
-class _Mesh:
+class MeshAttempt:
     """One attempt, on the caller's thread."""
 
     def __init__(
@@ -146,14 +146,14 @@ class _Mesh:
         self._terms = terms
         self._timeout = timeout
         self._transport: Transport = transport
-        self._deadline = time.monotonic() + timeout
+        self.deadline = time.monotonic() + timeout
         # Where peers show evidence, each member must see every other's.
         everybody = agreed is not None or bool(terms.settings.get(PEER_EVIDENCE))
         first = first_links(terms.members, terms.rank, everybody=everybody)
         self._lower = sorted(rank for rank in first if rank < terms.rank)
         self._higher = sorted(rank for rank in first if rank > terms.rank)
         self._sparse = len(first) < len(terms.members) - 1
-        self._settling = Settling(terms, self._deadline, sparse=self._sparse)
+        self._settling = Settling(terms, self.deadline, sparse=self._sparse)
         self._agreed = agreed
         self._current = current
         self._late: LateLinks | None = None
@@ -163,9 +163,9 @@ class _Mesh:
         """Of these links, until there are others."""
         self._by_descriptor: dict[int, WaitingLink] = {}
         self._connections = Connections(
-            current, terms, transport, sessions, self._waiting, self._deadline
+            current, terms, transport, sessions, self._waiting, self.deadline
         )
-        self._book = book = AddressBook(store, terms.epoch, self._deadline)
+        self._book = book = AddressBook(store, terms.epoch, self.deadline)
         self._dialer = Dialer(book, self._connections.dialed, self._waiting.fail)
         try:
             # A member that no other dials does not listen.
@@ -207,7 +207,7 @@ class _Mesh:
             return Mesh(made, agreed, self._late)
         except BaseException as error:
             self._decide()
-            self._abort(error)
+            self.abort(error)
             raise
         finally:
             self._waiting.release()
@@ -235,7 +235,7 @@ class _Mesh:
                 self._settling.say_linked(links)
             if (agreed := self._settling.agreed) is not None:
                 return links, agreed
-            until = self._deadline
+            until = self.deadline
             if complete and time.monotonic() + LOOK_SECONDS >= until:
                 until += self._longer()
             if time.monotonic() >= until:
@@ -250,9 +250,9 @@ class _Mesh:
     def _await_ready(self, links: list[WaitingLink]) -> None:
         """The group exists here, with all members or with some that are lost to it."""
         while waiting := [link for link in links if not (link.ready or link.lost)]:
-            heard = self._readable(waiting, self._deadline)
+            heard = self._readable(waiting, self.deadline)
             # What has come counts, also if it came while this worker waited for another.
-            if not heard and time.monotonic() >= self._deadline:
+            if not heard and time.monotonic() >= self.deadline:
                 for link in waiting:
                     self._settling.lose(link, "it did not say that it is ready in time")
                 return
@@ -356,7 +356,7 @@ class _Mesh:
         self._book.close()
         self._dialer.stop()
 
-    def _abort(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         told = (
             error
             if isinstance(error, SealringError)
@@ -365,8 +365,8 @@ class _Mesh:
         links = self._waiting.take_all(told)
         self._waiting.tell(links)
         # An interrupted worker ends at once; after the time is up no other worker comes.
-        if told is error and time.monotonic() < self._deadline:
-            links += self._stay_to_tell()
+        if told is error and time.monotonic() < self.deadline:
+            links += self.stay_to_tell()
         self._stop(time.monotonic() + _READ_SECONDS)
         links += self._told_newcomers()
         if self._late is not None:
@@ -375,7 +375,7 @@ class _Mesh:
         for link in links:
             link.discard(until)
 
-    def _stay_to_tell(self) -> list[WaitingLink]:
+    def stay_to_tell(self) -> list[WaitingLink]:
         """Those that are still on their way here, or that we are still to dial, are told as well.
 
         Without this they would find no peer, and learn at their own timeout only that. Returns

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sealring.core.no_fork import NoFork
 
-_SO_PASSRIGHTS: Final = 83  # no name in Python
+SO_PASSRIGHTS: Final = 83  # no name in Python
 _lock = threading.Lock()
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -55,7 +55,7 @@ def refuse_descriptors(sock: socket.socket) -> None:
     (core/links/descriptors.py).
     """
     with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
 
 
 def _noted(sock: socket.socket) -> socket.socket:

@@ -30,9 +30,9 @@ _IDLE_SECONDS: Final = 20.0
 """After so long without a borrower a thread ends."""
 
 _lock = threading.Lock()
-_idle: Final[list[_Lent]] = []
+idle: Final[list[_Lent]] = []
 """The last one is the one that was given back last: what it needs is still in the caches."""
-_at_work: Final[set[object]] = set()
+at_work: Final[set[object]] = set()
 """What is under way: jobs on borrowed threads, and set-up on others."""
 
 
@@ -69,18 +69,18 @@ def borrow(name: str, call: Callable[[], None]) -> Job:
     """Run `call` on a thread of that name. RuntimeError where one must be started and cannot be."""
     job = Job(name, call)
     with _lock:
-        lent = _idle.pop() if _idle else None
+        lent = idle.pop() if idle else None
     try:
-        _at_work.add(job)
+        at_work.add(job)
         if lent is not None:
             lent.jobs.put(job)
         else:
             _Lent(job).start()
     except BaseException:
-        _at_work.discard(job)
+        at_work.discard(job)
         if lent is not None:
             with _lock:
-                _idle.append(lent)
+                idle.append(lent)
         raise
     return job
 
@@ -89,10 +89,10 @@ class AtWork:
     """In the block, this thread sets something up."""
 
     def __enter__(self) -> None:
-        _at_work.add(self)
+        at_work.add(self)
 
     def __exit__(self, *_: object) -> None:
-        _at_work.discard(self)
+        at_work.discard(self)
 
 
 class _Lent(threading.Thread):
@@ -107,8 +107,8 @@ class _Lent(threading.Thread):
             job.run()
             self.name = IDLE_NAME
             with _lock:
-                _idle.append(self)
-            _at_work.discard(job)
+                idle.append(self)
+            at_work.discard(job)
             job.end()
             del job
 
@@ -117,8 +117,8 @@ class _Lent(threading.Thread):
             return self.jobs.get(timeout=_IDLE_SECONDS)
         except queue.Empty:
             with _lock:
-                if self in _idle:
-                    _idle.remove(self)
+                if self in idle:
+                    idle.remove(self)
                     return None
         return self.jobs.get()  # it was borrowed at that moment
 
@@ -130,11 +130,11 @@ def _forget() -> None:
     runs. To free it would crash the child, so its garbage collection passes over all that there is.
     """
     global _lock
-    if _at_work:
+    if at_work:
         gc.freeze()
     _lock = threading.Lock()
-    _at_work.clear()
-    _idle.clear()
+    at_work.clear()
+    idle.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -187,13 +187,13 @@ class ListeningThread:
 
     def __init__(self) -> None:
         self._lock = threading.Condition(threading.Lock())
-        self._serving: _Serving | None = None
+        self.serving: _Serving | None = None
 
     def add(self, listener: Served) -> None:
         """Serve it. RuntimeError where the thread cannot be started, OSError where epoll fails."""
         key = listener.fileno()
         with self._lock:
-            serving = self._serving
+            serving = self.serving
             if serving is not None:
                 serving.served[key] = listener
                 try:
@@ -207,7 +207,7 @@ class ListeningThread:
     def remove(self, listener: Served) -> None:
         """It has no turn any more when this returns, nor the thread if it was the last one."""
         with self._lock:
-            key, serving = listener.fileno(), self._serving
+            key, serving = listener.fileno(), self.serving
             if serving is None or serving.served.get(key) is not listener:
                 return
             serving.epoll.unregister(key)
@@ -215,7 +215,7 @@ class ListeningThread:
             serving.due.pop(key, None)
             serving.failed.discard(key)
             if not serving.served:
-                self._serving = None
+                self.serving = None
                 os.eventfd_write(serving.wake, 1)
             while serving.in_turn == key:
                 self._lock.wait()
@@ -224,8 +224,8 @@ class ListeningThread:
 
     def forget(self) -> None:
         """In a forked child, which has neither the thread nor the listeners."""
-        if self._serving is not None:
-            self._serving.close()
+        if self.serving is not None:
+            self.serving.close()
 
     def _start(self, key: int, first: Served) -> None:
         serving = _Serving(select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -236,12 +236,12 @@ class ListeningThread:
             serving.thread = threading.Thread(
                 target=self._run, args=(serving,), name="sealring-listen", daemon=True
             )
-            self._serving = serving
+            self.serving = serving
             serving.thread.start()
         except BaseException:
             # Ctrl-C may have come when the thread had started. It waits for the caller's lock, and
             # then ends, as there is nothing to serve.
-            self._serving = None
+            self.serving = None
             serving.served.clear()
             serving.close()
             raise

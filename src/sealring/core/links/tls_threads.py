@@ -41,23 +41,23 @@ class TlsThreads:
         self._due: list[Arrival] = []
         """To be advanced."""
         self._done: queue.SimpleQueue[tuple[Arrival, Outcome]] = queue.SimpleQueue()
-        self._working = 0
+        self.working = 0
         """Threads that are borrowed now."""
 
     def serve(self, one: Arrival) -> Exception | None:
         """The error where there is no thread for it."""
         with self._lock:
             self._due.append(one)
-            if self._working == _THREADS:
+            if self.working == _THREADS:
                 return None
-            self._working += 1
+            self.working += 1
         try:
             borrow("sealring-accept", self._advance_all)
         except (RuntimeError, MemoryError) as problem:
             with self._lock:
-                self._working -= 1
+                self.working -= 1
                 # A thread that there is takes it, or has taken it.
-                if self._working or one not in self._due:
+                if self.working or one not in self._due:
                     return None
                 self._due.remove(one)
             return problem
@@ -70,7 +70,7 @@ class TlsThreads:
     def stop(self) -> None:
         with self._lock:
             self._due.clear()
-            while self._working:
+            while self.working:
                 self._lock.wait()
 
     def _advance_all(self) -> None:
@@ -97,5 +97,5 @@ class TlsThreads:
 
     def _thread_ends(self) -> None:
         with self._lock:
-            self._working -= 1
+            self.working -= 1
             self._lock.notify_all()

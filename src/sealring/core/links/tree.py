@@ -138,7 +138,7 @@ class TreeExchange(Generic[Result]):
                 raise _malformed(sender, "spoke for other members than those below it")
             self._awaited.remove(sender)
             self._collected.update(entries)
-            self._go_on()
+            self.go_on()
         elif kind == self._kind_down and sender == self._place.parent and self._sent_up:
             if transcript != (self._last or b""):
                 raise other_transcript(sender, self._rank)
@@ -160,9 +160,9 @@ class TreeExchange(Generic[Result]):
         if isinstance(own, LastRound):
             self._last, own = own.transcript, own.message
         self._collected[self._rank] = own
-        self._go_on()
+        self.go_on()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         if self._awaited or not self.started:
             return
         if self._place.parent is None:

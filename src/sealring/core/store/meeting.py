@@ -131,7 +131,7 @@ class Meeting(RendezvousHandler):
         self._own = Launcher(
             machine, machines, socket.gethostname(), job, fingerprint, secrets.token_hex(8)
         )
-        self._tcp: TCPStore | None = None
+        self.tcp: TCPStore | None = None
         self._round = 0
         self._kept: list[Any] = []
         """torch's C++ does not keep a store of Python's alive."""
@@ -162,15 +162,15 @@ class Meeting(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         deadline = time.monotonic() + self._timeout
-        if self._tcp is None:
+        if self.tcp is None:
             if self._own.machine == 0:
                 self._serve()
-            self._tcp = self._connect(deadline)
-        self._meet(self._tcp, deadline)
-        store = self._sealed(PrefixStore(f"sealring/{self._round}", self._tcp), self._round)
+            self.tcp = self._connect(deadline)
+        self._meet(self.tcp, deadline)
+        store = self._sealed(PrefixStore(f"sealring/{self._round}", self.tcp), self._round)
         self._kept.append(store)
         self._round += 1
-        address = RendezvousStoreInfo(self._host, self._tcp.port)
+        address = RendezvousStoreInfo(self._host, self.tcp.port)
         return RendezvousInfo(store, self._own.machine, self._own.machines, address)
 
     # ---- the meeting

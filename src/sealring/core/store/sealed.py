@@ -58,12 +58,12 @@ class Freshness:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self.remembered: OrderedDict[str, Seen] = OrderedDict()
 
     def seen(self, name: str) -> Seen:
         """Ask before reading: threads may finish their reads in another order than they began."""
         with self._lock:
-            return self._seen.get(name, _NOTHING)
+            return self.remembered.get(name, _NOTHING)
 
     def check(self, name: str, before: Seen, parts: Sequence[PartId]) -> None:
         """store.replayed_value if a part was gone, or a later one there, `before` this was read."""
@@ -82,7 +82,7 @@ class Freshness:
                 )
             last[writer] = number
         with self._lock:
-            now = self._seen.get(name, _NOTHING)
+            now = self.remembered.get(name, _NOTHING)
             # If another thread has read meanwhile, it is unknown which value is the later one.
             current = found if now is before else now.current
             self._keep(name, now, current, gone.items())
@@ -90,7 +90,7 @@ class Freshness:
     def replaced(self, name: str, writer: bytes, number: int) -> None:
         """What `writer` put there up to `number` is gone, as the writer itself knows."""
         with self._lock:
-            now = self._seen.get(name, _NOTHING)
+            now = self.remembered.get(name, _NOTHING)
             self._keep(name, now, now.current, [(writer, number)])
 
     def _keep(
@@ -98,10 +98,10 @@ class Freshness:
     ) -> None:
         floor = dict(now.gone)
         _raise(floor, gone)
-        self._seen[name] = Seen(current, floor)
-        self._seen.move_to_end(name)
-        if len(self._seen) > REMEMBERED_NAMES:
-            self._seen.popitem(last=False)
+        self.remembered[name] = Seen(current, floor)
+        self.remembered.move_to_end(name)
+        if len(self.remembered) > REMEMBERED_NAMES:
+            self.remembered.popitem(last=False)
 
 
 def _raise(floor: dict[bytes, int], parts: Iterable[PartId]) -> None:
@@ -125,7 +125,7 @@ class SealedStore(Store):
     def __init__(self, store: Store, keys: StoreKeys) -> None:
         super().__init__()
         self._process = _native.ProcessMark()
-        self._inner: Any = store
+        self.inner: Any = store
         self._keys = keys
         self._freshness = Freshness()
         self._writer = _Writer()
@@ -254,9 +254,9 @@ class SealedStore(Store):
     def _store(self) -> Any:
         """The store beneath, with our timeout: torch's C++ sets that without calling Python."""
         self._process.require("this store")  # its connection is the parent's, too
-        if self._inner.timeout != self.timeout:
-            self._inner.set_timeout(self.timeout)
-        return self._inner
+        if self.inner.timeout != self.timeout:
+            self.inner.set_timeout(self.timeout)
+        return self.inner
 
     # ---- inside
 

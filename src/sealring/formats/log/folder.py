@@ -71,7 +71,7 @@ from sealring.formats.log.tree import (
 
 CHECKPOINT: Final = "checkpoint"
 _TILES_KEPT: Final = 512
-_BUNDLES_KEPT: Final = 2
+BUNDLES_KEPT: Final = 2
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -118,7 +118,7 @@ class StoredTree:
             width = tile_width(0, number, self.size)
             data = self._read("entries", number, width, MAX_BUNDLE_BYTES)
             entries = decode_bundle(data, width)
-            _keep(self._bundles, number, entries, _BUNDLES_KEPT)
+            _keep(self._bundles, number, entries, BUNDLES_KEPT)
         return entries
 
     def entry(self, index: int, root: bytes) -> bytes:

@@ -29,7 +29,7 @@ _MAX_LISTED = 1 << 16
 """Where shares of a piece have different periods, as many parts of it are compared one by one."""
 _MAX_FOUND = 1000
 """Pieces of a dataset in which something is wrong: more of them tell nothing new."""
-_MAX_COMPARED = 1 << 21
+MAX_COMPARED = 1 << 21
 """Ranges that cover a piece, and their spans in it, summed over all pieces of all datasets."""
 _COMPARED_EACH = 64
 """As many more for each range: a hostile worker could state ranges that overlap in any way."""
@@ -39,7 +39,7 @@ class _Budget:
     """What may still be compared; one for the whole audit."""
 
     def __init__(self, ranges: int) -> None:
-        self._left = _MAX_COMPARED + _COMPARED_EACH * ranges
+        self._left = MAX_COMPARED + _COMPARED_EACH * ranges
 
     def spend(self, count: int) -> bool:
         self._left -= count

@@ -33,19 +33,19 @@ class Noted:
     checkpoints_out: list[CheckpointRef] = field(default_factory=list)
 
 
-_OPENED: dict[tuple[str, str], None] = {}
+OPENED: dict[tuple[str, str], None] = {}
 """Names and digests of the datasets that this process has opened, recorded or not yet."""
 
 
 def opened(name: str, digest: str) -> DataRange:
     """A dataset from which any sample can be read from now on: a range without positions."""
-    _OPENED[name, digest] = None
+    OPENED[name, digest] = None
     return DataRange(name, digest, 0, 0, 0, None, None)
 
 
 def opened_so_far() -> list[DataRange]:
     """A script may open its data before its recording begins."""
-    return [opened(*each) for each in list(_OPENED)]
+    return [opened(*each) for each in list(OPENED)]
 
 
 class Notes:

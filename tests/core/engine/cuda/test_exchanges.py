@@ -180,7 +180,7 @@ def test_long_tensors_between_hosts(how: Any, wire: Wire) -> None:
         assert local.wire(wire) == [None] * 4
         for elements in (3 * GPU_PAYLOAD_BYTES, GPU_PAYLOAD_BYTES + 1):
             check(local, replace(SUM, elements=elements))
-        assert local.engines[0]._routes.goes_by_wires(
+        assert local.engines[0].routes.goes_by_wires(
             replace(tensors_of(SUM, 4)[0].collective(), ready=0)
         )
 
@@ -197,7 +197,7 @@ def test_areas_of_a_large_group_hold_less(how: Any, monkeypatch: pytest.MonkeyPa
                 case = replace(SUM, algorithm=algorithm, elements=elements)
                 check(local, case)
                 collective = replace(tensors_of(case, 4)[0].collective(), ready=0)
-                assert local.engines[0]._routes.goes_by_wires(collective)
+                assert local.engines[0].routes.goes_by_wires(collective)
 
 
 def test_the_area_of_256_ranks_takes_134_million_bytes() -> None:
@@ -229,7 +229,7 @@ def test_without_memory_that_others_can_read_all_ranks_exchange(
     monkeypatch.setattr(ways.Hierarchical, "open", refuse)
     with LocalWorld(4, hosts=[0, 0, 1, 1], devices=all_on_devices(4), driver="launched") as local:
         assert local.wire(Wire.NCCL) == [None] * 4
-        assert local.engines[0]._routes.apart == (0, 1, 2, 3)
+        assert local.engines[0].routes.apart == (0, 1, 2, 3)
         check(local, SUM)
 
 

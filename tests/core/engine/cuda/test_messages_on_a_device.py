@@ -203,7 +203,7 @@ def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
     assert {record.fields["lane"] for record in data} == {GPU_LANE}
     assert [record.fields["count"] for record in data] == list(range(len(data)))
     assert all(record.fields["lane"] == 0 for record in records if record.kind is not Kind.DATA)
-    key = _native.gpu_key(bytes(LocalMail(1)._key("pair", 0, 1)))
+    key = _native.gpu_key(bytes(LocalMail(1).key("pair", 0, 1)))
     plain = b""
     for count, record in enumerate(data):
         nonce = GPU_LANE.to_bytes(4, "little") + count.to_bytes(8, "little")

@@ -116,7 +116,7 @@ def test_records_are_the_gpus_own() -> None:
     tap = Tap()
     with LocalWorld(2, middle={(0, 1): tap}, devices=all_on_devices(2)) as local:
         check(local, SUM)
-        key = _native.gpu_key(bytes(local._key("pair", 0, 1)))
+        key = _native.gpu_key(bytes(local.key("pair", 0, 1)))
         records = [record for record in tap.data_records() if record.fields["kind"] == 1]
         assert [record.fields["lane"] for record in records] == [GPU_LANE] * len(records)
         assert [record.fields["count"] for record in records] == list(range(len(records)))

@@ -157,7 +157,7 @@ class RecordKernels:
         self._defines = defines
         self._log_turns = log_turns(record_bytes, parts)
         self._failed = torch.full((1,), _NOTHING, dtype=torch.int64, device=device)
-        self._kernels: dict[tuple[str, int, int], Kernel] = {}
+        self.kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def seal(self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor) -> None:
         """The tensor's bytes, sealed into `wire`."""
@@ -217,12 +217,12 @@ class RecordKernels:
         """Compiled when first asked for."""
         dtype, kind = reduction or (DType.BYTES, ReduceKind.NONE)
         key = (name, int(dtype), int(kind))
-        if key not in self._kernels:
+        if key not in self.kernels:
             code = compiler.code_for(
                 self._device.index or 0, (*definitions(reduction), *self._defines)
             )
-            self._kernels[key] = Kernel(code, name)
-        return self._kernels[key]
+            self.kernels[key] = Kernel(code, name)
+        return self.kernels[key]
 
     def _check_wire(self, wire: torch.Tensor, payload: torch.Tensor) -> None:
         need = wire_bytes(payload.nbytes, self._record_bytes)

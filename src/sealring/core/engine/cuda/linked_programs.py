@@ -25,7 +25,7 @@ class LinkedPrograms:
         self._native, self._rank, self._members = native, rank, members
         self._large = len(members) > limits.MOST_LINKED_AT_ONCE
         self._done: set[tuple[Operation, Algorithm, int]] = set()
-        self._connected: set[int] = set()
+        self.connected: set[int] = set()
         self._refused = ""
         """Why GPUs run nothing any more; the same on all ranks."""
         self._making = 0
@@ -71,7 +71,7 @@ class LinkedPrograms:
         new: set[int] = set()
 
         def connect() -> None:
-            new.update(exchanges_with() - self._connected)
+            new.update(exchanges_with() - self.connected)
             if new:
                 self._native.connect(sorted(new), patience_s)
 
@@ -82,7 +82,7 @@ class LinkedPrograms:
             self._refused = why and f"GPUs of this group are not connected: {why}"
         if why:
             raise Unsupported(f"GPUs cannot run {collective.operation.name.lower()}: {why}")
-        self._connected |= new  # when all are: else one end would connect again, and one would not
+        self.connected |= new  # when all are: else one end would connect again, and one would not
         self._done.add(_uses(collective))
 
 
