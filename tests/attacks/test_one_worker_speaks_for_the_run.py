@@ -15,7 +15,7 @@ from sealring.record.audit.claims import Claims, Stage
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.audit.records import AuditTrust
-from sealring.record.papers.facts import facts_of
+from sealring.record.papers import facts_of
 from sealring.record.statements.forms import Named, Transformation
 from sealring.record.statements.run_folder import RunFolder
 from sealring.record.statements.signing import sign_statement

@@ -197,7 +197,7 @@ def test_units_are_grafanas_and_a_tables_are_of_one_column() -> None:
 
 @contextmanager
 def served(text: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    exporter = Exporter(("127.0.0.1", 0), lambda: text, tls)
+    exporter = Exporter(("127.0.0.1", 0), text.encode, tls)
     thread = threading.Thread(target=exporter.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -270,7 +270,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::"])
 def test_without_tls_only_this_machine_is_served(address: str) -> None:
     with pytest.raises(ConfigurationError, match="only over TLS"):
-        Exporter((address, 0), str, None)
+        Exporter((address, 0), bytes, None)
 
 
 @pytest.mark.parametrize("text", ["localhost:80", "127.0.0.1", "127.0.0.1:70000", ":80", "a:b"])

@@ -37,7 +37,7 @@ from sealring.record.audit.findings import Said
 from sealring.record.audit.page import MAX_SHOWN, write_page
 from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.spot_checks import Repetition
-from sealring.record.papers.write import write_papers
+from sealring.record.papers import write_papers
 from sealring.record.replay import Compare, Difference, Repeated
 from sealring.record.statements.forms import CheckpointRef
 from sealring.record.statements.run_folder import open_run

@@ -34,7 +34,8 @@ from sealring.errors import ConfigurationError
 from sealring.formats.files import replace_private
 from sealring.observe import CollectiveAccount, MessageAccount, ProcessAccount
 from sealring.observe.directory import chosen_directory
-from sealring.observe.exporter import Exporter, OncePerInterval, as_text, parse_address, server_tls
+from sealring.observe.exporter import Exporter, as_text, parse_address, server_tls
+from sealring.observe.server import CachedAnswer
 from sealring.observe.status import GroupStatus, Reading, WorkerStatus, read_all
 from sealring.observe.trace import chrome_trace, clock_offsets_ns, read_flight_records
 
@@ -256,7 +257,7 @@ def metrics(
         print(text(), end="")
         return
     tls = server_tls(given[0], given[1], given[2]) if given else None
-    with Exporter(parse_address(listen), OncePerInterval(text), tls) as exporter:
+    with Exporter(parse_address(listen), CachedAnswer(lambda: text().encode()), tls) as exporter:
         host, port = exporter.server_address[:2]
         shown = f"[{host!s}]" if ":" in str(host) else str(host)
         warn(f"{'http' if tls is None else 'https'}://{shown}:{port}/metrics")

@@ -37,8 +37,8 @@ from sealring.cli.vault_options import (
     public_key,
 )
 from sealring.errors import ConfigurationError, NoSuchObject, VaultError, named
-from sealring.record.papers.write import files_of
-from sealring.record.recording.hooks import record_transformation
+from sealring.record.papers import files_of
+from sealring.record.recording.run import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
 from sealring.vault import keys, trees
 from sealring.vault.datasets.building import lineage

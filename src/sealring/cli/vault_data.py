@@ -25,7 +25,7 @@ from sealring.cli.terminal import counted, human_bytes, print_json, progress_bar
 from sealring.cli.vault_options import Target, byte_bar, owner_of
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
-from sealring.record.recording.hooks import record_transformation
+from sealring.record.recording.run import record_transformation
 from sealring.record.statements.forms import Named, Transformation, parameters_of
 from sealring.record.statements.run_folder import SUFFIX
 from sealring.record.statements.signing import parse_statement

@@ -38,7 +38,7 @@ PROVIDERS: Final = {
     "data_keys": ("sealring.attest.broker:data_key",),
     "vault_records": ("sealring.attest.broker.enrolment:RecordsOfVault",),
     "evidence_judge": ("sealring.attest.evidence.admission",),
-    "run_notes": ("sealring.record.recording.hooks",),
+    "run_notes": ("sealring.record.recording.run",),
 }
 ONLY_WITH: Final = {
     "sealring.record.recording.run:observe_groups": ("_SEALRING_RECORD", "_SEALRING_REPLAY"),

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from sealring.errors import ConfigurationError, ForgedStatement, MalformedStatement, Unsupported
+from sealring.errors import ForgedStatement, MalformedStatement, Unsupported
 from sealring.formats.log.notes import decode_base64, encode_base64
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.strict import read_json, strictly
@@ -114,12 +114,9 @@ def parse_envelope(data: bytes) -> Envelope:
             pass
         case _:
             raise MalformedStatement("a statement has exactly one signature")
-    try:
-        document = {"certificate": None, **one}
-        signature: _Signature = strictly(_Signature, document, "signature", "DSSE envelope")
-        payload: str = strictly(str, value["payload"], "payload", "DSSE envelope")
-    except ConfigurationError as problem:
-        raise MalformedStatement(str(problem)) from None
+    kind, error = "DSSE envelope", MalformedStatement
+    signature = strictly(_Signature, {"certificate": None, **one}, "signature", kind, error)
+    payload = strictly(str, value["payload"], "payload", kind, error)
     # Chains and logs name an envelope by its digest. In another spelling it would still verify, and
     # its signer would seem to have signed a second one.
     if _spelled(payload, signature) != data:

@@ -3,7 +3,7 @@
 `read_json` bounds size and depth, and refuses what readers differ in: a key twice, a number that is
 not finite. Ruff's TID251 refuses `json.loads` elsewhere. `strictly` makes a dataclass of it: its
 holder knows that nothing was missing or left over, every field is of its declared type, every text
-Unicode, and every number finite and not negative.
+Unicode, and every number finite and not negative. `read_as` does both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from typing import (
     Literal,
     NoReturn,
     TypeAlias,
+    TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
 )
 
-from sealring.errors import ConfigurationError
+from sealring.errors import ConfigurationError, SealringError
 
+T = TypeVar("T")
 MAX_BYTES: Final = 512 << 20
 """The longest text that is read. Callers that know better set a lower limit."""
 MAX_DEPTH: Final = 64
@@ -103,13 +106,39 @@ _DECODERS: Final[dict[Numbers, json.JSONDecoder]] = {
 }
 
 
-def strictly(wanted: Any, value: Any, where: str, document: str) -> Any:
-    """`value` as the type `wanted`; an error says `where` it is not what a `document` has."""
+def read_as(
+    wanted: type[T],
+    data: bytes | str,
+    where: str,
+    document: str,
+    error: type[SealringError] = ConfigurationError,
+    limit: int = MAX_BYTES,
+) -> T:
+    """A text in JSON as the type `wanted`, or `error`, which says what is wrong with it."""
     try:
-        return _reader(wanted)(value)
+        value = read_json(data, limit)
+    except ValueError as problem:
+        raise error(f"{where} is not JSON that can be used: {problem}") from None
+    return strictly(wanted, value, where, document, error)
+
+
+def strictly(
+    wanted: type[T],
+    value: Any,
+    where: str,
+    document: str,
+    error: type[SealringError] = ConfigurationError,
+) -> T:
+    """`value` as the type `wanted`; `error` says `where` it is not what a `document` has."""
+    try:
+        reader: Callable[[Any], T] = _reader(cast("Any", wanted))
+        found = reader(value)
     except _Wrong as wrong:
         path = "".join(reversed(wrong.path))
-        raise ConfigurationError(f"{where}{path} is not what a {document} has there") from None
+        raise error(f"{where}{path} is not what a {document} has there") from None
+    except ConfigurationError as problem:  # of a dataclass that checks its own fields
+        raise error(str(problem)) from None
+    return found
 
 
 class _Wrong(Exception):

@@ -394,5 +394,4 @@ def from_json(text: str | bytes, name: str) -> Results:
         )
     if document.pop("end", None) is not True:
         raise ConfigurationError(f"{name} is cut short: measure again with `sealring bench all`")
-    results: Results = strictly(Results, document, name, "results file")
-    return results
+    return strictly(Results, document, name, "results file")

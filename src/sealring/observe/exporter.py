@@ -11,7 +11,6 @@ import ipaddress
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -146,7 +145,7 @@ class Exporter(ThreadingHTTPServer):
     request_queue_size = 16
 
     def __init__(
-        self, address: tuple[str, int], text: Callable[[], str], tls: ssl.SSLContext | None
+        self, address: tuple[str, int], answer: Callable[[], bytes], tls: ssl.SSLContext | None
     ) -> None:
         ip = _ip(address[0])
         if not ip.is_loopback and tls is None:
@@ -155,7 +154,7 @@ class Exporter(ThreadingHTTPServer):
                 "over TLS. Pass --certificate, --key and --authority, or listen on 127.0.0.1"
             )
         self.address_family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET
-        self.text = text
+        self.answer = answer
         self._tls = tls
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
@@ -209,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404, "metrics are at /metrics")
             return
-        content = self.server.text().encode()
+        content = self.server.answer()
         self.send_response(200)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(content)))
@@ -218,24 +217,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """A scrape every few seconds is not worth a line."""
-
-
-class OncePerInterval:
-    """What `make` gave, made again at most once in `seconds`."""
-
-    def __init__(self, make: Callable[[], str], seconds: float = 0.5) -> None:
-        self._make = make
-        self._seconds = seconds
-        self._lock = threading.Lock()
-        self._text = ""
-        self._made = float("-inf")
-
-    def __call__(self) -> str:
-        with self._lock:
-            if time.monotonic() - self._made >= self._seconds:
-                self._text = self._make()
-                self._made = time.monotonic()
-            return self._text
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -48,16 +48,18 @@ class CachedAnswer:
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
+        self._lock = threading.Lock()
         self._answer = b""
         self._good_until = 0.0
 
     def __call__(self) -> bytes:
-        began = time.monotonic()
-        if began >= self._good_until:
-            self._answer = self._make()
-            cost = time.monotonic() - began
-            self._good_until = began + max(_YOUNGEST_S, _SHARE * cost)
-        return self._answer
+        with self._lock:
+            began = time.monotonic()
+            if began >= self._good_until:
+                self._answer = self._make()
+                cost = time.monotonic() - began
+                self._good_until = began + max(_YOUNGEST_S, _SHARE * cost)
+            return self._answer
 
 
 class _Connection:

@@ -161,8 +161,7 @@ def decode(wanted: type[Answer], kind: str, line: bytes, where: str) -> Answer:
             f"{where} answers in format {form!r}, and this sealring reads {FORMAT}: use the "
             "sealring that the worker uses"
         )
-    answer: Answer = strictly(wanted, document, where, "worker's status")
-    return answer
+    return strictly(wanted, document, where, "worker's status")
 
 
 # ---- questions to all workers of a directory, at once, for a bounded time each

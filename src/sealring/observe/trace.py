@@ -52,8 +52,7 @@ class ProcessAccount:
             raise ConfigurationError(
                 f"{name} is a flight record of version {version!r}; this sealring reads {VERSION}"
             )
-        account: ProcessAccount = strictly(ProcessAccount, document, name, "flight record")
-        return account
+        return strictly(ProcessAccount, document, name, "flight record")
 
 
 # ---- several ranks' files, and their trace

@@ -13,13 +13,13 @@ Nothing here imports torch.
 from __future__ import annotations
 
 from sealring.core.hooks import Share
-from sealring.record.recording.hooks import (
+from sealring.record.recording.run import (
+    Recording,
     note_checkpoint_in,
     note_checkpoint_out,
     note_data,
     record_transformation,
 )
-from sealring.record.recording.run import Recording
 
 __all__ = [
     "Recording",

@@ -27,9 +27,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.core.identity.credentials import load_credentials
-from sealring.errors import ConfigurationError, MalformedRun, SealringError, named
+from sealring.errors import MalformedRun, SealringError, named
 from sealring.formats.log.checkpoints import SignedCheckpoint
-from sealring.formats.strict import read_json, strictly
+from sealring.formats.strict import read_as
 from sealring.record.statements.forms import CheckpointRef, DataRange, Interval, Named
 from sealring.record.statements.run_folder import RunFolder, open_run
 from sealring.record.statements.signing import verify_statement
@@ -120,13 +120,7 @@ class Request:
 
 def requested(environ: Mapping[str, str]) -> Request | None:
     text = environ.get(VARIABLE)
-    if not text:
-        return None
-    try:
-        found: Request = strictly(Request, read_json(text), VARIABLE, "replay")
-    except ValueError:
-        raise ConfigurationError(f"{VARIABLE} is not JSON") from None
-    return found
+    return read_as(Request, text, VARIABLE, "replay") if text else None
 
 
 @dataclass(frozen=True, slots=True)

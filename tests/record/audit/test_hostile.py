@@ -133,7 +133,7 @@ def test_statements_are_held_one_at_a_time(
         (b'{"format":"sealring run","version":9,"run":"r","job":"j"}', "version 9"),
         (b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}', "twice"),
         (b'{"format":"sealring run","version":1,"run":"r","job":"\\ud800"}', "job is not what"),
-        (b"[" * 60_000, "cannot be read"),
+        (b"[" * 60_000, "is not JSON that can be used"),
         (b" " * 100_000, "is larger than"),
     ],
 )

@@ -24,9 +24,7 @@ from securesystemslib.dsse import Envelope
 
 from sealring.errors import ConfigurationError, ForgedStatement, MalformedRun
 from sealring.record import record_transformation
-from sealring.record.papers.documents import model_card
-from sealring.record.papers.facts import facts_of
-from sealring.record.papers.write import files_of, write_papers
+from sealring.record.papers import facts_of, files_of, model_card, write_papers
 from sealring.record.statements.forms import (
     Named,
     Privacy,

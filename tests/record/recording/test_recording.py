@@ -26,7 +26,7 @@ from sealring.formats.log.notes import Kind, Signer, Verifier
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record import note_checkpoint_in, note_checkpoint_out, note_data
 from sealring.record.recording import noted
-from sealring.record.recording.hooks import note_opened
+from sealring.record.recording.run import note_opened
 from sealring.record.statements.forms import (
     Interval,
     LinkAccount,

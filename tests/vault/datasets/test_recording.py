@@ -93,7 +93,7 @@ def test_the_samples_of_each_rank_are_noted_as_it_read_them(
     for rank in range(world):
         notes = Notes()
         recording: Any = SimpleNamespace(notes=notes)
-        monkeypatch.setattr("sealring.record.recording.hooks.current", lambda: recording)  # noqa: B023
+        monkeypatch.setattr("sealring.record.recording.run.current", lambda: recording)  # noqa: B023
         stream = Stream(dataset, batch_size=None, seed=5, block=8, rank=rank, world=world)
         seen = [sample["n"] for _ in range(2) for sample in stream]
         ranges = notes.take().data
@@ -119,7 +119,7 @@ def test_a_dataset_that_is_read_by_number_is_named(
     """Else a run could train on it, and state only what it has read by a stream."""
     sealed(vault, json_lines(tmp_path / "source", count=3))
     recording: Any = SimpleNamespace(notes=Notes())
-    monkeypatch.setattr("sealring.record.recording.hooks.current", lambda: recording)
+    monkeypatch.setattr("sealring.record.recording.run.current", lambda: recording)
     dataset = Dataset(vault, "data")
     (named,) = recording.notes.take().data
     assert (named.name, named.sha256, named.first, named.end) == ("data", dataset.digest, 0, 0)

@@ -78,8 +78,7 @@ def shipped() -> Forming:
     """For profiles that were not measured with `bench scale`."""
     name = "forming.toml"
     text = files("sealring.lab.plan").joinpath("figures", name).read_text()
-    found: Forming = strictly(Forming, parse_toml(text, name), name, "profile")
-    return found
+    return strictly(Forming, parse_toml(text, name), name, "profile")
 
 
 def forming_of(cases: Sequence[ScaleCase], source: str) -> Forming | None:

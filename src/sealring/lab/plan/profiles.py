@@ -203,7 +203,7 @@ def read_profile(text: str, name: str) -> Profile:
             document[way] = {**dict.fromkeys(known, dataclasses.asdict(NOTHING)), **given}
         elif way != "plain":
             document.setdefault(way, None)
-    profile: Profile = strictly(Profile, document, name, "profile")
+    profile = strictly(Profile, document, name, "profile")
     for field in dataclasses.fields(Device):
         figure = getattr(profile.device, field.name)
         least = 1.0 if field.name.endswith("per_host") else 1e-6
@@ -215,7 +215,7 @@ def read_profile(text: str, name: str) -> Profile:
 
 
 def read_network(text: str, name: str) -> Network:
-    network: Network = strictly(Network, parse_toml(text, name), name, "network")
+    network = strictly(Network, parse_toml(text, name), name, "network")
     if network.bytes_per_s.value < 1:
         raise ConfigurationError(f"{name}: a network of less than a byte a second carries nothing")
     return network

@@ -2,8 +2,7 @@
 
 noted  what happened since the last statement: data, checkpoints, groups, collectives, links
 chain  one rank's statements in a run's folder, and the run's log, which rank 0 keeps
-run    `record_run`: all of these together, for a training script
-hooks  for what reports to this process's recording by itself
+run    `record_run`: all of these together, for a training script, and what reports to it by itself
 
 Knows no torch.
 """

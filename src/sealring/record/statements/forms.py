@@ -63,6 +63,23 @@ class Named(Checked):
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Sha256(Checked):
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A name and a digest, as in-toto writes them."""
+
+    name: str
+    digest: Sha256
+
+
+def as_subject(one: Named) -> dict[str, Any]:
+    return {"name": one.name, "digest": {"sha256": one.sha256}}
+
+
 def digest_of_file(path: Path) -> str:
     try:
         with path.open("rb") as file:

@@ -27,7 +27,7 @@ from typing import Final
 from sealring.errors import ConfigurationError, MalformedRun
 from sealring.formats.files import Batch, not_written, read_limited
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.formats.strict import read_json, strictly
+from sealring.formats.strict import read_as
 
 FORMAT: Final = "sealring run"
 VERSION: Final = 1
@@ -200,11 +200,7 @@ def open_run(path: Path) -> RunFolder:
     content = read_limited(path / "run.json", _MAX_HEAD_BYTES, MalformedRun, links=False)
     if content is None:
         raise MalformedRun(f"{path} is not the folder of a run: it has no run.json")
-    try:
-        value = read_json(content)
-        head: RunHead = strictly(RunHead, value, "run.json", "run's folder")
-    except (ValueError, ConfigurationError) as problem:
-        raise MalformedRun(f"{path / 'run.json'} cannot be read: {problem}") from None
+    head = read_as(RunHead, content, str(path / "run.json"), "run's folder", MalformedRun)
     if head.format != FORMAT or head.version != VERSION:
         raise MalformedRun(
             f"{path} is of version {head.version} of {head.format[:80]!r}; this sealring reads "

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -52,9 +52,11 @@ from sealring.record.statements.forms import (
     Interval,
     IntervalPredicate,
     Named,
+    Subject,
     Transformation,
     TransformationPredicate,
     Worker,
+    as_subject,
 )
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
@@ -62,8 +64,15 @@ _PREDICATES: Final[dict[str, Any]] = {
     INTERVAL_TYPE: IntervalPredicate,
     TRANSFORMATION_TYPE: TransformationPredicate,
 }
-_FIELDS: Final = {"_type", "subject", "predicateType", "predicate"}
-T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A statement without its predicate."""
+
+    _type: str
+    subject: list[Subject]
+    predicateType: str  # noqa: N815
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +119,7 @@ def sign_statement(
         raise ConfigurationError("an interval is signed by the worker that it is about")
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": one.name, "digest": {"sha256": one.sha256}} for one in content.subjects
-        ],
+        "subject": [as_subject(one) for one in content.subjects],
         "predicateType": kind,
         "predicate": asdict(predicate),
     }
@@ -265,36 +272,18 @@ def parse_statement(
 ) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
     """Strictly. The caller has checked the signature."""
     value = read_statement(payload)
-    if not isinstance(value, dict) or value.keys() != _FIELDS:
-        raise MalformedStatement("the payload is not an in-toto statement with these four fields")
-    kind = value["predicateType"]
-    if value["_type"] != STATEMENT_TYPE or not isinstance(kind, str) or kind not in _PREDICATES:
+    stated = value.pop("predicate", None) if isinstance(value, dict) else None
+    head = strictly(_Head, value, "the payload", "statement", MalformedStatement)
+    if head._type != STATEMENT_TYPE or head.predicateType not in _PREDICATES:
         raise MalformedStatement(
             f"the statement is of another type or version than {' and '.join(_PREDICATES)}"
         )
-    if not isinstance(value["subject"], list) or not value["subject"]:
+    if not head.subject:
         raise MalformedStatement("the statement has no subject")
-    subjects = tuple(_subject(each) for each in value["subject"])
-    predicate: IntervalPredicate | TransformationPredicate
-    predicate = _typed(_PREDICATES[kind], value["predicate"], "predicate")
-    return subjects, predicate
-
-
-def _subject(value: Any) -> Named:
-    if not isinstance(value, dict) or value.keys() != {"name", "digest"}:
-        raise MalformedStatement("a subject has a name and a digest")
-    digest = value["digest"]
-    if not isinstance(digest, dict) or digest.keys() != {"sha256"}:
-        raise MalformedStatement("a subject's digest is its sha256")
-    return _typed(Named, {"name": value["name"], "sha256": digest["sha256"]}, "subject")
-
-
-def _typed(wanted: type[T], value: Any, where: str) -> T:
-    try:
-        found: T = strictly(wanted, value, where, "statement")
-        return found
-    except ConfigurationError as problem:
-        raise MalformedStatement(str(problem)) from None
+    predicate: IntervalPredicate | TransformationPredicate = strictly(
+        _PREDICATES[head.predicateType], stated, "predicate", "statement", MalformedStatement
+    )
+    return tuple(Named(one.name, one.digest.sha256) for one in head.subject), predicate
 
 
 # ---- key files: PEM for owners, the keys of signed notes for logs and witnesses; all Ed25519

@@ -17,7 +17,7 @@ from typing import Any, Final
 from sealring.errors import ConfigurationError
 from sealring.observe.metrics import COUNTERS
 from sealring.observe.process import counts_of_all_groups, recorders
-from sealring.record.recording.hooks import count_step
+from sealring.record.recording.run import count_step
 
 __all__ = ["Figures", "lightning_callback", "log_with_trainer"]
 
