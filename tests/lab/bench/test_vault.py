@@ -18,7 +18,7 @@ from sealring.vault import Dataset, Loader, Stream
 def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vault, "RESHARDING", (2, 1))
     told: list[str] = []
-    cases = list(vault.measure_vault(tmp_path, 4 << 20, [1], 1, told.append))
+    cases = list(vault.measure_vault(tmp_path, 4 << 20, [1], 2, told.append))
     assert [(case.what, case.ranks) for case in cases] == [
         ("sealing alone", 1),
         ("opening alone", 1),

@@ -230,6 +230,10 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
 
     cases = []
     saved = alternately(save_sealed, save_plain, remove_plain)
+    # A sealed save that came last has removed the plain one, which is loaded below.
+    remove_plain()
+    dist.barrier()
+    save_plain()
     cases.append(case_of("save", total, saved, world))
     if task.loads is not None:
         last: list[CheckpointReader] = []
