@@ -9,11 +9,13 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from sealring.attest.broker import this_worker
 from sealring.errors import NoLongerAdmitted
 from tests.attest.broker.local import Place, running
 from tests.workers import Workers
@@ -28,7 +30,8 @@ def thread_ends() -> None:
     def end(*arguments: object) -> None:
         raise SystemExit
 
-    newest_client().join = end
+    worker: Any = this_worker()
+    worker.renew = end
 
 
 def exception() -> None:
@@ -37,7 +40,8 @@ def exception() -> None:
     def fail(*arguments: object) -> None:
         raise KeyError("no code expects this")
 
-    newest_client().join = fail
+    worker: Any = this_worker()
+    worker.renew = fail
 
 
 def no_descriptor() -> None:
@@ -55,13 +59,6 @@ FAULTS = {
     "messages": (thread_ends, no_descriptor, exception),
 }
 held: list[int] = []
-
-
-def newest_client():  # type: ignore[no-untyped-def]
-    from sealring.attest.broker.enrolment import _enrolments
-
-    (*_, newest) = _enrolments.values()
-    return newest._client
 
 
 def trains(rank: int, world: int, flag: str, how: str) -> tuple[str, int | None]:

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 from sealring import errors
 from sealring.attest.broker.envelopes import check_guest_jwk, check_jwk
 from sealring.attest.evidence.agent_evidence import GuestChallenge, guest_challenge
-from sealring.attest.evidence.encoding import from_base64, to_base64
+from sealring.attest.evidence.encoding import from_base64, from_hex, to_base64
 from sealring.core.hooks import VaultEntry
 from sealring.core.identity.loading import public_key_from_der
 from sealring.core.identity.names import WorkerName
@@ -302,9 +302,7 @@ def _id(value: Any) -> str:
 
 
 def _hex(value: Any, what: str, size: int) -> str:
-    if not isinstance(value, str) or not re.fullmatch(rf"[0-9a-f]{{{2 * size}}}", value):
-        raise MalformedRequest(f"{what} is {size} bytes in hex")
-    return value
+    return from_hex(value, size, MalformedRequest(f"{what} is {size} bytes in hex")).hex()
 
 
 def _number(value: Any) -> int:

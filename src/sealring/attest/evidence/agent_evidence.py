@@ -18,10 +18,9 @@ from sealring.attest.evidence.evidence import (
     DeviceEvidence,
     Evidence,
 )
-from sealring.attest.evidence.guest import ask_local, whole_chain
+from sealring.attest.evidence.guest import ask_local, quote_parts, report_parts, whole_chain
 from sealring.attest.evidence.intel import (
     canonical_quote,
-    matching_events,
 )
 from sealring.attest.evidence.nvidia import KIND as NVIDIA
 from sealring.attest.evidence.nvidia import canonical_report as canonical_device_report
@@ -30,8 +29,6 @@ from sealring.attest.evidence.snp import (
     REPORT_BYTES,
     TCB_BYTES,
     Report,
-    canonical_report,
-    parse_report,
 )
 from sealring.attest.evidence.tpm.machine import read_issuers
 from sealring.attest.evidence.tpm.structures import parse_quote
@@ -166,16 +163,14 @@ def _snp(given: Any, issuers: Sequence[bytes]) -> tuple[dict[str, bytes], tuple[
     if len(entries) > MAX_CHAIN:
         raise MalformedEvidence(f"an SNP host hands over at most {MAX_CHAIN} certificates")
     handed = [_octets(one["data"]) for one in entries]
-    chain = whole_chain(parse_report(report).key_name, handed, issuers)
-    return {"report": canonical_report(report)}, chain
+    return report_parts(report, handed, issuers)
 
 
 def _intel(kind: str, given: Any) -> dict[str, bytes]:
-    quote = canonical_quote(from_any_base64(given["quote"]))
-    log = given.get("cc_eventlog")
-    if kind != TDX or not log:
-        return {"quote": quote}
-    return {"quote": quote} | matching_events(quote, _event_log(log))
+    quote = from_any_base64(given["quote"])
+    if kind == TDX:
+        return quote_parts(quote, _event_log(given.get("cc_eventlog")))
+    return {"quote": canonical_quote(quote)}
 
 
 def _azure(
@@ -233,7 +228,7 @@ def report_of(fields: Any) -> bytes:
 def _event_log(text: Any) -> bytes:
     """It is shown where it can be read, and is not missed where it cannot."""
     try:
-        return from_any_base64(text)
+        return from_any_base64(text) if text else b""
     except ValueError:
         return b""
 

@@ -139,6 +139,17 @@ def _member(der: bytes, at: int) -> tuple[int, int, int]:
     return at, body, body + size
 
 
+def from_hex(value: Any, size: int, refusal: Exception) -> bytes:
+    """So many bytes in lower-case hexadecimal, or raises `refusal`."""
+    try:
+        raw = bytes.fromhex(value)
+    except (ValueError, TypeError):
+        raise refusal from None
+    if len(raw) != size or raw.hex() != value:
+        raise refusal
+    return raw
+
+
 def to_base64(raw: bytes, *, url: bool = False) -> str:
     """`url`: base64url without padding, as JOSE writes it."""
     if url:

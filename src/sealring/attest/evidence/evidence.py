@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.attest.evidence.encoding import from_base64, to_base64
+from sealring.attest.evidence.encoding import from_base64, from_hex, to_base64
 from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
 from sealring.formats.strict import read_object
 
@@ -183,13 +183,8 @@ def _challenge(value: Any) -> Challenge:
 
 
 def _hex(value: Any, size: int, what: str) -> bytes:
-    try:
-        raw = bytes.fromhex(value)
-    except (ValueError, TypeError):
-        raise MalformedEvidence(f"{what} is not hexadecimal") from None
-    if len(raw) != size or raw.hex() != value:
-        raise MalformedEvidence(f"{what} is not {size} bytes in lower-case hexadecimal")
-    return raw
+    refusal = MalformedEvidence(f"{what} is not {size} bytes in lower-case hexadecimal")
+    return from_hex(value, size, refusal)
 
 
 def _bytes(value: Any, what: str) -> bytes:

@@ -102,12 +102,11 @@ class TsmMachine:
         challenge = Challenge(nonce, public_key)
         answer = ask(challenge.report_data(self.kind, devices), self._reports)
         if self.kind == TDX:
-            quote = canonical_quote(answer.report)
-            parts = {"quote": quote} | matching_events(quote, read_log(self._event_log))
+            parts = quote_parts(answer.report, read_log(self._event_log))
             return Evidence(TDX, challenge, parts, (), devices)
-        key = parse_report(answer.report).key_name
-        chain = whole_chain(key, certificates_of(answer.certificates), self._chain)
-        return Evidence(SNP, challenge, {"report": canonical_report(answer.report)}, chain, devices)
+        handed = certificates_of(answer.certificates)
+        parts, chain = report_parts(answer.report, handed, self._chain)
+        return Evidence(SNP, challenge, parts, chain, devices)
 
 
 def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
@@ -154,6 +153,20 @@ def certificates_of(table: bytes) -> tuple[bytes, ...]:
             break
         found[name] = table[offset : offset + size]
     return tuple(found[name] for name in (*_LEAVES, *_ISSUERS) if found.get(name))
+
+
+def report_parts(
+    report: bytes, handed: Sequence[bytes], given: Sequence[bytes]
+) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
+    """The parts and the chain of SNP evidence, out of what a host hands over and what is given."""
+    chain = whole_chain(parse_report(report).key_name, handed, given)
+    return {"report": canonical_report(report)}, chain
+
+
+def quote_parts(padded: bytes, log: bytes) -> dict[str, bytes]:
+    """The parts of TDX evidence, with as much of the guest's log as leads to the quote's RTMRs."""
+    quote = canonical_quote(padded)
+    return {"quote": quote} | matching_events(quote, log)
 
 
 def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tuple[bytes, ...]:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from sealring.attest.evidence.chains import verify_chain
+from sealring.attest.evidence.encoding import from_hex
 from sealring.attest.evidence.evidence import (
     REPORT_DATA_BYTES,
     Challenge,
@@ -105,7 +106,9 @@ def verify_simulated(evidence: Evidence, challenge: Challenge | None, trust: Tru
     except InvalidSignature:
         raise ForgedEvidence("the SIMULATED statement is not signed by its authority") from None
     fields = _parse_statement(statement)
-    evidence.check_bound(_report_data(fields["report_data"]), challenge, "the SIMULATED statement")
+    refusal = MalformedEvidence("the SIMULATED statement holds no report data")
+    bound = from_hex(fields["report_data"], REPORT_DATA_BYTES, refusal)
+    evidence.check_bound(bound, challenge, "the SIMULATED statement")
     return Claims(
         product="SIMULATED",
         measurement=fields["measurement"],
@@ -122,16 +125,6 @@ def _parse_statement(statement: bytes) -> dict[str, Any]:
     if kinds != _FIELDS or fields["simulated"] != "SIMULATED":
         raise refusal
     return fields
-
-
-def _report_data(text: str) -> bytes:
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if len(raw) != REPORT_DATA_BYTES:
-        raise MalformedEvidence("the SIMULATED statement holds no report data")
-    return raw
 
 
 SIMULATED_FORM: Final = Form(

@@ -107,9 +107,12 @@ class DescribedWorker(Claims):
 
     def as_json(self) -> dict[str, Any]:
         """All of it, in the form in which certificates tell it; of measured files their number."""
-        told = {one.name: _plain(getattr(self, one.name)) for one in fields(DescribedWorker)}
         files = len(self.ima_files)
-        return {"label": self.label, "simulated": self.simulated, **told, "ima_files": files}
+        return {"label": self.label, "simulated": self.simulated, **self.told(), "ima_files": files}
+
+    def told(self) -> dict[str, Any]:
+        """Each field as JSON has it."""
+        return {one.name: _plain(getattr(self, one.name)) for one in fields(DescribedWorker)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +162,7 @@ def encode_claims(
     worker: AttestedWorker, evidence_digest: str, policy_digest: str, ima_rules: str = ""
 ) -> bytes:
     """`ima_rules` is the digest of the rules by which the measured files were admitted."""
-    told = {name: worker.as_json()[name] for name in _types_of(DescribedWorker)}
+    told = worker.told()
     claims = {
         "version": VERSION,
         # Near the front, so that it is seen in any dump of the certificate.

@@ -119,8 +119,8 @@ def check_log(
     """
     events = parse_event_log(log, bank)
     for number, value in replay(events, bank).items():
-        name = names.get(number, "")
-        if registers.get(name, value.hex() if name else "") != value.hex():
+        name = names.get(number)
+        if name is None or registers.get(name, value.hex()) != value.hex():
             raise ForgedEvidence(f"the event log does not lead to the value of {name or number}")
     found: dict[str, list[str]] = {}
     for event in events:
