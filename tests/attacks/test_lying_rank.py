@@ -40,7 +40,7 @@ def save(vault: Vault, *states: dict[str, Any]) -> list[CheckpointWriter]:
     for rank, (writer, planner) in enumerate(zip(writers, planners, strict=True)):
         planner.set_up_planner(states[rank], is_coordinator=rank == 0)
         writer.set_up_storage_writer(rank == 0)
-        writer._rank, writer._world = rank, len(states)
+        writer.rank, writer.world = rank, len(states)
         local.append(planner.create_local_plan())
     plans, metadata = planners[0].create_global_plan(local)
     plans = writers[0].prepare_global_plan(plans)
@@ -165,7 +165,7 @@ def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None
     ((problem, _),) = raised.value.failures.values()
     assert type(problem) is RolledBack
     (vault.path / "ledger.json").local.unlink()
-    loaded = load(Vault.open(vault.path, vault._opener))
+    loaded = load(Vault.open(vault.path, keys.key_file(vault.path.local.parent / "vault.key")))
     assert torch.equal(loaded["a"], torch.arange(8.0))  # and nothing of rank 0 has changed
     assert bool((loaded["b"] == 666).all())
 
@@ -181,7 +181,7 @@ def test_ranks_that_have_nothing_to_save_sign_too(vault: Vault) -> None:
 def test_some_ranks_alone_save_nothing(vault: Vault) -> None:
     writer = CheckpointWriter(vault, "run")
     writer.set_up_storage_writer(True)
-    writer._world = 2
+    writer.world = 2
     planner = DefaultSavePlanner()
     planner.set_up_planner({"a": torch.ones(1)}, is_coordinator=True)
     with pytest.raises(Unsupported, match="1 of 2 ranks save 'run'"):

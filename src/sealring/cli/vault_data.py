@@ -9,19 +9,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rich.markup import escape
-from rich.progress import TaskID
 from rich.table import Table
 from rich.text import Text
 
 from sealring.cli.options import AsJson, parse_bytes
-from sealring.cli.terminal import counted, human_bytes, print_json, progress_bar, say
+from sealring.cli.terminal import counted, human_bytes, print_json, say
 from sealring.cli.vault_options import Target, byte_bar, owner_of
 from sealring.errors import ConfigurationError, SealringError
 from sealring.formats.strict import read_json
@@ -88,13 +85,10 @@ def ingest(
     chosen = _suite_named(suite)
     write_record = _recorder_of(record, owner_key)
     opened = target.open()
-    with (
-        _running(engine, processes, opened, target) as run,
-        byte_bar(f"sealing {called}") as (expect, done),
-    ):
+    with _running(engine, processes, opened, target) as run:
         built = ingest_source(
             opened, source, called, run, form=form, dtype=dtype, suite=chosen, limits=limits,
-            progress=done, expect=expect,
+            bar=byte_bar,
         )  # fmt: skip
     write_record(opened, built, str(source))
     _tell(built, as_json=as_json)
@@ -116,19 +110,10 @@ def build(
     stages = stages_of(pipeline)
     opened = target.open()
     made = []
-    with _running(engine, processes, opened, target) as run, progress_bar() as shown:
-        tasks: dict[str, TaskID] = {}
-
-        def expect(name: str, total: int) -> None:
-            tasks[name] = shown.add_task(escape(f"making {name}"), total=max(1, total))
-
-        def advance(name: str, count: int) -> None:
-            shown.advance(tasks[name], count)
-
-        for built in run_stages(opened, stages, run, suite=chosen, progress=advance, expect=expect):
+    with _running(engine, processes, opened, target) as run:
+        for built in run_stages(opened, stages, run, suite=chosen, bar=byte_bar):
             made.append(built)
             write_record(opened, built)
-            shown.update(tasks[built.name], completed=shown.tasks[tasks[built.name]].total)
     if as_json:
         print_json({"stages": [asdict(one) for one in made]})
         return
@@ -192,39 +177,6 @@ def _tell(built: Built, *, as_json: bool) -> None:
         say(f"{built.name} is there as version {built.version}, and nothing was changed: {what}.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorder:
-    run: Path
-    key: Ed25519PrivateKey
-    started: int
-
-    def write(self, vault: Vault, built: Built, source: str | None = None) -> None:
-        """One statement for each content: what is there already is left."""
-        made = next(lineage(vault, built.name, built.version))
-        outputs = (Named(built.name, built.digest),)
-        if outputs in set(_subjects(self.run)):
-            return
-        if source is None:
-            inputs = [Named(one.name, one.digest) for one in made.inputs]
-            code = Named(str(made.recipe["stage"]), str(made.recipe["code"]["sha256"]))
-            done = self._done("stage", built, inputs, [code], made.recipe["parameters"])
-        else:
-            # Of a source its files' digests are not kept: the shards' sources stand for it.
-            digest = hashlib.sha256("\n".join(made.sources).encode()).hexdigest()
-            how = {"format": made.recipe["ingest"], "sealring": __version__}
-            done = self._done("ingest", built, [Named(source, digest)], [], how)
-        record_transformation(self.run, done, self.key)
-
-    def _done(
-        self, kind: Literal["ingest", "stage"], built: Built, inputs: list[Named],
-        code: list[Named], parameters: Any,
-    ) -> Transformation:  # fmt: skip
-        return Transformation(
-            kind, built.name, inputs, [Named(built.name, built.digest)], code,
-            parameters_of(parameters), self.started, int(time.time()),
-        )  # fmt: skip
-
-
 def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
     """Of the statements in the folder, believed or not: they only keep this from repeating one."""
     for path in sorted((run / "statements").glob(f"*{SUFFIX}")):
@@ -237,4 +189,26 @@ def _recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., N
     key = owner_of(record, owner_key)
     if record is None or key is None:
         return lambda *others: None
-    return _Recorder(record, key, int(time.time())).write
+    started = int(time.time())
+
+    def write(vault: Vault, built: Built, source: str | None = None) -> None:
+        """One statement for each content: what is there already is left."""
+        made = next(lineage(vault, built.name, built.version))
+        output = Named(built.name, built.digest)
+        if (output,) in set(_subjects(record)):
+            return
+        inputs, code = [Named(one.name, one.digest) for one in made.inputs], []
+        if source is None:
+            code = [Named(str(made.recipe["stage"]), str(made.recipe["code"]["sha256"]))]
+            how = made.recipe["parameters"]
+        else:
+            # Of a source its files' digests are not kept: the shards' sources stand for it.
+            inputs = [Named(source, hashlib.sha256("\n".join(made.sources).encode()).hexdigest())]
+            how = {"format": made.recipe["ingest"], "sealring": __version__}
+        done = Transformation(
+            "ingest" if source else "stage", built.name, inputs, [output], code,
+            parameters_of(how), started, int(time.time()),
+        )  # fmt: skip
+        record_transformation(record, done, key)
+
+    return write

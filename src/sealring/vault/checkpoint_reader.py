@@ -74,6 +74,7 @@ class CheckpointReader(Closable, StorageReader):
         self._authorities = authorities
         self._job = job
         self.checkpoint_id = objects.check_name(name)
+        self._what = f"the reader of {name!r}"
         self._stored: Stored | None = None
         self._failure: SealringError | None = None
         self.bytes_read = 0
@@ -84,9 +85,6 @@ class CheckpointReader(Closable, StorageReader):
     def _release(self) -> None:
         if self._stored is not None:
             self._stored.copy.place.key.wipe()
-
-    def _what(self) -> str:
-        return f"the reader of {self.checkpoint_id!r}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported("a CheckpointReader holds keys and stays in its process")

@@ -78,7 +78,8 @@ class CheckpointWriter(Closable, StorageWriter):
         self._keep = keep
         self.seal = seal_in_helper if helper else seal_here
         self.checkpoint_id = objects.check_name(name)
-        self._rank, self._world = 0, 1
+        self._what = f"the writer of {name!r}"
+        self.rank, self.world = 0, 1
         self._used = ""
         self._told = False
         # torch does all steps of a save in one thread, and two saves at once in two.
@@ -102,9 +103,6 @@ class CheckpointWriter(Closable, StorageWriter):
             if thread is this or not thread.is_alive():  # of a save that failed
                 self._saves.pop(thread).end()
         self._saves[this] = _Save(name)
-
-    def _what(self) -> str:
-        return f"the writer of {self.checkpoint_id!r}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise Unsupported(
@@ -130,7 +128,7 @@ class CheckpointWriter(Closable, StorageWriter):
             raise Unsupported(
                 "a checkpoint has one manifest for all ranks: leave use_collectives on"
             )
-        self._rank, self._world = rank_and_world()
+        self.rank, self.world = rank_and_world()
         self._begin(self._save.name)
         if is_coordinator and os.environ.get(OF_THE_RUN) and not self._told:
             self._told = True
@@ -148,9 +146,9 @@ class CheckpointWriter(Closable, StorageWriter):
         """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
         self.require_open()
         save = self._save
-        if len(plans) != self._world:
+        if len(plans) != self.world:
             raise Unsupported(
-                f"{len(plans)} of {self._world} ranks save {save.name!r}, and every rank "
+                f"{len(plans)} of {self.world} ranks save {save.name!r}, and every rank "
                 "must sign a checkpoint: save it with a process group of all ranks"
             )
         save.paths = paths_of_all(plans)
@@ -211,7 +209,7 @@ class CheckpointWriter(Closable, StorageWriter):
         parts = [part for one in sealed for part in one.parts]
         signed = [asdict(one.signed) for one in sealed]
         content = json.dumps({"contributions": signed, "paths": save.paths})
-        credentials = signing.credentials_of(self._rank, self._world)
+        credentials = signing.credentials_of(self.rank, self.world)
         valid = checking.check(
             content, draft.place, credentials.authorities, credentials.job, whose
         )
@@ -229,7 +227,7 @@ class CheckpointWriter(Closable, StorageWriter):
         self.require_open()
         draft = self._draft_of(plan)
         buffers = [bytes_of(item, planner) for item in plan.items]
-        name = checking.part_of(self._rank)
+        name = checking.part_of(self.rank)
         with self._vault.held(alone=False):
             self._vault.refresh()
             self._vault.require_key(draft.vault_key, self._save.name)
@@ -246,8 +244,8 @@ class CheckpointWriter(Closable, StorageWriter):
             start += buffer.numel()
         checkpoint = checking.checkpoint_at(copy.place, draft.save, draft.plan)
         statement = checking.Contribution(checkpoint, part.length, part.digest, items)
-        credentials = signing.credentials_of(self._rank, self._world)
-        signed = signing.sign(credentials, self._world, asdict(statement))
+        credentials = signing.credentials_of(self.rank, self.world)
+        signed = signing.sign(credentials, self.world, asdict(statement))
         sealed = asdict(_Sealed(signed, [part, listed]))
         return [WriteResult(MetadataIndex(name), part.length, sealed)]
 

@@ -16,6 +16,8 @@ class Closable(ABC):
     """
 
     _closed = False
+    _what: str
+    """For the error, such as "the loader"."""
     _instead: ClassVar[str] = "open it again"
 
     def close(self) -> None:
@@ -26,7 +28,7 @@ class Closable(ABC):
 
     def require_open(self) -> None:
         if self._closed:
-            raise AlreadyClosed(f"{self._what()} was closed: {self._instead}")
+            raise AlreadyClosed(f"{self._what} was closed: {self._instead}")
 
     def __enter__(self) -> Self:
         self.require_open()
@@ -38,7 +40,3 @@ class Closable(ABC):
     @abstractmethod
     def _release(self) -> None:
         """Called once."""
-
-    @abstractmethod
-    def _what(self) -> str:
-        """For the error."""

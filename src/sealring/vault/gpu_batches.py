@@ -428,7 +428,7 @@ class Iteration:
 class GpuBatches(Closable):
     """Opens batches on a device, `ahead` of them before they are asked for."""
 
-    _instead = "make a new one"
+    _what, _instead = "the loader", "make a new one"
 
     def __init__(self, opener: Opener, files: SealedParts, *, ahead: int = 2) -> None:
         if ahead < 1:
@@ -505,9 +505,6 @@ class GpuBatches(Closable):
         """Overwrites the keys in the device's memory too."""
         self.stop()
         self._opener.close()
-
-    def _what(self) -> str:
-        return "the loader"
 
     def plan(self, samples: Samples) -> Plan:
         return plan_of(samples, self._files)

@@ -56,6 +56,7 @@ class OpenedHeader(Closable):
         self, path: VaultPath, opener: Opener, expect: str | None = None, *, made_now: bool = False
     ) -> None:
         self.path = path
+        self._what = f"the vault {path}"
         self._held_opener: Opener | None = opener
         self._seen = 0, 0
         self._id = expect
@@ -67,9 +68,6 @@ class OpenedHeader(Closable):
         """What it was opened with stays the caller's, who may open other vaults with it."""
         self._ring.wipe()
         self._held_opener = None
-
-    def _what(self) -> str:
-        return f"the vault {self.path}"
 
     @property
     def _opener(self) -> Opener:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -132,6 +133,14 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
                 os.unlink(copy.folder.local / (shard.part + _RECEIPT))
         made = sum(task.order["do"] != "copy" for task in tasks)
         return _built(plan.name, copy.place.version, index, made, True)
+
+
+Bar = Callable[[str], AbstractContextManager[tuple[Progress, Progress]]]
+"""Shows how far the work of this name is: what is called with all bytes, and with those done."""
+
+
+def no_bar(what: str) -> AbstractContextManager[tuple[Progress, Progress]]:
+    return contextlib.nullcontext((lambda total: None, lambda count: None))
 
 
 def part_name(number: int) -> str:
@@ -287,13 +296,9 @@ def ingest(
     dtype: str | None = None,
     suite: str | None = None,
     limits: Limits | None = None,
-    progress: Callable[[int], None] = lambda count: None,
-    expect: Callable[[int], None] = lambda total: None,
+    bar: Bar = no_bar,
 ) -> Built:
-    """Seals the source as the next version of a dataset; nothing is done if it is the newest.
-
-    `expect` is called with the number of bytes of the source.
-    """
+    """Seals the source as the next version of a dataset; nothing is done if it is the newest."""
     check_name(name)
     if suite is not None and suite not in SUITES:
         raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
@@ -304,7 +309,6 @@ def ingest(
     kind = format_of(files, form)
     fields = FORMATS[kind].fields(files, dtype)
     units = list(FORMATS[kind].units(files, limits, dtype))
-    expect(sum(unit.bytes for unit in units))
     recipe = canonical({"ingest": kind, "fields": [asdict(field) for field in fields]})
     orders = [
         {
@@ -316,7 +320,9 @@ def ingest(
         }
         for unit in units
     ]
-    return build(vault, Plan(name, fields, recipe, [], orders), suite, run, progress)
+    with bar(f"sealing {name}") as (expect, progress):
+        expect(sum(unit.bytes for unit in units))
+        return build(vault, Plan(name, fields, recipe, [], orders), suite, run, progress)
 
 
 def stages_of(path: Path) -> list[Stage]:
@@ -356,8 +362,7 @@ def run_stages(
     run: Run,
     *,
     suite: str | None = None,
-    progress: Callable[[str, int], None] = lambda name, count: None,
-    expect: Callable[[str, int], None] = lambda name, total: None,
+    bar: Bar = no_bar,
 ) -> Iterator[Built]:
     """Makes what is not there yet, and says of each stage what it did."""
     for stage in arranged(stages):
@@ -369,9 +374,10 @@ def run_stages(
                 "ingest it, or add the stage that makes it"
             ) from None
         index = index_of(stored)
-        expect(stage.name, index.bytes)
-        plan = _plan(stage, stored, index)
-        yield build(vault, plan, suite, run, lambda count, name=stage.name: progress(name, count))  # type: ignore[misc]
+        with bar(f"making {stage.name}") as (expect, progress):
+            expect(index.bytes)
+            built = build(vault, _plan(stage, stored, index), suite, run, progress)
+        yield built
 
 
 def _plan(stage: Stage, stored: Stored, index: Index) -> Plan:

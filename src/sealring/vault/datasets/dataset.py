@@ -62,6 +62,7 @@ class Dataset(Closable, TorchDataset[Any]):
         if threads < 0:
             raise ConfigurationError("threads= is a number of threads, or 0 for one for each CPU")
         length, pad = None if length is None else int(index(length)), int(index(pad))
+        self._what = f"the dataset {name!r}"
         self._opened = OpenDataset(vault, name, version, threads)
         for notes in run_notes.all():
             notes.note_opened(name, self._opened.digest)
@@ -135,9 +136,6 @@ class Dataset(Closable, TorchDataset[Any]):
 
     def _release(self) -> None:
         self._opened.close()
-
-    def _what(self) -> str:
-        return f"the dataset {self.name!r}"
 
 
 class Stream(IterableDataset[Any]):

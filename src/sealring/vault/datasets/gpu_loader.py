@@ -39,7 +39,7 @@ class GpuLoader(Closable):
     its datasets open.
     """
 
-    _instead = "make a new one"
+    _what, _instead = "the loader", "make a new one"
 
     def __init__(
         self, stream: Stream, device: torch.device | str = "cuda", *, ahead: int = 2
@@ -93,9 +93,6 @@ class GpuLoader(Closable):
     def _release(self) -> None:
         self._batches.close()
         self._files.close()
-
-    def _what(self) -> str:
-        return "the loader"
 
     def _tensors(self, batch: Batch, beside: dict[str, Numbers]) -> Any:
         length = self._common_length(batch) if self._length is None else self._length

@@ -32,8 +32,8 @@ _WRAPPED_BYTES: Final = 128 * KEY_BYTES
 class ReadingKeys(Closable):
     """One key for each shard."""
 
-    def __init__(self, whose: str, keys: Sequence[_native.Secret]) -> None:
-        self._whose = whose
+    def __init__(self, what: str, keys: Sequence[_native.Secret]) -> None:
+        self._what = what
         self._keys: _native.Secret | None = _native.Secret.zeros(KEY_BYTES * max(1, len(keys)))
         with memoryview(self._keys) as room:
             for number, key in enumerate(keys):
@@ -57,9 +57,6 @@ class ReadingKeys(Closable):
             self._keys.wipe()
         self._keys = self._offer = self._address = None
         self._handing_over = []
-
-    def _what(self) -> str:
-        return self._whose
 
     def key(self, number: int) -> _native.Secret:
         self.require_open()
@@ -96,10 +93,10 @@ class ReadingKeys(Closable):
         self._handing_over = [one for one in self._handing_over if one.is_alive()]
         self._handing_over.append(_HandOver(keys))
         address = self._handing_over[-1].address
-        return {"whose": self._whose, "address": address, "size": len(keys)}
+        return {"what": self._what, "address": address, "size": len(keys)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._whose, self._keys = state["whose"], None
+        self._what, self._keys = state["what"], None
         self._begin()
         self._address = f"{state['size']} {state['address']}"
 

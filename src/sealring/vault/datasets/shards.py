@@ -206,7 +206,7 @@ class ShardReader(Closable):
     def __init__(
         self, path: VaultPath, what: SealedShard, key: _native.Secret, threads: int = 1
     ) -> None:
-        self.name = f"part {what.place.part} of {what.whose}"
+        self.name = self._what = f"part {what.place.part} of {what.whose}"
         self.shard = what.shard
         try:
             self._part = open_part(
@@ -259,9 +259,6 @@ class ShardReader(Closable):
 
     def _release(self) -> None:
         self._part.close()
-
-    def _what(self) -> str:
-        return self.name
 
 
 class OpenShards:
