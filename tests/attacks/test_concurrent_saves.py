@@ -25,9 +25,13 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
     return Vault.create(tmp_path / "vault", keys.key_file(tmp_path / "vault.key"), "owner")
 
 
+def opened_again(vault: Vault) -> Vault:
+    """As another process opens it."""
+    return Vault.open(vault.path, keys.key_file(vault.path.local.parent / "vault.key"))
+
+
 def save(vault: Vault, value: float, keep: int | None = None) -> None:
-    # As another process: it has the vault open by itself.
-    mine = Vault.open(vault.path, vault._opener)
+    mine = opened_again(vault)
     dcp.save(
         {"w": torch.full((4,), value)}, storage_writer=CheckpointWriter(mine, "run", keep=keep)
     )
@@ -55,7 +59,7 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
         return found
 
     def other() -> None:
-        mine = Vault.open(vault.path, vault._opener)
+        mine = opened_again(vault)
         real_version = mine.new_version
 
         def begun(*arguments: Any) -> Any:
@@ -80,7 +84,7 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
 def test_what_is_being_read_is_removed_by_a_later_save(vault: Vault) -> None:
     for value in (1.0, 2.0):
         save(vault, value)
-    reader = Vault.open(vault.path, vault._opener)
+    reader = opened_again(vault)
     with reader.reading():
         save(vault, 3.0, keep=1)
         assert versions(vault) == [1, 2, 3]

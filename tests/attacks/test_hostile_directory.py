@@ -25,7 +25,6 @@ from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     NotAVault,
-    NotGranted,
     UnsafePath,
     VaultError,
 )
@@ -123,46 +122,6 @@ def test_removal_follows_no_symlink(level: int, tmp_path: Path) -> None:
     with pytest.raises(UnsafePath):
         remove_directory(tmp_path / "vault", tmp_path / "vault" / inside, first="manifest")
     assert kept.exists()
-
-
-@pytest.mark.parametrize("complete", [False, True])
-@pytest.mark.parametrize("change", ["revoke", "rekey", "rotate"])
-def test_junk_keeps_no_holder_from_being_revoked(
-    change: str, complete: bool, vault: Vault, key: Path, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    keys.make_key_file(tmp_path / "second")
-    second = keys.key_file(tmp_path / "second")
-    vault.grant("second", second)
-    put(vault, tmp_path, "one")
-    junk = vault.path / "objects" / ("0" * 32) / "0000000001" / "00000000"
-    junk.local.mkdir(parents=True)
-    (junk / "key.json").local.write_text("{}")
-    if complete:
-        (junk / "manifest").local.write_text("junk")
-
-    def act() -> None:
-        if change == "revoke":
-            vault.revoke("second")
-        elif change == "rekey":
-            vault.rekey()
-        else:
-            trees.rotate(vault, nothing)
-
-    if complete:
-        with pytest.raises(NotAVault, match=r"1 in all did not open.*vault rotate --keys-only"):
-            act()
-    else:
-        with caplog.at_level(logging.WARNING, logger="sealring"):
-            act()
-        assert "is no complete copy and is left" in caplog.text
-    with pytest.raises(NotGranted):
-        Vault.open(vault.path, second)
-    # All that is genuine has the new key, and junk that only looks complete keeps the older ones.
-    fresh = Vault.open(vault.path, keys.key_file(key))
-    assert fresh.find("data").copy.vault_key == 2
-    assert bool(fresh.header.older) == complete
-    assert get(fresh, tmp_path / "out") == "one"
 
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(

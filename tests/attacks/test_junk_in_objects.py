@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from sealring.errors import NotAVault, UnsafePath, WrongKey
+from sealring.errors import NotAVault, NotGranted, UnsafePath, VaultError, WrongKey
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, trees
 from sealring.vault.storage import VaultPath
 
@@ -55,18 +55,65 @@ def pipe(path: Path) -> Iterator[None]:
         os.close(file)
 
 
+def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """As for a user without rights on the folder; root has all of them."""
+    scandir: Any = os.scandir
+    lstat: Any = os.lstat
+
+    def list_names(path: Any = ".") -> Any:
+        if isinstance(path, Path) and folder in (path, *path.parents):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def look(path: Any, **named: Any) -> Any:
+        if isinstance(path, Path) and folder in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return lstat(path, **named)
+
+    monkeypatch.setattr(os, "scandir", list_names)
+    monkeypatch.setattr(os, "lstat", look)
+
+
+CLOSED = {"a closed object": 1, "a closed version": 2, "a closed copy": 3}
+PIPES = ("a pipe as key.json", "a pipe as manifest")
+
+
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", ["key.json", "manifest"])
-def test_a_pipe_in_place_of_a_file_keeps_no_holder_from_being_revoked(
-    verb: str, name: str, vault: Vault, tmp_path: Path
-) -> None:
-    junk = vault.path.local / "objects" / Path("0" * 32, "0000000001", "00000000")
+@pytest.mark.parametrize("kind", ["no manifest", "files that are none", *PIPES, *CLOSED])
+def test_junk_keeps_no_holder_from_being_revoked(
+    verb: str, kind: str, vault: Vault, key: keys.SymmetricKey, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    # The first of all, so that the others come after it.
+    ids = Path("0" * 32, "0000000001", "00000000")
+    junk = vault.path.local / "objects" / ids
     junk.mkdir(parents=True)
-    (junk / ("manifest" if name == "key.json" else "key.json")).write_bytes(b"{}")
-    with pipe(junk / name), pytest.raises(NotAVault):
-        VERBS[verb](vault)
-    for one in ("one", "two"):
-        assert vault.find(one).copy.vault_key == vault.ring.newest == 2
+    with ExitStack() as stack:
+        if kind in CLOSED:
+            patch = stack.enter_context(monkeypatch.context())
+            refuse(patch, vault.path.local / "objects" / Path(*ids.parts[: CLOSED[kind]]))
+        for name in ("key.json", "manifest") if kind not in CLOSED else ():
+            if kind == f"a pipe as {name}":
+                stack.enter_context(pipe(junk / name))
+            elif kind != f"no {name}":
+                (junk / name).write_bytes(b"{}")
+        if kind == "no manifest":
+            VERBS[verb](vault)
+            assert "is no complete copy and is left" in caplog.text
+        else:
+            words = r"1 in all did not open.*vault rotate --keys-only"
+            with pytest.raises(NotAVault, match=words):
+                VERBS[verb](vault)
+            problems: list[VaultError] = []
+            assert len(list(Vault.open(vault.path, key).newest(problems))) == 2
+            assert [type(one) for one in problems] == [NotAVault]
+    with pytest.raises(NotGranted):
+        Vault.open(vault.path, keys.key_file(tmp_path / "second"))
+    # All that is genuine has the new key, and junk that only looks complete keeps the older ones.
+    fresh = Vault.open(vault.path, key)
+    assert {fresh.find(one).copy.vault_key for one in ("one", "two")} == {2}
+    assert bool(fresh.header.older) == (kind != "no manifest")
+    trees.verify(fresh.find("one"), lambda _: None)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from sealring.errors import (
 )
 from sealring.vault import Vault, keys, objects, trees
 from sealring.vault import header as headers
-from sealring.vault.datasets import building
+from sealring.vault.datasets.building import ingest
+from sealring.vault.datasets.formats import Limits
+from sealring.vault.datasets.work import Task, in_this_process
 from sealring.vault.keys import Grant
-from sealring.vault.sealed import AES, Place
+from sealring.vault.sealed import AES, Place, Progress
 from sealring.vault.storage import LocalPath
 from tests.codes import coded
 from tests.vault import slow
@@ -108,12 +111,13 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
     put(vault, tmp_path, "other", "text")
     (other,) = (vault.path / "objects").local.glob("*/*/*")
     source = json_lines(tmp_path / "lines")
-    real = building._keep
-    with pytest.MonkeyPatch.context() as patch:
-        answers = iter([True, True])
-        patch.setattr(building, "_keep", lambda *given: next(answers) and real(*given))
-        with pytest.raises(StopIteration):  # as killed: with two shards and their receipts
-            sealed(vault, source)
+
+    def killed(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
+        yield from itertools.islice(in_this_process(tasks, progress), 2)
+        raise KeyboardInterrupt  # with two shards and their receipts
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(vault, source, "data", killed, limits=Limits(500, 1 << 20))
     (unfinished,) = {one.parent for one in (vault.path / "objects").local.glob("*/*/*/*.receipt")}
     bob = Vault.open(vault.path, keys.key_file(tmp_path / "bob"))
     kept = objects.open_copy(LocalPath(unfinished), bob.ring, bob.header.vault)
@@ -174,7 +178,8 @@ def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
         dataclasses.replace(one, public=other.public) if one.name == "bob" else one
         for one in holder.header.grants
     ]
-    holder._write(headers.changed(holder.header, holder.ring, grants=grants))
+    changed = headers.changed(holder.header, holder.ring, grants=grants)
+    (holder.path / "vault.json").write(headers.write_header(changed))
     Vault.open(vault.path, bob)
     owner = Vault.open(vault.path, keys.key_file(key))
     also = [keys.PublicKey(bob.public)] if presented else []

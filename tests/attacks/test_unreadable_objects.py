@@ -20,9 +20,7 @@ from sealring.errors import (
     DiskFull,
     ForeignPart,
     NotAVault,
-    NotGranted,
     UnsafePath,
-    VaultError,
 )
 from sealring.vault import Vault, files, keys, objects, trees
 
@@ -43,57 +41,6 @@ def vault(tmp_path: Path, key: keys.SymmetricKey) -> Vault:
     for name in ("one", "two"):
         trees.seal_path(made, Path(__file__), name, None, nothing)
     return made
-
-
-def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """As for a user without rights on the folder; root has all of them."""
-    scandir: Any = os.scandir
-    lstat: Any = os.lstat
-
-    def list_names(path: Any = ".") -> Any:
-        if isinstance(path, Path) and folder in (path, *path.parents):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    def look(path: Any, **named: Any) -> Any:
-        if isinstance(path, Path) and folder in path.parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return lstat(path, **named)
-
-    monkeypatch.setattr(os, "scandir", list_names)
-    monkeypatch.setattr(os, "lstat", look)
-
-
-VERBS: dict[str, Callable[[Vault], object]] = {
-    "revoke": lambda vault: vault.revoke("second"),
-    "rekey": lambda vault: vault.rekey(),
-    "rotate": lambda vault: trees.rotate(vault, nothing),
-}
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3], ids=["object", "version", "copy"])
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_directory_that_cannot_be_read_keeps_no_holder_from_being_revoked(
-    verb: str, depth: int, vault: Vault, key: keys.SymmetricKey, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    keys.make_key_file(tmp_path / "second")
-    second = keys.key_file(tmp_path / "second")
-    vault.grant("second", second)
-    # The first of all, so that the others come after it.
-    junk = vault.path.local / "objects" / Path("0" * 32, "0000000001", "00000000")
-    junk.mkdir(parents=True)
-    with monkeypatch.context() as patch:
-        refuse(patch, vault.path.local / "objects" / Path(*junk.parts[-3:][:depth]))
-        with pytest.raises(NotAVault, match=r"cannot be read: Permission denied \(1 in all"):
-            VERBS[verb](vault)
-        problems: list[VaultError] = []
-        assert len(list(Vault.open(vault.path, key).newest(problems))) == 2
-        assert [type(one) for one in problems] == [NotAVault]
-    with pytest.raises(NotGranted):
-        Vault.open(vault.path, second)
-    fresh = Vault.open(vault.path, key)
-    assert {one.copy.vault_key for one in fresh.newest()} == {2}
 
 
 def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
