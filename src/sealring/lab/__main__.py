@@ -163,7 +163,7 @@ def handshake(
     ranks: Annotated[int, typer.Option(help="Workers on this machine.")] = 16,
     json: AsJson = False,
 ) -> None:
-    """How long a group takes to form, and to do its first all-reduce."""
+    """How long a group takes to form, and to do its first all-reduce, in turns with Gloo's."""
     from sealring.lab.bench.forming import measure_handshake
 
     with errors.status(f"{check_ranks(ranks)} workers start and meet"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sealring.lab.bench import harness
-from sealring.lab.bench.forming import growth, measure_scale
+from sealring.lab.bench.forming import growth, measure_handshake, measure_scale
 from sealring.lab.bench.harness import forming_floor
 from sealring.lab.results import ScaleCase
 
@@ -24,6 +24,15 @@ def test_a_group_of_nine_and_its_mesh() -> None:
     assert mesh.sockets > all_reduce.sockets >= world.sockets >= 2 * 8
     assert min(world.seconds, world.cpu_seconds_per_rank, world.rss_bytes) > 0
     assert world.floor_seconds_per_rank > mesh.floor_seconds_per_rank > 0, "known certificates"
+
+
+def test_a_group_forms_in_turns_with_gloos() -> None:
+    rows = measure_handshake(2, "shm", turns=1)
+    gloo, sealed = rows[:3], rows[3:]
+    assert [each.what.split(":")[0] for each in (gloo[0], sealed[0])] == ["gloo", "sealring"]
+    for formed, reduced, cpu in (gloo, sealed):
+        assert 0 < formed.value <= reduced.value
+        assert cpu.value > 0
 
 
 def test_the_floor_counts_signatures(monkeypatch: pytest.MonkeyPatch) -> None:

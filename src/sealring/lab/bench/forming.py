@@ -1,6 +1,6 @@
 """How long groups take to form: one of torch's processes, and many of light workers.
 
-`python -m sealring.lab handshake` starts a process for each rank. `python -m sealring.lab
+`python -m sealring.lab handshake` starts a script for each rank. `python -m sealring.lab
 scale` has many light workers in a process, four processes for each core: with fewer, workers wait
 for each other's interpreter. A light worker is all of sealring below torch; each has its own
 identity, its own sessions and its own groups. Workers of one process have consecutive ranks, as
@@ -18,11 +18,15 @@ import itertools
 import math
 import os
 import resource
+import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -35,8 +39,9 @@ from sealring.core.handshake import SessionTable, Terms, group_context
 from sealring.core.identity import Credentials
 from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, explain_resource_limits
 from sealring.core.schedule import Algorithm, Operation, Selection, chunks, cuts_into_chunks
+from sealring.errors import WorkerFailed
 from sealring.lab.bench.harness import Cases, Progress, Row, forming_floor
-from sealring.lab.bench.workers import Report, run_workers
+from sealring.lab.bench.workers import Report, environment_of, meeting_place, run_workers
 from sealring.lab.results import ScaleCase
 
 _LOOPBACK: Final = {"SEALRING_ADDRESS": "127.0.0.1"}
@@ -182,38 +187,66 @@ class _Prefixed:
 # ---- one of torch's processes for each rank
 
 
-def measure_handshake(ranks: int, transport: str) -> list[Row]:
-    environment = {"SEALRING_TRANSPORT": transport}
-    reports = [value for _, value in run_workers(ranks, _worker, environment=environment)]
-    formed, reduced, shaken = zip(*reports, strict=True)
-    return [
-        Row("forming", "until the slowest of all has the group", round(max(formed), 3), "s"),
-        Row("forming", "... and its first all-reduce", round(max(reduced), 3), "s"),
-        Row("forming", "TLS handshakes of all ranks", sum(shaken) // 2, ""),
-    ]
+_RANK: Final = """
+import sys, time
+import torch, torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+store, rank, world = next(iter(rendezvous("env://")))
+store.add("ready", 1)
+while store.add("ready", 0) < world:
+    time.sleep(0.005)
+start, cpu = time.perf_counter(), time.process_time()
+dist.init_process_group(sys.argv[1], store=store, rank=rank, world_size=world)
+formed, cpu = time.perf_counter() - start, time.process_time() - cpu
+dist.all_reduce(torch.ones(1024))
+print(formed, time.perf_counter() - start, cpu)
+dist.barrier()
+dist.destroy_process_group()
+"""
+"""A script as users have one: when the group is made, its process has imported torch alone."""
 
 
-def _worker(rank: int, report: Report) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
+def measure_handshake(ranks: int, transport: str, turns: int = 3) -> list[Row]:
+    """Medians of several turns, in which Gloo and sealring alternate."""
+    found: dict[str, list[tuple[float, ...]]] = {"gloo": [], "sealring": []}
+    for _ in range(turns):
+        for backend, measured in found.items():
+            measured.append(_formed(backend, ranks, transport))
+    rows = []
+    for backend, measured in found.items():
+        formed, reduced, cpu = (round(median(each), 3) for each in zip(*measured, strict=True))
+        rows += [
+            Row("forming", f"{backend}: until the slowest of all has the group", formed, "s"),
+            Row("forming", "... and its first all-reduce", reduced, "s"),
+            Row("forming", "CPU of a rank until then, with what it imports", cpu, "s"),
+        ]
+    return rows
 
-    # Importing takes longer than the handshake; it is done first, and everybody waits for it.
-    import sealring.core.group.create  # noqa: F401
-    from sealring.core.handshake import process_sessions
 
-    store, _, world = next(iter(rendezvous("env://")))
-    store.add("ready", 1)
-    while store.add("ready", 0) < world:
-        time.sleep(0.005)
-    start = time.perf_counter()
-    dist.init_process_group("sealring", store=store, rank=rank, world_size=world)
-    formed = time.perf_counter() - start
-    dist.all_reduce(torch.ones(1024))
-    reduced = time.perf_counter() - start
-    report((formed, reduced, process_sessions("local", rank).handshakes))
-    dist.barrier()
-    dist.destroy_process_group()
+def _formed(backend: str, ranks: int, transport: str) -> tuple[float, float, float]:
+    """Seconds until the slowest rank has the group, and its first all-reduce; CPU of a rank."""
+    secret = secrets.token_hex(32)
+    with meeting_place() as place, ExitStack() as stack:
+        environment = {**place, "SEALRING_TRANSPORT": transport}
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _RANK, backend],
+                    env=environment_of(rank, ranks, secret, environment),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(ranks)
+        ]
+        for each in started:
+            stack.callback(each.kill)
+        said = [each.communicate()[0].split() for each in started]
+    if any(len(each) != 3 for each in said):
+        raise WorkerFailed("a worker ended before its group had formed: its output says why")
+    formed, reduced, cpu = zip(*(map(float, each) for each in said), strict=True)
+    return max(formed), max(reduced), median(cpu)
 
 
 # ---- light workers

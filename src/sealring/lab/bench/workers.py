@@ -57,6 +57,21 @@ def run_workers(
         yield from _run(count, target, arguments, {**place, **(environment or {})})
 
 
+def environment_of(
+    rank: int, count: int, secret: str, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The one that torchrun would give a worker, with an identity."""
+    return {
+        **{name: value for name, value in os.environ.items() if name not in _IDENTITY},
+        "WORLD_SIZE": str(count),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "SEALRING_SECRET": secret,
+        "SEALRING_JOB": "local",
+        **environment,
+    }
+
+
 def forking_context() -> Any:
     """A context of multiprocessing in which one process imports torch and sealring, and workers are
     forks of it: the import takes seconds, and is paid once for all of them."""
@@ -73,19 +88,13 @@ def _run(
 ) -> Iterator[tuple[int, Any]]:
     context = forking_context()
     reports = context.Queue()
-    shared = {
-        "WORLD_SIZE": str(count),
-        "SEALRING_SECRET": secrets.token_hex(32),
-        "SEALRING_JOB": "local",
-        **environment,
-    }
-    inherited = {name: value for name, value in os.environ.items() if name not in _IDENTITY}
+    secret = secrets.token_hex(32)
     processes = [
         context.Process(
             target=_worker,
             args=(
                 rank,
-                {**inherited, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                environment_of(rank, count, secret, environment),
                 reports,
                 target,
                 arguments,
