@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import queue
 import socket
 import string
 import threading
@@ -313,10 +314,11 @@ class LocalWorld:
     ) -> None:
         """As a group runs it for which only a stream waits; returns when that has gone on."""
         stream = StreamCaller(HostStreams(engine.prelaunch_stream))
-        launched = engine.submit(collective, stream)
-        assert launched.streams_wait
-        caller = threading.Thread(target=engine.launch_rest, args=(launched, stream))
+        queued: queue.SimpleQueue[_native.Completion] = queue.SimpleQueue()
+        caller = threading.Thread(target=engine.submit_ahead, args=(collective, stream, queued.put))
         caller.start()
+        launched = queued.get(timeout=60)
+        assert launched.streams_wait
         try:
             engine.run(number, collective, timeout_s, launched)
         except BaseException:

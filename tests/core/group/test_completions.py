@@ -182,12 +182,14 @@ class Alone:
     def submit(self) -> SealedWork:
         (tensors,) = tensors_of(SUM, 1)
         collective, stream = replace(tensors.collective(), ready=0), StreamCaller(self.streams)
-        launched = self.engine.submit(collective, stream)
-        assert launched.streams_wait
-        self.engine.launch_rest(launched, stream)
         work = SealedWork([], self.engine.interrupt)
-        work.complete_on_stream(StreamWait(self.streams, launched, in_order=True))
-        self._launched.append((collective, launched, work, tensors))
+
+        def queue(launched: _native.Completion) -> None:
+            assert launched.streams_wait
+            work.complete_on_stream(StreamWait(self.streams, launched, in_order=True))
+            self._launched.append((collective, launched, work, tensors))
+
+        self.engine.submit_ahead(collective, stream, queue)
         return work
 
     def run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
@@ -264,11 +264,21 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         """How many share a large collective, each with pipes of its own, as ranks have agreed."""
         return self.lanes.most
 
-    def launch_rest(self, submitted: _native.Completion, stream: StreamCaller) -> None:
-        """Launches the remaining kernels of the collective that was submitted last. May block.
+    def submit_ahead(
+        self,
+        collective: Collective,
+        stream: StreamCaller,
+        queue: Callable[[_native.Completion], None],
+    ) -> None:
+        """Submits a collective that `stream` waits for, and launches its kernels. May block.
 
-        The copy of its result follows them. Streams that wait for the collective wait for both.
+        `queue` has another thread run it, and is called before anything blocks. The copy of the
+        result follows the kernels. Streams that wait for the collective wait for both.
         """
+        submitted = self.submit(collective, stream)
+        queue(submitted)
+        if not submitted.streams_wait:
+            return
         with stream.streams.guard():
             self._native.launch_rest()
             try:

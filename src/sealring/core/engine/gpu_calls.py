@@ -39,7 +39,7 @@ from sealring.core.engine.streams import (
     require_no_capture,
     synchronized,
 )
-from sealring.core.schedule import Selection
+from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.core.settings import CudaWait
 from sealring.errors import Unsupported
 
@@ -146,8 +146,24 @@ class GpuCalls:
                 raise
             self._agreed = True
 
-    def selection(self, chosen: Selection) -> Selection:
-        """The group's own choice, as the way between the GPUs allows it."""
+    def choose(
+        self,
+        chosen: Selection,
+        operation: Operation,
+        nbytes: int,
+        device: torch.device,
+        introduce: Introduce,
+        timeout_s: float,
+    ) -> Algorithm:
+        """The group's own choice, as the way between the GPUs allows it.
+
+        Raises Unsupported while the caller's stream is captured, and where ranks cannot agree.
+        """
+        self.require_no_capture(device, operation.name.lower())
+        self.agree(device, introduce, timeout_s)
+        return self._allowed(chosen)(operation, nbytes)
+
+    def _allowed(self, chosen: Selection) -> Selection:
         if not self.engine.wired:
             return chosen
         if self._choices is None or self._choices[0] is not chosen:
@@ -171,7 +187,11 @@ class GpuCalls:
         introduce: Introduce,
         timeout_s: float,
     ) -> Prepared:
-        """Makes the GPU ready for a collective. `used` are the tensors that it or the copy uses."""
+        """Makes the GPU ready for a collective. `used` are the tensors that it or the copy uses.
+
+        Raises Unsupported while the caller's stream is captured: nothing is queued before it.
+        """
+        self.require_no_capture(device, collective.operation.name.lower())
         collective, event = self._begin(collective, device)
         self.link(collective, introduce, timeout_s)
         if self.streams is None or not self.streams_wait or driver_calls.any:

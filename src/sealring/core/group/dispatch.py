@@ -6,6 +6,7 @@ or nothing would overlap.
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -125,22 +126,25 @@ class Dispatcher:
                     return
         with self.submitting:
             self._require_open()
-            if job.stream is not None:
-                self._submit_ahead(job, job.stream)
-            call, submitted = self._count(job), job.submitted
-            with profiles.shown(job.name, job.known, self._engine):
-                self._jobs.put((call, job))
-            if job.stream is not None and submitted is not None:
-                self._engine.launch_rest(submitted, job.stream)
+            if job.stream is None:
+                self._queue(job)
+            else:
+                assert job.known is not None
+                queue_it = functools.partial(self._queue_ahead, job, job.stream)
+                self._engine.submit_ahead(job.known, job.stream, queue_it)
 
-    def _submit_ahead(self, job: Job, stream: StreamCaller) -> None:
-        """Streams can then wait for the job, unless it must be run as it is."""
-        assert job.known is not None
-        submitted = self._engine.submit(job.known, stream)
+    def _queue_ahead(self, job: Job, stream: StreamCaller, submitted: _native.Completion) -> None:
+        """Streams can wait for the job from here on, unless it must be run as it is."""
         if submitted.streams_wait:
             job.submitted = submitted
             job.on_success = None  # the GPU is given it
             job.work.complete_on_stream(StreamWait(stream.streams, submitted, in_order=True))
+        self._queue(job)
+
+    def _queue(self, job: Job) -> None:
+        call = self._count(job)
+        with profiles.shown(job.name, job.known, self._engine):
+            self._jobs.put((call, job))
 
     def _begin_at_once(self, job: Job) -> int | None:
         """The call's number if nothing was called meanwhile. By the thread that has the turn."""

@@ -277,10 +277,10 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         self._require_process()
         if device.type != "cuda":
             return self.selection(operation, nbytes)
-        self._gpu.require_no_capture(device, operation.name.lower())
         timeout_s = self._timeout.total_seconds()
-        self._gpu.agree(device, self._introduce, timeout_s)
-        return self._gpu.selection(self.selection)(operation, nbytes)
+        return self._gpu.choose(
+            self.selection, operation, nbytes, device, self._introduce, timeout_s
+        )
 
     def require_agreement(self, objection: str) -> None:
         """Called on every rank; Unsupported on all of them if one of them has an objection."""
@@ -323,16 +323,14 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         # What can be refused comes first: a work that is never run would never be done.
         device = arguments.device_of(keep, name)
         prepared = stream = event = None
-        if self._gpu.serves(device):
-            self._gpu.require_no_capture(device, name.removeprefix("sealring::"))
-            if isinstance(collectives, Collective):
-                used = (*keep, *tensors_of(result))
-                limit = self._timeout.total_seconds()
-                prepared = self._gpu.prepare(
-                    collectives, device, on_success, used, self._introduce, limit
-                )
-                collectives, stream, event = prepared.collective, prepared.stream, prepared.event
-                on_success = prepared.copy_back
+        if self._gpu.serves(device) and isinstance(collectives, Collective):
+            used = (*keep, *tensors_of(result))
+            limit = self._timeout.total_seconds()
+            prepared = self._gpu.prepare(
+                collectives, device, on_success, used, self._introduce, limit
+            )
+            collectives, stream, event = prepared.collective, prepared.stream, prepared.event
+            on_success = prepared.copy_back
         if stream is not None and (failure := self.dispatcher.failure) is not None:
             raise failure  # a wait() on its work would not raise it
         work = SealedWork(result, self.engine.interrupt, self._deferred)
