@@ -1,4 +1,6 @@
-"""Records of two jobs, or of two runs of one job, in one folder: none is taken for the other's."""
+"""Records of another job, or of another run, do not pass for those that the auditor asked about:
+neither among them, in one folder, nor instead of them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from sealring.formats.log.notes import Kind, Signer
 from sealring.record.audit.audit import AuditResult, Question, Status, audit
 from sealring.record.audit.claims import Claims
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements.run_folder import RunFolder
 from sealring.record.statements.signing import sign_statement
 from tests.record.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoint, stage
+from tests.record.audit.test_command import options
+from tests.record.audit.test_command import run as run_command
 
 CLAIMS = Claims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)
 
@@ -60,18 +65,6 @@ def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_the_folders_word_does_not_choose_the_job(tmp_path: Path) -> None:
-    """`run.json` is not signed: it names the second job, and the auditor asks for the first."""
-    first = a_run()
-    folder = mixed(first, a_run(first, "job2"), tmp_path / "run")
-    head = json.loads((folder.path / "run.json").read_text())
-    (folder.path / "run.json").write_text(json.dumps({**head, "job": "job2"}))
-    result = ask(folder, first, job=JOB)
-    assert result.jobs == (JOB,)
-    assert result.findings[0].parties == ("the disk",)
-    assert "run.json names run run-1 of job job2" in result.findings[0].text
-
-
 def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
     """Both sign with valid certificates of the job: every number of the chains is there twice."""
     first = a_run()
@@ -116,3 +109,73 @@ def test_a_workers_stage_of_another_job(tmp_path: Path) -> None:
     first.add(folder, "second-export", sign_statement(one, second.workers[0]))
     (finding,) = ask(folder, first).findings
     assert (finding.fault, finding.parties) == (Fault.OTHER_JOB, ("rank 0 of job2", "the disk"))
+
+
+# ---- a folder that is another job's, or another run's, as a whole
+
+
+def wholly_of_another_job(folder: Path) -> tuple[MadeRun, RunFolder]:
+    """Workers of another job of the same authority, in a folder that names their job."""
+    made = MadeRun(world=2, count=2)
+    for rank in range(made.world):
+        made.workers[rank] = made.authority.worker(rank, made.world, job="toy")
+    found = made.write(folder)
+    rewrite_head(found, job="toy")
+    return made, found
+
+
+def rewrite_head(found: RunFolder, **fields: str) -> None:
+    head = found.path / "run.json"
+    head.write_text(json.dumps({**json.loads(head.read_text()), **fields}))
+
+
+def test_workers_of_another_job_do_not_pass_for_those_of_the_auditors(tmp_path: Path) -> None:
+    made, found = wholly_of_another_job(tmp_path / "run")
+    result = audit(found.path, replace(made.trust, job=JOB))
+    assert result.status is Status.REFUTED
+    assert {finding.fault for finding in result.findings} == {Fault.OTHER_JOB}
+    assert len(result.findings) == 1 + 4  # run.json, and each statement
+    assert result.findings[0].parties == ("the disk",)
+    assert f"run.json names run {RUN} of job toy" in result.findings[0].text
+    assert (result.jobs, result.ranks) == ((), 0)
+    assert audit(found.path, replace(made.trust, job="toy")).status is Status.SHOWN
+
+
+@pytest.mark.parametrize(("job", "status"), [(JOB, 1), ("toy", 0), (None, 0)])
+def test_the_command_asks_for_the_job_and_says_whose_records_it_read(
+    tmp_path: Path, job: str | None, status: int
+) -> None:
+    made, _ = wholly_of_another_job(tmp_path / "run")
+    arguments = [] if job is None else ["--job", job]
+    without_model = options(tmp_path, made)[:-2]
+    found, text = run_command([*without_model, *arguments])
+    assert found == status
+    shown = "not shown" if status else "toy"
+    assert f"Run {RUN}, job {shown}: " in " ".join(text.split())
+
+
+def signed_as(origin: str) -> MadeRun:
+    return MadeRun(world=2, count=2, signer=Signer.generate(origin, Kind.NOTE))
+
+
+def test_a_recorded_runs_log_holds_no_other_run(tmp_path: Path) -> None:
+    """The disk has the key of a run's log: it logs another run's records, and rewrites run.json."""
+    made = signed_as("sealring.run/expected")
+    found = made.write(tmp_path / "run")
+    result = audit(found.path, made.trust)
+    assert result.status is Status.REFUTED
+    assert {finding.fault for finding in result.findings} == {Fault.OTHER_JOB}
+    assert len(result.findings) == 1 + 4
+    assert result.run == "expected"
+
+
+def test_a_name_that_was_changed_in_run_json_alone_is_named(tmp_path: Path) -> None:
+    made = signed_as(f"sealring.run/{RUN}")
+    found = made.write(tmp_path / "run")
+    assert audit(found.path, made.trust).status is Status.SHOWN
+    rewrite_head(found, run="another")
+    result = audit(found.path, made.trust)
+    assert [(one.fault, one.parties) for one in result.findings] == [
+        (Fault.OTHER_JOB, ("the disk",))
+    ]
+    assert result.ranks == 2

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 
-from sealring.errors import MalformedEvidence
-from sealring.formats.strict import MAX_DEPTH, read_json, read_object
+from sealring.errors import ConfigurationError, MalformedEvidence
+from sealring.formats.strict import MAX_DEPTH, read_as, read_json, read_object
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,51 @@ def test_which_numbers_pass() -> None:
 def test_what_is_no_object_is_the_refusal(text: str | bytes) -> None:
     with pytest.raises(MalformedEvidence, match=r"^not this$"):
         read_object(text, MalformedEvidence("not this"))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    first: int
+    end: int | None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.end < self.first:
+            raise ConfigurationError("a part ends before it starts")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    name: str
+    parts: list[Part]
+
+
+def test_a_declared_shape_is_read() -> None:
+    text = '{"name": "a", "parts": [{"first": 1, "end": null}]}'
+    assert read_as(Whole, text, "it", "whole") == Whole("a", [Part(1, None)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "it is not JSON that can be used: "),
+        ("[]", "it is not what a whole has there"),
+        ('{"name": "a"}', "it is not what a whole has there"),
+        ('{"name": "a", "parts": [], "more": 1}', "it is not what a whole has there"),
+        ('{"name": 1, "parts": []}', "it: name is not what a whole has there"),
+        ('{"name": "\\ud800", "parts": []}', "it: name is not what a whole has there"),
+        ('{"name": "a", "parts": {}}', "it: parts is not what a whole has there"),
+        (
+            '{"name": "a", "parts": [{"first": true, "end": 2}]}',
+            "it: parts[0]: first is not what a whole has there",
+        ),
+        (
+            '{"name": "a", "parts": [{"first": -1, "end": 2}]}',
+            "it: parts[0]: first is not what a whole has there",
+        ),
+        ('{"name": "a", "parts": [{"first": 3, "end": 2}]}', "a part ends before it starts"),
+    ],
+)
+def test_another_shape_is_the_callers_error_and_says_where(text: str, said: str) -> None:
+    with pytest.raises(MalformedEvidence) as problem:
+        read_as(Whole, text, "it", "whole", MalformedEvidence)
+    assert str(problem.value).startswith(said)

@@ -252,7 +252,7 @@ def test_further_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 1 << 20, DType.FLOAT32, ReduceKind.SUM)
     with LocalWorld(2, middle=dict(taps), rekey_bytes=1_000_000) as local:
         for engine in local.engines:
-            engine.lanes._most = 3
+            engine.lanes.limit = 3
         tensors = tensors_of(large, 2)
         before = [each.bits() for each in tensors]
 

@@ -128,27 +128,6 @@ def test_statements_are_held_one_at_a_time(
 
 
 @pytest.mark.parametrize(
-    ("head", "said"),
-    [
-        (b'{"format":"sealring run","version":9,"run":"r","job":"j"}', "version 9"),
-        (b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}', "twice"),
-        (b'{"format":"sealring run","version":1,"run":"r","job":"\\ud800"}', "job is not what"),
-        (b"[" * 60_000, "is not JSON that can be used"),
-        (b" " * 100_000, "is larger than"),
-    ],
-)
-def test_a_head_that_no_run_has(made: MadeRun, run: RunFolder, head: bytes, said: str) -> None:
-    (run.path / "run.json").write_bytes(head)
-    with pytest.raises(MalformedRun, match=said):
-        audit(run.path, made.trust)
-
-
-def test_no_run_at_all(made: MadeRun, tmp_path: Path) -> None:
-    with pytest.raises(MalformedRun):
-        audit(tmp_path, made.trust)
-
-
-@pytest.mark.parametrize(
     "content", [b"", b"[" * 60_000, b'{"payload":"","payload":""}', b"\xff\xfe", b"{}" * 9]
 )
 def test_a_logged_statement_that_is_none(made: MadeRun, run: RunFolder, content: bytes) -> None:

@@ -92,17 +92,23 @@ def test_a_folder_of_another_run_or_of_something_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("head", "said"),
     [
-        b"", b"[]", b"\xff", b'{"format":"sealring run","version":1,"run":"r"}',
-        b'{"format":"sealring run","version":2,"run":"r","job":"j"}',
-        b'{"format":"other","version":1,"run":"r","job":"j"}',
-        b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}',
+        (b"", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 60_000, "nested too deeply"),
+        (b" " * 100_000, "is larger than"),
+        (b"[]", "not what a run's folder has"),
+        (b'{"format":"sealring run","version":1,"run":"r"}', "not what a run's folder has"),
+        (b'{"format":"sealring run","version":1,"run":"r","job":"\\ud800"}', "job is not what"),
+        (b'{"format":"sealring run","version":1,"run":"r","run":"s","job":"j"}', "a key twice"),
+        (b'{"format":"sealring run","version":2,"run":"r","job":"j"}', "of version 2"),
+        (b'{"format":"other","version":1,"run":"r","job":"j"}', "of 'other'"),
     ],
-)  # fmt: skip
-def test_heads_that_no_run_has(tmp_path: Path, head: bytes) -> None:
+)
+def test_heads_that_no_run_has(tmp_path: Path, head: bytes, said: str) -> None:
     (tmp_path / "run.json").write_bytes(head)
-    with pytest.raises(MalformedRun):
+    with pytest.raises(MalformedRun, match=said):
         open_run(tmp_path)
 
 

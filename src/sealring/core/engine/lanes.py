@@ -85,7 +85,7 @@ class GroupLanes:
         all pairs have the same."""
         self._made: dict[int, int] = {}
         """The lanes with each rank that this one has made some with; 1 where that failed."""
-        self._most = threads
+        self.limit = threads
         """The lanes that this rank can have in a program."""
 
     def add_first(self, peer: int, link: LinkEnds) -> None:
@@ -157,7 +157,7 @@ class GroupLanes:
         else:
             native.complete_lanes(new)
         if self.most == 1:  # the core makes no more lanes than at first, none if that failed
-            self._most = count
+            self.limit = count
         self.counts[uses] = count
         self._made.update(dict.fromkeys(new, count))
         return [self._described(names, peer, inode) for peer, inode in taken]
@@ -165,7 +165,7 @@ class GroupLanes:
     def _most_with(self, peers: set[int]) -> int:
         """The lanes that this rank can have in a program with these."""
         made = [self._made[peer] for peer in peers & self._made.keys()]
-        return min([self._most, _most_lanes(self._world, len(peers)), *made]) if peers else 1
+        return min([self.limit, _most_lanes(self._world, len(peers)), *made]) if peers else 1
 
     def _described(self, names: Names, peer: int, inode: int) -> LinkSocket:
         host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
