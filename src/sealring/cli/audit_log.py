@@ -152,7 +152,7 @@ def append(
         signed = writer.checkpoint
         if trust is not None:
             signed = _cosign(writer, trust)
-            shown["cosigned_by"] = sorted(each.name for each in signed.cosigned)
+            shown["cosigned_by"] = signed.witnesses
     _show(signed, shown, json)
 
 
@@ -224,7 +224,7 @@ def verify_log(
         )
     if checkpoint is not None:
         write_public(checkpoint, signed.note.encode())
-    _show(signed, {"cosigned_by": sorted(key.name for key in signed.cosigned)}, json)
+    _show(signed, {"cosigned_by": signed.witnesses}, json)
 
 
 def verify(
@@ -252,7 +252,7 @@ def verify(
         trust = whom_to_believe(policy)
         content = _read(entry, MAX_ENTRY_BYTES)
         signed = check_proof(found, content, trust, _not_before(trust, max_age))
-        cosigned = sorted(key.name for key in signed.cosigned)
+        cosigned = signed.witnesses
         _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
         return
     if policy is not None or max_age is not None:

@@ -97,6 +97,7 @@ class _Tail:
 
 VARIABLE: Final = "_SEALRING_REPLAY"
 _PURPOSE: Final = b"sealring-1 replay\0"
+_AUTHORITIES: Final = "authorities.pem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,51 +285,61 @@ def replay(
 
     `arguments` are the script's: give it a copy of the vault, to which it saves its checkpoints.
     """
+
+    def failed(said: str, content: str | None = None) -> Outcome:
+        return Outcome(stretch, "failed", content, None, said)
+
+    try:
+        secret = secrets.token_hex(32)
+        command = [*_prepared(stretch, run, authorities, work), *arguments]
+        asked = _request(stretch, run, work)
+        inherited = os.environ if environ is None else environ
+        kept = {name: value for name, value in inherited.items() if not _is_of_identity(name)}
+        environment = {**kept, "SEALRING_SECRET": secret, VARIABLE: asked.encode()}
+        broken, said = execute(command, environment, timeout)
+        if broken:
+            return failed(said)
+        again = _own_records(work / "run", stretch, secret)
+        if again is None:
+            return failed(said or "it saved no checkpoint at the last step")
+        repeated, intervals = again
+        content = repeated.checkpoint.content
+        if problem := _of_something_else(stretch, recorded, intervals):
+            return failed(problem, content)
+        # Where the bits are the same: whether the recorded manifest has this content is checked.
+        difference = None if compare is None else compare(stretch.end, repeated)
+    except SealringError as problem:
+        return failed(f"{named(problem)}: {problem}")
+    if content == stretch.end.content:
+        return Outcome(stretch, "equal", content, None, "")
+    near = difference is not None and difference.size <= tolerance and math.isfinite(tolerance)
+    return Outcome(stretch, "within" if near else "different", content, difference, "")
+
+
+def _prepared(
+    stretch: Stretch, run: RunFolder, authorities: Sequence[x509.Certificate], work: Path
+) -> list[str]:
+    """The command that starts the recorded script, of which it makes a copy."""
     script = run.evidence(stretch.script.sha256)
     if script is None:
         raise MalformedRun(f"{run.path} has no copy of {stretch.script.name}, which it recorded")
     work.mkdir(parents=True)
     path = work / "script.py"  # its recorded name is a stranger's
     path.write_bytes(script)
-    pem = work / "authorities.pem"
-    pem.write_bytes(b"".join(one.public_bytes(Encoding.PEM) for one in authorities))
-    secret = secrets.token_hex(32)
-    request = Request(
+    pem = b"".join(one.public_bytes(Encoding.PEM) for one in authorities)
+    (work / _AUTHORITIES).write_bytes(pem)
+    return [sys.executable, "-m", "sealring.cli", "run", "-n", str(stretch.world), str(path)]
+
+
+def _request(stretch: Stretch, run: RunFolder, work: Path) -> Request:
+    return Request(
         str(work / "run"),
-        str(pem),
+        str(work / _AUTHORITIES),
         run.head.job,
         None if stretch.start is None else stretch.start.name,
         stretch.first_step,
         stretch.end.step,
     )
-    inherited = os.environ if environ is None else environ
-    kept = {name: value for name, value in inherited.items() if not _is_of_identity(name)}
-    command = [
-        sys.executable, "-m", "sealring.cli", "run", "-n", str(stretch.world),
-        str(path), *arguments,
-    ]  # fmt: skip
-    environment = {**kept, "SEALRING_SECRET": secret, VARIABLE: request.encode()}
-    failed, said = execute(command, environment, timeout)
-    if failed:
-        return Outcome(stretch, "failed", None, None, said)
-    try:
-        again = _own_records(work / "run", stretch, secret)
-        if again is None:
-            said = said or "it saved no checkpoint at the last step"
-            return Outcome(stretch, "failed", None, None, said)
-        repeated, intervals = again
-        if problem := _of_something_else(stretch, recorded, intervals):
-            return Outcome(stretch, "failed", repeated.checkpoint.content, None, problem)
-        if repeated.checkpoint.content == stretch.end.content:
-            if compare is not None:  # whether the recorded manifest has this content is checked too
-                compare(stretch.end, repeated)
-            return Outcome(stretch, "equal", repeated.checkpoint.content, None, "")
-        difference = None if compare is None else compare(stretch.end, repeated)
-    except SealringError as problem:
-        return Outcome(stretch, "failed", None, None, f"{named(problem)}: {problem}")
-    near = difference is not None and difference.size <= tolerance and math.isfinite(tolerance)
-    verdict: Verdict = "within" if near else "different"
-    return Outcome(stretch, verdict, repeated.checkpoint.content, difference, "")
 
 
 def _is_of_identity(name: str) -> bool:

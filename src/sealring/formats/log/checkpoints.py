@@ -68,6 +68,15 @@ class SignedCheckpoint:
     """The witnesses of the policy that cosigned it, and when."""
 
     @property
+    def witnesses(self) -> list[str]:
+        """Their names."""
+        return sorted(key.name for key in self.cosigned)
+
+    @property
+    def origin(self) -> str:
+        return self.checkpoint.origin
+
+    @property
     def size(self) -> int:
         return self.checkpoint.size
 

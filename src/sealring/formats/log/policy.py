@@ -116,14 +116,10 @@ class _Reader:
     def read(self, line: int, words: list[str]) -> None:
         self._line = line
         match words:
-            case ["log", vkey]:
-                self._log(vkey, None)
-            case ["log", vkey, url]:
-                self._log(vkey, url)
-            case ["witness", name, vkey]:
-                self._witness(name, vkey, None)
-            case ["witness", name, vkey, url]:
-                self._witness(name, vkey, url)
+            case ["log", vkey, *url] if len(url) <= 1:
+                self._log(vkey, *url)
+            case ["witness", name, vkey, *url] if len(url) <= 1:
+                self._witness(name, vkey, *url)
             case ["group", name, threshold, *members]:
                 self._group(name, threshold, members)
             case ["quorum", name]:
@@ -138,13 +134,13 @@ class _Reader:
             tuple(self._logs), tuple(self._witnesses), tuple(self._groups), self._quorum
         )
 
-    def _log(self, vkey: str, url: str | None) -> None:
+    def _log(self, vkey: str, url: str | None = None) -> None:
         verifier = self._key(vkey, Kind.NOTE, "a log's")
         if verifier.public in {log.verifier.public for log in self._logs}:
             raise self._wrong("lists a log's key a second time")
         self._logs.append(Log(verifier, url))
 
-    def _witness(self, name: str, vkey: str, url: str | None) -> None:
+    def _witness(self, name: str, vkey: str, url: str | None = None) -> None:
         verifier = self._key(vkey, Kind.COSIGNATURE, "a witness's")
         if verifier.public in {witness.verifier.public for witness in self._witnesses}:
             raise self._wrong("lists a witness's key a second time: one witness would count twice")

@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.record.audit.artefacts import check_artefacts
 from sealring.record.audit.chains import check_chains
 from sealring.record.audit.claims import Claims, Shown, answer_claims, check_model
@@ -17,7 +18,7 @@ from sealring.record.audit.data import check_data
 from sealring.record.audit.findings import Answer, Fault, Finding, Said, Way
 from sealring.record.audit.graph import Graph, build_graph, mark_faults
 from sealring.record.audit.machines import check_brokers, check_machines
-from sealring.record.audit.records import AuditTrust, LogSeen, check_log, read_records, wanted_run
+from sealring.record.audit.records import AuditTrust, check_log, read_records, wanted_run
 from sealring.record.audit.spot_checks import Repetition, Repetitions, spot_check
 from sealring.record.audit.traffic import check_collectives, check_links
 from sealring.record.statements.run_folder import check_folder, open_run
@@ -51,7 +52,7 @@ class AuditResult:
     run: str
     """The run's name."""
     jobs: tuple[str, ...]
-    log: LogSeen | None
+    log: SignedCheckpoint | None
     """None: the log cannot be believed, a finding says why."""
     payloads: Mapping[str, str]
     """Digest of every statement that was verified, and what it says, as JSON."""
@@ -93,7 +94,7 @@ class AuditResult:
             "intervals": self.intervals,
             "log": None
             if log is None
-            else {"origin": log.origin, "size": log.size, "cosigned_by": list(log.cosigned)},
+            else {"origin": log.origin, "size": log.size, "cosigned_by": log.witnesses},
             "claims": [one.as_json() for one in self.answers],
             "findings": [one.as_json() for one in self.findings],
             "replay": None if self.repetitions is None else self.repetitions.as_json(),

@@ -145,20 +145,20 @@ def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[
     history = BrokerHistory()
     assert trust.brokers is not None  # the caller of `audit` gives both or none
     signed, stored = read_log(folder, trust.brokers, history.add)
-    origin = signed.checkpoint.origin
+    origin = signed.origin
     if origin not in trust.broker_origins:
         raise ForgedStatement(
             f"{origin} is not the log of a broker of these authorities: another broker's log says "
             "nothing of their certificates",
             code="log.wrong",
         )
-    seen = [one for one in trust.seen if one.checkpoint.origin == origin]
+    seen = [one for one in trust.seen if one.origin == origin]
     return origin, history, check_seen(signed, stored, seen, _PARTIES)
 
 
 def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
     """Checkpoints of a broker's log whose folder was not given, or is refused."""
-    seen = {one.checkpoint.origin for one in trust.seen} & trust.broker_origins
+    seen = {one.origin for one in trust.seen} & trust.broker_origins
     return [
         refused(
             ForgedStatement(

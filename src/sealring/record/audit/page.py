@@ -487,7 +487,7 @@ def _checked(result: AuditResult) -> str:
         ("ranks", str(result.ranks)),
         ("intervals", str(result.intervals)),
         ("log", "not believed" if log is None else f"{log.origin}, {log.size} entries"),
-        ("cosigned by", "" if log is None else ", ".join(log.cosigned) or "no witness"),
+        ("cosigned by", "" if log is None else ", ".join(log.witnesses) or "no witness"),
     ]
     body = "".join(
         f'<tr><td class="key">{name}</td><td>{escape(value)}</td></tr>' for name, value in rows

@@ -77,24 +77,6 @@ _PARTIES: Final = {
 """Who may have caused an error, by its code; the log's owner alone where it is not named."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogSeen:
-    signed: SignedCheckpoint
-
-    @property
-    def origin(self) -> str:
-        return self.signed.checkpoint.origin
-
-    @property
-    def size(self) -> int:
-        return self.signed.size
-
-    @property
-    def cosigned(self) -> tuple[str, ...]:
-        """Names of the witnesses."""
-        return tuple(sorted(key.name for key in self.signed.cosigned))
-
-
 @dataclass(slots=True)
 class Logged:
     """The entries of a log that is believed, which stay on the disk."""
@@ -113,7 +95,7 @@ class Logged:
 
 def check_log(
     folder: Path, trust: AuditTrust
-) -> tuple[LogSeen | None, Logged | None, list[Finding]]:
+) -> tuple[SignedCheckpoint | None, Logged | None, list[Finding]]:
     """The log as far as it is believed, its entries, and what is wrong with it.
 
     Without a log there are no entries: that a statement is missing in it is then not said.
@@ -127,8 +109,8 @@ def check_log(
         return None, None, [refused(problem)]
     logged = Logged(stored, signed.root, places)
     brokers = trust.broker_origins
-    seen = [one for one in trust.seen if one.checkpoint.origin not in brokers]
-    return LogSeen(signed), logged, check_seen(signed, stored, seen)
+    seen = [one for one in trust.seen if one.origin not in brokers]
+    return signed, logged, check_seen(signed, stored, seen)
 
 
 def check_seen(
@@ -141,10 +123,10 @@ def check_seen(
     findings = []
     for earlier in seen:
         try:
-            if earlier.checkpoint.origin != signed.checkpoint.origin:
+            if earlier.origin != signed.origin:
                 raise ForgedStatement(
-                    f"the run's log is {signed.checkpoint.origin}, and a checkpoint that was seen "
-                    f"elsewhere is of {earlier.checkpoint.origin}: it cannot be compared",
+                    f"the run's log is {signed.origin}, and a checkpoint that was seen "
+                    f"elsewhere is of {earlier.origin}: it cannot be compared",
                     code="log.wrong",
                 )
             stored.check_contains(signed.root, earlier.checkpoint, "a checkpoint seen elsewhere")
@@ -178,7 +160,7 @@ def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Fi
         Finding(
             Fault.WITNESS_FORKED,
             (f"the witness {key.name}",),
-            f"it cosigned two views of the log {one.checkpoint.origin}, of {one.size} and of "
+            f"it cosigned two views of the log {one.origin}, of {one.size} and of "
             f"{other.size} entries, that contradict each other: both signatures verify",
         )
         for key in sorted(set(one.cosigned) & set(other.cosigned), key=lambda key: key.name)
@@ -189,7 +171,7 @@ def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Fi
 
 
 def wanted_run(
-    head: RunHead, log: LogSeen | None, trust: AuditTrust
+    head: RunHead, log: SignedCheckpoint | None, trust: AuditTrust
 ) -> tuple[RunHead, list[Finding]]:
     """What every statement must name, and a finding if `run.json` names something else."""
     logged = None if log is None else run_of_log(log.origin)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sealring.errors import SealringError, named
+from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.record.audit.findings import Answer, Fault, Finding, Said, blame
-from sealring.record.audit.records import AuditTrust, LogSeen, Records
+from sealring.record.audit.records import AuditTrust, Records
 from sealring.record.replay import (
     Compare,
     Outcome,
-    Recorded,
     Stretch,
     draw,
     replay,
@@ -82,16 +81,17 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def spot_check(
-    wanted: Repetition, records: Records, run: RunFolder, log: LogSeen | None, trust: AuditTrust,
-    stage: Callable[[str], None],
+    wanted: Repetition, records: Records, run: RunFolder, log: SignedCheckpoint | None,
+    trust: AuditTrust, stage: Callable[[str], None],
 ) -> tuple[Answer, list[Finding], Repetitions | None]:  # fmt: skip
     """Draws parts, and executes each of them again."""
     if log is None:
         text = "the log is not believed, so that nothing says which parts to repeat"
         return Answer(NAME, Said.NOT_SHOWN, text), [], None
-    chains = [[turn.interval for turn in chain] for chain in records.chains.values()]
+    stated = {rank: [turn.interval for turn in chain] for rank, chain in records.chains.items()}
+    chains = list(stated.values())
     parts = _parts(chains)
-    drawn = draw(parts, wanted.count, seed_of(log.signed, wanted.seed))
+    drawn = draw(parts, wanted.count, seed_of(log, wanted.seed))
     if not drawn:
         text = "no checkpoint of the run names its content, so that no part can be compared"
         return Answer(NAME, Said.NOT_SHOWN, text), [], None
@@ -99,27 +99,15 @@ def spot_check(
     with tempfile.TemporaryDirectory(prefix="sealring-replay-") as folder:
         for number, part in enumerate(drawn):
             stage(f"by repeating {_words(part)} ({number + 1} of {len(drawn)})")
-            outcomes.append(_repeat(part, wanted, records, run, trust, Path(folder) / str(number)))
+            outcomes.append(replay(
+                part, run, stated, trust.authorities, Path(folder) / str(number),
+                arguments=wanted.arguments, timeout=wanted.timeout, compare=wanted.compare,
+                tolerance=wanted.tolerance,
+            ))  # fmt: skip
     seen = Repetitions(wanted.seed.hex(), wanted.tolerance, len(parts), tuple(outcomes))
     findings = [_finding(one, records, wanted) for one in outcomes if one.verdict == "different"]
     left = [one for chain in chains for one in unrepeatable(chain)]
     return _answer(outcomes, len(parts), left, wanted), findings, seen
-
-
-def _repeat(
-    part: Stretch, wanted: Repetition, records: Records, run: RunFolder, trust: AuditTrust,
-    work: Path,
-) -> Outcome:  # fmt: skip
-    stated: Recorded = {
-        rank: [turn.interval for turn in chain] for rank, chain in records.chains.items()
-    }
-    try:
-        return replay(
-            part, run, stated, trust.authorities, work, arguments=wanted.arguments,
-            timeout=wanted.timeout, compare=wanted.compare, tolerance=wanted.tolerance,
-        )  # fmt: skip
-    except SealringError as problem:
-        return Outcome(part, "failed", None, None, f"{named(problem)}: {problem}")
 
 
 def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:

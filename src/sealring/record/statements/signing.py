@@ -10,10 +10,11 @@ that readers are given apart from the statement.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -225,15 +226,21 @@ def verify_statement(
 @lru_cache(maxsize=1024)
 def worker_of(certificate: x509.Certificate) -> Worker:
     """What a statement says of its signer. The caller has checked the issuer, or is the holder."""
-    try:
+    with _of_a_worker():
         name = claims_of(certificate).name
         attestation = _attestation(certificate)
+    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+    return Worker(name.job, name.rank, fingerprint, attestation)
+
+
+@contextlib.contextmanager
+def _of_a_worker() -> Iterator[None]:
+    try:
+        yield
     except ValueError as problem:
         raise ForgedStatement(
             f"the statement's certificate is not a sealring worker's: {problem}"
         ) from None
-    fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
-    return Worker(name.job, name.rank, fingerprint, attestation)
 
 
 def _attestation(certificate: x509.Certificate) -> Attestation | None:
@@ -250,12 +257,8 @@ def _attestation(certificate: x509.Certificate) -> Attestation | None:
 def _holder(
     certificate: x509.Certificate, authorities: Sequence[x509.Certificate], moment: datetime
 ) -> VerifiedPeer:
-    try:
+    with _of_a_worker():
         claims = claims_of(certificate)
-    except ValueError as problem:
-        raise ForgedStatement(
-            f"the statement's certificate is not a sealring worker's: {problem}"
-        ) from None
     return verify(
         certificate,
         authorities,
