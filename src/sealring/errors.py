@@ -182,10 +182,16 @@ class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
     """Two processes hold valid certificates for one rank."""
 
 
-class CertificateRefused(HandshakeError, code="handshake.certificate_refused"):
-    """A peer's certificate is not this job's, not valid today, or was taken out of the job."""
+class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
+    """This worker does not admit the peer: by its certificate, or by what its attestation shows.
+
+    Under this code: what it shows is not what this worker's own policy admits.
+    """
 
     codes: ClassVar = {
+        "handshake.not_attested": (
+            "The peer cannot show the attestation that this worker's policy demands of it."
+        ),
         "handshake.certificate_expired": (
             "A certificate is past its last day (or this machine's clock is wrong). Issue a new "
             "one, or set the clocks."
@@ -198,16 +204,6 @@ class CertificateRefused(HandshakeError, code="handshake.certificate_refused"):
         "handshake.unknown_authority": (
             "A certificate was not signed by this job's authority. Give all ranks one secret or "
             "one SEALRING_AUTHORITY."
-        ),
-    }
-
-
-class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
-    """What the peer's attestation shows is not what this worker's own policy admits."""
-
-    codes: ClassVar = {
-        "handshake.not_attested": (
-            "The peer cannot show the attestation that this worker's policy demands of it."
         ),
     }
 
@@ -283,9 +279,13 @@ class AttestationError(SealringError, code="evidence"):
 class MalformedEvidence(AttestationError, code="evidence.malformed_evidence", fault="the worker's"):
     """The bytes are not the evidence they say they are: cut, extended or scrambled."""
 
-
-class UnknownEvidence(AttestationError, code="evidence.unknown_evidence"):
-    """A kind, version or algorithm that this sealring does not know, and so does not believe."""
+    codes: ClassVar = {
+        "evidence.unknown_evidence": (
+            "A kind, version or algorithm that this sealring does not know, and so does not "
+            "believe: update it."
+        ),
+    }
+    faults: ClassVar = {"evidence.unknown_evidence": ""}
 
 
 class ForgedEvidence(AttestationError, code="evidence.forged_evidence", fault="an attacker's"):
@@ -468,11 +468,16 @@ class VaultError(SealringError, code="vault"):
             "The vault's header was changed by something that does not hold the vault's key. An "
             "attacker changed the grants: restore the header."
         ),
+        "vault.unsafe_entry": (
+            "An entry of a checkpoint is a pickle that could run code when it is loaded. Save it "
+            "as tensors, numbers, strings, lists and dicts."
+        ),
         "vault.wrong_position": (
             "The state of a loader belongs to other data, another order or another mixture. Open "
             "the datasets, lengths and weights that the state was saved with."
         ),
     }
+    faults: ClassVar = {"vault.unsafe_entry": "yours"}
 
 
 class NotAVault(VaultError, code="vault.not_a_vault", fault="yours"):
@@ -510,13 +515,6 @@ class UnsafePath(VaultError, code="vault.unsafe_path"):
     """A path leads out of its directory, or is a symlink or no regular file.
 
     Choose another output; remove symlinks from the input.
-    """
-
-
-class UnsafeEntry(VaultError, code="vault.unsafe_entry", fault="yours"):
-    """An entry of a checkpoint is a pickle that could run code when it is loaded.
-
-    Save it as tensors, numbers, strings, lists and dicts.
     """
 
 

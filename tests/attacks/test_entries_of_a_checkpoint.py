@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
-from sealring.errors import UnsafeEntry
+from sealring.errors import VaultError
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault
 from tests.attacks.test_planted_files import vault
 from tests.vault.test_checkpoints import refused
@@ -71,7 +71,9 @@ class NamesItsPickle:
 def test_an_entry_that_says_how_it_is_pickled(vault: Vault) -> None:
     dcp.save({"entry": NamesItsPickle()}, storage_writer=CheckpointWriter(vault, "run"))
     reader = CheckpointReader(vault, "run")
-    refused(lambda: dcp.load({"entry": None}, storage_reader=reader), UnsafeEntry, "'entry'")
+    refused(
+        lambda: dcp.load({"entry": None}, storage_reader=reader), "vault.unsafe_entry", "'entry'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,8 @@ def test_a_refusal_names_the_attack_and_does_not_advise_to_run_it(
     with pytest.raises(CheckpointException) as failed:
         dcp.save({"entry": Names()}, storage_writer=CheckpointWriter(vault, "run"))
     found = failed.value.failures[0][0]
-    assert isinstance(found, UnsafeEntry)
+    assert isinstance(found, VaultError)
+    assert found.code == "vault.unsafe_entry"
     assert named in str(found)
     assert "weights_only" not in str(found)
     assert str(found).isprintable()

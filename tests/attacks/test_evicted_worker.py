@@ -26,6 +26,7 @@ from sealring.core.identity import Credentials, WorkerName
 from sealring.core.identity.certificates import issue
 from sealring.core.identity.kept_key import KeptKey
 from sealring.errors import HandshakeError, PeerNotAdmitted, named
+from tests.codes import coded
 from tests.core.handshake import test_judging as judging
 from tests.core.handshake.meeting import soon, terms
 from tests.core.handshake.test_channel import foreign, read_message
@@ -104,7 +105,7 @@ def test_a_worker_that_the_policy_no_longer_lists_does_not_end_the_set_up() -> N
     evicted = judging.credentials(EVICTED, judging.attest(judging.OTHER), old)
     with group_without() as mesh:
         sock = socket.create_connection(mesh.store.address(0))
-        with pytest.raises(PeerNotAdmitted):
+        with pytest.raises(PeerNotAdmitted, check=coded("handshake.peer_not_admitted")):
             # Rank 0 does not pass the old policy either, and each end may be the first to say so.
             dial(sock, evicted, own_terms(evicted), 0, soon())
 

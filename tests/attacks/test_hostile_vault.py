@@ -25,12 +25,13 @@ from sealring.errors import (
     RolledBack,
     TamperedChunk,
     UnadmittedSigner,
-    UnsafeEntry,
+    VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
 from sealring.vault import header as headers
 from sealring.vault.checkpoint_form import load_entry
 from sealring.vault.keys import Person
+from tests.codes import coded
 from tests.crashes import killed_at
 from tests.vault import slow
 from tests.workers import SECRET
@@ -368,5 +369,5 @@ def test_a_statement_that_is_nested_too_deeply(vault: Vault) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"x", b"\x80\x02.", bytes(100), b"PK\x03\x04"])
 def test_entries_that_are_no_pickles(content: bytes) -> None:
-    with pytest.raises(UnsafeEntry, match="the entry 'name'"):
+    with pytest.raises(VaultError, match="the entry 'name'", check=coded("vault.unsafe_entry")):
         load_entry("name", content)

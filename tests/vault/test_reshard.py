@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from sealring.errors import MissingPart, UnsafeEntry, Unsupported, WorkerFailed
+from sealring.errors import Unsupported, VaultError, WorkerFailed
 from sealring.vault import reshard
 from tests.workers import Workers
 
@@ -132,8 +132,8 @@ def fails(rank: int, world: int) -> list[str]:
     def attempt(held: dict[str, Any], wanted: dict[str, Any]) -> str:
         try:
             reshard(held, wanted)
-        except (MissingPart, UnsafeEntry, Unsupported, WorkerFailed) as problem:
-            return f"{type(problem).__name__}: {problem}"
+        except (VaultError, Unsupported, WorkerFailed) as problem:
+            return f"{problem.code}: {problem}"
         return "moved"
 
     memory = torch.zeros(8)
@@ -151,17 +151,19 @@ def fails(rank: int, world: int) -> list[str]:
 
 def test_what_cannot_be_moved_is_named_on_every_rank(workers: Workers) -> None:
     first, second = workers.run(fails, world=2)
-    assert first[0].startswith("MissingPart: no rank holds 3 elements of 'w' that rank 0 wants")
+    assert first[0].startswith(
+        "vault.missing_part: no rank holds 3 elements of 'w' that rank 0 wants"
+    )
     assert second[0] == first[0]
-    assert second[1].startswith("Unsupported: w is sparse")
-    assert first[1].startswith("WorkerFailed: rank 1 cannot take part in this change of layout")
+    assert second[1].startswith("configuration.unsupported: w is sparse")
+    assert first[1].startswith("worker_failed: rank 1 cannot take part in this change of layout")
     assert all(
-        one[2].startswith("Unsupported: the wanted 'w' shares its memory")
+        one[2].startswith("configuration.unsupported: the wanted 'w' shares its memory")
         for one in (first, second)
     )
     assert first[3] == second[3] == "moved"
-    assert first[4].startswith("UnsafeEntry: the entry 'x'")
-    assert second[4].startswith("WorkerFailed: rank 0 cannot take part")
+    assert first[4].startswith("vault.unsafe_entry: the entry 'x'")
+    assert second[4].startswith("worker_failed: rank 0 cannot take part")
 
 
 def model_on(mesh: DeviceMesh) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

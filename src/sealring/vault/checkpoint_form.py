@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from sealring.errors import UnsafeEntry, Unsupported
+from sealring.errors import Unsupported, VaultError
 from sealring.vault.sealed import shown
 
 KIND: Final = "checkpoint"
@@ -51,15 +51,16 @@ def pickled_anew(name: str, pickled: bytes) -> io.BytesIO:
     return content
 
 
-def _unsafe(name: str, problem: Exception) -> UnsafeEntry:
+def _unsafe(name: str, problem: Exception) -> VaultError:
     lines = [one for one in str(problem).splitlines() if one.strip()] or [type(problem).__name__]
     # torch's first line advises to load without restrictions; a later one says what was refused.
     told = next((one for one in lines if "GLOBAL" in one or _REFUSED in one), lines[0])
     reason = shown(told.rpartition(_REFUSED)[2].strip(), _LONGEST_REASON) or "it is malformed"
-    return UnsafeEntry(
+    return VaultError(
         f"the entry {name!r} cannot be loaded without running code that it brings: save it as "
         "tensors, numbers, strings, lists and dicts, or allow its type with "
-        f"torch.serialization.add_safe_globals ({reason})"
+        f"torch.serialization.add_safe_globals ({reason})",
+        code="vault.unsafe_entry",
     )
 
 

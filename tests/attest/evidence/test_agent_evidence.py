@@ -15,11 +15,12 @@ from sealring.attest.evidence import Trust, describe_evidence
 from sealring.attest.evidence.agent_evidence import devices_of, evidence_of
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.nvidia import verify_nvidia
-from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
+from sealring.errors import AttestationUnavailable, MalformedEvidence
 from tests.attest.evidence.test_az_vtpm import THEN
 from tests.attest.evidence.vectors import vectors
 from tests.attest.minting import CHALLENGE
 from tests.attest.minting.nvidia import Nvidia
+from tests.codes import coded
 
 
 def shown(name: str) -> dict[str, Any]:
@@ -51,12 +52,16 @@ def test_forms_that_are_not_known() -> None:
     odd: list[Any] = [{}, [], None, 7, "x", {"quote": 7}, {"quote": "\u00e9"}, {"version": 2}]
     for kind in ("snp", "tdx", "sgx", "az-snp-vtpm", "az-tdx-vtpm"):
         for given in odd:
-            with pytest.raises((MalformedEvidence, UnknownEvidence)):
+            with pytest.raises(MalformedEvidence):
                 evidence_of(kind, given, CHALLENGE)
     for kind in ("sample", "tpm", "cca", "se", ""):
-        with pytest.raises(UnknownEvidence, match="cannot be judged"):
+        with pytest.raises(
+            MalformedEvidence, match="cannot be judged", check=coded("evidence.unknown_evidence")
+        ):
             evidence_of(kind, {}, CHALLENGE)
-    with pytest.raises(UnknownEvidence, match="version 3"):
+    with pytest.raises(
+        MalformedEvidence, match="version 3", check=coded("evidence.unknown_evidence")
+    ):
         evidence_of("az-snp-vtpm", {"version": 3}, CHALLENGE)
 
 
@@ -91,5 +96,7 @@ def test_devices_of_other_forms() -> None:
     many = json.dumps({"nvidia": {"device_evidence_list": [{}] * 25}})
     with pytest.raises(MalformedEvidence, match="at most 24"):
         devices_of(many)
-    with pytest.raises(UnknownEvidence, match="sampledevice"):
+    with pytest.raises(
+        MalformedEvidence, match="sampledevice", check=coded("evidence.unknown_evidence")
+    ):
         devices_of('{"sampledevice": {}}')

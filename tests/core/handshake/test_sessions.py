@@ -25,11 +25,11 @@ from sealring.core.handshake import (
 )
 from sealring.core.identity import Credentials
 from sealring.errors import (
-    CertificateRefused,
     ForkedProcess,
     HandshakeError,
     MalformedSetup,
     PeerIncompatible,
+    PeerNotAdmitted,
     PeerUnreachable,
     WrongPeer,
     named,
@@ -223,11 +223,12 @@ def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -
     answer = in_background(lambda: accept(far, other, terms(0), soon(), sessions=pair.zero))
     with (
         answer as outcome,
-        pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")),
+        pytest.raises(PeerNotAdmitted, check=coded("handshake.unknown_authority")),
     ):
         dial(near, ONE, terms(1), 0, soon(), pair.one)
     assert named(outcome[0]) == "handshake.unknown_authority"
-    assert isinstance(outcome[0], CertificateRefused)
+    assert isinstance(outcome[0], PeerNotAdmitted)
+    assert outcome[0].code == "handshake.unknown_authority"
     assert not outcome[0].proven
 
 

@@ -22,7 +22,7 @@ from sealring.core.identity.certificates import (
     make_authority,
 )
 from sealring.core.identity.verification import is_issued_by, signed_certificate
-from sealring.errors import CertificateRefused
+from sealring.errors import PeerNotAdmitted
 from tests.codes import coded
 from tests.core.identity import reference
 from tests.core.identity.issuing import HOUR, NOW, Issuer
@@ -229,7 +229,7 @@ def test_authorities_with_other_keys_than_ours_sign(key: Any, algorithm: Any, mo
 )
 def test_a_key_that_workers_do_not_sign_with_is_refused(key: Any) -> None:
     with pytest.raises(
-        CertificateRefused,
+        PeerNotAdmitted,
         match="its public key cannot be used",
         check=coded("handshake.unknown_authority"),
     ):

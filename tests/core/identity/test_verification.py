@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sealring.core.identity import VerifiedPeer, verification, verify
 from sealring.core.identity.certificates import WORLD_SIZE_OID, claims_of, encode_integer
 from sealring.core.identity.verification import KnownCertificates, admit, signed_certificate
-from sealring.errors import CertificateRefused, HandshakeError, SealringError, WrongPeer, named
+from sealring.errors import HandshakeError, PeerNotAdmitted, SealringError, WrongPeer, named
 from sealring.limits import MAX_WORLD
 from tests.codes import coded
 from tests.core.identity.issuing import HOUR, NOW, Issuer
@@ -69,7 +69,7 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 def test_another_authority_is_refused() -> None:
     for name in ("test authority", "another"):
-        with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
+        with pytest.raises(PeerNotAdmitted, check=coded("handshake.unknown_authority")):
             check(Issuer(name).credentials(1).certificate)
 
 
@@ -99,7 +99,7 @@ def test_another_authority_is_refused() -> None:
 def test_a_certificate_of_ours_that_is_no_workers_is_refused(
     extensions: list[x509.ExtensionType],
 ) -> None:
-    with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
+    with pytest.raises(PeerNotAdmitted, check=coded("handshake.unknown_authority")):
         check(ISSUER.odd_certificate(*extensions))
 
 
@@ -149,7 +149,7 @@ def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
         return admit(signed, where="10.0.0.1:5", **wanted)
 
     def revoked(name: object) -> None:
-        raise CertificateRefused("it is out", code="handshake.certificate_revoked")
+        raise PeerNotAdmitted("it is out", code="handshake.certificate_revoked")
 
     first = again()
     with monkeypatch.context() as patch:
@@ -164,14 +164,14 @@ def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
         ):
             with pytest.raises(SealringError, check=coded(error)):
                 again(**changes)
-    with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
+    with pytest.raises(PeerNotAdmitted, check=coded("handshake.unknown_authority")):
         again(other.certificate)
 
 
 def test_a_certificate_that_no_authority_signed_does_not_become_known() -> None:
     known, certificate = KnownCertificates(), Issuer().credentials(1).certificate
     for _ in range(2):
-        with pytest.raises(CertificateRefused, check=coded("handshake.unknown_authority")):
+        with pytest.raises(PeerNotAdmitted, check=coded("handshake.unknown_authority")):
             signed_certificate(certificate, (ISSUER.certificate,), "", known)
     assert not known.signed
 

@@ -28,8 +28,8 @@ from sealring.core.links.threads import ListeningThread
 from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.errors import (
     BrokerRefusal,
-    CertificateRefused,
     DuplicateRank,
+    PeerNotAdmitted,
     PeerUnreachable,
     SealringError,
 )
@@ -346,7 +346,7 @@ def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.Monke
     ("error", "code"),
     [
         (
-            CertificateRefused("it is out", peer=7, code="handshake.certificate_revoked"),
+            PeerNotAdmitted("it is out", peer=7, code="handshake.certificate_revoked"),
             FailureCode.NO_LONGER_ADMITTED,
         ),
         (
@@ -414,7 +414,7 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
     """Links are made with those certificates with which it was formed, and with no other ones."""
 
     def expired(certificate: Any, now: float, where: str) -> None:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the certificate at {where} has ended", code="handshake.certificate_expired"
         )
 
@@ -430,7 +430,7 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
         address = one.groups[3].agreed.members[3].addresses[0]
         with (
             socket.create_connection(address) as sock,
-            pytest.raises(CertificateRefused, check=coded("handshake.certificate_expired")),
+            pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_expired")),
         ):
             dial(sock, other, terms, 3, soon())
 

@@ -27,10 +27,10 @@ from sealring.core.identity.kept_key import KeptKey
 from sealring.core.identity.names import WorkerName
 from sealring.core.identity.verification import VerifiedPeer
 from sealring.errors import (
-    CertificateRefused,
     ConfigurationError,
     ForgedStatement,
     MalformedStatement,
+    PeerNotAdmitted,
     Unsupported,
 )
 from sealring.formats.signed import key_id
@@ -296,14 +296,14 @@ def test_the_authority_itself_is_no_worker() -> None:
 def test_a_certificate_outside_its_dates() -> None:
     later, earlier = NOW + timedelta(hours=2), NOW - timedelta(hours=2)
     second = int(later.timestamp())
-    with pytest.raises(CertificateRefused, check=coded("handshake.certificate_expired")):
+    with pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_expired")):
         verify_statement(signed(finished=second), [AUTHORITY])
     second = int(earlier.timestamp())
-    with pytest.raises(CertificateRefused, check=coded("handshake.certificate_not_yet_valid")):
+    with pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_not_yet_valid")):
         verify_statement(signed(started=second, finished=second), [AUTHORITY])
     # Within its interval it stays good for ever; for a log that takes it today, it does not.
     assert verify_statement(signed(), [AUTHORITY]).content == interval()
-    with pytest.raises(CertificateRefused, check=coded("handshake.certificate_expired")):
+    with pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_expired")):
         verify_statement(signed(), [AUTHORITY], later)
 
 

@@ -22,7 +22,7 @@ from sealring.attest.evidence.verify import verify_evidence
 from sealring.attest.evidence.worker import ClaimedWorker, DescribedWorker, claims_in
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.names import WorkerName
-from sealring.errors import AttestationError, CertificateRefused, PeerNotAdmitted, named
+from sealring.errors import AttestationError, PeerNotAdmitted, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Admission:
     ) -> JudgedPeer:
         """The peer's certificate, whose signature, name and dates are verified by now."""
         if key_digest(certificate) in self.keys_out:
-            raise CertificateRefused(
+            raise PeerNotAdmitted(
                 f"{who} was taken out of the job: `sealring broker audit` says when",
                 code="handshake.certificate_revoked",
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.attest.evidence.az_vtpm import SNP_KIND, TDX_KIND, canonical_hcl_report
-from sealring.attest.evidence.encoding import from_any_base64, places, to_base64
+from sealring.attest.evidence.encoding import from_any_base64, places, to_base64, unknown_evidence
 from sealring.attest.evidence.evidence import (
     MAX_CHAIN,
     MAX_DEVICES,
@@ -33,7 +33,7 @@ from sealring.attest.evidence.snp import (
 from sealring.attest.evidence.tpm.machine import read_issuers
 from sealring.attest.evidence.tpm.structures import parse_quote
 from sealring.attest.evidence.trust import SGX, TDX
-from sealring.errors import AttestationUnavailable, MalformedEvidence, UnknownEvidence
+from sealring.errors import AttestationUnavailable, MalformedEvidence
 from sealring.formats.strict import read_json, read_object
 
 HASH: Final = "sha384"
@@ -122,7 +122,7 @@ def evidence_of(
         elif kind in (SNP_KIND, TDX_KIND):
             parts, chain = _azure(kind, given, issuers)
         else:
-            raise UnknownEvidence(
+            raise unknown_evidence(
                 f"{kind} evidence of stock KBS clients cannot be judged: it does not show whose "
                 "hardware signed it"
             )
@@ -138,7 +138,7 @@ def devices_of(additional: str) -> tuple[DeviceEvidence, ...]:
         if not isinstance(kinds, dict):
             raise TypeError
         if unknown := sorted(set(kinds) - {NVIDIA}):
-            raise UnknownEvidence(f"devices of kind {unknown[0][:32]} cannot be judged")
+            raise unknown_evidence(f"devices of kind {unknown[0][:32]} cannot be judged")
         listed = kinds[NVIDIA]["device_evidence_list"] if kinds else []
         if len(listed) > MAX_DEVICES:
             raise MalformedEvidence(f"a guest shows at most {MAX_DEVICES} devices")
@@ -177,7 +177,7 @@ def _azure(
     kind: str, given: Any, issuers: Sequence[bytes]
 ) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
     if given["version"] not in _AZURE_VERSIONS:
-        raise UnknownEvidence(f"{kind} evidence of version {given['version']!r} is not known")
+        raise unknown_evidence(f"{kind} evidence of version {given['version']!r} is not known")
     quoted = given["tpm_quote"]
     message, signature = bytes.fromhex(quoted["message"]), bytes.fromhex(quoted["signature"])
     values = [bytes.fromhex(one) for one in quoted["pcrs"]]

@@ -21,6 +21,7 @@ from sealring.attest.evidence.encoding import (
     check_spelling,
     from_base64,
     read_structure,
+    unknown_evidence,
 )
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.intel import TDX_TCB, canonical_quote, tdx_registers
@@ -37,7 +38,7 @@ from sealring.attest.evidence.snp import (
 from sealring.attest.evidence.tpm.verify import booted, logged, registers, verify_quote
 from sealring.attest.evidence.trust import TDX, Trust
 from sealring.attest.evidence.worker import Claims
-from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
+from sealring.errors import MalformedEvidence, NotBound
 from sealring.formats.strict import read_object
 
 HCL_SNP, HCL_TDX = 2, 4
@@ -87,10 +88,10 @@ def parse_hcl_report(data: bytes) -> HclReport:
     if head.magic != _MAGIC:
         raise MalformedEvidence("the paravisor's report does not begin with HCLA")
     if head.version not in _VERSIONS or head.request != _ATTESTATION:
-        raise UnknownEvidence(f"a paravisor's report of version {head.version}, {head.request}")
+        raise unknown_evidence(f"a paravisor's report of version {head.version}, {head.request}")
     known = (head.claims_version, head.hashed) == (_CLAIMS_VERSION, _SHA256)
     if not known or head.kind not in (HCL_SNP, HCL_TDX):
-        raise UnknownEvidence("the paravisor's claims are of a version, type or hash not known")
+        raise unknown_evidence("the paravisor's claims are of a version, type or hash not known")
     cursor = Cursor(data[_CLAIMS_AT + 16 :], "the paravisor's claims", "little")
     text = cursor.sized(4)
     if head.inner != 20 + len(text) or head.size != _CLAIMS_AT + head.inner:
@@ -124,7 +125,7 @@ def _key(claims: dict[str, Any]) -> rsa.RSAPublicKey:
         raise MalformedEvidence(f"the paravisor's claims do not hold one RSA key named {_AK}")
     numbers = [_number(found[0].get(name)) for name in ("e", "n")]
     if not 2048 <= numbers[1].bit_length() <= 4096:
-        raise UnknownEvidence("the virtual TPM's RSA key has a size that is not accepted")
+        raise unknown_evidence("the virtual TPM's RSA key has a size that is not accepted")
     try:
         return rsa.RSAPublicNumbers(*numbers).public_key()
     except ValueError:
@@ -158,7 +159,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
         raise MalformedEvidence("an Intel quote holds its chain itself")
     hcl = parse_hcl_report(raw)
     if hcl.kind == HCL_SNP:
-        raise UnknownEvidence(f"the paravisor's report is of SNP: that is {SNP_KIND} evidence")
+        raise unknown_evidence(f"the paravisor's report is of SNP: that is {SNP_KIND} evidence")
     check_spelling(raw, canonical_hcl_report(raw), "the paravisor's report")
     check_spelling(td_quote, canonical_quote(td_quote), "the quote")
     launched, bound = verify_td_quote(td_quote, TDX, trust)
@@ -173,7 +174,7 @@ def verify_hcl_report(
     """That AMD's hardware vouches for the virtual TPM's key; not yet for whom it signed."""
     hcl = parse_hcl_report(raw)
     if hcl.kind != HCL_SNP:
-        raise UnknownEvidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
+        raise unknown_evidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
     report, verified, product = verify_report(hcl.report, chain, trust)
     if report.report_data != hcl.bound:
         raise NotBound("the SNP report is not about these claims of the paravisor")

@@ -18,6 +18,11 @@ T = TypeVar("T")
 Order = Literal["little", "big"]
 
 
+def unknown_evidence(problem: str) -> MalformedEvidence:
+    """A kind, version or algorithm that this sealring does not judge."""
+    return MalformedEvidence(problem, code="evidence.unknown_evidence")
+
+
 class Cursor:
     def __init__(self, data: bytes, what: str, order: Order) -> None:
         self._data, self._what, self._order = data, what, order

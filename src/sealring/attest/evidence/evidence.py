@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.attest.evidence.encoding import from_base64, from_hex, to_base64
-from sealring.errors import MalformedEvidence, NotBound, UnknownEvidence
+from sealring.attest.evidence.encoding import from_base64, from_hex, to_base64, unknown_evidence
+from sealring.errors import MalformedEvidence, NotBound
 from sealring.formats.strict import read_object
 
 VERSION: Final = 1
@@ -137,7 +137,7 @@ def parse_evidence(data: bytes) -> Evidence:
     fields = read_object(data, refusal)
     version = fields.get("version")
     if type(version) is not int or version != VERSION:
-        raise UnknownEvidence(f"the evidence is not of version {VERSION}: install one sealring")
+        raise unknown_evidence(f"the evidence is not of version {VERSION}: install one sealring")
     if set(fields) != _FIELDS:
         raise MalformedEvidence(f"evidence has exactly the fields {', '.join(sorted(_FIELDS))}")
     own = _one(fields)

@@ -30,6 +30,7 @@ from sealring.attest.evidence.encoding import (
     check_spelling,
     numbers_of,
     read_structure,
+    unknown_evidence,
     with_lower_s,
 )
 from sealring.attest.evidence.evidence import Challenge, Evidence
@@ -64,7 +65,6 @@ from sealring.errors import (
     ForgedEvidence,
     MalformedEvidence,
     PolicyRefusal,
-    UnknownEvidence,
     UntrustedChain,
 )
 from sealring.formats.strict import read_json
@@ -172,14 +172,14 @@ def parse_quote(data: bytes) -> Quote:
     elif version in _BODY_BYTES:
         body = cursor.take(_BODY_BYTES[version])
     else:
-        raise UnknownEvidence(f"quotes of version {version} are not known")
+        raise unknown_evidence(f"quotes of version {version} are not known")
     lengths = [cursor.at]
     size = cursor.number(4)
     signature, end = cursor.at, cursor.at + size
     cursor.take(2 * _SIGNATURE_BYTES)
     if version > 3:
         if cursor.number(2) != _QE_REPORT:
-            raise UnknownEvidence("the quote's certification is of a type that is not known")
+            raise unknown_evidence("the quote's certification is of a type that is not known")
         lengths.append(cursor.at)
         if cursor.number(4) != end - cursor.at:
             raise MalformedEvidence("the quote's certification is not of the length that it states")
@@ -188,7 +188,7 @@ def parse_quote(data: bytes) -> Quote:
     cursor.take(_SIGNATURE_BYTES)
     cursor.sized(2)
     if cursor.number(2) != _PEM_CHAIN:
-        raise UnknownEvidence("the quote does not hold its chain of certificates")
+        raise unknown_evidence("the quote does not hold its chain of certificates")
     lengths.append(cursor.at)
     certificates = cursor.sized(4)
     if cursor.at != end:
@@ -241,7 +241,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     except ValueError as problem:
         raise MalformedEvidence(f"the quote cannot be read: {problem}") from None
     if quote.header.tee_type != _TEES[kind]:
-        raise UnknownEvidence(f"the quote is not a {kind} quote")
+        raise unknown_evidence(f"the quote is not a {kind} quote")
     collateral = _fitting(trust, kind, family)
     lists = (*trust.lists, *collateral.lists)
     chain = verify_chain(whole, trust.intel, replace(trust, lists=lists))

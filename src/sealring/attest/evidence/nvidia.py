@@ -18,6 +18,7 @@ from sealring.attest.evidence.encoding import (
     check_ecdsa,
     check_spelling,
     numbers_of,
+    unknown_evidence,
     with_lower_s,
 )
 from sealring.attest.evidence.evidence import DeviceEvidence
@@ -43,7 +44,6 @@ from sealring.errors import (
     ForgedEvidence,
     MalformedEvidence,
     NotBound,
-    UnknownEvidence,
 )
 
 SIGNATURE_BYTES: Final = 96
@@ -105,7 +105,7 @@ def _read(data: bytes) -> tuple[Report, int]:
     cursor = Cursor(data, "the device's report", "little")
     version, code, attributes, which = cursor.take(4)
     if version != _VERSION:
-        raise UnknownEvidence(f"SPDM version {version:#x} is not known")
+        raise unknown_evidence(f"SPDM version {version:#x} is not known")
     if (code, attributes, which) != (_REQUEST, _SIGNED, _ALL):
         raise MalformedEvidence("the report is no answer to a request for all measurements")
     nonce = cursor.take(32)
@@ -129,7 +129,7 @@ def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
     for _ in range(blocks):
         index, form = cursor.number(1), cursor.number(1)
         if form != _DMTF:
-            raise UnknownEvidence(f"measurements of form {form} are not known")
+            raise unknown_evidence(f"measurements of form {form} are not known")
         if index == 0 or index - 1 in found:
             raise MalformedEvidence(f"measurement {index} has no place, or comes twice")
         block = Cursor(cursor.sized(2), "a measurement", "little")
@@ -212,7 +212,7 @@ def verify_report(
     _check_firmware(report, verified.leaf)
     model = _name(verified.leaf).split(":")[1]
     if model not in GPUS | NVSWITCHES:
-        raise UnknownEvidence(f"NVIDIA devices of model {model} are not known")
+        raise unknown_evidence(f"NVIDIA devices of model {model} are not known")
     return report, verified, model
 
 

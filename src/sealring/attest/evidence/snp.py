@@ -22,6 +22,7 @@ from sealring.attest.evidence.encoding import (
     check_ecdsa,
     check_spelling,
     read_structure,
+    unknown_evidence,
     with_lower_s,
 )
 from sealring.attest.evidence.evidence import Challenge, Evidence
@@ -53,7 +54,6 @@ from sealring.errors import (
     ConfigurationError,
     ForgedEvidence,
     MalformedEvidence,
-    UnknownEvidence,
 )
 
 KIND: Final = "snp"
@@ -142,9 +142,9 @@ def parse_report(data: bytes) -> Report:
         raise MalformedEvidence(f"an SNP report has {REPORT_BYTES} bytes, and this has {len(data)}")
     report = read_structure(Report, data, "the SNP report")
     if report.version not in _VERSIONS:
-        raise UnknownEvidence(f"SNP reports of version {report.version} are not known")
+        raise unknown_evidence(f"SNP reports of version {report.version} are not known")
     if report.sig_algo != _ECDSA_P384_SHA384:
-        raise UnknownEvidence(f"SNP signature algorithm {report.sig_algo} is not known")
+        raise unknown_evidence(f"SNP signature algorithm {report.sig_algo} is not known")
     return report
 
 
@@ -209,7 +209,7 @@ def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
     """The leaf is the kind of key that the report names, issued by the authority for that kind."""
     names = {_VCEK: ("SEV-VCEK", f"SEV-{product}"), _VLEK: ("SEV-VLEK", f"SEV-VLEK-{product}")}
     if report.signing_key not in names:
-        raise UnknownEvidence(f"SNP signing key {report.signing_key} is not known")
+        raise unknown_evidence(f"SNP signing key {report.signing_key} is not known")
     found = tuple(common_name(one) for one in chain.certificates[:-1])
     if found != names[report.signing_key]:
         raise ForgedEvidence(

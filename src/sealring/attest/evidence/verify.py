@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sealring.attest.evidence import az_vtpm, intel, nvidia, simulated, snp
+from sealring.attest.evidence.encoding import unknown_evidence
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
 from sealring.attest.evidence.rules import Form
 from sealring.attest.evidence.tpm import verify as tpm
@@ -19,7 +20,6 @@ from sealring.attest.evidence.worker import (
     DescribedWorker,
     shown,
 )
-from sealring.errors import UnknownEvidence
 
 Verifier = Callable[[Evidence, Challenge | None, Trust], Claims]
 DeviceVerifier = Callable[[DeviceEvidence, bytes | None, Trust], AttestedDevice]
@@ -90,7 +90,9 @@ def _verified(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> 
     """The fields of a DescribedWorker."""
     kind = KINDS.get(evidence.kind)
     if kind is None:
-        raise UnknownEvidence(f"evidence of kind {evidence.kind} cannot be judged by this sealring")
+        raise unknown_evidence(
+            f"evidence of kind {evidence.kind} cannot be judged by this sealring"
+        )
     claims = kind.verify(evidence, challenge, trust)
     nonce = challenge.device_nonce(evidence.kind) if challenge is not None else None
     devices = tuple(_device(device, nonce, trust) for device in evidence.devices)
@@ -100,5 +102,5 @@ def _verified(evidence: Evidence, challenge: Challenge | None, trust: Trust) -> 
 def _device(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -> AttestedDevice:
     kind = DEVICE_KINDS.get(evidence.kind)
     if kind is None:
-        raise UnknownEvidence(f"devices of kind {evidence.kind} cannot be judged by this sealring")
+        raise unknown_evidence(f"devices of kind {evidence.kind} cannot be judged by this sealring")
     return kind.verify(evidence, nonce, trust)

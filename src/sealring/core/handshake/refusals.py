@@ -14,11 +14,11 @@ from OpenSSL.SSL import X509VerificationCodes as Code
 
 from sealring.core.handshake.messages import Message, exactly, integer, text
 from sealring.errors import (
-    CertificateRefused,
     GroupEnded,
     GroupError,
     HandshakeError,
     MalformedSetup,
+    PeerNotAdmitted,
     PeerUnreachable,
     SealringError,
     Unsupported,
@@ -176,18 +176,18 @@ def from_verify_code(code: int, who: str, claimed: int | None) -> HandshakeError
     """The certificate's chain did not verify, so its claims are claims and no more."""
     claim = "" if claimed is None else f" (it claims to be rank {claimed})"
     if code == Code.ERR_CERT_HAS_EXPIRED:
-        return CertificateRefused(
+        return PeerNotAdmitted(
             f"the authority of {who}{claim} has expired: make a new one",
             peer=claimed,
             code="handshake.certificate_expired",
         )
     if code == Code.ERR_CERT_NOT_YET_VALID:
-        return CertificateRefused(
+        return PeerNotAdmitted(
             f"the authority of {who}{claim} is not valid yet: set this machine's clock",
             peer=claimed,
             code="handshake.certificate_not_yet_valid",
         )
-    return CertificateRefused(
+    return PeerNotAdmitted(
         f"{who}{claim} has a certificate that this job's authority did not sign (verify code "
         f"{code}): give all ranks one job secret or one SEALRING_AUTHORITY",
         peer=claimed,

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring import _native
 from sealring.core.identity.certificates import CertificateClaims, claims_from
 from sealring.core.identity.names import WorkerName
-from sealring.errors import CertificateRefused, PeerIncompatible, WrongPeer
+from sealring.errors import PeerIncompatible, PeerNotAdmitted, WrongPeer
 from sealring.limits import MAX_WORLD
 
 _SEAL = object()
@@ -124,7 +124,7 @@ def require_signed(
     if isinstance(reading, SignedCertificate):
         return reading
     if not reading.signed:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the peer at {where} has a certificate that this job's authority did not sign: give "
             "all ranks one job secret or one SEALRING_AUTHORITY",
             code="handshake.unknown_authority",
@@ -134,13 +134,13 @@ def require_signed(
         if not reading.states_constraints:
             raise ValueError("it has no basic constraints")
     except ValueError as problem:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the peer at {where} has a certificate of this authority that is not a sealring "
             f"worker's: {problem}",
             code="handshake.unknown_authority",
         ) from None
     if reading.is_authority:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the peer at {where} shows an authority's certificate as its own",
             code="handshake.unknown_authority",
         )
@@ -281,14 +281,14 @@ def _authority(certificate: x509.Certificate) -> _native.Authority:
 def _check_dates(signed: SignedCertificate, now: float, where: str) -> None:
     rank = signed.claims.name.rank
     if now > signed.ends:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the certificate of rank {rank} at {where} ended at {_date(signed.ends)} and "
             f"it is {_date(now)} here: issue it a new one, or set the clock",
             peer=rank,
             code="handshake.certificate_expired",
         )
     if now < signed.starts:
-        raise CertificateRefused(
+        raise PeerNotAdmitted(
             f"the certificate of rank {rank} at {where} starts at {_date(signed.starts)} "
             f"and it is {_date(now)} here: set the clocks of both machines",
             peer=rank,

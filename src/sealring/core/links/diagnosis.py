@@ -10,9 +10,9 @@ from typing import Final
 
 from sealring.core.links.rendezvous import Address
 from sealring.errors import (
-    CertificateRefused,
     ConfigurationError,
     HandshakeError,
+    PeerNotAdmitted,
     PeerUnreachable,
     SealringError,
 )
@@ -22,9 +22,7 @@ _NAMED = 8
 NOT_ADMITTED: Final = {
     "handshake.wrong_job",
     "handshake.peer_not_admitted",
-    "handshake.not_attested",
-    "handshake.certificate_refused",
-    *CertificateRefused.codes,
+    *PeerNotAdmitted.codes,
 }
 """Codes of what a peer is refused with that is not, or no longer, of this job. No group ends
 because of one, but when a rank is missing they are the likely reason."""

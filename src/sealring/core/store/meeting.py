@@ -27,12 +27,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from sealring.core.links.rendezvous import StoreCalls
 from sealring.errors import (
-    CertificateRefused,
     ConfigurationError,
     DuplicateRank,
     HandshakeError,
     MalformedSetup,
     PeerIncompatible,
+    PeerNotAdmitted,
     PeerUnreachable,
     WrongPeer,
 )
@@ -76,7 +76,7 @@ class Launcher:
                 code="handshake.wrong_job",
             )
         if other.fingerprint != self.fingerprint:
-            return CertificateRefused(
+            return PeerNotAdmitted(
                 f"{who} has another job secret: its fingerprint is "
                 f"{other.fingerprint or 'missing'}, and that of machine {self.machine} "
                 f"({self.host}) is {self.fingerprint or 'missing'}. Copy one secret file to all "
@@ -281,7 +281,7 @@ class Meeting(RendezvousHandler):
 
 _CONTRADICTIONS: Final[dict[str, type[HandshakeError]]] = {
     "handshake.duplicate_rank": DuplicateRank,
-    "handshake.unknown_authority": CertificateRefused,
+    "handshake.unknown_authority": PeerNotAdmitted,
     "handshake.wrong_job": WrongPeer,
     "handshake.wrong_world_size": PeerIncompatible,
 }

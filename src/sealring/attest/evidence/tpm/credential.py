@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFHMAC, CounterLocation,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence.chains import VerifiedChain, extension_of, verify_chain
-from sealring.attest.evidence.encoding import first_value, sized
+from sealring.attest.evidence.encoding import first_value, sized, unknown_evidence
 from sealring.attest.evidence.tpm.structures import Public, PublicKey, parse_public
 from sealring.attest.evidence.trust import Trust
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence
 
 MAX_OTHERS: Final = 4
 """Endorsement keys of one TPM beside the one that its chain is for."""
@@ -163,7 +163,7 @@ def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
         return hashes.SHA256(), 16
     if (isinstance(ek, rsa.RSAPublicKey) and size == 3072) or curve == "secp384r1":
         return hashes.SHA384(), 32
-    raise UnknownEvidence(
+    raise unknown_evidence(
         "endorsement keys are RSA of 2048 or 3072 bits, or on P-256 or P-384, and this is not"
     )
 

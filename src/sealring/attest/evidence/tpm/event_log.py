@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sealring.attest.evidence.encoding import Cursor
+from sealring.attest.evidence.encoding import Cursor, unknown_evidence
 from sealring.attest.evidence.tpm.structures import BANKS, PCRS, SHA256, SHA384
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence
 
 EV_NO_ACTION: Final = 3
 _SPEC: Final = b"Spec ID Event03\0"
@@ -46,7 +46,7 @@ def parse_event_log(log: bytes, wanted: int = SHA256, *, filled: bool = False) -
     cursor = Cursor(log, "the event log", "little")
     sizes = _banks(cursor)
     if sizes.get(wanted) != BANKS[wanted]:
-        raise UnknownEvidence("the event log has no digests of the bank that was quoted")
+        raise unknown_evidence("the event log has no digests of the bank that was quoted")
     events: list[Event] = []
     while cursor.left:
         if len(events) == _MAX_EVENTS:
@@ -81,7 +81,7 @@ def _banks(cursor: Cursor) -> dict[int, int]:
     head = Cursor(cursor.sized(4), "the event log's head", "little")
     # A TDX guest's log may count it to the first register that can be extended.
     if pcr > 1 or kind != EV_NO_ACTION or head.take(len(_SPEC)) != _SPEC:
-        raise UnknownEvidence("the event log is not in TCG's crypto-agile form")
+        raise unknown_evidence("the event log is not in TCG's crypto-agile form")
     head.take(8)
     sizes = {head.number(2): head.number(2) for _ in range(_count(head.number(4)))}
     head.sized(1)
@@ -147,7 +147,7 @@ def matching_log(
     """
     try:
         events = parse_event_log(log, bank, filled=True)
-    except (MalformedEvidence, UnknownEvidence):
+    except MalformedEvidence:
         return b""
     values = replay(events, bank)
     same = {n for n, value in values.items() if registers.get(names.get(n, "")) == value.hex()}

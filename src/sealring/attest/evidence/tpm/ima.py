@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from sealring.attest.evidence.encoding import unknown_evidence
 from sealring.attest.evidence.rules import (
     Finding,
     Need,
@@ -40,7 +41,7 @@ from sealring.attest.evidence.rules import (
 )
 from sealring.attest.evidence.tpm.structures import BANKS, SHA256, SHA384
 from sealring.attest.evidence.worker import DescribedWorker
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence
 
 IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
 PCR: Final = 10
@@ -92,11 +93,11 @@ def read_entries(log: bytes) -> Iterator[Entry]:
             raise MalformedEvidence(f"the IMA list is cut at {at}")
         pcr, own = _HEAD.unpack_from(log, at)
         if pcr != PCR:
-            raise UnknownEvidence(f"the IMA list has an entry for PCR {pcr}, not {PCR}")
+            raise unknown_evidence(f"the IMA list has an entry for PCR {pcr}, not {PCR}")
         template, at = _sized(log, at + _HEAD.size)
         if template not in _FIELDS:
             name = template[:16].decode("ascii", "replace")
-            raise UnknownEvidence(f"the IMA list has an entry of template {name!r}, not known")
+            raise unknown_evidence(f"the IMA list has an entry of template {name!r}, not known")
         data, at = _sized(log, at)
         path, digest = _read(data, _FIELDS[template])
         yield Entry(path, digest, data, own == _NO_HASH, at)
@@ -134,7 +135,7 @@ def matching_ima(pcrs: Mapping[int, bytes], bank: int, path: Path = IMA_LOG) -> 
     except OSError as problem:
         _LOG.warning("sealring: the list of measured files cannot be shown: %s", problem)
         return b""
-    except (ForgedEvidence, MalformedEvidence, UnknownEvidence) as problem:
+    except (ForgedEvidence, MalformedEvidence) as problem:
         _LOG.warning("sealring: the list of measured files is not shown: %s", problem)
         return b""
     if len(log) > MAX_BYTES:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring.attest.evidence.chains import chain_of, load_certificate
-from sealring.attest.evidence.encoding import first_value
+from sealring.attest.evidence.encoding import first_value, unknown_evidence
 from sealring.attest.evidence.evidence import (
     QUALIFYING_BYTES,
     Challenge,
@@ -43,7 +43,6 @@ from sealring.core.identity.loading import certificates_from_pem
 from sealring.errors import (
     AttestationError,
     TpmFailed,
-    UnknownEvidence,
 )
 
 _LOG = logging.getLogger("sealring")
@@ -240,7 +239,7 @@ def _key_bytes(key: object) -> bytes:
         return key.public_numbers().n.to_bytes(key.key_size // 8, "big")
     if isinstance(key, ec.EllipticCurvePublicKey):
         return key.public_numbers().x.to_bytes(key.key_size // 8, "big")
-    raise UnknownEvidence("the endorsement key is neither RSA nor on a curve")
+    raise unknown_evidence("the endorsement key is neither RSA nor on a curve")
 
 
 def first_der(data: bytes) -> bytes:

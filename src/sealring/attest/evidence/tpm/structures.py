@@ -16,9 +16,10 @@ from sealring.attest.evidence.encoding import (
     Cursor,
     check_signed,
     check_spelling,
+    unknown_evidence,
     with_lower_s,
 )
-from sealring.errors import ForgedEvidence, MalformedEvidence, UnknownEvidence
+from sealring.errors import ForgedEvidence, MalformedEvidence
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
@@ -79,10 +80,12 @@ def parse_quote(data: bytes) -> Quote:
     firmware = cursor.number(8)
     banks, bank = cursor.number(4), cursor.number(2)
     if banks != 1 or bank not in BANKS:
-        raise UnknownEvidence("the quote is not over the SHA-256 or the SHA-384 bank of PCRs alone")
+        raise unknown_evidence(
+            "the quote is not over the SHA-256 or the SHA-384 bank of PCRs alone"
+        )
     selection = cursor.sized(1)
     if len(selection) != PCRS // 8:
-        raise UnknownEvidence(f"the quote selects among {8 * len(selection)} PCRs, not {PCRS}")
+        raise unknown_evidence(f"the quote selects among {8 * len(selection)} PCRs, not {PCRS}")
     pcrs = tuple(n for n in range(PCRS) if selection[n // 8] >> n % 8 & 1)
     digest = cursor.sized(2)
     cursor.end()
@@ -93,13 +96,13 @@ def parse_public(data: bytes) -> Public:
     cursor = Cursor(data, "the TPM key", "big")
     kind, name_hash, attributes = cursor.number(2), cursor.number(2), cursor.number(4)
     if name_hash != SHA256:
-        raise UnknownEvidence(f"TPM keys that are named by hash {name_hash:#x} are not known")
+        raise unknown_evidence(f"TPM keys that are named by hash {name_hash:#x} are not known")
     cursor.sized(2)
     if cursor.number(2) != NULL:
-        raise UnknownEvidence("a TPM key that signs has no symmetric cipher, and this one has")
+        raise unknown_evidence("a TPM key that signs has no symmetric cipher, and this one has")
     scheme = cursor.number(2)
     if scheme not in (NULL, RSASSA, RSAPSS, ECDSA):
-        raise UnknownEvidence(f"TPM signature scheme {scheme:#x} is not known")
+        raise unknown_evidence(f"TPM signature scheme {scheme:#x} is not known")
     if scheme != NULL:
         cursor.number(2)
     key: PublicKey
@@ -111,11 +114,11 @@ def parse_public(data: bytes) -> Public:
     elif kind == ECC:
         curve = _CURVES.get(cursor.number(2))
         if cursor.number(2) != NULL or curve is None:
-            raise UnknownEvidence("the TPM key's curve is not known")
+            raise unknown_evidence("the TPM key's curve is not known")
         x, y = (int.from_bytes(cursor.sized(2), "big") for _ in range(2))
         key = _point(x, y, curve)
     else:
-        raise UnknownEvidence(f"TPM keys of type {kind:#x} are not known")
+        raise unknown_evidence(f"TPM keys of type {kind:#x} are not known")
     cursor.end()
     return Public(key, attributes, name_of(data))
 
@@ -124,7 +127,7 @@ def digest_of_pcrs(signature: bytes, values: bytes) -> bytes:
     """What a quote says of its PCRs' values: their hash, with the algorithm of its signature."""
     algorithm = _HASHES.get(int.from_bytes(signature[2:4], "big"))
     if algorithm is None:
-        raise UnknownEvidence("the TPM signature's hash is not known")
+        raise unknown_evidence("the TPM signature's hash is not known")
     return hashlib.new(algorithm.name, values).digest()
 
 
@@ -152,7 +155,7 @@ def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
     scheme, number = cursor.number(2), cursor.number(2)
     algorithm = _HASHES.get(number)
     if algorithm is None:
-        raise UnknownEvidence(f"TPM signatures with hash {number:#x} are not known")
+        raise unknown_evidence(f"TPM signatures with hash {number:#x} are not known")
     pad: padding.AsymmetricPadding | None = None
     if scheme == ECDSA and isinstance(key, ec.EllipticCurvePublicKey):
         r, s = (int.from_bytes(cursor.sized(2), "big") for _ in range(2))
@@ -162,7 +165,7 @@ def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
         if scheme == RSAPSS:
             pad = padding.PSS(padding.MGF1(algorithm), padding.PSS.AUTO)
     else:
-        raise UnknownEvidence(f"TPM signature scheme {scheme:#x} does not go with the key")
+        raise unknown_evidence(f"TPM signature scheme {scheme:#x} does not go with the key")
     cursor.end()
     try:
         check_signed(key, raw, message, algorithm, pad)
@@ -172,7 +175,7 @@ def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
 
 def _rsa(exponent: int, modulus: int) -> rsa.RSAPublicKey:
     if not 2048 <= modulus.bit_length() <= 4096:
-        raise UnknownEvidence(f"RSA keys of {modulus.bit_length()} bits are not accepted")
+        raise unknown_evidence(f"RSA keys of {modulus.bit_length()} bits are not accepted")
     try:
         return rsa.RSAPublicNumbers(exponent, modulus).public_key()
     except ValueError:
