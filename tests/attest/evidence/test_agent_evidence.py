@@ -35,7 +35,7 @@ def issuers() -> list[bytes]:
 def test_a_real_azure_guests_evidence_is_judged_as_it_was_sent() -> None:
     given = shown("az-snp-vtpm_evidence-v2.json")
     evidence = evidence_of("az-snp-vtpm", given, CHALLENGE, (), issuers())
-    worker = describe_evidence(evidence, Trust.pinned(now=THEN))
+    worker = describe_evidence(evidence, Trust(THEN))
     assert (worker.label, worker.debug) == ("az-snp-vtpm Milan", False)
     assert worker.registers["pcr7"] == given["tpm_quote"]["pcrs"][7]
 

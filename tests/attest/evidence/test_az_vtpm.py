@@ -140,7 +140,7 @@ def _loose(text: str) -> bytes:
 
 def test_real_evidence_of_azure_verifies() -> None:
     raw, chain, parts = real()
-    report, _, product, hcl = verify_hcl_report(raw, chain, Trust.pinned(now=THEN))
+    report, _, product, hcl = verify_hcl_report(raw, chain, Trust(THEN))
     assert (product, report.debug, hcl.secure_boot) == ("Milan", False, True)
     quote, pcrs = verify_quote(parts["quote"], parts["signature"], hcl.key, parts["pcrs"])
     assert len(quote.pcrs) == 24
@@ -149,7 +149,7 @@ def test_real_evidence_of_azure_verifies() -> None:
 
 def test_its_broken_variants_do_not() -> None:
     raw, chain, parts = real()
-    trust = Trust.pinned(now=THEN)
+    trust = Trust(THEN)
     for at in range(0, len(raw), 11):
         bent = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
         with pytest.raises((ForgedEvidence, MalformedEvidence, NotBound)):
@@ -162,7 +162,7 @@ def test_its_broken_variants_do_not() -> None:
             with pytest.raises((ForgedEvidence, MalformedEvidence)):
                 verify_quote(broken["quote"], broken["signature"], key, broken["pcrs"])
     with pytest.raises(UntrustedChain, check=coded("evidence.chain_expired")):
-        verify_hcl_report(raw, chain, Trust.pinned(now=datetime(2035, 1, 1, tzinfo=UTC)))
+        verify_hcl_report(raw, chain, Trust(datetime(2035, 1, 1, tzinfo=UTC)))
 
 
 def genoa() -> tuple[bytes, tuple[bytes, ...], dict[str, bytes]]:
@@ -192,7 +192,7 @@ def test_a_real_genoa_of_azure_is_read_and_its_quote_verifies() -> None:
     check_report_signature(report, load_certificate(chain[0]))
     assert report.tcb[6] == 23
     with pytest.raises(UntrustedChain):
-        verify_hcl_report(raw, chain, Trust.pinned(now=THEN))
+        verify_hcl_report(raw, chain, Trust(THEN))
 
 
 INTEL = Intel()
@@ -286,4 +286,4 @@ def test_real_tdx_evidence_of_azure_is_bound_and_lacks_only_intels_word() -> Non
         match="no Intel collateral for tdx platforms 00806F05",
         check=coded("evidence.stale_revocation_list"),
     ):
-        describe_evidence(evidence, Trust.pinned(now=THEN))
+        describe_evidence(evidence, Trust(THEN))

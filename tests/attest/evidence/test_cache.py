@@ -93,7 +93,7 @@ def test_policy_check_with_a_cache_and_a_stated_time(tmp_path: Path) -> None:
 
 def test_nothing_that_is_minted_here_leads_to_a_pinned_root() -> None:
     amd, intel, gpu = Amd(), Intel(), Nvidia()
-    trust = replace(Trust.pinned(now=NOW), collateral=(intel.collateral(),))
+    trust = replace(Trust(NOW), collateral=(intel.collateral(),))
     evidence = (
         amd.evidence(),
         AzureGuest(amd).evidence(),

@@ -109,7 +109,7 @@ def test_real_reports_survive_the_agents_form(
     raw, certificates = read(report, leaf, chain)
     for given in (fields_of(raw), list(raw), base64.b64encode(raw).decode()):
         assert report_of(given) == raw
-    assert verify_report(report_of(fields_of(raw)), certificates, Trust.pinned(now=THEN))
+    assert verify_report(report_of(fields_of(raw)), certificates, Trust(THEN))
 
 
 def test_a_tdx_quote_with_its_log() -> None:

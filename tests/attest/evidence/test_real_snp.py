@@ -40,7 +40,7 @@ def read(report: str, leaf: str, chain: str) -> tuple[bytes, tuple[bytes, ...]]:
 
 
 def check(raw: bytes, chain: tuple[bytes, ...], now: datetime = THEN) -> Report:
-    return verify_report(raw, chain, Trust.pinned(now=now))[0]
+    return verify_report(raw, chain, Trust(now))[0]
 
 
 @pytest.mark.parametrize(("report", "leaf", "chain", "debug"), CASES)

@@ -37,7 +37,9 @@ def policy(*measurements: bytes, evidence: bool = False) -> Policy:
 
 
 def trust(*roots: Simulator) -> Trust:
-    return Trust.pinned(simulated=frozenset(root.fingerprint for root in roots or (SIMULATOR,)))
+    return Trust(
+        datetime.now(UTC), simulated=frozenset(root.fingerprint for root in roots or (SIMULATOR,))
+    )
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def attested(
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     challenge = Challenge(hashlib.sha256(b"%d" % rank).digest(), public)
     evidence = SIMULATOR.attest(challenge, measurement)
-    trust = Trust.pinned(frozenset({SIMULATOR.fingerprint}), now=when)
+    trust = Trust(when, simulated=frozenset({SIMULATOR.fingerprint}))
     worker = verify_evidence(evidence, challenge, trust)
     shown = other or evidence
     digest = hashlib.sha256(shown.encode()).hexdigest()

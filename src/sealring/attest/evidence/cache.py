@@ -16,7 +16,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,10 +54,12 @@ class Cache:
     def trust_roots(
         self, simulated: frozenset[str], tpm: frozenset[str], now: datetime | None
     ) -> Trust:
-        pinned = Trust.pinned(simulated, self.lists, now, tpm)
-        return replace(
-            pinned,
-            answers=self.answers,
+        return Trust(
+            now or datetime.now(UTC),
+            self.lists,
+            self.answers,
+            tpm=tpm,
+            simulated=simulated,
             collateral=self.collateral,
             references=self.references,
             issuers=self.issuers,

@@ -28,6 +28,7 @@ from sealring.attest.evidence.rules import (
     flag,
     list_of,
     number,
+    some,
     words,
 )
 from sealring.attest.evidence.verify import DEVICE_KINDS, KINDS
@@ -185,15 +186,7 @@ def _ranks(table: Table, name: str) -> tuple[int, int]:
 
 
 def _kinds_of(known: Collection[str]) -> Type:
-    must = "is a list of kinds that this policy describes"
-    read_list = list_of(known.__contains__, must)
-
-    def read(table: Table, name: str) -> frozenset[str]:
-        if found := read_list(table, name):
-            return found
-        raise table.bad(name, must)
-
-    return read
+    return some(list_of(known.__contains__, "is a list of kinds that this policy describes"))
 
 
 @dataclass(frozen=True, slots=True)

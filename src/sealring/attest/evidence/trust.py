@@ -97,13 +97,3 @@ class Trust(ChainContext):
     issuers: tuple[bytes, ...] = ()
     """Certificates (DER) that complete chains, for guests that do not send them. Not believed for
     being here: a chain ends at a pinned root all the same."""
-
-    @classmethod
-    def pinned(
-        cls,
-        simulated: frozenset[str] = frozenset(),
-        lists: tuple[x509.CertificateRevocationList, ...] = (),
-        now: datetime | None = None,
-        tpm: frozenset[str] = frozenset(),
-    ) -> Trust:
-        return cls(now or datetime.now(UTC), simulated=simulated, lists=lists, tpm=tpm)
