@@ -372,7 +372,16 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
     else:
         wanted = list(opened.stored(problems, name))
         # Also what the ledger misses; what does not open is known by now.
-        missing = _not_found(opened, name)
+        missing: list[VaultError] = []
+        if name is None:
+            list(opened.newest(missing))
+        else:
+            try:
+                opened.find(name)
+            except NoSuchObject:
+                raise
+            except VaultError as problem:
+                missing.append(problem)
         problems += [one for one in missing if str(one) not in map(str, problems)]
     rows: list[dict[str, Any]] = [
         dict.fromkeys(("name", "version", "kind", "parts", "bytes"))
@@ -395,21 +404,6 @@ def _intact(damaged: bool) -> str:
     if damaged:
         return "the key is right, and what is named above was changed, exchanged or lost"
     return "every stored byte is as this vault's key sealed it"
-
-
-def _not_found(opened: Vault, name: str | None) -> list[VaultError]:
-    """What is wrong with the newest version of an object, or of all."""
-    problems: list[VaultError] = []
-    if name is None:
-        list(opened.newest(problems))
-        return problems
-    try:
-        opened.find(name)
-    except NoSuchObject:
-        raise
-    except VaultError as problem:
-        problems.append(problem)
-    return problems
 
 
 def _length(stored: Stored) -> int:

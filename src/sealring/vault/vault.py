@@ -128,24 +128,22 @@ class Vault(OpenedHeader):
             if without is not None:
                 # In one header: a holder that is dropped never shares the key with the rest.
                 left = headers.without_grant(left, self.ring, without)
-            return self._rewrap(self.begin_rotation(left, also, tell))
-
-    def _rewrap(self, change: KeyChange) -> KeyChange:
-        count = 0
-        problems: list[VaultError] = []
-        unwritten: list[SealringError] = []
-        for copy in self.copies(problems):
-            try:
-                if copy.complete or not copy.folder.locks:
-                    objects.write_key(copy.folder, self.ring, copy.place)
-                    count += 1
-                else:
-                    _remove_unfinished(copy)
-            except DiskFull as problem:
-                unwritten.append(problem)
-            except OSError as problem:
-                unwritten.append(not_written(copy.folder, problem))
-        self.end_rotation([*problems, *unwritten])
+            change = self.begin_rotation(left, also, tell)
+            count = 0
+            problems: list[VaultError] = []
+            unwritten: list[SealringError] = []
+            for copy in self.copies(problems):
+                try:
+                    if copy.complete or not copy.folder.locks:
+                        objects.write_key(copy.folder, self.ring, copy.place)
+                        count += 1
+                    else:
+                        _remove_unfinished(copy)
+                except DiskFull as problem:
+                    unwritten.append(problem)
+                except OSError as problem:
+                    unwritten.append(not_written(copy.folder, problem))
+            self.end_rotation([*problems, *unwritten])
         return replace(change, versions=count)
 
     # ---- versions --------------------------------------------------------------------------------

@@ -58,6 +58,16 @@ STAGES: Final = "STAGES"
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """One shard to make."""
+
+    order: dict[str, Any]
+    """The place to write to is added."""
+    reads: tuple[Stored, Part, Shard] | None = None
+    """The shard of another dataset that it is made from."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A dataset to make."""
 
@@ -65,12 +75,7 @@ class Plan:
     fields: list[Field]
     recipe: str
     inputs: list[Input]
-    orders: list[dict[str, Any]]
-    """One for each shard; the place to write to is added."""
-    reads: Callable[[int], tuple[Stored, Part, Shard] | None] = lambda number: None
-    """The shard of another dataset that an order reads."""
-    source: Callable[[int], str | None] = lambda number: None
-    """What the shard is made from, where that is known without reading it."""
+    shards: list[Planned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,13 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
         known = _known(before[1], sources) if before and same else {}
         tasks = [
             _task(plan, number, copy, before[0] if before else None, known.get(number))
-            for number in range(len(plan.orders))
+            for number in range(len(plan.shards))
             if number not in done
         ]
         for number, written in run(tasks, progress):
             done[number] = _keep(copy, plan, number, written)
         index = Index(VERSION, plan.fields, plan.recipe, plan.inputs,
-                      [done[number].shard for number in range(len(plan.orders))])  # fmt: skip
+                      [done[number].shard for number in range(len(plan.shards))])  # fmt: skip
         parts = [
             Part(shard.part, shard.length, done[number].commitment, shard.digest)
             for number, shard in enumerate(index.shards)
@@ -195,9 +200,10 @@ def _left_behind(vault: Vault, plan: Plan, stack: contextlib.ExitStack) -> Copy 
 
 
 def _sources(plan: Plan, run: Run, progress: Progress) -> list[str]:
-    known = [plan.source(number) for number in range(len(plan.orders))]
+    # The digest of another dataset's shard is known without reading it.
+    known = [one.reads[2].digest if one.reads else None for one in plan.shards]
     tasks = [
-        Task(number, {**plan.orders[number], "do": "digest", "part": part_name(number)}, [])
+        Task(number, {**plan.shards[number].order, "do": "digest", "part": part_name(number)}, [])
         for number, digest in enumerate(known)
         if digest is None
     ]
@@ -253,13 +259,13 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
 def _task(plan: Plan, number: int, copy: Copy, before: Stored | None, known: Shard | None) -> Task:
     part = part_name(number)
     order = {
-        **plan.orders[number],
+        **plan.shards[number].order,
         "part": part,
         "folder": str(copy.folder),
         "place": asdict(copy.place.of(part)),
     }
     keys = [copy.place.part_key(part)]
-    reads = plan.reads(number)
+    reads = plan.shards[number].reads
     if known is not None and before is not None:
         (listed,) = (one for one in before.manifest.parts if one.name == known.part)
         reads = before, listed, known
@@ -310,19 +316,16 @@ def ingest(
     fields = FORMATS[kind].fields(files, dtype)
     units = list(FORMATS[kind].units(files, limits, dtype))
     recipe = canonical({"ingest": kind, "fields": [asdict(field) for field in fields]})
-    orders = [
-        {
-            "do": "ingest",
-            "format": kind,
-            "fields": [asdict(field) for field in fields],
-            "limits": asdict(limits),
-            "unit": unit.order,
-        }
-        for unit in units
-    ]
+    order = {
+        "do": "ingest",
+        "format": kind,
+        "fields": [asdict(field) for field in fields],
+        "limits": asdict(limits),
+    }
+    shards = [Planned(order | {"unit": unit.order}) for unit in units]
     with bar(f"sealing {name}") as (expect, progress):
         expect(sum(unit.bytes for unit in units))
-        return build(vault, Plan(name, fields, recipe, [], orders), suite, run, progress)
+        return build(vault, Plan(name, fields, recipe, [], shards), suite, run, progress)
 
 
 def stages_of(path: Path) -> list[Stage]:
@@ -384,15 +387,9 @@ def _plan(stage: Stage, stored: Stored, index: Index) -> Plan:
     record = recorded(stage, index.fields)
     inputs = [Input(stage.of, stored.manifest.object_version, index.digest)]
     order = {"do": "stage", "stage": asdict(record)}
-
-    def reads(number: int) -> tuple[Stored, Part, Shard]:
-        return stored, stored.manifest.parts[number], index.shards[number]
-
-    def source(number: int) -> str:
-        return index.shards[number].digest
-
-    orders: list[dict[str, Any]] = [order] * len(index.shards)
-    return Plan(stage.name, record.fields, record.recipe, inputs, orders, reads, source)
+    listed = zip(stored.manifest.parts, index.shards, strict=True)
+    shards = [Planned(order, (stored, part, shard)) for part, shard in listed]
+    return Plan(stage.name, record.fields, record.recipe, inputs, shards)
 
 
 @dataclass(frozen=True, slots=True)
