@@ -26,7 +26,7 @@ from sealring.cli.options import (
 from sealring.cli.terminal import console, errors, print_json, printable, say
 from sealring.cli.vault_options import Key, opener_of
 from sealring.errors import ConfigurationError
-from sealring.formats.files import read_limited
+from sealring.formats.files import read_there
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.notes import MAX_NOTE_BYTES
 from sealring.formats.log.policy import LogPolicy, read_policy
@@ -162,9 +162,7 @@ def check(
 
 
 def _seen(path: Path, *believed: LogPolicy) -> SignedCheckpoint:
-    content = read_limited(path, MAX_NOTE_BYTES)
-    if content is None:
-        raise ConfigurationError(f"there is no file {path}")
+    content = read_there(path, MAX_NOTE_BYTES)
     # It may not have been cosigned by a quorum; whose cosignatures it has is kept.
     logs = tuple(log for policy in believed for log in policy.logs)
     witnesses = tuple(witness for policy in believed for witness in policy.witnesses)

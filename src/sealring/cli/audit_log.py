@@ -31,7 +31,7 @@ from sealring.cli.options import (
 )
 from sealring.cli.terminal import errors, harmless, print_json, say
 from sealring.errors import ConfigurationError
-from sealring.formats.files import read_limited, write_public
+from sealring.formats.files import read_there, write_public
 from sealring.formats.log import witnesses
 from sealring.formats.log.checkpoints import (
     MAX_PROOF_BYTES,
@@ -214,7 +214,7 @@ def verify_log(
     stored.check_all(signed.root)
     logs_alone = LogPolicy(trust.logs)  # what was seen may not have been cosigned yet
     for path in seen or []:
-        earlier = open_checkpoint(_read(path, MAX_NOTE_BYTES), logs_alone)
+        earlier = open_checkpoint(read_there(path, MAX_NOTE_BYTES), logs_alone)
         if earlier.checkpoint.origin != signed.checkpoint.origin:
             raise ConfigurationError(f"{path} is a checkpoint of another log")
         stored.check_contains(signed.root, earlier.checkpoint, str(path))
@@ -248,9 +248,9 @@ def verify(
             raise ConfigurationError(
                 "--proof needs --policy alone: check the statement by another command"
             )
-        found = parse_proof(_read(proof, MAX_PROOF_BYTES))
+        found = parse_proof(read_there(proof, MAX_PROOF_BYTES))
         trust = whom_to_believe(policy)
-        content = _read(entry, MAX_ENTRY_BYTES)
+        content = read_there(entry, MAX_ENTRY_BYTES)
         signed = check_proof(found, content, trust, _not_before(trust, max_age))
         cosigned = signed.witnesses
         _show(signed, {"index": found.index, "cosigned_by": cosigned}, json)
@@ -260,7 +260,7 @@ def verify(
     if trusted is None and owner is None:
         raise ConfigurationError("whom do you believe? Pass --authority or --owner")
     statement = verify_statement(
-        _read(entry, MAX_ENTRY_BYTES),
+        read_there(entry, MAX_ENTRY_BYTES),
         [] if trusted is None else trusted.authorities,
         owners=[] if owner is None else [read_owner(owner)],
     )
@@ -360,7 +360,7 @@ def _key_path(log: Path, key: Path | None) -> Path:
 
 def _entries(files: Iterable[Path], lines: Path | None) -> Iterator[bytes]:
     for path in files:
-        yield _read(path, MAX_ENTRY_BYTES)
+        yield read_there(path, MAX_ENTRY_BYTES)
     if lines is None:
         return
     try:
@@ -378,13 +378,6 @@ def _statements(
     for entry in entries:
         verify_statement(entry, authorities, now)
         yield entry
-
-
-def _read(path: Path, limit: int) -> bytes:
-    content = read_limited(path, limit)
-    if content is None:
-        raise ConfigurationError(f"there is no file {path}")
-    return content
 
 
 def _show(signed: SignedCheckpoint, more: dict[str, Any], json: bool) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from sealring.errors import ConfigurationError, DiskFull, LogError, NotALog
+from sealring.errors import ConfigurationError, DiskFull, LogError, NotALog, SealringError
 
 MAX_FILE_BYTES: Final = 1 << 20
 """For keys, certificates, policies and the like."""
@@ -83,7 +83,7 @@ def check_size(
 
 
 def read_limited(
-    path: Path | str, limit: int, error: type[LogError] = NotALog, *, links: bool = True
+    path: Path | str, limit: int, error: type[SealringError] = NotALog, *, links: bool = True
 ) -> bytes | None:
     """A regular file of at most `limit` bytes; None if there is none, `error` for all else.
 
@@ -112,6 +112,14 @@ def read_limited(
         os.close(fd)
     if len(content) > limit:
         raise error(f"{path} is larger than {limit} bytes, so it is something else")
+    return content
+
+
+def read_there(path: Path | str, limit: int, error: type[SealringError] = NotALog) -> bytes:
+    """Like `read_limited`, where the file must be there."""
+    content = read_limited(path, limit, error)
+    if content is None:
+        raise ConfigurationError(f"there is no file {path}")
     return content
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from sealring.core.engine.flight import CollectiveAccount, GroupAccount, MessageAccount
 from sealring.errors import ConfigurationError
+from sealring.formats.files import read_there
 from sealring.formats.strict import read_object, strictly
 
 FORMAT: Final = "sealring flight record"
@@ -74,7 +75,10 @@ def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
         if not found:
             raise ConfigurationError(f"{path} holds no *.flight.json")
         files += found
-    accounts = [_read(file) for file in dict.fromkeys(files)]
+    accounts = [
+        ProcessAccount.from_json(read_there(file, MAX_FILE_BYTES, ConfigurationError), str(file))
+        for file in dict.fromkeys(files)
+    ]
     if len(jobs := sorted({account.job for account in accounts})) > 1:
         raise ConfigurationError(
             f"these are flight records of different jobs ({', '.join(jobs)}): pass those of one"
@@ -115,17 +119,6 @@ def _meetings(account: ProcessAccount) -> dict[tuple[str, int], int]:
         and each.number is not None
         and each.ended_ns is not None
     }
-
-
-def _read(path: Path) -> ProcessAccount:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as problem:
-        raise ConfigurationError(f"{path} cannot be read: {problem.strerror}") from problem
-    if len(content) > MAX_FILE_BYTES:
-        raise ConfigurationError(f"{path} is larger than any flight record")
-    return ProcessAccount.from_json(content, str(path))
 
 
 Event = dict[str, Any]

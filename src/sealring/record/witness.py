@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import re
 import threading
@@ -44,6 +43,7 @@ from sealring.formats.log.checkpoints import (
     SIZE_TYPE,
     SignedCheckpoint,
     open_checkpoint,
+    origin_digest,
     parse_submission,
 )
 from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
@@ -132,7 +132,7 @@ class WitnessState:
         """The last checkpoint of the log whose origin has this SHA-256."""
         with self._lock:
             for origin, last in self._last.items():
-                if _digest(origin) == digest:
+                if origin_digest(origin) == digest:
                     return last.note.encode()
         return None
 
@@ -147,13 +147,13 @@ class WitnessState:
         note = with_signatures(Note(text, ()), [*lines, line]).encode()
         # Before it is written: what cannot be read again would end the witness for all logs.
         last = open_checkpoint(note, self._policy)
-        self._write(_digest(origin), note)
+        self._write(origin_digest(origin), note)
         self._last[origin], self._times[origin] = last, time
         return line.encode().encode()
 
     def _keep_refused(self, signed: SignedCheckpoint) -> None:
         """Two checkpoints of one size prove a fork by themselves. One such proof is enough."""
-        name = f"{_digest(signed.checkpoint.origin)}.refused"
+        name = f"{origin_digest(signed.checkpoint.origin)}.refused"
         if not (self._folder / name).exists():
             _LOG.error(
                 "the log %s signed two roots for %d entries: %s proves it",
@@ -168,7 +168,7 @@ class WitnessState:
             batch.sync()
 
     def _load(self, origin: str) -> None:
-        path = self._folder / _digest(origin)
+        path = self._folder / origin_digest(origin)
         content = read_limited(path, MAX_NOTE_BYTES)
         if content is None:
             return
@@ -180,10 +180,6 @@ class WitnessState:
         if not own or signed.checkpoint.origin != origin:
             raise TamperedLog(f"{path} is not what this witness wrote: restore it from a copy")
         self._last[origin], self._times[origin] = signed, own[self._signer.verifier]
-
-
-def _digest(origin: str) -> str:
-    return hashlib.sha256(origin.encode()).hexdigest()
 
 
 # ---- HTTP

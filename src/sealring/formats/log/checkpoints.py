@@ -229,6 +229,11 @@ def parse_submission(data: bytes) -> Submission:
     return Submission(old, parse_hashes(lines[1:]), checkpoint)
 
 
+def origin_digest(origin: str) -> str:
+    """What names a log where its name could be anything."""
+    return hashlib.sha256(origin.encode()).hexdigest()
+
+
 def seen_path(origin: str) -> str:
     """Where a witness shows the last checkpoint of a log that it cosigned."""
-    return f"/{hashlib.sha256(origin.encode()).hexdigest()}/checkpoint"
+    return f"/{origin_digest(origin)}/checkpoint"
