@@ -75,7 +75,7 @@ class Forming:
 
 @cache
 def shipped() -> Forming:
-    """For profiles that were not measured with `bench scale`."""
+    """For profiles of machines on which no groups were formed (`bench all`)."""
     name = "forming.toml"
     text = files("sealring.lab.plan").joinpath("figures", name).read_text()
     return strictly(Forming, parse_toml(text, name), name, "profile")
