@@ -10,7 +10,7 @@ from typing import Final
 
 from sealring import _native
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Of set-up: hellos, sessions, contexts."""
 SESSION_FRAME: Final = 31
 """First byte of what set-up sends under a session; a content type that TLS has not assigned."""

@@ -395,8 +395,9 @@ def test_one_key_on_the_links_and_another_in_the_statement(
 
     other = ISSUER.credentials(liar, world=size)
 
-    def agree(current: Any, terms: Any, *rest: Any) -> Any:
-        return plain((lambda: other) if terms.rank == liar else current, terms, *rest)
+    def agree(current: Any, terms: Any, *rest: Any, sparse: bool) -> Any:
+        shown = (lambda: other) if terms.rank == liar else current
+        return plain(shown, terms, *rest, sparse=sparse)
 
     monkeypatch.setattr(mesh, "agree", agree)
     with team(size, formed=False) as one:
@@ -452,10 +453,10 @@ def test_an_error_of_a_library_in_a_message_that_came_early(
             raise KeyError("a parser's own error")
         return plain(statements, *rest)
 
-    def late(self: Any, sock: Any, rank: int) -> Any:
-        if (self._terms.rank, rank) == (3, 0):
+    def late(self: Any, sock: Any, pipe: Any) -> Any:
+        if (self._terms.rank, pipe.peer) == (3, 0):
             early.wait(10.0)
-        return connected(self, sock, rank)
+        return connected(self, sock, pipe)
 
     def heard(self: Any, link: Any) -> None:
         hear(self, link)

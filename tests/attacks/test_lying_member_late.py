@@ -28,7 +28,7 @@ from sealring.core.handshake.connection import Connection
 from sealring.core.handshake.messages import encode_message, write_hello
 from sealring.core.handshake.refusals import refusal_of
 from sealring.core.handshake.resumption import SessionConnection
-from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.terms import PipeName, Terms
 from sealring.core.handshake.tls import TlsConnection
 from sealring.core.links import connections
 from sealring.errors import (
@@ -57,9 +57,9 @@ class Liar:
 
     def __init__(self, one: Team, by: str) -> None:
         self.one, self.by = one, by
-        late = one.groups[LIAR].engine.late_links
+        late = one.groups[LIAR].engine.exchange
         assert late is not None
-        self.terms: Terms = late.messages.terms
+        self.terms: Terms = late.terms_of(PipeName(VICTIM, "messages"))
         self.address = one.groups[LIAR].agreed.members[VICTIM].addresses[0]
 
     @contextlib.contextmanager
@@ -138,8 +138,36 @@ LIES: dict[str, tuple[Lie, str]] = {
         "handshake.wrong_group",
     ),
     "a hello of a group that forms": (
+        lambda liar, connection: say(connection, liar.hello(transcript="", purpose="form")),
+        "handshake.peer_unreachable",
+    ),
+    "a transcript for a group that forms": (
+        lambda liar, connection: say(connection, liar.hello(purpose="form")),
+        "handshake.malformed_setup",
+    ),
+    "no transcript for messages": (
         lambda liar, connection: say(connection, liar.hello(transcript="")),
-        "handshake.wrong_group",
+        "handshake.malformed_setup",
+    ),
+    "a purpose that is none": (
+        lambda liar, connection: say(connection, liar.hello(purpose="gossip")),
+        "handshake.malformed_setup",
+    ),
+    "a pipe that is open": (
+        lambda liar, connection: say(connection, liar.hello(purpose="collectives")),
+        "handshake.peer_unreachable",
+    ),
+    "a lane that was not agreed on": (
+        lambda liar, connection: say(connection, liar.hello(purpose="collectives", lane=1)),
+        "handshake.peer_unreachable",
+    ),
+    "a lane of messages": (
+        lambda liar, connection: say(connection, liar.hello(lane=1)),
+        "handshake.malformed_setup",
+    ),
+    "a lane beyond the last": (
+        lambda liar, connection: say(connection, liar.hello(purpose="collectives", lane=64)),
+        "handshake.malformed_setup",
     ),
     "a hello in another's name": (
         lambda liar, connection: say(connection, liar.hello(rank=OTHER)),
@@ -243,7 +271,7 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
     """Every lie, again and again, with as many connections at once as it likes."""
     monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
     with team() as one:
-        late = one.groups[VICTIM].engine.late_links
+        late = one.groups[VICTIM].engine.exchange
         assert late is not None
         listener = late.listener
         del late
@@ -279,7 +307,7 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
 def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[[], None]:
     """In the liar's place, where it said that it listens. Returns what ends it."""
-    late = one.groups[LIAR].engine.late_links
+    late = one.groups[LIAR].engine.exchange
     assert late is not None
     address = one.groups[LIAR].agreed.members[LIAR].addresses[0]
     late.listener.stop()
@@ -311,7 +339,7 @@ def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[
 def by_tls(liar: Liar, sock: socket.socket) -> Connection:
     """It has no session any more, and makes TLS."""
     if sock.recv(1, socket.MSG_PEEK) == b"\x1f":
-        sock.sendall(bytes.fromhex("1f00020000"))
+        sock.sendall(bytes.fromhex("1f00030000"))
         sock.close()
         raise PeerUnreachable("by TLS next time")
     worker = liar.one.workers[LIAR]
@@ -342,13 +370,13 @@ def half_a_record(_: Liar, sock: socket.socket) -> None:
 
 
 def half_an_answer(_: Liar, sock: socket.socket) -> None:
-    sock.sendall(bytes.fromhex("1f00020040") + bytes(10))
+    sock.sendall(bytes.fromhex("1f00030040") + bytes(10))
 
 
 def drips(_: Liar, sock: socket.socket) -> None:
     """An answer to an opening, or a TLS record, of which a byte comes now and then."""
     first = sock.recv(1, socket.MSG_PEEK)
-    whole = bytes.fromhex("1f00020040" if first == b"\x1f" else "1603034000") + bytes(64)
+    whole = bytes.fromhex("1f00030040" if first == b"\x1f" else "1603034000") + bytes(64)
     for byte in whole:
         sock.sendall(bytes([byte]))
         time.sleep(0.2)
@@ -373,6 +401,16 @@ HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[str]]] = {
     "a hello of another epoch": (
         telling(lambda liar: write_hello(replace(liar.terms, epoch="9"), VICTIM)),
         {"group.peer_lost", "group.peer_silent"},
+    ),
+    "an answer for another purpose": (
+        telling(lambda liar: write_hello(replace(liar.terms, purpose="collectives"), VICTIM)),
+        {"group.peer_lost"},
+    ),
+    "an answer for another lane": (
+        telling(
+            lambda liar: write_hello(replace(liar.terms, purpose="collectives", lane=1), VICTIM)
+        ),
+        {"group.peer_lost"},
     ),
     "no hello": (telling(lambda _: b"\x01\x02"), {"group.peer_lost"}),
     "not now, for ever": (telling_refusal(PeerUnreachable("not now")), {"group.peer_silent"}),

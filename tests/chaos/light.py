@@ -16,8 +16,9 @@ from typing import Any
 
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.mailbox import Mailbox
+from sealring.core.handshake.terms import PipeName
 from sealring.core.links.connections import Connections
-from sealring.core.links.late import LinkSet
+from sealring.core.links.exchange import Exchange
 from sealring.errors import PeerUnreachable
 from sealring.lab.bench.forming import LightGroup, LightWorker
 from tests.chaos.history import History
@@ -144,17 +145,17 @@ def _patch() -> None:
     with _patching:
         if hasattr(Connections.dialed, "plain"):
             return
-        for owner, name in ((Connections, "dialed"), (LinkSet, "_on_connected")):
+        for owner, name in ((Connections, "dialed"), (Exchange, "_on_connected")):
             setattr(owner, name, _through_the_middle(getattr(owner, name)))
 
 
 def _through_the_middle(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def connected(self: Any, sock: socket.socket, rank: int) -> Any:
-        terms = self.terms if isinstance(self, LinkSet) else self._terms
+    def connected(self: Any, sock: socket.socket, pipe: PipeName) -> Any:
+        terms = self.terms if isinstance(self, Exchange) else self._terms
         if (world := _worlds.get(terms.group)) is not None:
-            channel: Channel = "messages" if terms.epoch.endswith(".messages") else "collectives"
-            world.stand_between(sock, channel, terms.rank, rank)
-        return plain(self, sock, rank)
+            channel: Channel = "messages" if pipe.purpose == "messages" else "collectives"
+            world.stand_between(sock, channel, terms.rank, pipe.peer)
+        return plain(self, sock, pipe)
 
     connected.plain = plain  # type: ignore[attr-defined]
     return connected

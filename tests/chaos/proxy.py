@@ -6,16 +6,22 @@ the proxy instead of the peer. What passes is TLS and then sealed records; the p
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torch._C._distributed_c10d import Store
 
-from sealring.core.links.rendezvous import encode_addresses, parse_addresses
+from sealring.core.handshake.terms import PipeName
+from sealring.core.links.dialer import Dialer
+from sealring.core.links.exchange import Exchange
+from sealring.core.links.rendezvous import Address, encode_addresses, parse_addresses
+from sealring.errors import PeerUnreachable
 from sealring.lab.demo.wiretap import HonestStore
 from tests.chaos.plan import Channel
 from tests.core.engine.local_world import Change, Middle
@@ -39,11 +45,53 @@ class ProxyStore(HonestStore):
         before, _, peer = key.rpartition("/address/")
         if not before or not peer.isdecimal() or int(peer) not in self._ports:
             return value
-        # The proxy must know whom to connect its prey to, and for what.
-        channel = "messages" if before.endswith(".messages") else "collectives"
-        told = f"{self.group} {channel} {value.decode()}"
-        self._store.set(target_key(self._rank, int(peer)), told)
-        return encode_addresses([("127.0.0.1", self._ports[int(peer)])]).encode()
+        return encode_addresses([self._led(self.group, "collectives", int(peer), value)]).encode()
+
+    def _led(self, group: int, channel: Channel, peer: int, real: bytes) -> Address:
+        """Where the proxy listens, which must know whom to connect its prey to, and for what."""
+        self._store.set(target_key(self._rank, peer), f"{group} {channel} {real.decode()}")
+        return "127.0.0.1", self._ports[peer]
+
+    def lead_messages(self) -> None:
+        """From now on pipes for messages lead through the proxies too.
+
+        Members state the addresses for them in what they sign. A pair's proxy is dialed by the rank
+        that is higher, so the lower one waits for that one.
+        """
+        _patch_dialers()
+        _leading.append(self)
+
+
+_leading: list[ProxyStore] = []
+"""The last one is that of the groups that are being made."""
+
+
+@functools.cache
+def _patch_dialers() -> None:
+    """Once in a process, which lives through many worlds."""
+    made, reach = Exchange.__init__, Dialer._try
+    places: weakref.WeakKeyDictionary[Exchange, tuple[ProxyStore, int]] = (
+        weakref.WeakKeyDictionary()
+    )
+
+    def make(exchange: Exchange, *arguments: Any, **named: Any) -> None:
+        places[exchange] = _leading[-1], _leading[-1].group
+        made(exchange, *arguments, **named)
+
+    def led(dialer: Dialer, pipe: PipeName, address: Address) -> int | None:
+        if pipe.purpose == "messages":
+            store, group = places[dialer._attempt.__self__]  # type: ignore[attr-defined]
+            if pipe.peer > store._rank:
+                dialer.problems[pipe.peer] = PeerUnreachable("it dials itself", peer=pipe.peer)
+                return -1
+            if pipe.peer in store._ports:
+                real = encode_addresses([address]).encode()
+                address = store._led(group, "messages", pipe.peer, real)
+        return reach(dialer, pipe, address)
+
+    patch: Any = setattr
+    patch(Exchange, "__init__", make)
+    patch(Dialer, "_try", led)
 
 
 def target_key(dialer: int, acceptor: int) -> str:

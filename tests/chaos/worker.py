@@ -97,6 +97,7 @@ class _Worker:
 
         tcp = TCPStore("127.0.0.1", order.store_port, is_master=False, timeout=_SETUP_TIMEOUT)
         store = ProxyStore(tcp, self._rank, order.proxies)
+        store.lead_messages()
         dist.init_process_group(
             "sealring",
             store=store,

@@ -83,7 +83,7 @@ def hellos() -> Iterator[tuple[str, bytes]]:
     yield "good", good
     fields = json.loads(good)
     for name, value in {
-        "version-3": {"version": 3},
+        "version-4": {"version": 4},
         "version-true": {"version": True},
         "no-suites": {"suites": []},
         "world-0": {"world": 0},
@@ -99,7 +99,7 @@ def hellos() -> Iterator[tuple[str, bytes]]:
     yield "not-a-number", good.replace(b'"world":4', b'"world":NaN')
     yield "many-digits", good.replace(b'"world":4', b'"world":' + b"4" * 5000)
     yield "deep", b"[" * 8000
-    yield "too-long", b'{"type":"hello","version":2,"host":"' + b"a" * (16 << 10) + b'"}'
+    yield "too-long", b'{"type":"hello","version":3,"host":"' + b"a" * (16 << 10) + b'"}'
     yield "not-utf-8", b'{"type":"\xff"}'
     yield "empty", b""
 

@@ -88,7 +88,7 @@ def test_a_sealed_job_has_no_other_sockets(
     found = {each.pid: each for each in watch(os.getpid(), at(live))}
     kernels = found[workers.processes[0].pid]
     assert (kernels.answers, kernels.listed_by) == (True, "kernel")
-    assert by_verdict(kernels, before).keys() == {"sealed", "store", "local"}
+    assert by_verdict(kernels, before).keys() == {"sealed", "store", "set-up", "local"}
     assert sorted(by_verdict(kernels, before)["sealed"]) == ["link to rank 1 of group 0"] * 2
     # To another process of the worker's user the kernel does not list them, and the worker does.
     monkeypatch.setattr(Process, "sockets", lambda self: None)

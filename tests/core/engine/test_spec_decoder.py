@@ -8,15 +8,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from cryptography.exceptions import InvalidTag
 
+from sealring import _native
 from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.engine.cuda.wires import Wire
-from sealring.core.links.lanes import Lanes, Pipe
+from sealring.core.handshake.terms import PipeName
+from sealring.core.links.link import Link
 from sealring.core.schedule import Algorithm, Operation
 from tests.core.engine import spec_decoder as spec
 from tests.core.engine.attacker import Splitter, Tap
@@ -225,34 +226,52 @@ def test_runs_in_slots(areas: dict[int, int]) -> None:
         assert fetched == sorted(set(fetched))
 
 
-def test_further_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_further_lanes() -> None:
     """Three lanes of a pair, each with keys of its own."""
     taps = tapped(2)
     further: dict[tuple[int, int, int], Tap] = {}
     middles: list[Middle] = []
-    plain = Lanes.take_pipes
+    opened: dict[int, list[Link]] = {0: [], 1: []}
+    for lane in (1, 2):
+        (zero, led), (back, other) = tcp_pair(), tcp_pair()
+        for source, sink, way in ((led, back, (0, 1)), (back, led, (1, 0))):
+            further[*way, 1 + lane] = tap = Tap()
+            middles.append(Middle(source, sink, tap))
+        for rank, end in enumerate((zero, other)):
+            end.setblocking(False)
+            unused = _native.Secret.random(32)
+            opened[rank].append(
+                Link(
+                    peer=1 - rank,
+                    purpose="collectives",
+                    lane=lane,
+                    host="",
+                    address="",
+                    socket=end,
+                    memory=None,
+                    dialer=False,
+                    send_key=unused,
+                    receive_key=unused,
+                    peer_group_key=None,
+                    fingerprint="",
+                )
+            )
 
-    def through_taps(self: Lanes) -> list[Pipe]:
-        pipes = plain(self)
-        if self._rank != 0:
-            return pipes
-        led = []
-        for pipe in pipes:
-            near, far = tcp_pair()
-            near.setblocking(False)
-            pipe.socket.setblocking(True)
-            ends = [(far, pipe.socket, (0, 1)), (pipe.socket, far, (1, 0))]
-            for source, sink, way in ends:
-                further[*way, 1 + pipe.lane] = tap = Tap()
-                middles.append(Middle(source, sink, tap))
-            led.append(replace(pipe, socket=near))
-        return led
+    class OpenedBefore:
+        """The exchange, as far as an engine needs it for lanes."""
 
-    monkeypatch.setattr(Lanes, "take_pipes", through_taps)
+        def __init__(self, rank: int) -> None:
+            self.links = opened[rank]
+
+        def open_agreed(self, names: list[PipeName], within_s: float) -> list[Link]:
+            assert [name.lane for name in names] == [1, 2]
+            return self.links
+
     large = Case(Operation.ALL_REDUCE, Algorithm.DIRECT, 1 << 20, DType.FLOAT32, ReduceKind.SUM)
     with LocalWorld(2, middle=dict(taps), rekey_bytes=1_000_000) as local:
-        for engine in local.engines:
+        for rank, engine in enumerate(local.engines):
             engine.lanes.limit = 3
+            engine.lanes.exchange = OpenedBefore(rank)  # type: ignore[assignment]
         tensors = tensors_of(large, 2)
         before = [each.bits() for each in tensors]
 

@@ -130,7 +130,7 @@ def test_contexts(vector: dict[str, str]) -> None:
         return value.to_bytes(8, "big")
 
     ranks = b"".join(integer(rank) for rank in range(4))
-    group = (integer(2), b"AES-256-GCM", b"demo", b"default", b"0.1", integer(4), ranks)
+    group = (integer(3), b"AES-256-GCM", b"demo", b"default", b"0.1", integer(4), ranks)
     assert digest(ranks) == vector["members-digest"]
     assert digest(*group) == vector["group-context"]
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import resource
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -19,9 +18,9 @@ import torch.distributed as dist
 from sealring import limits
 from sealring.core.cores import usable_cores
 from sealring.core.group.settings import read_settings
-from sealring.core.links import lanes
+from sealring.core.links.exchange import Exchange
 from sealring.core.settings import with_settings
-from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, Unsupported
+from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, PeerUnreachable, Unsupported
 from sealring.record.recording.noted import traffic_so_far
 from tests.core.group.test_dropped import make, open_after_a_group, returns_to, what_is_open
 from tests.workers import Workers
@@ -174,13 +173,13 @@ def cannot_make_lanes(rank: int, world: int) -> int:
     def fails(*_: Any) -> None:
         raise Unsupported("no further pipe today")
 
-    works = lanes.Lanes.leave_pipes
+    works = Exchange.open_agreed
     if rank == 1:
-        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+        Exchange.open_agreed = fails  # type: ignore[assignment]
     try:
         return agrees(rank, world)
     finally:
-        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+        Exchange.open_agreed = works  # type: ignore[method-assign]
 
 
 def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
@@ -199,13 +198,13 @@ def hears_why_not(rank: int, world: int) -> list[str]:
     def fails(*_: Any) -> None:
         raise Unsupported("no pipe\x1b]0;owned\x07\nsealring: rank 0 says so")
 
-    works = lanes.Lanes.leave_pipes
+    works = Exchange.open_agreed
     if rank == 1:
-        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+        Exchange.open_agreed = fails  # type: ignore[assignment]
     try:
         assert agrees(rank, world) == 1
     finally:
-        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+        Exchange.open_agreed = works  # type: ignore[method-assign]
         log.removeHandler(handler)
     return [line for line in lines if "one thread" in line]
 
@@ -224,17 +223,17 @@ def test_a_members_reason_is_one_line_without_terminal_codes(workers: Workers) -
 
 
 def pipes_never_come(rank: int, world: int) -> int:
-    def leads_nowhere(*_: Any) -> socket.socket:
-        return socket.socketpair()[0]
+    def leads_nowhere(*_: Any) -> None:
+        raise PeerUnreachable("no pipe today")
 
-    works = lanes.Lanes.connect
-    if rank == 1:
-        lanes.Lanes.connect = leads_nowhere  # type: ignore[assignment]
     dist.init_process_group("sealring", timeout=timedelta(seconds=3))
+    works = Exchange.set_up
+    if rank == 1:
+        Exchange.set_up = leads_nowhere  # type: ignore[assignment]
     try:
         return agrees(rank, world)
     finally:
-        lanes.Lanes.connect = works  # type: ignore[method-assign]
+        Exchange.set_up = works  # type: ignore[method-assign]
         dist.destroy_process_group()
 
 
@@ -247,20 +246,20 @@ def test_pipes_are_given_up_before_the_group_is(workers: Workers) -> None:
 def cannot_make_lanes_twice(rank: int, world: int) -> tuple[list[int], list[tuple[str, int]]]:
     """The first program's ranks have their lanes. One of the second's cannot make them."""
     seen = [agrees(rank, world)]
-    works = lanes.Lanes.leave_pipes
+    works = Exchange.open_agreed
 
     def fails(*_: Any) -> None:
         raise Unsupported("no further pipe today")
 
     if rank == 2:
-        lanes.Lanes.leave_pipes = fails  # type: ignore[assignment]
+        Exchange.open_agreed = fails  # type: ignore[assignment]
     try:
         for root in (1, 1, 3):  # a second time, and another program
             tensor = torch.full((LARGE,), float(rank))
             dist.broadcast(tensor, root)
             assert tensor.eq(root).all()
     finally:
-        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+        Exchange.open_agreed = works  # type: ignore[method-assign]
     seen.append(agrees(rank, world))
     made = group().engine.lanes.counts
     return seen, sorted((uses[0].name, count) for uses, count in made.items())
@@ -338,14 +337,14 @@ def is_interrupted(rank: int, world: int) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    works = lanes.Lanes.leave_pipes
+    works = Exchange.open_agreed
     if rank == 1:
-        lanes.Lanes.leave_pipes = interrupt  # type: ignore[assignment]
+        Exchange.open_agreed = interrupt  # type: ignore[assignment]
     try:
         with pytest.raises(KeyboardInterrupt if rank == 1 else GroupClosed) as told:
             dist.all_reduce(torch.ones(LARGE))
     finally:
-        lanes.Lanes.leave_pipes = works  # type: ignore[method-assign]
+        Exchange.open_agreed = works  # type: ignore[method-assign]
     if rank != 1:
         assert told.value.reported_by == 1  # type: ignore[attr-defined]
 
@@ -369,8 +368,8 @@ def test_the_others_are_told_why_a_rank_could_not_run_a_collective(workers: Work
     )
 
 
-@pytest.mark.parametrize("number", ["0", "many", "-1", "100000"])
-def test_threads_are_no_more_than_cores(number: str) -> None:
+@pytest.mark.parametrize("number", [0, "many", -1, 100000])
+def test_threads_are_no_more_than_cores(number: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"may use {usable_cores()} cores"):
         read_settings(with_settings({}, threads=number))
 

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-HEADER: Final = bytes.fromhex("1f0002")
+HEADER: Final = bytes.fromhex("1f0003")
 FIELDS: Final = {
     "hello": {
         "type", "version", "suites", "job", "group", "epoch", "world", "members", "sender",
-        "receiver", "instance", "settings", "transcript", "host",
+        "receiver", "instance", "settings", "transcript", "purpose", "lane", "host",
     },
     "accept": {"type", "shm"},
     "link": {"type", "shm"},
@@ -222,9 +222,13 @@ def message_of(raw: bytes) -> dict[str, Any]:
     else:
         require(not fields, "its fields")
     if kind == "hello":
-        require(message["version"] == 2 and "AES-256-GCM" in message["suites"], "a hello")
+        require(message["version"] == 3 and "AES-256-GCM" in message["suites"], "a hello")
         require(len(bytes.fromhex(message["instance"])) == 16, "an instance")
         require(len(message["settings"]) <= 32, "settings")
+        purposes = ("collectives", "messages") if message["transcript"] else ("form",)
+        require(message["purpose"] in purposes, "a purpose")
+        most = 63 if message["purpose"] == "collectives" else 0
+        require(0 <= message["lane"] <= most, "a lane")
     if kind in ("accept", "link") and message["shm"] is not None:
         require(set(message["shm"]) == {"socket", "token"}, "an offer")
         require(all(len(bytes.fromhex(each)) == 32 for each in message["shm"].values()), "an offer")
@@ -297,7 +301,7 @@ def group_fields(hello: Mapping[str, Any], members: Iterable[int]) -> list[bytes
     ranks = b"".join(map(integer, members))
     require(digest(ranks).hex() == hello["members"], "the digest of the members")
     names = [hello[name].encode() for name in ("job", "group", "epoch")]
-    return [integer(2), b"AES-256-GCM", *names, integer(hello["world"]), ranks]
+    return [integer(3), b"AES-256-GCM", *names, integer(hello["world"]), ranks]
 
 
 def transcript_of(

@@ -108,9 +108,9 @@ def test_values_out_of_bounds(field: str, value: object) -> None:
 
 def test_a_later_version_is_told_so_whatever_else_it_says() -> None:
     with pytest.raises(
-        PeerIncompatible, match="version 3", check=coded("handshake.protocol_mismatch")
+        PeerIncompatible, match="version 4", check=coded("handshake.protocol_mismatch")
     ):
-        parse_hello(b'{"type": "hello", "version": 3, "shape": "round"}')
+        parse_hello(b'{"type": "hello", "version": 4, "shape": "round"}')
 
 
 def test_a_message_that_is_too_long_is_not_written() -> None:

@@ -173,7 +173,7 @@ def test_an_authoritys_certificate_names_no_worker() -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"version": 3, "new": "field"}, "handshake.protocol_mismatch"),
+        ({"version": 4, "new": "field"}, "handshake.protocol_mismatch"),
         ({"suites": ["ROT-13"]}, "handshake.suite_mismatch"),
         ({"job": "other"}, "handshake.wrong_job"),
         ({"receiver": 3}, "handshake.wrong_rank"),

@@ -280,7 +280,7 @@ def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
     with accepting as outcome, near:
         near.settimeout(10)
         near.sendall(first)
-        assert near.recv(100) == bytes([31, 0, 2, 0, 0])
+        assert near.recv(100) == bytes([31, 0, 3, 0, 0])
     return outcome[0]
 
 
@@ -320,7 +320,7 @@ def test_a_replayed_opening_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"\x1f\x00\x02\x00\x40" + bytes(64), b"\x1f\x00\x02\x00\x00", b"rubbish!" * 20, b""]
+    "answer", [b"\x1f\x00\x03\x00\x40" + bytes(64), b"\x1f\x00\x03\x00\x00", b"rubbish!" * 20, b""]
 )
 def test_a_server_without_the_session_is_not_believed(answer: bytes) -> None:
     pair = Pair()
@@ -375,8 +375,8 @@ def test_a_frame_that_is_too_long_is_not_read() -> None:
     pair = Pair()
     pair.meet()
     with pair.connection() as (dialed, answered):
-        dialed.socket.send(b"\x1f\x00\x02\xff\xff")
-        with pytest.raises(MalformedSetup, match="1f0002ffff"):
+        dialed.socket.send(b"\x1f\x00\x03\xff\xff")
+        with pytest.raises(MalformedSetup, match="1f0003ffff"):
             answered.receive()
 
 

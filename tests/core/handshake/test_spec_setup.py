@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from sealring import _native
 from sealring.core.handshake import SecureChannel, SessionTable, Terms, accept, dial
+from sealring.core.handshake.terms import PipeName, Purpose
 from sealring.core.identity import Credentials
 from sealring.core.links import Mesh, build_mesh
 from sealring.core.links.agreement import Transport
+from sealring.core.links.rendezvous import encode_addresses
 from sealring.errors import SealringError, named
 from tests.codes import coded
 from tests.core.engine.local_world import Middle
@@ -138,8 +141,8 @@ def close(meshes: list[Mesh]) -> None:
     for mesh in meshes:
         for link in mesh.links:
             link.socket.close()
-        if mesh.late is not None:
-            mesh.late.stop()
+        if mesh.exchange is not None:
+            mesh.exchange.stop()
 
 
 def known(tables: list[SessionTable]) -> dict[bytes, spec.Session]:
@@ -333,7 +336,7 @@ def test_the_agreement(size: int, request: pytest.FixtureRequest) -> None:
         assert spec.transcript_of(hello, one.members, statements) == transcript
         for rank, statement in statements.items():
             assert statement.rank == rank
-            assert bool(statement.addresses) == (size == 9)
+            assert statement.addresses
             spec.check_signature(statement, signed[rank], transcript)
             spec.check_confirmation(statement, shown[rank])
         keys = spec.group_keys(transcript, one.members, statements)
@@ -346,6 +349,50 @@ def test_the_agreement(size: int, request: pytest.FixtureRequest) -> None:
         in_tree = acceptor == dialer & (dialer - 1)
         assert [each.by_dialer for each in said] == ([True] if in_tree else [True, False])
         assert {each.words["transcript"] for each in said} == {transcript.hex()}
+
+
+@pytest.mark.parametrize(("purpose", "lane"), [("messages", 0), ("collectives", 2)])
+def test_pipes_that_are_opened_after_forming(purpose: Purpose, lane: int) -> None:
+    tables = [SessionTable() for _ in range(3)]
+    credentials = [ISSUER.credentials(rank, world=3) for rank in range(3)]
+    meshes = formed(LeadingStore(), credentials, tables, transport="auto", led=False)
+    acceptor, dialer = meshes[0].exchange, meshes[2].exchange
+    assert acceptor is not None
+    assert dialer is not None
+    members = dialer.agreed.members
+    assert isinstance(members, dict)
+    sessions, wire = known(tables), Wire(members[0].addresses[0])
+    led = encode_addresses([("127.0.0.1", wire.port)]).encode()
+    members[0] = members[0]._replace(stated_addresses=led)
+    lanes = range(1, lane + 1) if lane else [0]
+    with in_background(
+        lambda: acceptor.open_agreed([PipeName(2, purpose, each) for each in lanes], 20.0)
+    ) as others:
+        links = dialer.open_agreed([PipeName(0, purpose, each) for each in lanes], 20.0)
+    assert isinstance(others[0], list)
+    (*rest, own), (*more, theirs) = links, others[0]
+    pair = [own, theirs]
+    for each in (*rest, *more):
+        each.discard()
+    close(meshes)
+    wire.close()
+    streams = [(bytes(forth), bytes(back)) for forth, back in wire.passed]
+    for number, (forth, back) in enumerate(streams):
+        connection = spec.opened(forth, back, sessions.__getitem__)
+        ident = forth[5:21]
+        sessions[ident] = replace(
+            sessions[ident], secret=connection.next_secret, step=sessions[ident].step + 1
+        )
+        for hello in connection.of("hello"):
+            assert hello.words["purpose"] == purpose
+            assert hello.words["lane"] == (number + 1 if lane else 0)
+            assert hello.words["transcript"] == meshes[0].agreed.transcript.hex()
+        assert connection.said[-1].words == {"type": "transport", "transport": "shm"}
+    keys = spec.link_keys(connection, reversed(range(3)))
+    for link, mine in zip(pair, (keys, keys[::-1]), strict=True):
+        assert (link.purpose, link.lane) == (purpose, lane)
+        assert (bytes(link.send_key), bytes(link.receive_key)) == mine
+        link.discard()
 
 
 def test_what_was_changed_is_refused(three: Recorded) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from sealring.core.links import threads
 from sealring.core.links.descriptors import Address, Inbox, close_received, leave
-from sealring.core.links.lanes import FirstEnd, Lanes
 from sealring.core.links.memory import create_memory
 from sealring.errors import Unsupported
 
@@ -202,23 +201,3 @@ def test_a_descriptor_that_comes_when_nothing_is_taken_any_more_delays_no_worker
         inbox = Inbox()
         left_and_forgotten(lambda fd: leave(inbox.address, [fd]), one)
         ends_in_time(inbox.close)
-
-
-def test_a_lanes_bell_that_lingers_delays_no_worker() -> None:
-    end = FirstEnd("shm", socket.AF_INET, (), ())
-    with lingering() as one:
-        zero, liar = Lanes(0, {1: end}, 2), Lanes(1, {0: end}, 2)
-        letters = [zero.offer(), liar.offer()]
-        zero.leave_pipes(letters)
-        memory = create_memory()
-        assert zero.inbox is not None
-        address = zero.inbox.address
-        left_and_forgotten(lambda fd: leave(address, [memory.fd, fd], 1), one)
-
-        def take() -> None:
-            with pytest.raises(Unsupported, match="the socket of another rank did not come"):
-                zero.take_pipes()
-
-        ends_in_time(take, zero.close)
-        memory.close()
-        liar.close()

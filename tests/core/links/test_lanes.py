@@ -1,198 +1,183 @@
-"""Further pipes between members that are linked: who gets one, and who does not."""
+"""Further lanes between members of a group that has formed: who gets one, and who does not."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from sealring.core.links import lanes, setting_up
-from sealring.core.links.lanes import FirstEnd, Lanes, Pipe
-from sealring.errors import MalformedSetup, Unsupported
+from sealring.core.handshake import dial
+from sealring.core.handshake.terms import PipeName
+from sealring.core.links import Link
+from sealring.core.links.exchange import Exchange
+from sealring.errors import GroupClosed, GroupEnded, PeerUnreachable, SealringError, Unsupported
+from tests.core.handshake.meeting import soon
+from tests.core.links.teams import Team, team
 
-TCP = FirstEnd("tcp", socket.AF_INET, ("127.0.0.1", 1), ("127.0.0.1", 1))
-SHM = FirstEnd("shm", socket.AF_INET, (), ())
-
-
-@contextlib.contextmanager
-def two(end: FirstEnd, count: int = 3) -> Iterator[tuple[Lanes, Lanes]]:
-    pair = Lanes(0, {1: end}, count), Lanes(1, {0: end}, count)
-    try:
-        yield pair
-    finally:
-        for each in pair:
-            each.close()
+LANES = 4
+"""With the first one."""
 
 
-def close(pipes: list[Pipe]) -> None:
-    for pipe in pipes:
-        pipe.socket.close()
+@pytest.fixture
+def one() -> Iterator[Team]:
+    with team(3) as three:
+        yield three
 
 
-@pytest.mark.parametrize("end", [TCP, SHM], ids=["tcp", "shm"])
-def test_both_ends_have_the_same_pipes(end: FirstEnd) -> None:
-    with two(end) as (zero, one):
-        letters = [zero.offer(), one.offer()]
-        zero.leave_pipes(letters)
-        one.leave_pipes(letters)
-        found = zero.take_pipes(), one.take_pipes()
-        assert [[(pipe.lane, pipe.peer) for pipe in each] for each in found] == [
-            [(1, 1), (2, 1)],
-            [(1, 0), (2, 0)],
-        ]
-        for near, far in zip(*found, strict=True):
-            assert (near.memory is None) == (far.memory is None) == (end is TCP)
-            near.socket.send(b"%d" % near.lane)
-            far.socket.settimeout(5)
-            assert far.socket.recv(9) == b"%d" % far.lane
-        for each in found:
-            close(each)
+def exchange(one: Team, rank: int) -> Exchange:
+    found = one.groups[rank].engine.exchange
+    assert found is not None
+    return found
 
 
-def test_strangers_are_dropped_and_members_found() -> None:
-    with two(TCP) as (zero, one):
-        letters = [zero.offer(), one.offer()]
-        (listener,) = zero.listeners.values()
-        token = zero.token
-        wrong = [
-            lanes.GREETING.pack(bytes(32), 1, 1),  # without the token
-            lanes.GREETING.pack(token, 1, 7),  # a lane that is none
-            lanes.GREETING.pack(token, 5, 1),  # a rank that is none
-            b"GET / HTTP/1.1\r\n\r\n",  # too short, and then it ends
-        ]
-        strangers = []
-        for greeting in wrong:
-            stranger = socket.create_connection(listener.getsockname(), 5)
-            stranger.sendall(greeting)
-            stranger.shutdown(socket.SHUT_WR)
-            strangers.append(stranger)
-        zero.leave_pipes(letters)
-        one.leave_pipes(letters)
-        pipes = zero.take_pipes()
-        assert [pipe.lane for pipe in pipes] == [1, 2]
-        for stranger in strangers:
-            with stranger, contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
-        close(pipes)
-        close(one.take_pipes())
+def opened(one: Team, rank: int, within_s: float = 20.0, count: int = LANES) -> list[Link]:
+    others = [each for each in range(one.size) if each != rank]
+    names = [PipeName(peer, "collectives", lane) for peer in others for lane in range(1, count)]
+    return exchange(one, rank).open_agreed(names, within_s)
 
 
-@pytest.mark.parametrize("end", [TCP, SHM], ids=["tcp", "shm"])
-def test_a_pipe_that_does_not_come_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch, end: FirstEnd
-) -> None:
-    monkeypatch.setattr(lanes, "_SECONDS", 0.2)
-    with two(end) as (zero, one):
-        letters = [zero.offer(), one.offer()]
-        zero.leave_pipes(letters)
-        with pytest.raises(Unsupported, match="did not come"):
-            zero.take_pipes()
-        assert one
+def close(links: list[Link]) -> None:
+    for link in links:
+        link.discard()
 
 
-def kernel_refuses_descriptors() -> bool:
-    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-        return bool(probe.getsockopt(socket.SOL_SOCKET, setting_up.SO_PASSRIGHTS))
-    return False
+def ask(one: Team, rank: int, peer: int, lane: int, **changes: Any) -> None:
+    """Asks for a lane as a member does, and takes what the peer says to it."""
+    name = PipeName(peer, "collectives", lane)
+    terms = replace(exchange(one, rank).terms_of(name), **changes)
+    address = one.groups[rank].agreed.members[peer].addresses[0]
+    worker = one.workers[rank]
+    with contextlib.closing(socket.create_connection(address)) as sock:
+        dial(sock, worker.credentials, terms, peer, soon(), worker.sessions).receive(soon())
 
 
-@pytest.mark.skipif(not kernel_refuses_descriptors(), reason="needs Linux 6.16 or later")
-@pytest.mark.parametrize("liar", [0, 1])
-def test_no_descriptor_travels_over_a_bell(liar: int) -> None:
-    """The rank that hears the bell would have to close it."""
-    with two(SHM) as (zero, one):
-        letters = [zero.offer(), one.offer()]
-        zero.leave_pipes(letters)
-        one.leave_pipes(letters)
-        found = zero.take_pipes(), one.take_pipes()
-        with pytest.raises(PermissionError):
-            socket.send_fds(found[liar][0].socket, [b"1"], [0])
-        for each in found:
-            close(each)
+def test_both_ends_have_the_same_pipes(one: Team) -> None:
+    found = one.all(lambda rank: opened(one, rank))
+    pairs = {(rank, link.peer, link.lane): link for rank in range(3) for link in found[rank]}
+    assert set(pairs) == {
+        (rank, peer, lane)
+        for rank in range(3)
+        for peer in range(3)
+        for lane in range(1, LANES)
+        if rank != peer
+    }
+    for rank in range(3):
+        lanes = [link.lane for link in found[rank]]
+        assert lanes == sorted(lanes)
+    keys = set()
+    for (rank, peer, lane), link in pairs.items():
+        other = pairs[peer, rank, lane]
+        assert link.send_key == other.receive_key
+        keys.add(bytes(link.send_key))
+        other.socket.settimeout(5)
+        link.socket.send(b"%d%d" % (rank, lane))
+        assert other.socket.recv(9) == b"%d%d" % (rank, lane)
+    assert len(keys) == len(pairs), "each lane and direction has a key of its own"
+    for each in found:
+        close(each)
 
 
-def test_a_bell_that_has_been_rung_before_it_comes_is_unsupported() -> None:
-    """It may have come with descriptors, before the receiver could refuse them."""
-    with two(SHM) as (zero, one):
-        letters = [zero.offer(), one.offer()]
-        zero.leave_pipes(letters)
-        one.leave_pipes(letters)
-        one.made[2, 0].send(b"1")
-        with pytest.raises(Unsupported, match="the socket of another rank did not come"):
-            zero.take_pipes()
+def test_a_rank_that_agrees_later_is_waited_for(one: Team) -> None:
+    def call(rank: int) -> list[Link]:
+        time.sleep(0.3 if rank == 0 else 0.0)
+        return opened(one, rank)
+
+    found = one.all(call)
+    assert [len(each) for each in found] == [2 * (LANES - 1)] * 3
+    for each in found:
+        close(each)
 
 
-def test_a_peer_that_listens_elsewhere_is_unsupported() -> None:
-    elsewhere = FirstEnd("tcp", socket.AF_INET, ("127.0.0.1", 1), ("127.0.0.2", 1))
-    with two(TCP) as (zero, _):
-        one = Lanes(1, {0: elsewhere}, 2)
-        letters = [zero.offer(), one.offer()]
-        with pytest.raises(Unsupported, match=r"does not listen at 127\.0\.0\.2"):
-            one.leave_pipes(letters)
-        one.close()
+def test_a_rank_that_never_agrees_is_named_in_time(one: Team) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+
+    def call(rank: int) -> str:
+        with pytest.raises(PeerUnreachable) as caught:
+            opened(one, rank, 1.0)
+        return str(caught.value)
+
+    for why in one.all(call, 0):
+        assert "to rank 0 was not opened in time" in why
+    until = time.monotonic() + 10
+    while len(os.listdir("/proc/self/fd")) > open_before:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
-def test_a_link_that_is_cut_has_no_further_pipes() -> None:
-    with socket.socket() as never_connected:
-        end = lanes.first_end(never_connected, None)
-    with two(end) as (zero, _), pytest.raises(Unsupported, match="rank 1 was cut"):
-        zero.offer()
+def test_a_rank_that_has_given_up_refuses_for_good(one: Team) -> None:
+    """So the other one need not wait until its own time is up."""
+    with pytest.raises(PeerUnreachable, match="was not opened in time"):
+        opened(one, 0, 0.1)
+    began = time.monotonic()
+    with pytest.raises(Unsupported, match="was not opened in time"):
+        opened(one, 1, 60.0)
+    assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize(
-    "letter",
-    [b"", b"{}", b"[1]", b'{"type":"lanes"}', b'{"type":"lanes","ports":{"127.0.0.1":0}}', b"\xff"],
-)
-def test_what_is_no_offer(letter: bytes) -> None:
-    with two(TCP) as (_, one):
-        one.offer()
-        with pytest.raises(MalformedSetup):
-            one.leave_pipes([letter.ljust(lanes.LETTER_BYTES), b""])
+def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:
+    with pytest.raises(
+        PeerUnreachable, match="rank 0 has not agreed to lane 1 of collectives to rank 2 yet"
+    ):
+        ask(one, 2, 0, 1)
+    found: list[Any] = []
+    with contextlib.ExitStack() as both:
+        for rank in (0, 1, 2):
+            thread = threading.Thread(target=lambda rank=rank: found.append(opened(one, rank)))
+            thread.start()
+            both.callback(thread.join)
+    with pytest.raises(PeerUnreachable, match="linked already"):
+        ask(one, 2, 0, 1)  # once more
+    with pytest.raises(PeerUnreachable, match=f"not agreed to lane {LANES} of"):
+        ask(one, 2, 0, LANES)
+    for each in found:
+        close(each)
 
 
-def test_strangers_that_say_nothing_hold_up_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_STRANGERS", 3)
-    with two(TCP) as (zero, one), contextlib.ExitStack() as strangers:
-        letters = [zero.offer(), one.offer()]
-        (listener,) = zero.listeners.values()
-        silent = [
-            strangers.enter_context(socket.create_connection(listener.getsockname(), 5))
-            for _ in range(8)
-        ]
-        silent[0].sendall(b"a part of a greeting")
-        zero.leave_pipes(letters)
-        one.leave_pipes(letters)
-        pipes = zero.take_pipes()
-        assert [pipe.lane for pipe in pipes] == [1, 2]
-        for stranger in silent:
-            stranger.settimeout(5)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(1) == b""
-        close(pipes)
-        close(one.take_pipes())
+def test_a_member_that_asks_without_end_leaves_nothing(one: Team) -> None:
+    """For lanes that were not agreed on, of other epochs, and of its own first lane."""
+
+    def descriptors() -> int:
+        until = time.monotonic() + 10
+        while exchange(one, 0).listener.connections:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for lane in range(63):
+        with pytest.raises(PeerUnreachable):
+            ask(one, 2, 0, lane)
+        with pytest.raises(SealringError):
+            ask(one, 2, 0, lane, epoch="9")
+    assert descriptors() <= before
+    assert {name.lane for name in exchange(one, 0).pipes} == {0}
 
 
-def test_strangers_without_end_do_not_keep_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "_SECONDS", 0.5)
-    with two(TCP) as (zero, one):
-        zero.offer()
-        one.offer()
-        (listener,) = zero.listeners.values()
-        place, over = listener.getsockname(), threading.Event()
+def test_a_group_that_ends_ends_the_waiting(one: Team) -> None:
+    waiting = threading.Timer(0.3, lambda: exchange(one, 1).refuse_from_now(GroupClosed("it ends")))
+    waiting.start()
+    with pytest.raises(GroupEnded, match="has failed"):
+        opened(one, 1, 60.0)
+    waiting.join()
 
-        def connect() -> None:
-            while not over.is_set():
-                with contextlib.suppress(OSError), socket.create_connection(place, 5) as stranger:
-                    stranger.sendall(bytes(lanes.GREETING.size))
 
-        thread = threading.Thread(target=connect)
-        thread.start()
-        try:
-            with pytest.raises(Unsupported, match="did not come"):
-                zero.take_pipes()
-        finally:
-            over.set()
-            thread.join()
+@pytest.mark.parametrize("objector", [0, 1, 2])
+def test_an_objection_ends_it_for_all(one: Team, objector: int) -> None:
+    """Whichever end of a pair dials."""
+
+    def call(rank: int) -> str:
+        objection = "my GPU is old" if rank == objector else ""
+        names = [PipeName(peer, "messages") for peer in range(one.size) if peer != rank]
+        with pytest.raises(Unsupported) as caught:
+            exchange(one, rank).open_agreed(names, 30.0, objection)
+        return str(caught.value)
+
+    for why in one.all(call):
+        assert "my GPU is old" in why

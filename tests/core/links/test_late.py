@@ -21,9 +21,10 @@ from sealring.core.engine.collective import Collective, DType
 from sealring.core.engine.link_ends import LateEnds
 from sealring.core.handshake import dial
 from sealring.core.handshake.statements import Statements, wrong_signer
+from sealring.core.handshake.terms import PipeName
 from sealring.core.identity import load_credentials, verification
 from sealring.core.links import agreement, connections, forming, listener
-from sealring.core.links import late as late_links
+from sealring.core.links.exchange import Exchange
 from sealring.core.links.threads import ListeningThread
 from sealring.core.schedule import Algorithm, Operation, Selection
 from sealring.errors import (
@@ -142,13 +143,13 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
     """Each acceptor is held up until both dial, and takes its own connection for the link first."""
     both = threading.Barrier(2)
     dialed = threading.Event()
-    take, add = late_links.LinkSet.take, late_links.LinkSet.add
+    take, add = Exchange.take, Exchange.add
 
-    def slow_take(self: Any, channel: Any) -> Any:
+    def slow_take(self: Any, name: Any, channel: Any) -> Any:
         dialed.set()
         with contextlib.suppress(threading.BrokenBarrierError):
             both.wait(1.0)
-        return take(self, channel)
+        return take(self, name, channel)
 
     def slow_add(self: Any, channel: Any, memory: Any, *, dialer: bool) -> None:
         if not dialer:
@@ -157,8 +158,8 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
 
     # As in two processes: one thread for both would hold up one of them after the other.
     monkeypatch.setattr(listener, "listening_thread", ListeningThread)
-    monkeypatch.setattr(late_links.LinkSet, "take", slow_take)
-    monkeypatch.setattr(late_links.LinkSet, "add", slow_add)
+    monkeypatch.setattr(Exchange, "take", slow_take)
+    monkeypatch.setattr(Exchange, "add", slow_add)
     with team() as one:
 
         def call(rank: int) -> float:
@@ -267,9 +268,10 @@ def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
 def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None:
     """Another process with a valid certificate of that rank, which knows the transcript."""
     with team() as one:
-        late = one.groups[3].engine.late_links
+        late = one.groups[3].engine.exchange
         assert late is not None
-        second = replace(late.collectives.terms, rank=11, instance="1" * 32, host="elsewhere")
+        terms = late.terms_of(PipeName(3, "collectives"))
+        second = replace(terms, rank=11, instance="1" * 32, host="elsewhere")
         address = one.groups[3].agreed.members[3].addresses[0]
         raises = pytest.raises(DuplicateRank, match="formed with another one")
         with socket.create_connection(address) as sock, raises:
@@ -281,11 +283,11 @@ def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None
 @pytest.mark.parametrize("transcript", ["", "0" * 64])
 def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
     with team() as one:
-        late = one.groups[11].engine.late_links
+        late = one.groups[11].engine.exchange
         assert late is not None
-        other = replace(late.collectives.terms, transcript=transcript)
+        other = replace(late.terms_of(PipeName(3, "collectives")), transcript=transcript)
         del late
-        error = "handshake.wrong_group" if transcript else "handshake.peer_unreachable"
+        error = "handshake.wrong_group" if transcript else "handshake.malformed_setup"
         address = one.groups[3].agreed.members[3].addresses[0]
         with (
             socket.create_connection(address) as sock,
@@ -298,7 +300,7 @@ def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
 def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> None:
     with team() as one:
         for group in one.groups:
-            late = group.engine.late_links
+            late = group.engine.exchange
             assert late is not None
             late.listener.begin.__self__.deadline = time.monotonic()  # type: ignore[attr-defined]
         del late, group
@@ -369,12 +371,14 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
             failures.append(failure)
 
     with team() as one:
-        late = one.groups[3].engine.late_links
+        late = one.groups[3].engine.exchange
         assert late is not None
         owner = Owner()
-        ends = LateEnds(owner, late.messages, range(SIZE))
+        ends = LateEnds(owner, late, "messages", range(SIZE))
         ends.want([SIZE, -5])  # no ranks of the group: refused elsewhere, and no IndexError here
-        late.messages.on_failed(error)
+        name = PipeName(7, "messages")
+        late._pipe(name)
+        late.on_failed(name, error)
         del late, ends
         assert [failure.code for failure in failures] == [code]
         assert error.code in failures[0].text
@@ -394,13 +398,13 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
             failed.set()
 
     with team() as one:
-        late = one.groups[3].engine.late_links
+        late = one.groups[3].engine.exchange
         assert late is not None
-        members = late.messages.group.agreed.members
+        members = late.agreed.members
         assert isinstance(members, dict)
         members[11] = members[11]._replace(stated_addresses=b"nowhere")
         owner = Owner()
-        LateEnds(owner, late.messages, range(SIZE)).want([11])
+        LateEnds(owner, late, "messages", range(SIZE)).want([11])
         assert failed.wait(30)
         del late
     assert [(each.code, each.peer) for each in failures] == [(FailureCode.PEER_LOST, 11)]
@@ -422,9 +426,9 @@ def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(verification, "_check_dates", expired)
         sum_of(one, Algorithm.RING)
         assert one.all(lambda rank: swap(one, rank)) == [SIZE - 1.0 - rank for rank in range(SIZE)]
-        late = one.groups[11].engine.late_links
+        late = one.groups[11].engine.exchange
         assert late is not None
-        terms = late.collectives.terms
+        terms = late.terms_of(PipeName(3, "collectives"))
         del late
         other = ISSUER.credentials(11, world=SIZE)
         address = one.groups[3].agreed.members[3].addresses[0]
@@ -441,9 +445,9 @@ def test_a_members_second_connection_is_not_reported_as_a_strangers(
     with team() as one:
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
         assert one.all(lambda rank: swap(one, rank), *others) == [8.0, 3.0]
-        late = one.groups[8].engine.late_links
+        late = one.groups[8].engine.exchange
         assert late is not None
-        terms = late.messages.terms
+        terms = late.terms_of(PipeName(3, "messages"))
         del late
         address = one.groups[3].agreed.members[3].addresses[0]
         raises = pytest.raises(PeerUnreachable, match="linked already")

@@ -18,8 +18,8 @@ from sealring.core.engine import link_ends
 from sealring.core.engine.endpoint import Endpoint
 from sealring.core.engine.mailbox import ANYONE
 from sealring.core.handshake import peers
-from sealring.core.links import agreement, dialer, link, threads
-from sealring.core.links import late as late_links
+from sealring.core.handshake.terms import PipeName
+from sealring.core.links import agreement, dialer, exchange, link, threads
 from sealring.core.links.arrivals import Arrival
 from sealring.core.links.dialer import Dialer
 from sealring.core.links.listener import Listener
@@ -46,7 +46,7 @@ def send(one: Team, rank: int, peer: int, timeout_s: float) -> int:
 
 
 def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(late_links, "_CLOSED_SECONDS", seconds)
+    monkeypatch.setattr(exchange, "_CLOSED_SECONDS", seconds)
 
 
 def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
     plain, back, held = Listener.advance_soon, threading.Event(), threading.Event()
     with team() as one:
-        late = one.groups[8].engine.late_links
+        late = one.groups[8].engine.exchange
         assert late is not None
         stopped = late.listener
         del late
@@ -89,16 +89,16 @@ def test_members_that_do_not_answer_hold_up_no_other() -> None:
             def lookup(self, rank: int) -> tuple[tuple[str, int], ...]:
                 return (address,)
 
-        def attempt(sock: socket.socket, rank: int) -> Any:
-            if rank < 20:
-                raise PeerUnreachable("no answer", peer=rank)
+        def attempt(sock: socket.socket, pipe: PipeName) -> Any:
+            if pipe.peer < 20:
+                raise PeerUnreachable("no answer", peer=pipe.peer)
             sock.close()
             return reached.set
 
         failures: list[SealringError] = []
-        reaching = Dialer(Book(), attempt, failures.append)
+        reaching = Dialer(Book(), attempt, lambda _, error: failures.append(error))
         for rank in range(21):
-            reaching.dial(rank)
+            reaching.dial(PipeName(rank))
         try:
             assert reached.wait(10.0)
             assert not failures
@@ -113,7 +113,7 @@ def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
     monkeypatch.setattr(dialer, "_THREADS", 2)
     plain = Listener.take_turn
     with team() as one:
-        lates = [one.groups[rank].engine.late_links for rank in range(6)]
+        lates = [one.groups[rank].engine.exchange for rank in range(6)]
         stopped = [late.listener for late in lates if late is not None]
         del lates
 
@@ -376,7 +376,7 @@ def test_the_kernel_lacks_memory_when_a_link_is_made(
         plain(sock)
 
     with team() as one:
-        monkeypatch.setattr(late_links, "prepare_socket", prepare)
+        monkeypatch.setattr(exchange, "prepare_socket", prepare)
 
         def call(rank: int) -> int:
             return send(one, 3, 8, 8.0) if rank == 3 else receive(one, 8, 3, 8.0)

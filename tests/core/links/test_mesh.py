@@ -87,31 +87,6 @@ def test_a_group_of_some() -> None:
         assert [link.peer for link in mesh.links(3)] == [1, 5]
 
 
-@pytest.mark.parametrize("objector", [0, 1, 2])
-def test_a_worker_that_comes_only_to_object(objector: int) -> None:
-    with world(3) as mesh:
-        for rank in range(3):
-            objection = Unsupported("my GPU is old") if rank == objector else None
-            mesh.start(rank, objection=objection)
-        mesh.join()
-        for rank in range(3):
-            error = mesh.outcomes[rank]
-            assert isinstance(error, Unsupported)
-            assert "my GPU is old" in str(error)
-            assert rank == objector or f"rank {objector}" in str(error)
-
-
-def test_a_group_of_one_hears_its_own_objection() -> None:
-    with pytest.raises(Unsupported, match="my GPU is old"):
-        build_mesh(
-            DictStore(),
-            ISSUER.credentials(2),
-            terms(2, members=(2,)),
-            timeout=1,
-            objection=Unsupported("my GPU is old"),
-        )
-
-
 def test_a_group_of_one_needs_no_peer() -> None:
     store = DictStore()
     mesh = build_mesh(store, ISSUER.credentials(2), terms(2, members=(2,)), timeout=1)
@@ -315,10 +290,18 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
             staying.set()
         return plain(self)
 
+    linked = Settling.say_linked
+
+    def fail(self: Settling, links: Any) -> None:
+        if self._terms.rank == 5:
+            raise PeerUnreachable("the disk is full")
+        linked(self, links)
+
+    monkeypatch.setattr(Settling, "say_linked", fail)
     monkeypatch.setattr(MeshAttempt, "stay_to_tell", stay)
     with world(12, timeout=8.0) as mesh:
         mesh.start(4)
-        mesh.start(5, objection=PeerUnreachable("the disk is full"))
+        mesh.start(5)
         staying.wait(4.0)
         mesh.start(6)
         mesh.start(0)

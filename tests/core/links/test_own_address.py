@@ -32,7 +32,7 @@ def test_an_address_is_called_another_only_if_there_is_one(
     monkeypatch.setattr(dialing, "LOOK_SECONDS", 0.0)
     store: Any = dist.HashStore()  # torch's types leave multi_set out
     book = AddressBook(store, "epoch", time.monotonic() + 20)
-    dialer = Dialer(book, lambda *_: lambda: None, lambda _: None)
+    dialer = Dialer(book, lambda *_: lambda: None, lambda *_: None)
     if published is not None:
         book.publish(3, published)
     OwnAddress(book, 3, [ADDRESS], dialer).check()

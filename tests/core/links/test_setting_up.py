@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 
 import pytest
 
@@ -24,11 +23,8 @@ def accepted() -> list[socket.socket]:
     return [listening, dialed, taken]
 
 
-@pytest.mark.parametrize("make", [accepted, lambda: list(setting_up.pair())])
-def test_a_child_closes_what_its_parent_is_setting_up(
-    make: Callable[[], list[socket.socket]],
-) -> None:
-    sockets = make()
+def test_a_child_closes_what_its_parent_is_setting_up() -> None:
+    sockets = accepted()
     inodes = {os.fstat(each.fileno()).st_ino for each in sockets}
     assert inodes <= set(setting_up.inodes())
     descriptors = [each.fileno() for each in sockets]

@@ -162,8 +162,8 @@ class World:
             if isinstance(outcome, Mesh):
                 for link in outcome.links:
                     link.socket.close()
-                if outcome.late is not None:
-                    outcome.late.stop()
+                if outcome.exchange is not None:
+                    outcome.exchange.stop()
 
 
 def busy_threads() -> int:

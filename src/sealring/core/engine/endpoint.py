@@ -18,7 +18,8 @@ from sealring.core.engine.link_ends import (
     hand_over_late,
     socket_of,
 )
-from sealring.core.links.late import LinkSet, Rest
+from sealring.core.handshake.terms import Purpose
+from sealring.core.links.exchange import Exchange, Rest
 from sealring.core.links.link import Link
 from sealring.errors import GroupError, Unsupported
 
@@ -69,14 +70,14 @@ class Endpoint(Generic[Native]):
         links: Iterable[tuple[int, LinkEnds]],
         lease: _native.Lease | None,
         *,
-        publishes: bool,
+        purpose: Purpose,
         hosts: Mapping[int, str] | None = None,
-        late: LinkSet | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
-        """`publishes`: records of a group key are opened here.
+        """`exchange` opens the pipes to members that are not in `links`, when they are needed.
 
-        `late` makes the links with members that are not in `links`, when they are needed; `hosts`
-        has the hosts of all members, by rank in the group.
+        Records of a group key are opened on links for collectives. `hosts` has the hosts of all
+        members, by rank in the group.
         """
         self._native: Native = native
         self._names = names
@@ -91,8 +92,8 @@ class Endpoint(Generic[Native]):
         for peer, link in links:
             names.hosts[peer] = link.host
             self.link_sockets.append(socket_of(names.members[peer], link))
-            hand_over(native, peer, link, publishes=publishes)
-        self.late = None if late is None else LateEnds(self, late, names.members)
+            hand_over(native, peer, link, publishes=purpose == "collectives")
+        self.late = None if exchange is None else LateEnds(self, exchange, purpose, names.members)
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None:
         """From any thread. Where the group has ended, what is left to do: to tell the peer how."""

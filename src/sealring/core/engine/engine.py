@@ -17,8 +17,7 @@ from sealring.core.engine.lanes import GroupLanes
 from sealring.core.engine.link_ends import LinkEnds
 from sealring.core.engine.rounds import first_objection
 from sealring.core.engine.routes import Routes
-from sealring.core.links.late import LateLinks, Rest
-from sealring.core.links.link import Link
+from sealring.core.links.exchange import Exchange
 from sealring.core.schedule import Algorithm, Operation, Topology, has_few_links
 from sealring.errors import GroupError, Unsupported
 
@@ -51,17 +50,17 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         lease: _native.Lease | None = None,
         hosts: Mapping[int, str] | None = None,
         unlinked: Mapping[int, _native.Secret] | None = None,
-        late: LateLinks | None = None,
+        exchange: Exchange | None = None,
         threads: int = 1,
     ) -> None:
         """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
 
-        `unlinked` are the members that `late` makes links with when they are needed, and their
+        `unlinked` are the members to which `exchange` opens pipes when they are needed, and their
         group keys; `hosts` has the hosts of all members. Both by rank in the group. `threads` is
         how many this rank may use for a large collective.
         """
         links = list(links)
-        self.lanes = GroupLanes(rank, world, links, threads)
+        self.lanes = GroupLanes(rank, world, exchange, threads)
         self._rank = rank
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
@@ -90,13 +89,13 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             first_failure,
             links,
             lease,
-            publishes=True,
+            purpose="collectives",
             hosts=hosts,
-            late=None if late is None else late.collectives,
+            exchange=exchange,
         )
-        self.late_links = late
-        if late is not None:
-            weakref.finalize(self, late.stop_soon)
+        self.exchange = exchange
+        if exchange is not None:
+            weakref.finalize(self, exchange.stop_soon)
         self.on_gpus = LinkedPrograms(native, rank, names.members)
         self.topology = topology_of([self._names.hosts.get(each, host) for each in range(world)])
         self.routes = Routes(
@@ -255,10 +254,6 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         steps = self.routes.program(collective, wired=False).steps
         return {peer for step in steps for peer in step.peers}
 
-    def add_late_link(self, peer: int, link: Link) -> Rest | None:
-        self.lanes.add_first(peer, link)
-        return super().add_late_link(peer, link)
-
     @property
     def threads(self) -> int:
         """How many share a large collective, each with pipes of its own, as ranks have agreed."""
@@ -314,8 +309,8 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     def close(self) -> None:
         super().close()
-        if self.late_links is not None:
-            self.late_links.stop()
+        if self.exchange is not None:
+            self.exchange.stop()
 
     def close_links(self, failure: GroupError) -> None:
         """The same, but members that want a link are still told how the group failed."""

@@ -1,7 +1,8 @@
 """How many lanes a group has, and how its ranks come to have them.
 
 Every rank says how many threads it may use for a large collective; the least of them is the number
-of lanes. A rank that cannot make one says why, and the collective stays with the lane that it has.
+of lanes. Then each pair opens its further pipes by the exchange that opens all pipes. A rank that
+cannot have one says why, and the collective stays with the lane that it has.
 The rounds are small collectives of the group itself, before its first large collective.
 
 In a group whose ranks are all linked, each pair then has all lanes. In a larger one (forming.py)
@@ -13,18 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 from sealring import _native, limits
 from sealring.core.engine.collective import Collective
 from sealring.core.engine.failures import Names
-from sealring.core.engine.link_ends import LinkEnds, LinkSocket
-from sealring.core.engine.rounds import all_gather_bytes, least, linked, tried
-from sealring.core.links.lanes import FirstEnd, Lanes, first_end
+from sealring.core.engine.link_ends import LinkSocket, socket_of
+from sealring.core.engine.rounds import first_objection, least, linked, tried
+from sealring.core.handshake.terms import PipeName
+from sealring.core.links.exchange import Exchange
 from sealring.core.no_fork import NoFork
 from sealring.core.schedule import Algorithm, Operation
+from sealring.errors import PeerUnreachable
 
 _LOG = logging.getLogger("sealring")
 
@@ -34,6 +36,10 @@ LANED_BYTES: Final = 2 * _native.STRIPE_SEGMENTS * limits.RECORD_BYTES
 """Of a slot: what is shorter has segments for one lane, or hardly for two."""
 MOST_THREADS: Final = 8
 """Of a large collective, unless set otherwise: more move no more bytes, the memory is busy then."""
+_SECONDS: Final = 5.0
+"""How long a rank waits for its further pipes, if the collective has more time than that."""
+_PART_OF_TIMEOUT: Final = 0.5
+"""Of the time that the others wait for it: at its end they give the rank up, and not the lanes."""
 _MOST_PIPES: Final = 64
 """That a rank makes for one program, in a group whose ranks are not all linked. Each takes memory
 and a descriptor. In a group of 8 ranks with 8 threads each, all linked, a rank has 49."""
@@ -70,16 +76,16 @@ class GroupLanes:
         self,
         rank: int,
         world: int,
-        links: Iterable[tuple[int, LinkEnds]],
+        exchange: Exchange | None,
         threads: int,
     ) -> None:
-        """`threads` is how many this rank may use. Ranks are the group's."""
+        """`threads` is how many this rank may use. Ranks are the group's.
+
+        Without an exchange there is the first lane alone.
+        """
         self._rank, self._world = rank, world
         self._all_linked = world <= limits.MOST_LINKED_AT_ONCE
-        self._ends: dict[int, FirstEnd] = {}
-        """Of the first lane's links, also of those that have come late."""
-        for peer, link in links:
-            self.add_first(peer, link)
+        self.exchange = exchange
         self.counts: dict[Uses | None, int] = {}
         """The lanes that ranks have agreed on for a program; None stands for all programs where
         all pairs have the same."""
@@ -88,14 +94,10 @@ class GroupLanes:
         self.limit = threads
         """The lanes that this rank can have in a program."""
 
-    def add_first(self, peer: int, link: LinkEnds) -> None:
-        """Called before the link is handed over, from any thread."""
-        if 1 < self._world <= MAX_LANED_WORLD:
-            self._ends[peer] = first_end(link.socket, link.memory)
-
     def missing_for(self, collective: Collective) -> bool:
         """Whether ranks must agree before this one; all ranks say the same."""
-        if not 1 < self._world <= MAX_LANED_WORLD or collective.ready is not None:
+        laned = self.exchange is not None and self._world <= MAX_LANED_WORLD
+        if not laned or collective.ready is not None:
             return False
         large = collective.total is not None and _is_large(collective)
         return large and self._uses(collective) not in self.counts
@@ -136,7 +138,8 @@ class GroupLanes:
         if not self.missing_for(collective):
             return []  # ranks agreed after this call was made, and before its turn
         uses = self._uses(collective)
-        peers = set(self._ends) if uses is None else peers_of(collective) - {self._rank}
+        everyone = set(range(self._world)) if uses is None else peers_of(collective)
+        peers = everyone - {self._rank}
         new = sorted(peers - self._made.keys())
         count = yield from least(self._most_with(peers))
         count = max(1, min(count, _native.MAX_LANES))
@@ -147,67 +150,64 @@ class GroupLanes:
             return []
         if uses is not None:
             yield from linked(collective)
-        taken: list[tuple[int, int]] = []
-        lanes = Lanes(self._rank, {peer: self._ends[peer] for peer in new}, count, timeout_s)
-        why = yield from self._make(native, names.members, lanes, taken)
-        if why:
+        sockets: list[LinkSocket] = []
+        within_s = min(_SECONDS, timeout_s * _PART_OF_TIMEOUT)
+
+        not_come = ""
+
+        def open_all() -> None:
+            nonlocal not_come
+            try:
+                sockets.extend(self._open(native, names.members, new, count, within_s))
+            except PeerUnreachable as missing:
+                not_come = str(missing)
+
+        # A rank whose pipe did not come says so last: another one may know why.
+        why = yield from tried(self._rank, names.members, open_all)
+        if why := why or (yield from first_objection(self._rank, names.members, not_come)):
             _LOG.warning("sealring: a large collective uses one thread: %s", why)
             native.drop_lanes(new)
-            count, taken = 1, []
+            count, sockets = 1, []
         else:
             native.complete_lanes(new)
         if self.most == 1:  # the core makes no more lanes than at first, none if that failed
             self.limit = count
         self.counts[uses] = count
         self._made.update(dict.fromkeys(new, count))
-        return [self._described(names, peer, inode) for peer, inode in taken]
+        return sockets
 
     def _most_with(self, peers: set[int]) -> int:
         """The lanes that this rank can have in a program with these."""
         made = [self._made[peer] for peer in peers & self._made.keys()]
         return min([self.limit, _most_lanes(self._world, len(peers)), *made]) if peers else 1
 
-    def _described(self, names: Names, peer: int, inode: int) -> LinkSocket:
-        host, transport = names.hosts.get(peer, ""), self._ends[peer].transport
-        return LinkSocket(names.members[peer], host, transport, inode)
-
-    def _make(
+    def _open(
         self,
         native: _native.Engine,
         members: Sequence[int],
-        lanes: Lanes,
-        taken: list[tuple[int, int]],
-    ) -> Generator[Collective, None, str]:
-        """Returns '' if all ranks have the lanes, else the reason of the first that has not.
-
-        `taken` gets the peer and the inode of each socket that the core has.
-        """
-        own: list[bytes] = []
-
-        def offer() -> None:
-            own.append(lanes.offer())
-
-        def take() -> None:
-            with contextlib.ExitStack() as untaken:
-                pipes = lanes.take_pipes()
-                for pipe in pipes:
-                    untaken.callback(pipe.socket.close)
-                for pipe in pipes:  # in the order of the lanes: each needs the one before
-                    taken.append((pipe.peer, os.fstat(pipe.socket.fileno()).st_ino))
-                    memory = (None, None) if pipe.memory is None else pipe.memory
-                    with NoFork():  # a child finds the socket at one end of this or at the other
-                        socket = pipe.socket.detach()
-                        native.add_lane_link(pipe.lane, pipe.peer, socket, *memory)
-
-        try:
-            if why := (yield from tried(self._rank, members, offer)):
-                return why
-            offers = yield from all_gather_bytes(self._world, own[0])
-            if why := (yield from tried(self._rank, members, lambda: lanes.leave_pipes(offers))):
-                return why
-            return (yield from tried(self._rank, members, take))
-        finally:
-            lanes.close()
+        peers: Sequence[int],
+        count: int,
+        within_s: float,
+    ) -> list[LinkSocket]:
+        """Opens the further pipes to these ranks and gives them to the core."""
+        assert self.exchange is not None
+        names = [
+            PipeName(members[peer], "collectives", lane)
+            for peer in peers
+            for lane in range(1, count)
+        ]
+        links = self.exchange.open_agreed(names, within_s)
+        sockets: list[LinkSocket] = []
+        with contextlib.ExitStack() as untaken:
+            for link in links:
+                untaken.callback(link.discard)  # the core derives a lane's keys from the first's
+            for link in links:  # in the order of the lanes: each needs the one before
+                sockets.append(socket_of(link.peer, link))
+                memory = (None, None) if link.memory is None else link.memory
+                with NoFork():  # a child finds the socket at one end of this or at the other
+                    peer, socket = members.index(link.peer), link.socket.detach()
+                    native.add_lane_link(link.lane, peer, socket, *memory)
+        return sockets
 
 
 def _is_large(collective: Collective) -> bool:

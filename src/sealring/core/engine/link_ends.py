@@ -11,8 +11,9 @@ from typing import Final, Literal, Protocol
 
 from sealring import _native
 from sealring.core.engine.failures import ERROR_BY_CODE
+from sealring.core.handshake.terms import Purpose
 from sealring.core.links.diagnosis import NOT_ADMITTED
-from sealring.core.links.late import LinkSet, Rest
+from sealring.core.links.exchange import Exchange, Rest
 from sealring.core.links.link import Link
 from sealring.core.links.memory import SharedMemory
 from sealring.core.no_fork import NoFork
@@ -83,20 +84,23 @@ busy, links of a large group take seconds, and twice as many connections would m
 
 
 class Owner(Protocol):
-    """An engine or a mailbox, as far as late links matter to it."""
+    """An engine or a mailbox, as far as pipes that are opened late matter to it."""
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None: ...
     def fail(self, failure: _native.Failure) -> None: ...
 
 
 class LateEnds:
-    """Asks for the links that an engine or a mailbox needs, and gives them to it when they come.
+    """Asks for the pipes that an engine or a mailbox needs, and gives them to it when they come.
 
     Threads that make links refer to the owner weakly: a group that the script has dropped ends.
     """
 
-    def __init__(self, owner: Owner, links: LinkSet, members: Sequence[int]) -> None:
-        self._links = links
+    def __init__(
+        self, owner: Owner, exchange: Exchange, purpose: Purpose, members: Sequence[int]
+    ) -> None:
+        self._exchange = exchange
+        self._purpose = purpose
         self._members = tuple(members)
         own = weakref.ref(owner)
 
@@ -108,9 +112,9 @@ class LateEnds:
 
         def fail(rank: int, error: SealringError) -> None:
             if (alive := own()) is not None:
-                alive.fail(_failure_of(error, rank, self._members, self._links.terms.rank))
+                alive.fail(_failure_of(error, rank, self._members, exchange.rank))
 
-        links.attach(deliver, fail)
+        exchange.attach(purpose, deliver, fail)
 
     def want(self, peers: Iterable[int], *, both: bool = False) -> None:
         """Have links made with these ranks of the group; returns at once.
@@ -118,20 +122,20 @@ class LateEnds:
         `both` says that they want them too: the higher of two ranks dials. The lower one does only
         if it is not dialed soon. The higher one may have failed, and says so when it is asked.
         """
-        own = self._links.terms.rank
+        own = self._exchange.rank
         # A number that is no rank of the group is refused where the call is submitted.
         ranks = {self._members[peer] for peer in peers if 0 <= peer < len(self._members)} - {own}
         later = {rank for rank in ranks if both and rank > own}
-        self._links.want(ranks - later)
-        self._links.want(later, after=_OTHER_END_SECONDS)
+        self._exchange.want(self._purpose, ranks - later)
+        self._exchange.want(self._purpose, later, after=_OTHER_END_SECONDS)
 
     def ask_all(self) -> None:
         """Have links made with all that can be reached; returns at once."""
-        self._links.ask(set(self._members) - {self._links.terms.rank})
+        self._exchange.ask(self._purpose, set(self._members) - {self._exchange.rank})
 
     def refuse_from_now(self, failure: GroupError) -> None:
         """The group has failed; a member that wants a link is told how."""
-        self._links.group.refuse_from_now(failure)
+        self._exchange.refuse_from_now(failure)
 
 
 def _failure_of(

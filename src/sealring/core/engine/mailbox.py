@@ -9,7 +9,7 @@ from sealring.core.engine.endpoint import Endpoint
 from sealring.core.engine.engine import largest_segment
 from sealring.core.engine.failures import Names
 from sealring.core.engine.link_ends import LinkEnds
-from sealring.core.links.late import LateLinks
+from sealring.core.links.exchange import Exchange
 from sealring.errors import GroupError
 
 ANYONE = _native.ANYONE
@@ -35,11 +35,12 @@ class Mailbox(Endpoint[_native.Mailbox]):
         first_failure: _native.FirstFailure | None = None,
         lease: _native.Lease | None = None,
         hosts: Mapping[int, str] | None = None,
-        late: LateLinks | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         """`first_failure` and `lease` are shared with the group's engine, if it has one.
 
-        `late` makes links with the other members when they are needed; `hosts` has all members'.
+        `exchange` opens the pipes to the other members when they are needed; `hosts` has the hosts
+        of all of them.
         """
         names = Names(rank, tuple(range(world) if members is None else members))
         first_failure = first_failure or _native.FirstFailure()
@@ -54,7 +55,7 @@ class Mailbox(Endpoint[_native.Mailbox]):
             names.for_native(),
         )
         self._wanted: set[int] = set()
-        if late is not None:
+        if exchange is not None:
             native.expect_late_links()
         super().__init__(
             native,
@@ -62,9 +63,9 @@ class Mailbox(Endpoint[_native.Mailbox]):
             first_failure,
             links,
             lease,
-            publishes=False,
+            purpose="messages",
             hosts=hosts,
-            late=None if late is None else late.messages,
+            exchange=exchange,
         )
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
@@ -98,10 +99,10 @@ class Mailbox(Endpoint[_native.Mailbox]):
         return submitted
 
     def want(self, peer: int) -> None:
-        """Have the link made.
+        """Have the pipe opened.
 
-        A receive from anyone needs only the sender's, who makes it. The others are for the news
-        that the group has failed: a rank without links would never learn of that.
+        A receive from anyone needs only the sender's, who opens it. The others are for the news
+        that the group has failed: a rank without pipes would never learn of that.
         """
         if self.late is None or peer in self._wanted:
             return

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from sealring.core.group.process_group import SealedProcessGroup
 from sealring.core.group.settings import read_settings
 from sealring.core.group.torch_functions import pass_calls_to_groups
 from sealring.core.handshake import Terms, group_context, process_sessions
+from sealring.core.handshake.terms import PipeName
 from sealring.core.hooks import (
     Enrolment,
     GroupMade,
@@ -38,7 +39,6 @@ from sealring.core.identity import load_credentials
 from sealring.core.identity.credentials import check_dates
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.core.links import (
-    Agreed,
     Link,
     Mesh,
     agreed_epoch,
@@ -48,7 +48,7 @@ from sealring.core.links import (
 )
 from sealring.core.schedule import Selection
 from sealring.core.settings import CERTIFICATE
-from sealring.errors import ConfigurationError, SealringError, Unsupported
+from sealring.errors import ConfigurationError, Unsupported
 
 # ---- what the group is to be
 
@@ -178,24 +178,6 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
 
     lease = None if enrolment is None else enrolment.lease
 
-    def mesh_for(
-        terms: Terms, objection: SealringError | None = None, agreed: Agreed | None = None
-    ) -> Mesh:
-        return build_mesh(
-            options.store,
-            credentials,
-            terms,
-            timeout=max(0.0, deadline - time.monotonic()),
-            transport=settings.transport,
-            objection=objection,
-            sessions=process_sessions(credentials.job, rank),
-            agreed=agreed,
-            current=None if enrolment is None else enrolment.renewed_credentials,
-        )
-
-    def by_group_rank(mesh: Mesh) -> list[tuple[int, Link]]:
-        return [(place_of[link.peer], link) for link in mesh.links]
-
     epochs = agreed_epoch(options.store, members, rank, deadline, within=options.within)
     with explain_resource_limits(), epochs as epoch:
         terms = Terms(
@@ -208,11 +190,16 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             settings={**settings.shared, **credentials.settings},
             host=settings.host,
         )
-        # Messages between two ranks must not wait behind a collective, nor the other way round:
-        # they have links and keys of their own.
-        message_terms = replace(terms, epoch=f"{epoch}.messages")
-        mesh = mesh_for(terms)
-        agreed, late = mesh.agreed, mesh.late
+        mesh = build_mesh(
+            options.store,
+            credentials,
+            terms,
+            timeout=max(0.0, deadline - time.monotonic()),
+            transport=settings.transport,
+            sessions=process_sessions(credentials.job, rank),
+            current=None if enrolment is None else enrolment.renewed_credentials,
+        )
+        agreed, exchange = mesh.agreed, mesh.exchange
         linked = {link.peer for link in mesh.links} | {rank}
         unlinked = agreed.group_keys([each for each in members if each not in linked])
         hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
@@ -223,7 +210,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 group_world,
                 context=group_context(terms),
                 group_key=agreed.group_key(rank),
-                links=by_group_rank(mesh),
+                links=[(place_of[link.peer], link) for link in mesh.links],
                 host=terms.host,
                 members=members,
                 record_bytes=settings.record_bytes,
@@ -232,28 +219,29 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 lease=lease,
                 hosts=hosts,
                 unlinked={place_of[each]: key for each, key in unlinked.items()},
-                late=late,
+                exchange=exchange,
                 threads=settings.threads or _threads(terms.host, hosts),
             )
         gpu = GpuCalls(engine, settings.cuda_wait, settings.gpu_wire)
         try:
             objection = _problem_of(gpu)
+            # Messages between two ranks must not wait behind a collective, nor the other way round:
+            # they have pipes and keys of their own.
             mailbox = Mailbox(
                 group_rank,
                 group_world,
-                context=group_context(message_terms),
-                links=(
-                    by_group_rank(mesh_for(message_terms, objection, agreed))
-                    if late is None
-                    else []
-                ),
+                context=group_context(terms),
+                links=[
+                    (place_of[link.peer], link)
+                    for link in _pipes_for_messages(mesh, members, objection, deadline)
+                ],
                 members=members,
                 record_bytes=settings.record_bytes,
                 rekey_bytes=settings.rekey_bytes,
                 first_failure=first_failure,
                 lease=lease,
                 hosts=hosts,
-                late=late,
+                exchange=exchange,
             )
         except BaseException:
             engine.close()  # the error's traceback may keep it, with its links and keys
@@ -283,8 +271,8 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             gpu=gpu,
             run=run_of(agreed.transcript),
         )
-    if late is not None:
-        # Messages have no links yet over which the members could hear of an objection.
+    if mesh.sparse:
+        # There are no pipes yet over which all members could hear of an objection.
         _require_agreement(group, objection)
     try:
         restore_errors_in_backward()
@@ -364,6 +352,21 @@ def _torch_groups() -> list[tuple[str, str, int, bool]]:
         )
         for group in list(world.pg_map)
     ]
+
+
+def _pipes_for_messages(
+    mesh: Mesh, members: Sequence[int], objection: Unsupported | None, deadline: float
+) -> list[Link]:
+    """To all members, where all pairs are linked; there an objection of one ends it for all."""
+    if mesh.sparse:
+        return []
+    if mesh.exchange is None:
+        if objection is not None:
+            raise objection
+        return []
+    names = [PipeName(rank, "messages") for rank in members if rank != mesh.exchange.rank]
+    within_s = max(0.0, deadline - time.monotonic())
+    return mesh.exchange.open_agreed(names, within_s, "" if objection is None else str(objection))
 
 
 def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None) -> None:

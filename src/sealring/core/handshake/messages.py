@@ -13,7 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.core.handshake.terms import Terms, is_instance, is_name, members_digest
+from sealring import _native
+from sealring.core.handshake.terms import (
+    PURPOSES,
+    Purpose,
+    Terms,
+    is_instance,
+    is_name,
+    members_digest,
+)
 from sealring.core.identity.names import is_job
 from sealring.errors import MalformedSetup, PeerIncompatible
 from sealring.formats.strict import read_json
@@ -44,6 +52,9 @@ class Hello:
     host: str
     transcript: str
     """Of the group, if it was formed before; else nothing."""
+    purpose: Purpose
+    """Of the pipe that this connection is to be."""
+    lane: int
 
 
 _HELLO_FIELDS: Final = frozenset({"type", "version", *Hello.__dataclass_fields__})
@@ -66,6 +77,8 @@ def write_hello(terms: Terms, receiver: int) -> bytes:
             "settings": dict(terms.settings),
             "host": terms.host,
             "transcript": terms.transcript,
+            "purpose": terms.purpose,
+            "lane": terms.lane,
         }
     )
 
@@ -108,6 +121,10 @@ def hello_of(message: Message) -> Hello:
     job, instance = text(message, "job"), text(message, "instance")
     if not is_job(job) or not is_instance(instance):
         raise MalformedSetup("a hello's job or instance is not one")
+    transcript = text(message, "transcript") and digest(message, "transcript")
+    purpose, lane = _pipe(message)
+    if bool(transcript) == (purpose == "form"):
+        raise MalformedSetup("a hello's purpose does not fit its transcript")
     return Hello(
         suites=_suites(message["suites"]),
         job=job,
@@ -120,7 +137,9 @@ def hello_of(message: Message) -> Hello:
         instance=instance,
         settings=_settings(message["settings"]),
         host=_name(message, "host"),
-        transcript=text(message, "transcript") and digest(message, "transcript"),
+        transcript=transcript,
+        purpose=purpose,
+        lane=lane,
     )
 
 
@@ -168,6 +187,15 @@ def instances(message: Message, field: str) -> dict[int, str]:
             raise MalformedSetup(f"{field} holds something that is no instance")
         found[int(rank)] = instance
     return found
+
+
+def _pipe(message: Message) -> tuple[Purpose, int]:
+    said = text(message, "purpose")
+    purpose = next((each for each in PURPOSES if each == said), None)
+    if purpose is None:
+        raise MalformedSetup("a hello's purpose is none")
+    most = _native.MAX_LANES - 1 if purpose == "collectives" else 0
+    return purpose, integer(message, "lane", 0, most)
 
 
 def _name(message: Message, field: str) -> str:

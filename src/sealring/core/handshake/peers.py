@@ -325,6 +325,11 @@ def check_hello(hello: Hello, terms: Terms, peer: VerifiedPeer, who: str) -> Non
             "settings: one of them is of another attempt, or a member told them different things",
             code="handshake.wrong_group",
         )
+    if (hello.purpose, hello.lane) != (terms.purpose, terms.lane):
+        raise MalformedSetup(
+            f"{who} answered for lane {hello.lane} of {hello.purpose}, and was asked for lane "
+            f"{terms.lane} of {terms.purpose}"
+        )
     if hello.settings != dict(terms.settings):
         raise PeerIncompatible(
             f"{who} runs with {_listed(hello.settings, terms.settings)} and rank {terms.rank} with "

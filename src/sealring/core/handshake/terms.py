@@ -14,10 +14,26 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final, Literal, NamedTuple, get_args
 
 from sealring.core.identity.names import check_job
 from sealring.errors import ConfigurationError
 from sealring.limits import MAX_WORLD, PROTOCOL_VERSION, SUITE
+
+Purpose = Literal["form", "collectives", "messages"]
+"""What a pipe is for: first to form its group, and then for collectives; or opened later."""
+PURPOSES: Final[tuple[Purpose, ...]] = get_args(Purpose)
+
+
+class PipeName(NamedTuple):
+    """A pipe between this worker and another one, in one epoch of a group."""
+
+    peer: int
+    """Its rank in the job."""
+    purpose: Purpose = "form"
+    lane: int = 0
+    """Of several pipes for collectives; the first is number 0."""
+
 
 MAX_NAME = 255
 _INSTANCE = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -51,6 +67,8 @@ class Terms:
     """Random per attempt: tells a worker that reconnects from a second one with its rank."""
     transcript: str = ""
     """Of the group as it was formed, in hexadecimal: for links that are made afterwards."""
+    purpose: Purpose = "form"
+    lane: int = 0
     certificates: frozenset[bytes] = frozenset()
     """SHA-256 of the certificates with which the group was formed, for links made afterwards."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")

@@ -12,14 +12,13 @@ arrivals    connections that others made, until each is a link, and how many the
 threads     the thread that serves all listeners, and threads that set-up borrows
 tls_threads threads that compute TLS for connections of others
 listener    takes connections from anybody, a bounded number at a time
-dialer      reaches the lower ranks, and tries again; watches this worker's own address
+dialer      opens the pipes that this worker dials, and tries again; watches its own address
+exchange    opens every pipe of a group once it has formed: for collectives, lanes, messages
 connections first links that wait for the others, and what is done with an attempt's connections
 tree        one round along a tree over the members
 forming     what all members agree on, in three rounds
 settling    what neighbours say until the group exists
 mesh        a group forms, or does not: build_mesh
-late        links that are made when a program or a message first needs them
-lanes       further pipes between two members that are linked
 diagnosis   why a group is not complete in time; limits of this process that kept it from forming
 link        what comes out
 """

@@ -25,12 +25,12 @@ from sealring.core.handshake.incoming import Incoming
 from sealring.core.handshake.messages import Hello
 from sealring.core.handshake.peers import dial
 from sealring.core.handshake.sessions import SessionTable
-from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.terms import PipeName, Terms
 from sealring.core.identity.credentials import Credentials
 from sealring.core.links.agreement import DialersMemory, Settled, Transport, settle_as_acceptor
 from sealring.core.links.arrivals import HandOver, Serving
 from sealring.core.links.diagnosis import is_telling
-from sealring.core.links.late import LateLinks, LinkSet
+from sealring.core.links.exchange import Exchange
 from sealring.core.links.link import send_without_delay
 from sealring.errors import (
     DuplicateRank,
@@ -172,7 +172,7 @@ class WaitingLinks:
         return True
 
     def fail(self, error: SealringError) -> None:
-        """What ends the set-up. The first one counts."""
+        """Ends the set-up. The first error counts."""
         with self._lock:
             self._failure = self._failure or error
         # A refusal is known at both ends; of a rank held twice, there is another one to tell.
@@ -278,7 +278,7 @@ _DIAL_SECONDS: Final = 30.0
 
 
 class Connections:
-    """Links of an attempt to form a group, and after it those that are made later."""
+    """Connections of an attempt to form a group, and after it those for the exchange."""
 
     def __init__(
         self,
@@ -296,57 +296,62 @@ class Connections:
         self._sessions = sessions
         self._waiting = waiting
         self._deadline = deadline
-        self._late: LateLinks | None = None
+        self._exchange: Exchange | None = None
         self._decided = False
         """It is decided whether the group exists."""
 
-    def decide(self, late: LateLinks | None) -> None:
-        """The group exists and makes further links, or no link is to come any more."""
-        self._late = late
+    def decide(self, exchange: Exchange | None) -> None:
+        """The group exists and opens further pipes, or nothing is to come any more."""
+        self._exchange = exchange
         self._decided = True
 
-    def dialed(self, sock: socket.socket, rank: int) -> HandOver:
+    def dialed(self, sock: socket.socket, pipe: PipeName) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
         with DialersMemory(sock, self._transport, self._terms.host) as own:
             channel = dial(
-                sock, self.credentials(), self._terms, rank, deadline, self._sessions, own.offer
+                sock,
+                self.credentials(),
+                self._terms,
+                pipe.peer,
+                deadline,
+                self._sessions,
+                own.offer,
             )
             with channel.refusing():
                 settled = own.settle(channel)
         return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=True))
 
     def begin(self, sock: socket.socket) -> Incoming:
-        terms = self._terms if self._late is None else self._late.collectives.terms
+        terms = self._terms if self._exchange is None else self._exchange.terms
         return Incoming(sock, self.credentials, terms, self._sessions, self._terms_for)
 
     def _terms_for(self, hello: Hello) -> Terms | None:
-        """Of a link for the group's formation, or of one that is made later.
+        """Of a link for the group's formation, or of a pipe that is opened later.
 
         A member for which the group exists already may be a moment ahead of this one: None then.
         """
-        if self._terms.transcript or not hello.transcript:
+        if hello.purpose == "form":
             return self._terms
         if not self._decided:
             return None
-        if self._late is None:
+        if self._exchange is None:
             raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
-        return self._late.kind_of(hello).terms
+        return self._exchange.terms_of(PipeName(hello.sender, hello.purpose, hello.lane))
 
     def admitted(self, incoming: Incoming) -> Serving:
         # Not cut by the deadline of the group's formation: links are made long after it, and at the
         # end of an attempt that fails the listener cuts the connection.
         incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
         admitted: list[Hello] = []
-        admitted_late: list[tuple[LinkSet, Hello]] = []
+        asked: list[tuple[Exchange, PipeName]] = []
+        error: BaseException | None = None
 
         def admit(hello: Hello) -> None:
-            if self._late is not None:
-                if not hello.transcript:
+            if self._exchange is not None:
+                if hello.purpose == "form":
                     raise PeerUnreachable("the group has formed without this connection")
-                kind = self._late.kind_of(hello)
-                kind.admit(hello)
-                admitted_late.append((kind, hello))
+                asked.append((self._exchange, self._exchange.admit(hello)))
                 # The peer may have waited until the group existed here.
                 incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
                 return
@@ -357,20 +362,21 @@ class Connections:
         try:
             channel = yield from incoming.answering(admit)
             with channel.attributed():
-                for kind, _ in admitted_late:
-                    return (yield from kind.take(channel))
+                for exchange, pipe in asked:
+                    return (yield from exchange.take(pipe, channel))
                 settled = yield from settle_as_acceptor(channel, self._transport)
             self._waiting.require_open(channel.peer.rank)
             return functools.partial(self._waiting.add, WaitingLink(channel, settled, dialer=False))
-        except BaseException:
+        except BaseException as problem:
+            error = problem
             if channel is not None:
                 channel.link_keys.wipe()
             for hello in admitted:
                 self._waiting.forget(hello)
             raise
         finally:
-            for kind, hello in admitted_late:
-                kind.settled(hello)
+            for exchange, pipe in asked:
+                exchange.settled(pipe, error)
 
     def refused(self, error: SealringError) -> None:
         """Only a disagreement with an admitted member ends the set-up."""

@@ -1,4 +1,4 @@
-"""Reaches the ranks that this worker dials, some at a time, and tries again until told to stop.
+"""Opens the pipes that this worker dials, some at a time, and tries again until told to stop.
 
 The store may be late, stale or hostile, so each attempt reads it anew. An admitted peer's refusal
 is final. Anything else (a closed port, rubbish, a certificate that is not valid here, a worker of
@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from sealring.core.handshake.terms import PipeName
 from sealring.core.links import setting_up
 from sealring.core.links.diagnosis import is_telling
 from sealring.core.links.rendezvous import Address, AddressBook
@@ -63,9 +64,9 @@ class Book(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """A rank that is dialed, from one attempt to the next."""
+    """A pipe that is dialed, from one attempt to the next."""
 
-    rank: int
+    pipe: PipeName
     pause: float = _FIRST_PAUSE_SECONDS
     addresses: tuple[Address, ...] = ()
     since: float = field(default_factory=time.monotonic)
@@ -76,7 +77,7 @@ class _Target:
 
 
 class Dialer:
-    """`attempt` sets up one link on a connected socket and raises if it cannot.
+    """`attempt` sets up one pipe on a connected socket and raises if it cannot.
 
     What it gives back is called once stop() will no longer cut the socket.
     """
@@ -84,17 +85,17 @@ class Dialer:
     def __init__(
         self,
         book: Book,
-        attempt: Callable[[socket.socket, int], Callable[[], None]],
-        fail: Callable[[SealringError], None],
+        attempt: Callable[[socket.socket, PipeName], Callable[[], None]],
+        fail: Callable[[PipeName, SealringError], None],
         closed_patience: float = math.inf,
-        reached: Callable[[int], bool] = lambda rank: False,
+        settled: Callable[[PipeName], bool] = lambda pipe: False,
     ) -> None:
         """A rank is given up where for `closed_patience` seconds no process has listened.
 
-        `reached` says whether there is a link with a rank by now: then it is not dialed.
+        `settled` says whether a pipe is open by now, or not needed: then it is not dialed.
         """
         self._closed_patience = closed_patience
-        self._reached = reached
+        self._settled = settled
         self._book = book
         self._attempt = attempt
         self._fail = fail
@@ -102,28 +103,29 @@ class Dialer:
         self._live: set[socket.socket] = set()
         self._finishing: set[socket.socket] = set()
         self._stopping = False
-        self._jobs: list[tuple[float, int, int, Callable[[], None]]] = []
-        """A heap: when it is due, a number that keeps the order, the rank, what to do."""
+        self._jobs: list[tuple[float, int, PipeName, Callable[[], None]]] = []
+        """A heap: when it is due, a number that keeps the order, the pipe, what to do."""
         self._numbers = itertools.count()
         self._threads: list[Job] = []
         self._idle = 0
         self.problems: dict[int, SealringError] = {}
         """The last thing that went wrong with each rank, for the message if time runs out."""
 
-    def dial(self, rank: int, after: float = 0.0) -> None:
-        """Reach `rank`, from so many seconds from now on, however often that must be tried."""
-        self._put(rank, functools.partial(self._reach, _Target(rank)), after)
+    def dial(self, pipe: PipeName, after: float = 0.0) -> None:
+        """Open it, from so many seconds from now on, however often that must be tried."""
+        self._put(pipe, functools.partial(self._reach, _Target(pipe)), after)
 
     def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
         """Try once whether our own rank answers there; only that it does is a failure."""
-        self._put(rank, functools.partial(self._probe, rank, addresses, then))
+        pipe = PipeName(rank)
+        self._put(pipe, functools.partial(self._probe, pipe, addresses, then))
 
-    def _put(self, rank: int, job: Callable[[], None], pause: float = 0.0) -> None:
+    def _put(self, pipe: PipeName, job: Callable[[], None], pause: float = 0.0) -> None:
         with self._lock:
             if self._stopping:
                 return  # stop() would not end a thread that is started now
             now = time.monotonic()
-            heapq.heappush(self._jobs, (now + pause, next(self._numbers), rank, job))
+            heapq.heappush(self._jobs, (now + pause, next(self._numbers), pipe, job))
             due = sum(when <= now for when, *_ in self._jobs)
             problem = None
             lacking = due > self._idle or not self._threads
@@ -131,7 +133,7 @@ class Dialer:
                 problem = self._start_thread()
             self._lock.notify()
         if problem is not None:
-            self._fail(PeerUnreachable(f"no thread can be started to dial: {problem}"))
+            self._fail(pipe, PeerUnreachable(f"no thread can be started to dial: {problem}"))
 
     def _start_thread(self) -> RuntimeError | None:
         """With fewer threads than there might be all goes on; without any nothing does."""
@@ -173,23 +175,23 @@ class Dialer:
 
     def _run(self) -> None:
         while (next_job := self._next()) is not None:
-            rank, job = next_job
+            pipe, job = next_job
             try:
                 job()
             except SealringError as error:
-                self._fail(error)
+                self._fail(pipe, error)
             except Exception as problem:  # a thread must not end without a word
                 _LOG.exception("sealring: dialing failed")
-                self._fail(PeerUnreachable(f"dialing failed: {problem!r}", peer=rank))
+                self._fail(pipe, PeerUnreachable(f"dialing failed: {problem!r}", peer=pipe.peer))
             del next_job, job
 
-    def _next(self) -> tuple[int, Callable[[], None]] | None:
+    def _next(self) -> tuple[PipeName, Callable[[], None]] | None:
         with self._lock:
             while not self._stopping:
                 left = self._jobs[0][0] - time.monotonic() if self._jobs else None
                 if left is not None and left <= 0:
-                    _, _, rank, job = heapq.heappop(self._jobs)
-                    return rank, job
+                    _, _, pipe, job = heapq.heappop(self._jobs)
+                    return pipe, job
                 self._idle += 1
                 self._lock.wait(left)
                 self._idle -= 1
@@ -197,8 +199,8 @@ class Dialer:
 
     def _reach(self, target: _Target) -> None:
         """One attempt at each address; if none leads to the rank, the next one follows later."""
-        rank = target.rank
-        if self._reached(rank):
+        rank = target.pipe.peer
+        if self._settled(target.pipe):
             return
         try:
             addresses = self._book.lookup(rank)
@@ -213,7 +215,7 @@ class Dialer:
             target.addresses, target.since, target.invalid = addresses, now, None
         closed = bool(addresses)
         for address in addresses:
-            met = self._try(rank, address)
+            met = self._try(target.pipe, address)
             if met is None:
                 return
             closed = closed and met == errno.ECONNREFUSED
@@ -226,7 +228,7 @@ class Dialer:
                     target.invalid.peer = rank  # the one that is missing, not the one that was met
                 raise target.invalid
         self._check_closed(target, closed, now)
-        self._put(rank, functools.partial(self._reach, target), target.pause)
+        self._put(target.pipe, functools.partial(self._reach, target), target.pause)
         target.pause = min(2 * target.pause, _LONGEST_PAUSE_SECONDS)
 
     def _check_closed(self, target: _Target, closed: bool, began: float) -> None:
@@ -235,25 +237,29 @@ class Dialer:
             return
         target.closed_since = began if target.closed_since is None else target.closed_since
         if time.monotonic() >= target.closed_since + self._closed_patience:
+            rank = target.pipe.peer
             raise PeerUnreachable(
-                f"rank {target.rank} has ended, or has left the group: its machine has refused "
-                f"every connection for {self._closed_patience:g} s; the last attempt: "
-                f"{self.problems[target.rank]}",
-                peer=target.rank,
+                f"rank {rank} has ended, or has left the group: its machine has refused every "
+                f"connection for {self._closed_patience:g} s; the last attempt: "
+                f"{self.problems[rank]}",
+                peer=rank,
             )
 
-    def _probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
+    def _probe(
+        self, pipe: PipeName, addresses: Sequence[Address], then: Callable[[], None]
+    ) -> None:
         try:
             for address in addresses:
-                self._try(rank, address)
+                self._try(pipe, address)
         except DuplicateRank:
             raise
         except SealringError as error:
-            _LOG.warning("sealring: not rank %d, whatever the store says: %s", rank, error)
+            _LOG.warning("sealring: not rank %d, whatever the store says: %s", pipe.peer, error)
         then()
 
-    def _try(self, rank: int, address: Address) -> int | None:
-        """None if the rank is reached, or the dialer stops; else what failed (errno, or -1)."""
+    def _try(self, pipe: PipeName, address: Address) -> int | None:
+        """None if the pipe is open, or the dialer stops; else what failed (errno, or -1)."""
+        rank = pipe.peer
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
             sock = setting_up.create(family)
@@ -275,7 +281,7 @@ class Dialer:
                     peer=rank,
                 )
                 return refused
-            hand_over = self._attempt(sock, rank)
+            hand_over = self._attempt(sock, pipe)
         except SealringError as error:
             sock.close()
             if is_definitive(error):

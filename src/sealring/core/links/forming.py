@@ -113,6 +113,8 @@ def agree(
     addresses: bytes,
     linked: Mapping[int, Proven],
     known: KnownCertificates | None = None,
+    *,
+    sparse: bool,
 ) -> Conversation:
     """The three rounds, and before them one in which all say that they have come, where a broker
     gives certificates and not all pairs are linked.
@@ -122,7 +124,7 @@ def agree(
     `current` gives this worker's credentials, whose certificate may be renewed while it waits.
     `known` are the certificates whose signature this worker has verified for earlier groups.
     """
-    if addresses and PEER_EVIDENCE in terms.settings:
+    if sparse and PEER_EVIDENCE in terms.settings:
         # A broker's certificates live for minutes, and in a tree members speak before all have
         # come: they state their certificates when all have.
         yield b""
@@ -171,18 +173,11 @@ def agree(
 
 def agreed_alone(credentials: Credentials, terms: Terms) -> Agreed:
     """A group of one agrees with itself."""
-    conversation = agree(lambda: credentials, terms, b"", {})
+    conversation = agree(lambda: credentials, terms, b"", {}, sparse=False)
     exchange = TreeExchange(terms.members, terms.rank, conversation, lambda *_: None)
     exchange.start()
     assert exchange.result is not None
     return exchange.result
-
-
-def confirm(agreed: Agreed, linked: Mapping[int, Proven]) -> Conversation:
-    """One round in which every member says that it has got so far."""
-    _check_linked(agreed.members, linked)
-    yield LastRound(b"", agreed.transcript)
-    return agreed
 
 
 def _check_linked(members: Mapping[int, Member], linked: Mapping[int, Proven]) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from sealring import _native
 from sealring.core.handshake.channel import SecureChannel
 from sealring.core.handshake.connection import never_block
+from sealring.core.handshake.terms import Purpose
 from sealring.core.links.memory import SharedMemory
 
 # A host that answers nothing for about a minute is gone; a rank that merely computes has a kernel
@@ -24,6 +25,8 @@ class Link:
 
     peer: int
     """Its rank in the job."""
+    purpose: Purpose
+    lane: int
     host: str
     """Its own name for its machine, for people to read."""
     address: str
@@ -55,6 +58,8 @@ def link_of(
     """Ends the channel; its socket, prepared before, carries records from here on."""
     return Link(
         peer=channel.peer.rank,
+        purpose=channel.peer_hello.purpose,
+        lane=channel.peer_hello.lane,
         host=channel.peer_hello.host,
         address=channel.address,
         socket=channel.detach(),

@@ -5,7 +5,7 @@ links have; then the members agree along a tree over them (forming.py), and each
 the transcript of that ("ready"). If anything fails before, it is told over the links there are, and
 every worker that hears of it passes it on: so all fail with one error. After it nothing but records
 follows on a link, and a neighbour that is lost is lost to a group that exists. When all have said
-the same, or are lost, the bare sockets are handed out. Further links are made later (late.py).
+the same, or are lost, the bare sockets are handed out. Other pipes are opened later (exchange.py).
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from sealring.core.handshake.sessions import SessionTable
-from sealring.core.handshake.terms import Terms
+from sealring.core.handshake.terms import PipeName, Terms
 from sealring.core.identity.credentials import PEER_EVIDENCE, Credentials, kept_for_later
 from sealring.core.links.addresses import own_addresses
 from sealring.core.links.agreement import Transport
 from sealring.core.links.connections import FAREWELL_SECONDS, Connections, WaitingLink, WaitingLinks
 from sealring.core.links.diagnosis import time_is_up
 from sealring.core.links.dialer import LOOK_SECONDS, Dialer, OwnAddress
+from sealring.core.links.exchange import Exchange
 from sealring.core.links.forming import (
     Agreed,
     Conversation,
     agree,
     agreed_alone,
-    confirm,
     first_links,
 )
-from sealring.core.links.late import FormedGroup, LateLinks
 from sealring.core.links.link import Link, link_of, prepare_socket
 from sealring.core.links.listener import Listener
 from sealring.core.links.rendezvous import AddressBook, Store, encode_addresses
@@ -61,8 +60,10 @@ class Mesh:
     links: list[Link]
     """The first ones, in the order of their ranks."""
     agreed: Agreed
-    late: LateLinks | None
-    """Makes the others; None where all pairs are linked."""
+    exchange: Exchange | None
+    """Opens all other pipes; None in a group of one."""
+    sparse: bool
+    """Not all pairs are linked."""
 
     @contextmanager
     def handed_over(self) -> Iterator[None]:
@@ -72,8 +73,8 @@ class Mesh:
         except BaseException:
             for link in self.links:
                 link.discard()
-            if self.late is not None:
-                self.late.stop()
+            if self.exchange is not None:
+                self.exchange.stop()
             raise
 
 
@@ -85,17 +86,14 @@ def build_mesh(
     timeout: float,
     transport: Transport = "auto",
     environ: Mapping[str, str] | None = None,
-    objection: SealringError | None = None,
     sessions: SessionTable | None = None,
-    agreed: Agreed | None = None,
     current: Callable[[], Credentials] | None = None,
 ) -> Mesh:
-    """Form the group, or, with what it has `agreed` on already, more links of all its pairs.
+    """Form the group.
 
     `current` gives the credentials for each link: the certificate may have been renewed while this
     worker waited for others, or since the group formed. With a member that `sessions` has a
     session with, no TLS handshake is made.
-    A worker that cannot take part comes all the same, with its `objection`: so all fail with that.
     """
     if transport not in ("auto", "tcp", "shm"):
         raise ConfigurationError(f"the transport {transport!r} is none of auto, tcp and shm")
@@ -105,11 +103,7 @@ def build_mesh(
             f"for rank {terms.rank} of {terms.job}"
         )
     if len(terms.members) == 1:
-        if objection is not None:
-            raise objection
-        return Mesh([], agreed or agreed_alone(credentials, terms), None)
-    if agreed is not None:
-        terms = replace(terms, transcript=agreed.transcript.hex())
+        return Mesh([], agreed_alone(credentials, terms), None, sparse=False)
     addresses = own_addresses(os.environ if environ is None else environ)
     mesh = MeshAttempt(
         store,
@@ -117,9 +111,7 @@ def build_mesh(
         timeout,
         transport,
         addresses,
-        objection,
         SessionTable() if sessions is None else sessions,
-        agreed,
         current or kept_for_later(credentials, terms.world),
     )
     with AtWork():
@@ -136,27 +128,23 @@ class MeshAttempt:
         timeout: float,
         transport: Transport,
         addresses: list[str],
-        objection: SealringError | None,
         sessions: SessionTable,
-        agreed: Agreed | None,
         current: Callable[[], Credentials],
     ) -> None:
         self._sessions = sessions
-        self._objection = objection
         self._terms = terms
         self._timeout = timeout
         self._transport: Transport = transport
         self.deadline = time.monotonic() + timeout
         # Where peers show evidence, each member must see every other's.
-        everybody = agreed is not None or bool(terms.settings.get(PEER_EVIDENCE))
+        everybody = bool(terms.settings.get(PEER_EVIDENCE))
         first = first_links(terms.members, terms.rank, everybody=everybody)
         self._lower = sorted(rank for rank in first if rank < terms.rank)
         self._higher = sorted(rank for rank in first if rank > terms.rank)
         self._sparse = len(first) < len(terms.members) - 1
         self._settling = Settling(terms, self.deadline, sparse=self._sparse)
-        self._agreed = agreed
         self._current = current
-        self._late: LateLinks | None = None
+        self._exchange: Exchange | None = None
         self._waiting = WaitingLinks(terms)
         self._polled: list[WaitingLink] | None = None
         self._poll = select.poll()
@@ -166,11 +154,12 @@ class MeshAttempt:
             current, terms, transport, sessions, self._waiting, self.deadline
         )
         self._book = book = AddressBook(store, terms.epoch, self.deadline)
-        self._dialer = Dialer(book, self._connections.dialed, self._waiting.fail)
+        self._dialer = Dialer(
+            book, self._connections.dialed, lambda _, error: self._waiting.fail(error)
+        )
         try:
-            # A member that no other dials does not listen.
             self._listener = Listener(
-                addresses if self._higher or self._sparse else [],
+                addresses,
                 begin=self._connections.begin,
                 handle=self._connections.admitted,
                 refuse=self._connections.refused,
@@ -185,18 +174,20 @@ class MeshAttempt:
             links, agreed = self._run()
             self._settling.check_ready(links)
             # All that can fail comes before the first "ready": after it the group exists.
-            if not self._sparse:
-                self._stop()
             for link in links:
                 self._prepare(link)
             keys = [agreed.group_key(link.rank) for link in links]
-            if self._sparse:
-                self._stop_dialing()
-                group = FormedGroup(
-                    self._current, agreed, self._transport, self._sessions, self._timeout
-                )
-                linked = [link.rank for link in links]
-                self._late = LateLinks(group, self._terms, linked, self._listener)
+            self._stop_dialing()
+            self._exchange = Exchange(
+                self._current,
+                agreed,
+                self._terms,
+                self._transport,
+                self._sessions,
+                self._listener,
+                [link.rank for link in links],
+                sparse=self._sparse,
+            )
             self._decide()
             self._settling.say_ready(links)
             self._await_ready(links)
@@ -204,7 +195,7 @@ class MeshAttempt:
                 link_of(link.channel, link.settled.memory, key, dialer=link.dialer)
                 for link, key in zip(links, keys, strict=True)
             ]
-            return Mesh(made, agreed, self._late)
+            return Mesh(made, agreed, self._exchange, sparse=self._sparse)
         except BaseException as error:
             self._decide()
             self.abort(error)
@@ -218,7 +209,7 @@ class MeshAttempt:
         if self._higher:
             self._own_address.publish()
         for rank in self._lower:
-            self._dialer.dial(rank)
+            self._dialer.dial(PipeName(rank))
         self._settling.start(self._conversation())
         while True:
             links = self._waiting.present()
@@ -229,8 +220,6 @@ class MeshAttempt:
                 continue
             # Once this is said it holds: no link is replaced any more.
             if may_close and self._waiting.close():
-                if self._objection is not None:
-                    raise self._objection
                 links = self._waiting.present()
                 self._settling.say_linked(links)
             if (agreed := self._settling.agreed) is not None:
@@ -296,15 +285,13 @@ class MeshAttempt:
             self._settling.hear(link)
 
     def _conversation(self) -> Conversation:
-        if self._agreed is not None:
-            return confirm(self._agreed, self._settling.proven)
-        addresses = encode_addresses(self._listener.addresses).encode() if self._sparse else b""
         return agree(
             self._connections.credentials,
             self._terms,
-            addresses,
+            encode_addresses(self._listener.addresses).encode(),
             self._settling.proven,
             self._sessions.certificates,
+            sparse=self._sparse,
         )
 
     def _lost(self, link: WaitingLink) -> None:
@@ -319,7 +306,7 @@ class MeshAttempt:
             )
         _LOG.warning("sealring: the connection to rank %d was cut in set-up", link.rank)
         if link.dialer:
-            self._dialer.dial(link.rank)
+            self._dialer.dial(PipeName(link.rank))
 
     def _time_is_up(self, links: list[WaitingLink]) -> HandshakeError:
         linked = {link.rank for link in links}
@@ -343,7 +330,7 @@ class MeshAttempt:
             ) from problem
 
     def _decide(self) -> None:
-        self._connections.decide(self._late)
+        self._connections.decide(self._exchange)
         self._listener.look_again()
 
     def _stop(self, until: float = 0.0) -> None:
@@ -369,8 +356,8 @@ class MeshAttempt:
             links += self.stay_to_tell()
         self._stop(time.monotonic() + _READ_SECONDS)
         links += self._told_newcomers()
-        if self._late is not None:
-            self._late.stop()
+        if self._exchange is not None:
+            self._exchange.stop()
         until = time.monotonic() + FAREWELL_SECONDS
         for link in links:
             link.discard(until)

@@ -13,11 +13,10 @@ import os
 import socket
 import threading
 import weakref
-from typing import Any, Final
+from typing import Any
 
 from sealring.core.no_fork import NoFork
 
-SO_PASSRIGHTS: Final = 83  # no name in Python
 _lock = threading.Lock()
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -33,29 +32,6 @@ def accept(listening: socket.socket) -> tuple[socket.socket, Any]:
     with NoFork():
         sock, address = listening.accept()
         return _noted(sock), address
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two Unix sockets that are connected with each other."""
-    with NoFork():
-        near, far = socket.socketpair()
-        refuse_descriptors(near)
-        return _noted(near), _noted(far)
-
-
-def received(descriptor: int) -> socket.socket:
-    """A socket that another process sent; OSError, and the descriptor stays, if it is none."""
-    return _noted(socket.socket(fileno=descriptor))
-
-
-def refuse_descriptors(sock: socket.socket) -> None:
-    """Lets the other end of a Unix socket send bytes and no descriptors, from Linux 6.16 on.
-
-    The kernel would close them on the thread that reads the bytes, and that can take long
-    (core/links/descriptors.py).
-    """
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
 
 
 def _noted(sock: socket.socket) -> socket.socket:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
@@ -133,31 +133,30 @@ class LightWorker:
                 environ=_LOOPBACK,
                 sessions=self.sessions,
             )
-        agreed, late = mesh.agreed, mesh.late
+        agreed, exchange = mesh.agreed, mesh.exchange
         linked = {link.peer for link in mesh.links} | {self.rank}
         unlinked = agreed.group_keys([each for each in ordered if each not in linked])
         hosts = {place_of[each]: member.host for each, member in agreed.members.items()}
         shared: dict[str, Any] = {
+            "context": group_context(terms),
             "members": ordered,
             "record_bytes": record_bytes,
             "rekey_bytes": rekey_bytes,
             "first_failure": _native.FirstFailure(),
             "hosts": hosts,
-            "late": late,
+            "exchange": exchange,
         }
-        of_messages = group_context(replace(terms, epoch=f"{epoch}.messages"))
         with mesh.handed_over():
             engine = CollectiveEngine(
                 rank,
                 len(ordered),
-                context=group_context(terms),
                 group_key=agreed.group_key(self.rank),
                 links=[(place_of[link.peer], link) for link in mesh.links],
                 unlinked={place_of[each]: key for each, key in unlinked.items()},
                 **shared,
             )
             agreed.wipe()
-            mailbox = Mailbox(rank, len(ordered), context=of_messages, links=[], **shared)
+            mailbox = Mailbox(rank, len(ordered), links=[], **shared)
         return LightGroup(engine, mailbox, len(ordered), len(mesh.links), agreed)
 
 
