@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.errors import ForgedStatement, MalformedStatement, Unsupported
-from sealring.formats.log.notes import decode_base64, encode_base64
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
-from sealring.formats.strict import read_json, strictly
+from sealring.formats.strict import decode_base64, encode_base64, read_json, strictly
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)

@@ -1,4 +1,4 @@
-"""The one reader of JSON that anyone may have written, and of dataclasses in it.
+"""The one reader of JSON that anyone may have written, of dataclasses and of base64 in it.
 
 `read_json` bounds size and depth, and refuses what readers differ in: a key twice, a number that is
 not finite. Ruff's TID251 refuses `json.loads` elsewhere. `strictly` makes a dataclass of it: its
@@ -8,6 +8,8 @@ Unicode, and every number finite and not negative. `read_as` does both.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
 import json
 import types
@@ -251,3 +253,18 @@ def _number_reader(wanted: Any) -> Callable[[Any], Any]:
 
 def _nothing(value: Any) -> Any:
     raise _Wrong
+
+
+def encode_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def decode_base64(text: str, what: str, error: Callable[[str], SealringError]) -> bytes:
+    """Only the one canonical spelling of the bytes passes."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    if not data or encode_base64(data) != text:
+        raise error(f"{what} is not base64")
+    return data

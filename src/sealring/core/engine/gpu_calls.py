@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,8 +47,7 @@ Introduce = Callable[[Iterable[Collective]], None]
 """Runs the collectives by which ranks agree; returns when they are done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A collective whose GPU is ready for it."""
 
     collective: Collective
@@ -60,8 +59,7 @@ class Prepared:
     """What the host does at the end, where it waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageCaller:
+class MessageCaller(NamedTuple):
     """Where a message's caller is on the GPU."""
 
     stream: _native.CallerStream

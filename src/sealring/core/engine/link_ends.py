@@ -6,8 +6,7 @@ import os
 import socket
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from sealring import _native
 from sealring.core.engine.failures import ERROR_BY_CODE
@@ -46,8 +45,7 @@ class LinkEnds(Protocol):
     def socket(self) -> socket.socket: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSocket:
+class LinkSocket(NamedTuple):
     """The socket of a link, as those see it who look at this process from outside."""
 
     peer: int

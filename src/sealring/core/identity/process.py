@@ -19,9 +19,8 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sealring import _native
 from sealring.core.settings import ALLOW_DEBUGGERS
@@ -48,8 +47,7 @@ CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group, as SO_PEERCRED and SCM_CREDENTIALS have them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerProcess:
+class PeerProcess(NamedTuple):
     pid: int
     uid: int
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -81,7 +80,7 @@ class Selection:
         other._rows = {
             operation: row
             if operation in self._fixed
-            else replace(row, algorithms=tuple(instead(operation, a) for a in row.algorithms))
+            else row._replace(algorithms=tuple(instead(operation, a) for a in row.algorithms))
             for operation, row in self._rows.items()
         }
         return other
@@ -100,7 +99,7 @@ def _with_few_links(operation: Operation, row: Row, topology: Topology) -> Row:
         short = operation is Operation.ALL_REDUCE and algorithm is Algorithm.DIRECT
         return Algorithm.TREE if short else _FEWER_LINKS[operation]
 
-    return replace(row, algorithms=tuple(map(instead, row.algorithms)))
+    return row._replace(algorithms=tuple(map(instead, row.algorithms)))
 
 
 def has_few_links(algorithm: Algorithm, topology: Topology) -> bool:

@@ -46,7 +46,7 @@ class Topology:
         """In the order of their first ranks."""
         return list(self._members)
 
-    def spokesman(self, home: int, host: int) -> int:
+    def relay_rank(self, home: int, host: int) -> int:
         """Who handles rank `home`'s chunk in `host`: its home if it lives there, or a gateway."""
         if self.host_of[home] == host:
             return home
@@ -61,7 +61,7 @@ class Topology:
 
     def gateways(self, home: int) -> list[int]:
         own = self.host_of[home]
-        return [self.spokesman(home, host) for host in self.hosts() if host != own]
+        return [self.relay_rank(home, host) for host in self.hosts() if host != own]
 
 
 def one_host(world: int) -> Topology:
@@ -98,7 +98,7 @@ def all_reduce(
 ) -> Program:
     """Slot i is chunk i of the tensor, in place.
 
-    A host's sum is ((own op mate) op mate) ..., own being its spokesman's and the mates in rank
+    A host's sum is ((own op mate) op mate) ..., own being its relay_rank's and the mates in rank
     order; to its own host's sum the home adds those of the other hosts, in their order.
     """
     writer = ProgramWriter(Operation.ALL_REDUCE, algorithm, rank, world, slots=world)
@@ -184,7 +184,7 @@ def reduce(
 def _contributors(topology: Topology, rank: int, *, home: int) -> list[int]:
     """Whose parts of a chunk this rank adds to its own, in the order in which it does."""
     host = topology.host_of[rank]
-    if rank != topology.spokesman(home, host):
+    if rank != topology.relay_rank(home, host):
         return []
     mates = sorted(topology.mates(rank))
     return [*mates, *topology.gateways(home)] if rank == home else mates
@@ -201,8 +201,8 @@ def _collect(
         theirs = contributor if writer.operation is Operation.REDUCE else message
         writer.receive_reduce(partial, contributor, message=theirs)
     if rank != home:
-        spokesman = topology.spokesman(home, topology.host_of[rank])
-        writer.send(partial, home if rank == spokesman else spokesman, message=message)
+        relay_rank = topology.relay_rank(home, topology.host_of[rank])
+        writer.send(partial, home if rank == relay_rank else relay_rank, message=message)
 
 
 def _spread(writer: ProgramWriter, topology: Topology, own: int) -> None:
@@ -215,10 +215,10 @@ def _spread(writer: ProgramWriter, topology: Topology, own: int) -> None:
 
 def _take_published(writer: ProgramWriter, topology: Topology, slot: int, *, home: int) -> None:
     rank = writer.rank
-    spokesman = topology.spokesman(home, topology.host_of[rank])
-    source = home if rank == spokesman else spokesman
+    relay_rank = topology.relay_rank(home, topology.host_of[rank])
+    source = home if rank == relay_rank else relay_rank
     received = writer.receive(slot, source, message=home, origin=home)
-    if rank == spokesman:
+    if rank == relay_rank:
         writer.forward(received, topology.mates(rank))
 
 

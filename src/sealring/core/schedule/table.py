@@ -23,7 +23,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sealring.core.schedule.build import ALGORITHMS
 from sealring.core.schedule.hierarchical import Topology
@@ -63,8 +63,7 @@ class Placement(StrEnum):
         return cls.ONE_RANK_EACH if hosts == len(topology.host_of) else cls.SEVERAL
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What is best in worlds from `ranks` on."""
 
     ranks: int

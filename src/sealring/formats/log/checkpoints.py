@@ -26,14 +26,13 @@ from sealring.formats.log.notes import (
     MAX_NOTE_BYTES,
     Note,
     Verifier,
-    decode_base64,
-    encode_base64,
     malformed_note,
     parse_note,
     verified,
 )
 from sealring.formats.log.policy import LogPolicy
 from sealring.formats.log.tree import HASH_BYTES
+from sealring.formats.strict import decode_base64, encode_base64
 
 MAX_SIZE: Final = (1 << 63) - 1
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
@@ -90,7 +89,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
     if not text.endswith("\n") or len(lines) < 3 or not all(lines):
         raise malformed_note("a checkpoint has three lines or more, and none of them is empty")
     origin, size, root, *extensions = lines
-    digest = decode_base64(root, "the root of a checkpoint")
+    digest = decode_base64(root, "the root of a checkpoint", malformed_note)
     if len(digest) != HASH_BYTES:
         raise malformed_note(f"the root of a checkpoint has {HASH_BYTES} bytes")
     return Checkpoint(
@@ -175,7 +174,9 @@ def parse_proof(data: bytes) -> LogProof:
     lines = lines[1:]
     extra = None
     if lines and lines[0].startswith("extra "):
-        extra = decode_base64(lines[0].removeprefix("extra "), "the extra data of a proof")
+        extra = decode_base64(
+            lines[0].removeprefix("extra "), "the extra data of a proof", malformed_note
+        )
         lines = lines[1:]
     if not lines or not lines[0].startswith("index "):
         raise malformed_note("a proof has an index line before its hashes")
@@ -187,7 +188,7 @@ def parse_hashes(lines: list[str]) -> tuple[bytes, ...]:
     """The lines of an inclusion or consistency proof."""
     if len(lines) > tree.MAX_PROOF:
         raise malformed_note(f"a proof has at most {tree.MAX_PROOF} hashes")
-    hashes = tuple(decode_base64(line, "a hash of a proof") for line in lines)
+    hashes = tuple(decode_base64(line, "a hash of a proof", malformed_note) for line in lines)
     if any(len(each) != HASH_BYTES for each in hashes):
         raise malformed_note(f"a hash of a proof has {HASH_BYTES} bytes")
     return hashes

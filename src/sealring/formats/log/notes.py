@@ -6,11 +6,9 @@ other keys are ignored. A signature of a known key that does not verify condemns
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
@@ -18,7 +16,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from sealring.errors import ForgedStatement, LogError, MalformedStatement
+from sealring.errors import ForgedStatement, MalformedStatement
+from sealring.formats.strict import decode_base64, encode_base64
 
 MAX_NOTE_BYTES: Final = 1 << 17
 MAX_SIGNATURES: Final = 64
@@ -230,21 +229,6 @@ def malformed_note(problem: str) -> MalformedStatement:
     return MalformedStatement(problem, code="log.malformed_note")
 
 
-def encode_base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def decode_base64(text: str, what: str, error: Callable[[str], LogError] | None = None) -> bytes:
-    """Only the one canonical spelling of the bytes passes."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    if not data or encode_base64(data) != text:
-        raise (error or malformed_note)(f"{what} is not base64")
-    return data
-
-
 def _cosigned(text: str, time: int) -> bytes:
     return f"cosignature/v1\ntime {time}\n{text}".encode()
 
@@ -256,7 +240,7 @@ def _parse_line(line: str) -> SignatureLine:
     if not space:
         raise malformed_note("a signature line has a name and a signature")
     check_name(name)
-    data = decode_base64(encoded, f"the signature of {name!r}")
+    data = decode_base64(encoded, f"the signature of {name!r}", malformed_note)
     if len(data) <= 4:
         raise malformed_note(f"the signature of {name!r} is cut")
     return SignatureLine(name, data[:4], data[4:])
@@ -268,7 +252,7 @@ def _parse_key(text: str, what: str) -> tuple[str, Kind, bytes, bytes]:
         raise malformed_note(f"a {what} is NAME+ID+KEY, and {text[:40]!r} is not")
     name, hexadecimal, encoded = parts
     check_name(name)
-    data = decode_base64(encoded, f"the {what} of {name}")
+    data = decode_base64(encoded, f"the {what} of {name}", malformed_note)
     if len(hexadecimal) != 8 or hexadecimal.strip("0123456789abcdef"):
         raise malformed_note(f"the {what} of {name} has no key id of eight hexadecimal digits")
     try:
