@@ -72,7 +72,7 @@ def test_a_script_that_does_not_exist_is_one_sentence(options: list[str], words:
     done = sealring("run", "-n", "2", *options)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"ConfigurationError: {words}")
+    assert line.startswith(f"configuration: {words}")
 
 
 @pytest.mark.parametrize("number", ["0", "abc", "-1"])
@@ -81,8 +81,7 @@ def test_a_number_of_workers_that_is_none_is_one_sentence(number: str) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line == (
-        f"ConfigurationError: --nproc-per-node is {number!r}; pass a number from 1, or auto, gpu, "
-        "cpu"
+        f"configuration: --nproc-per-node is {number!r}; pass a number from 1, or auto, gpu, cpu"
     )
 
 
