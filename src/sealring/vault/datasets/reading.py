@@ -149,7 +149,9 @@ class Windows:
 
     def items(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> list[Any]:
         batch = self.rows(opened, shards, numbers).batch(0, len(shards))
-        return [{name: rows[one] for name, rows in batch.items()} for one in range(len(shards))]
+        names = list(batch)
+        rows = zip(*(one.unbind() for one in batch.values()), strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def rows(self, opened: OpenDataset, shards: Numbers, numbers: Numbers) -> Rows:
         tokens = np.empty((len(shards), self.length), dtype=self.dtype)
