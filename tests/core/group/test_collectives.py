@@ -282,8 +282,8 @@ def rekeyed(rank: int, world: int) -> None:
             assert torch.equal(tensor, torch.full((length,), float(sum(range(world)))))
 
 
-@pytest.mark.parametrize("rekey_bytes", ["1", "5000"])
-def test_rekeying_goes_unnoticed(workers: Workers, rekey_bytes: str) -> None:
+@pytest.mark.parametrize("rekey_bytes", [1, 5000])
+def test_rekeying_goes_unnoticed(workers: Workers, rekey_bytes: int) -> None:
     workers.run(rekeyed, world=3, env=with_settings({}, rekey_bytes=rekey_bytes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -94,6 +95,10 @@ _FIELDS: Final = {
     "committed_major": (0x1EE, 1), "launch_mit_vector": (0x1F8, 8),
     "current_mit_vector": (0x200, 8),
 }  # fmt: skip
+_BYTES: Final = {"report_id", "report_id_ma"} | {
+    one.name for one in dataclasses.fields(Report) if one.type == "bytes"
+}
+"""Those of them that must be there, as lists of numbers."""
 _TCBS: Final = {
     "current_tcb": 0x38,
     "reported_tcb": 0x180,
@@ -207,11 +212,10 @@ def report_of(fields: Any) -> bytes:
         raw[at : at + len(value)] = value
 
     for name, (at, size) in _FIELDS.items():
-        value = fields.get(name)
-        if isinstance(value, list):
-            put(at, bytes(value).ljust(size, b"\0")[:size])
-        elif value is not None:
-            put(at, int(value).to_bytes(size, "little"))
+        if name in _BYTES:
+            put(at, _octets(fields[name]).ljust(size, b"\0")[:size])
+        elif fields.get(name) is not None:
+            put(at, int(fields[name]).to_bytes(size, "little"))
     for name, at in _TCBS.items():
         product = "Turin" if fields[name].get("fmc") is not None else "Milan"
         for part, offset in TCB_BYTES[product].items():
