@@ -93,6 +93,9 @@ class DiskFull(ConfigurationError, code="configuration.disk_full"):
 class Unsupported(ConfigurationError, code="configuration.unsupported"):
     """The tensor, operation or option is one that sealring does not serve."""
 
+    told_by: int | None = None
+    """The rank that says so of itself; None where this worker found it."""
+
 
 class PlaintextGroup(ConfigurationError, code="configuration.plaintext_group"):
     """The job is sealed-only, and the line that the message names asked for an unsealed way."""

@@ -37,6 +37,7 @@ from sealring.errors import (
     PeerUnreachable,
     SealringError,
     TamperedRecord,
+    Unsupported,
     WrongPeer,
 )
 from tests.core.handshake.meeting import soon
@@ -418,6 +419,7 @@ HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[str]]] = {
         telling_refusal(WrongPeer("not I", misdirected=True, code="handshake.wrong_rank")),
         {"group.peer_lost", "group.peer_silent"},
     ),
+    "it does not serve this": (telling_refusal(Unsupported("gotcha")), {"group.peer_lost"}),
     "an accusation": (telling_refusal(ACCUSATION), {"group.peer_lost"}),
     "an accusation of a rank that the victim is linked with": (
         telling_refusal(

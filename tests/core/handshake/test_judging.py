@@ -20,6 +20,7 @@ from sealring.core.identity.certificates import issue
 from sealring.core.identity.kept_key import KeptKey
 from sealring.errors import HandshakeError, named
 from tests.core.handshake.meeting import meeting, terms
+from tests.core.handshake.test_sessions import Pair
 from tests.core.identity.issuing import Issuer
 
 NONCE = bytes(range(32))
@@ -49,8 +50,12 @@ class Worker:
     claims: bytes
 
 
-def attest(measurement: bytes = GOOD, simulator: Simulator = SIMULATOR) -> Worker:
-    key = Ed25519PrivateKey.generate()
+def attest(
+    measurement: bytes = GOOD,
+    simulator: Simulator = SIMULATOR,
+    key: Ed25519PrivateKey | None = None,
+) -> Worker:
+    key = key or Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     evidence = simulator.attest(Challenge(NONCE, public), measurement)
     worker = verify_evidence(evidence, Challenge(NONCE, public), trust(simulator))
@@ -96,6 +101,16 @@ def test_two_attested_workers_meet(evidence: bool) -> None:
     with meeting(end(1, attest(), rules), end(0, attest(), rules)) as met:
         dialed, accepted = met.channels()
         assert dialed.link_keys.send == accepted.link_keys.receive
+
+
+@pytest.mark.parametrize("renewed", [0, 1])
+def test_a_worker_that_has_renewed_its_certificate_meets_its_peers_again(renewed: int) -> None:
+    """With new evidence and the same key, which their session would have gone on with."""
+    rules, pair = policy(evidence=True), Pair()
+    first = [attest(), attest()]
+    then = [attest(key=who.key) if rank == renewed else who for rank, who in enumerate(first)]
+    for zero, one in (first, first, then, then):
+        pair.meet(one=end(1, one, rules), zero=end(0, zero, rules))
 
 
 def test_a_certificate_of_the_authority_without_an_attestation() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sealring.core import links
 from sealring.core.handshake import dial
 from sealring.core.handshake.terms import PipeName
 from sealring.core.links import Link
@@ -58,7 +59,12 @@ def ask(one: Team, rank: int, peer: int, lane: int, **changes: Any) -> None:
         dial(sock, worker.credentials, terms, peer, soon(), worker.sessions).receive(soon())
 
 
-def test_both_ends_have_the_same_pipes(one: Team) -> None:
+@pytest.mark.parametrize("lower_after_s", [0.0, 5.0])
+def test_both_ends_have_the_same_pipes(
+    monkeypatch: pytest.MonkeyPatch, one: Team, lower_after_s: float
+) -> None:
+    """Also where both dial each other."""
+    monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", lower_after_s)
     found = one.all(lambda rank: opened(one, rank))
     pairs = {(rank, link.peer, link.lane): link for rank in range(3) for link in found[rank]}
     assert set(pairs) == {
@@ -119,6 +125,38 @@ def test_a_rank_that_has_given_up_refuses_for_good(one: Team) -> None:
     with pytest.raises(Unsupported, match="was not opened in time"):
         opened(one, 1, 60.0)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_rank_that_has_ended_is_named_by_all(monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
+    """Whichever end of a pair dials."""
+    monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", 0.2)
+    monkeypatch.setattr(links.exchange, "_CLOSED_SECONDS", 0.5)
+    with team(3) as one:
+        exchange(one, gone).stop()
+
+        def call(rank: int) -> str:
+            names = [PipeName(gone, "messages")]
+            with pytest.raises(PeerUnreachable, check=lambda error: error.peer == gone) as caught:
+                exchange(one, rank).open_agreed(names, 60.0)
+            return str(caught.value)
+
+        for why in one.all(call, gone):
+            assert f"rank {gone} has ended" in why
+
+
+def test_a_lower_rank_learns_that_the_higher_one_has_given_up(
+    monkeypatch: pytest.MonkeyPatch, one: Team
+) -> None:
+    """Rank 0 refuses rank 2 alone, which gives up; rank 1 comes later and hears of that."""
+    monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", 0.2)
+    with pytest.raises(PeerUnreachable, match="was not opened in time"):
+        exchange(one, 0).open_agreed([PipeName(2, "messages")], 0.1)
+
+    for rank, peers in ((2, (0, 1)), (1, (2,))):
+        names = [PipeName(peer, "messages") for peer in peers]
+        with pytest.raises(Unsupported, match="messages to rank 2 was not opened in time"):
+            exchange(one, rank).open_agreed(names, 60.0)
 
 
 def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:

@@ -384,7 +384,8 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         assert error.code in failures[0].text
 
 
-def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
+@pytest.mark.parametrize("stated", [b"nowhere", b""])
+def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed(stated: bytes) -> None:
     """At once: what it has signed does not change."""
     failures: list[Failure] = []
     failed = threading.Event()
@@ -402,14 +403,14 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed() -> None:
         assert late is not None
         members = late.agreed.members
         assert isinstance(members, dict)
-        members[11] = members[11]._replace(stated_addresses=b"nowhere")
+        members[11] = members[11]._replace(stated_addresses=stated)
         owner = Owner()
         LateEnds(owner, late, "messages", range(SIZE)).want([11])
         assert failed.wait(30)
         del late
     assert [(each.code, each.peer) for each in failures] == [(FailureCode.PEER_LOST, 11)]
     assert (
-        "handshake.malformed_setup: rank 11's statement: the rendezvous store holds"
+        "handshake.malformed_setup: rank 11's statement: the rendezvous store holds something that"
         in failures[0].text
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from sealring import _native
+from sealring.core import handshake
 from sealring.core.engine import link_ends
 from sealring.core.engine.endpoint import Endpoint
 from sealring.core.engine.mailbox import ANYONE
@@ -25,6 +27,7 @@ from sealring.core.links.dialer import Dialer
 from sealring.core.links.listener import Listener
 from sealring.core.schedule import Algorithm
 from sealring.errors import PeerSilent, PeerUnreachable, SealringError
+from tests.core.handshake.meeting import soon
 from tests.core.links.teams import SIZE, Team, team
 
 
@@ -135,6 +138,64 @@ def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
         stopped.clear()
 
 
+def test_members_that_do_not_answer_for_messages_hold_up_no_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many members take the connections for messages and say nothing as there are threads."""
+    monkeypatch.setattr(dialer, "_THREADS", 2)
+    with team() as one, socket.create_server(("127.0.0.1", 0)) as silent:
+        late = one.groups[11].engine.exchange
+        assert late is not None
+        members = late.agreed.members
+        assert isinstance(members, dict)
+        nowhere = json.dumps([silent.getsockname()]).encode()
+        for rank in range(6):
+            members[rank] = members[rank]._replace(stated_addresses=nowhere)
+        late.want("messages", range(6))
+        late.want("collectives", [7])
+        until = time.monotonic() + 5  # each of them is waited for twice as long
+        while not late.pipes[PipeName(7, "collectives")].open:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        del late, members
+
+
+def test_a_pipe_that_could_not_be_taken_is_dialed_though_the_dialer_had_seen_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 8 is about to dial rank 3, whose connection takes the pipe's place and then fails."""
+    plain, failed = agreement.settle_as_acceptor, threading.Event()
+
+    def settle(channel: Any, transport: Any, reserve: Any) -> Any:
+        if failed.is_set():
+            return (yield from plain(channel, transport, reserve))
+        failed.set()
+        reserve()
+        time.sleep(1.0)  # meanwhile rank 8's turn to dial comes
+        raise PeerUnreachable("not now")
+
+    with team() as one:
+        late = one.groups[8].engine.exchange
+        assert late is not None
+        monkeypatch.setattr(exchange, "settle_as_acceptor", settle)
+        late.want("messages", [3], after=0.5)
+        name, worker = PipeName(8, "messages"), one.workers[3]
+        other = one.groups[3].engine.exchange
+        assert other is not None
+        terms = other.terms_of(name)
+        with contextlib.closing(
+            socket.create_connection(late.agreed.members[8].addresses[0])
+        ) as sock:
+            channel = handshake.dial(sock, worker.credentials, terms, 8, soon(), worker.sessions)
+            with pytest.raises(PeerUnreachable, match="not now"):
+                channel.receive(soon())
+        until = time.monotonic() + 20
+        while not late.pipes[PipeName(3, "messages")].open:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        del late, other, channel
+
+
 def test_a_receive_from_anyone_does_not_need_a_member_that_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -208,7 +269,7 @@ def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 4 is to dial rank 3 for the ring, and has failed before; rank 3's link is good."""
-    monkeypatch.setattr(link_ends, "_OTHER_END_SECONDS", 0.5)
+    monkeypatch.setattr(link_ends, "OTHER_END_SECONDS", 0.5)
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [
             ("group.peer_silent", 5)

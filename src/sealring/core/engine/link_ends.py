@@ -12,7 +12,7 @@ from sealring import _native
 from sealring.core.engine.failures import ERROR_BY_CODE
 from sealring.core.handshake.terms import Purpose
 from sealring.core.links.diagnosis import NOT_ADMITTED
-from sealring.core.links.exchange import Exchange, Rest
+from sealring.core.links.exchange import OTHER_END_SECONDS, Exchange, Rest
 from sealring.core.links.link import Link
 from sealring.core.links.memory import SharedMemory
 from sealring.core.no_fork import NoFork
@@ -76,11 +76,6 @@ def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes:
             key.wipe()
 
 
-_OTHER_END_SECONDS: Final = 5.0
-"""How long an end that is to be dialed waits for that, before it dials itself. Where machines are
-busy, links of a large group take seconds, and twice as many connections would make it worse."""
-
-
 class Owner(Protocol):
     """An engine or a mailbox, as far as pipes that are opened late matter to it."""
 
@@ -125,7 +120,7 @@ class LateEnds:
         ranks = {self._members[peer] for peer in peers if 0 <= peer < len(self._members)} - {own}
         later = {rank for rank in ranks if both and rank > own}
         self._exchange.want(self._purpose, ranks - later)
-        self._exchange.want(self._purpose, later, after=_OTHER_END_SECONDS)
+        self._exchange.want(self._purpose, later, after=OTHER_END_SECONDS)
 
     def ask_all(self) -> None:
         """Have links made with all that can be reached; returns at once."""

@@ -180,10 +180,15 @@ def may_go_on(
     address: str,
     known: KnownCertificates | None,
 ) -> bool:
-    """Whether TLS would now prove the same two keys, and the peer would be admitted."""
-    own = credentials.certificate
-    if session.own_certificate != own and session.own_certificate.public_key() != own.public_key():
-        return False
+    """Whether TLS would now prove the same two keys, and the peer would be admitted.
+
+    Where evidence is shown it is that of the certificate that the peer has of this worker.
+    """
+    own, admission = credentials.certificate, credentials.admission
+    if session.own_certificate != own:
+        shows_evidence = admission is not None and admission.evidence_limit
+        if shows_evidence or session.own_certificate.public_key() != own.public_key():
+            return False
     try:
         verified(session.peer_certificate, credentials, terms, rank, address, known)
     except SealringError:

@@ -112,7 +112,9 @@ def error_of(message: Message, who: str, peer: int) -> SealringError:
     code, said = text(message, "error"), _clean(text(message, "text"))
     reason = f"{who}{_SAYS}{said}"
     if code == Unsupported.code:
-        return Unsupported(reason)
+        refused = Unsupported(reason)
+        refused.told_by = peer
+        return refused
     if code not in _REFUSALS:
         return MalformedSetup(
             f"{who} refused this worker for a reason unknown here", peer=peer, proven=True

@@ -34,7 +34,8 @@ HandOver: TypeAlias = Callable[[], None]
 Serving: TypeAlias = Generator[None, None, HandOver]
 """What is said with an admitted peer until the link is made. It yields while bytes are missing."""
 MAX_CONNECTIONS_PER_WORKER: Final = 4
-"""Connections of one worker that are being set up at once: two kinds of links, and again."""
+"""Connections of one worker that are being set up at once: a pipe for collectives, one for messages
+and a further lane, and one that its worker has given up."""
 
 
 class Sharer(Protocol):

@@ -13,8 +13,8 @@ before only where no process listens any more or where the member refuses for go
 
 Some pipes are opened by agreement: further lanes, when the ranks have agreed on their number
 (core/engine/lanes.py), and the pipes for messages of a group whose pairs are all linked, when it is
-made. Both ends wait for these, and none is taken that this end has not agreed to. One that cannot
-be opened is given up by both ends, with one reason.
+made. Both ends wait for these, dial as for a collective, and take none that they have not agreed
+to. One that cannot be opened is given up by both ends, with one reason.
 
 A group that has failed goes on listening until it is closed, and refuses with its failure: a member
 without any other pipe to it learns of it in this way.
@@ -66,6 +66,11 @@ _LOG = logging.getLogger("sealring")
 _DIAL_SECONDS: Final = 30.0
 _CLOSED_SECONDS: Final = 5.0
 """How long a member's machine refuses connections before the member is given up: it has ended."""
+
+OTHER_END_SECONDS: Final = 5.0
+"""How long the lower of two ranks that both need a pipe waits before it dials too. Where machines
+are busy, the pipes of a large group take seconds, and twice as many connections would make it
+worse."""
 
 _READ_SECONDS: Final = 0.25
 """How long a member that was refused just now has to read why."""
@@ -165,8 +170,19 @@ class Exchange:
         """Taken for good by the thread that stops all."""
         self._refusing = threading.Lock()
         """Taken for good by the thread that ends the dialing."""
-        self._dialer = Dialer(
-            _Book(agreed), self._on_connected, self.on_failed, _CLOSED_SECONDS, self._is_settled
+        self._dialers: dict[Purpose, Dialer] = {
+            "collectives": self._new_dialer(),
+            "messages": self._new_dialer(),
+        }
+        """Each has its own threads: members that do not answer messages hold up no collective."""
+
+    def _new_dialer(self) -> Dialer:
+        return Dialer(
+            _Book(self.agreed),
+            self._on_connected,
+            self.on_failed,
+            _CLOSED_SECONDS,
+            self._is_settled,
         )
 
     @property
@@ -189,6 +205,8 @@ class Exchange:
 
     def refuse_from_now(self, failure: GroupError) -> None:
         """Open no further pipe after the group has failed; members that want one are told so."""
+        if not self._process.here:
+            return  # in a forked child the lock may be held for ever
         self._failure = self._failure or failure
         self._give_up(GroupEnded(f"the group of rank {self.rank} has failed", failure=failure))
         if not self._refusing.locked():
@@ -219,7 +237,8 @@ class Exchange:
         if not self._refusing.acquire(blocking=False):
             return
         self._give_up(PeerUnreachable(f"rank {self.rank} has closed its group"))
-        self._dialer.stop()
+        for dialer in self._dialers.values():
+            dialer.stop()
         with self._changed:
             waiting, self._undelivered = self._undelivered, []
             dismissing, self._dismissing = self._dismissing, []
@@ -259,7 +278,14 @@ class Exchange:
             pipe.wanted, pipe.postponed = True, pipe.accepting > 0
             if pipe.postponed:
                 return
-        self._dialer.dial(name, after)
+        self._dialers[name.purpose].dial(name, after)
+
+    def _dial_agreed(self, name: PipeName) -> None:
+        """The higher rank at once, and the lower one later.
+
+        By then the higher one may have given the pipe up or ended: it is learnt by dialing it.
+        """
+        self._dial(name, 0.0 if name.peer < self.rank else OTHER_END_SECONDS)
 
     def open_agreed(
         self, names: Iterable[PipeName], within_s: float, objection: str = ""
@@ -273,16 +299,16 @@ class Exchange:
         call = _Agreement(names, objection)
         deadline = time.monotonic() + within_s
         # One lane of a pair after the other: a member may open few connections at once.
-        first = [name for name in sorted(call.missing) if name.lane < 2 and name.peer < self.rank]
+        first = [name for name in sorted(call.missing) if name.lane < 2]
         with self._changed:
             if self._refusing.locked():
                 raise Unsupported("the group is closed")
-            self._awaited = call
             for name in call.missing:
                 self._pipe(name)
+            self._awaited = call
         try:
             for name in first:
-                self._dial(name)
+                self._dial_agreed(name)
             with self._changed:
                 self._changed.wait_for(
                     lambda: not call.missing or call.problem, max(0.0, deadline - time.monotonic())
@@ -338,8 +364,11 @@ class Exchange:
         return self.pipes.setdefault(name, _Pipe(name))
 
     def _is_settled(self, name: PipeName) -> bool:
+        """Whether the dialer may forget the pipe."""
         with self._changed:
             pipe = self.pipes[name]
+            # Its place may be taken by a connection that fails yet: then `settled` dials it again.
+            pipe.postponed = pipe.postponed or pipe.open
             return pipe.open or bool(pipe.given_up)
 
     # ---- the end that was dialed -----------------------------------------------------------------
@@ -384,7 +413,7 @@ class Exchange:
             dial_now = pipe.postponed and not pipe.accepting and not pipe.open
             pipe.postponed = pipe.postponed and not dial_now and not pipe.open
         if dial_now:
-            self._dialer.dial(name)
+            self._dialers[name.purpose].dial(name)
 
     def take(self, name: PipeName, channel: SecureChannel) -> Generator[None, None, HandOver]:
         """Settle the pipe. Its place is taken before the dialer is told that the pipe is open.
@@ -415,7 +444,7 @@ class Exchange:
     def _on_connected(self, sock: socket.socket, name: PipeName) -> HandOver:
         with self._changed:
             pipe = self.pipes[name]
-            if pipe.open or pipe.given_up:
+            if self._is_settled(name):
                 sock.close()
                 return lambda: None
             if pipe.accepting and name.peer < self.rank:
@@ -440,7 +469,7 @@ class Exchange:
             self._require_no_objection()
             self._prepare(sock)
             offered = memory.offer(peer, hello)
-            self._dialer.let_finish(sock)
+            self._dialers[name.purpose].let_finish(sock)
             return offered
 
         terms = self.terms_of(name)
@@ -479,6 +508,7 @@ class Exchange:
     def on_failed(self, name: PipeName, error: SealringError) -> None:
         rank = error.met if isinstance(error, HandshakeError) else None
         rank = error.peer if isinstance(error, NoLongerAdmitted) else rank
+        rank = error.told_by if isinstance(error, Unsupported) else rank
         with self._changed:
             pipe = self.pipes[name]
             if pipe.open or pipe.given_up:
@@ -530,8 +560,8 @@ class Exchange:
             more = awaited and call is not None and following in call.missing
         if not awaited:
             link.discard()
-        elif link.dialer and more:
-            self._dial(following)
+        elif more:
+            self._dial_agreed(following)
 
     def _hand_over(self, link: Link) -> None:
         """Whatever fails here ends the group: the peer takes the pipe for open."""

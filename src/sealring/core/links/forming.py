@@ -74,7 +74,7 @@ class Member(NamedTuple):
 
         MalformedSetup, about this member alone, where it has stated something else.
         """
-        return parse_addresses(self.stated_addresses) if self.stated_addresses else ()
+        return parse_addresses(self.stated_addresses)
 
 
 @dataclass(frozen=True, slots=True)
