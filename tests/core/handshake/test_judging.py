@@ -15,10 +15,12 @@ from sealring.attest.evidence import Challenge, Policy, Trust, parse_policy, ver
 from sealring.attest.evidence.admission import Admission, key_digest
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.worker import claims_in, encode_claims, parse_claims
+from sealring.core.handshake import SecureChannel
 from sealring.core.identity import Credentials, WorkerName
 from sealring.core.identity.certificates import issue
 from sealring.core.identity.kept_key import KeptKey
 from sealring.errors import HandshakeError, named
+from tests.codes import coded
 from tests.core.handshake.meeting import meeting, terms
 from tests.core.handshake.test_sessions import Pair
 from tests.core.identity.issuing import Issuer
@@ -87,7 +89,11 @@ def end(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Any:
 def assert_refused(dialer: Any, acceptor: Any, error: str, about: int) -> str:
     """A side that refuses says why, and the other side receives it."""
     with meeting(dialer, acceptor) as met:
-        assert named(met.dialer) == error, met.dialer
+        if isinstance(met.dialer, SecureChannel):  # it shows its evidence last, and then listens
+            with pytest.raises(HandshakeError, check=coded(error)):
+                met.dialer.receive()
+        else:
+            assert named(met.dialer) == error, met.dialer
         assert named(met.acceptor) == error, met.acceptor
     judging = met.acceptor if about == dialer[1].rank else met.dialer
     assert isinstance(judging, HandshakeError)
@@ -171,6 +177,16 @@ def test_evidence_that_is_not_the_certificates_or_not_believed() -> None:
     )
     nothing = replace(attest(), evidence=b"")
     assert_refused(end(1, nothing, rules), acceptor, "handshake.not_attested", 1)
+
+
+def test_an_acceptor_whose_evidence_does_not_pass_has_no_link() -> None:
+    """It would read the dialer's refusal as a record."""
+    rules = policy(evidence=True)
+    swapped = replace(attest(), evidence=attest().evidence)
+    said = assert_refused(
+        end(1, attest(), rules), end(0, swapped, rules), "handshake.not_attested", 0
+    )
+    assert "other evidence than its certificate names" in said
 
 
 def test_all_members_agree_on_showing_evidence() -> None:

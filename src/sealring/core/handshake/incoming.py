@@ -270,9 +270,9 @@ class Incoming:
             raise MalformedSetup(f"{connection.who} did not answer with an accept")
         exactly(answer, ACCEPT)
         if judged is not None and judged.admission.evidence_limit:
+            yield from sending_message(connection, judged.admission.evidence)
             shown = yield from awaited_message(connection, judged.admission.evidence_limit)
             check_evidence(bytes(shown), connection, judged, peer)
-            yield from sending_message(connection, judged.admission.evidence)
         context = pair_context(connection, terms, peer, own, theirs, dialer=False)
         keys = export_link_keys(connection, context, dialer=False)
         if self._sessions is not None and isinstance(connection, TlsConnection):

@@ -7,8 +7,8 @@
       | <---------------------------- Hello -- |
       |  check                                 |
       | -- Accept, with an offer ------------> |
-      | -- evidence -------------------------> |  only where the policy has peers show it
-      | <------------------------- evidence -- |
+      | <------------------------- evidence -- |  only where the policy has peers show it
+      | -- evidence -------------------------> |
 
 At each arrow a Refusal may come instead; it is raised on both sides as the same error. After TLS,
 both ends keep a session for their later connections.
@@ -103,9 +103,10 @@ def dial(
         keys = export_link_keys(connection, context, dialer=True)
         send_message(connection, encode_message({"type": "accept", "shm": offered}))
         if judged is not None and judged.admission.evidence_limit:
-            send_message(connection, judged.admission.evidence)
+            # After its own evidence, as after an accept, a dialer refuses nothing more.
             shown = bytes(receive_message(connection, judged.admission.evidence_limit))
             check_evidence(shown, connection, judged, peer)
+            send_message(connection, judged.admission.evidence)
         if sessions is not None and isinstance(connection, TlsConnection):
             keep_session(sessions, connection, credentials, certificate, peer, context, dialer=True)
     return SecureChannel(connection, peer, hello, keys)
