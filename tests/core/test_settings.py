@@ -32,10 +32,10 @@ def test_there_are_seventeen_variables() -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o444, 0o644])
 def test_a_file_says_what_the_variable_could(tmp_path: Path, mode: int) -> None:
-    environ = of(tmp_path / "settings.json", mode, threads=3, cuda_wait="host")
-    assert (THREADS.read(environ), CUDA_WAIT.read(environ)) == (3, "host")
-    assert with_settings(environ, threads=1) == {
-        "SEALRING_SETTINGS": '{"threads": 1, "cuda_wait": "host"}'
+    environ = of(tmp_path / "settings.json", mode, threads=1, cuda_wait="host")
+    assert (THREADS.read(environ), CUDA_WAIT.read(environ)) == (1, "host")
+    assert with_settings(environ, cuda_wait="stream") == {
+        "SEALRING_SETTINGS": '{"threads": 1, "cuda_wait": "stream"}'
     }
 
 
