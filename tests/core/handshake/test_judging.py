@@ -19,7 +19,7 @@ from sealring.core.handshake import SecureChannel
 from sealring.core.identity import Credentials, WorkerName
 from sealring.core.identity.certificates import issue
 from sealring.core.identity.kept_key import KeptKey
-from sealring.errors import HandshakeError, named
+from sealring.errors import HandshakeError, PeerUnreachable, named
 from tests.codes import coded
 from tests.core.handshake.meeting import meeting, terms
 from tests.core.handshake.test_sessions import Pair
@@ -112,11 +112,18 @@ def test_two_attested_workers_meet(evidence: bool) -> None:
 @pytest.mark.parametrize("renewed", [0, 1])
 def test_a_worker_that_has_renewed_its_certificate_meets_its_peers_again(renewed: int) -> None:
     """With new evidence and the same key, which their session would have gone on with."""
-    rules, pair = policy(evidence=True), Pair()
-    first = [attest(), attest()]
-    then = [attest(key=who.key) if rank == renewed else who for rank, who in enumerate(first)]
-    for zero, one in (first, first, then, then):
-        pair.meet(one=end(1, one, rules), zero=end(0, zero, rules))
+    rules, pair, workers = policy(GOOD, OTHER, evidence=True), Pair(), [attest(), attest()]
+    first = [end(rank, worker, rules) for rank, worker in enumerate(workers)]
+    then = list(first)
+    then[renewed] = end(renewed, attest(OTHER, key=workers[renewed].key), rules)
+    for zero, one in (first, first):
+        pair.meet(one=one, zero=zero)
+    if renewed == 0:  # the dialer learns it by an attempt that fails; the next one is by TLS
+        with pytest.raises(PeerUnreachable, match="no session with this worker any more"):
+            pair.meet(one=then[1], zero=then[0])
+    for zero, one in (then, then):
+        pair.meet(one=one, zero=zero)
+    assert pair.counts == (2, 2)
 
 
 def test_a_certificate_of_the_authority_without_an_attestation() -> None:
