@@ -1,4 +1,4 @@
-"""What the engine is called with: a collective, its elements' type and reduction, its program."""
+"""The description of a collective that the engine runs, and the reductions of each element type."""
 
 from __future__ import annotations
 
@@ -35,31 +35,35 @@ def supported_kinds(dtype: DType) -> frozenset[ReduceKind]:
 
 
 def supported(dtype: DType, kind: ReduceKind) -> bool:
-    """Whether `kind` is defined for `dtype`; NONE, which reduces nothing, is for all."""
+    """Whether `kind` is defined for `dtype`. NONE (no reduction) is defined for every type."""
     return kind is ReduceKind.NONE or kind in supported_kinds(dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One call: which program, on which memory."""
+    """One call: the program to run and the memory to run it on."""
 
     operation: Operation
     algorithm: Algorithm
     slots: Sequence[tuple[int, int]]
     """(address, bytes) of each slot, in the order the program numbers them."""
     total: int | None
-    """Bytes of the tensor as the user sees it; all ranks must say the same. None where only the two
-    ends of a message know its length (all_to_all): each record then states that."""
+    """Bytes of the user's tensor, which must be equal on all ranks. None for all_to_all, where only
+    the two ends of a message know its length; each record then states the length."""
     dtype: DType
     reduction: ReduceKind = ReduceKind.NONE
     factor: float = 1.0
     root: int = 0
     ready: int | None = None
-    """The slots are in a GPU's memory, and may be used after this CUDA event."""
+    """Handle of the CUDA event after which the slots may be used; None if they are host memory."""
 
 
 def to_native(program: Program, levels: Levels | None = None) -> _native.Program:
-    """`levels` says in which exchange each step's records go, where GPUs exchange records."""
+    """Converts a program for the native core.
+
+    `levels` is given where GPUs exchange records by NCCL. It says in which exchange each step's
+    records go.
+    """
     of_steps = levels.of_steps if levels else [0] * len(program.steps)
     return _native.Program(
         program.operation,

@@ -1,4 +1,4 @@
-"""What a group's collectives and its messages have in common: links, one GPU, an end."""
+"""The base class of a group's engine and mailbox: links to peers, one GPU, failure and closing."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ Native = TypeVar("Native", _native.Engine, _native.Mailbox)
 
 
 Count = tuple[int, bytes]
-"""Records, and their running hash."""
+"""A number of records, and their running SHA-256."""
 
 
 class LinkTraffic(NamedTuple):
-    """Data records that went over a link, each way: how many, and a running SHA-256.
+    """The number and the running hash of the data records that went over a link, in each direction.
 
-    None where the host does not see the records' tags.
+    A direction is None if the host does not see its records' tags.
     """
 
     peer: int
-    """Its rank in the group."""
+    """The peer's rank in the group."""
     sent: Count | None
     received: Count | None
 
 
 def _of_all_lanes(lanes: list[tuple[int, Count | None]]) -> Count | None:
-    """As docs/spec.md, section 17, joins them. The first is lane number 0."""
+    """Joins the counts of a link's lanes as docs/spec.md, section 17, says. The first is lane 0."""
     first = lanes[0][1]
     if any(count is None for _, count in lanes):
         return None
@@ -60,7 +60,10 @@ def _of_all_lanes(lanes: list[tuple[int, Count | None]]) -> Count | None:
 
 
 class Endpoint(Generic[Native]):
-    """Ranks are numbered within the group; errors name them by their numbers in the job."""
+    """A group's engine or mailbox with its links and its GPU.
+
+    Parameters number ranks within the group; errors name ranks by their numbers in the job.
+    """
 
     def __init__(
         self,
@@ -76,15 +79,15 @@ class Endpoint(Generic[Native]):
     ) -> None:
         """`exchange` opens the pipes to members that are not in `links`, when they are needed.
 
-        Records of a group key are opened on links for collectives. `hosts` has the hosts of all
-        members, by rank in the group.
+        Only links for collectives get the peers' group keys. `hosts` has the hosts of all members,
+        by rank in the group.
         """
         self._native: Native = native
         self._names = names
         self.first_failure = first_failure
         self._gpu: Attachment | None = None
         self._preparing = threading.Lock()
-        """Several threads may come with a first tensor."""
+        """Held while the GPU is attached: several threads may bring a first tensor."""
         if lease is not None:
             native.use_lease(lease)
         names.hosts.update(hosts or {})
@@ -96,7 +99,10 @@ class Endpoint(Generic[Native]):
         self.late = None if exchange is None else LateEnds(self, exchange, purpose, names.members)
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None:
-        """From any thread. Where the group has ended, what is left to do: to tell the peer how."""
+        """Takes a link that was made later; may be called by any thread.
+
+        If the group has ended, returns what is left to do: telling the peer how it ended.
+        """
         self.link_sockets.append(socket_of(self._names.members[peer], link))
         return hand_over_late(self._native, peer, link)
 
@@ -112,7 +118,7 @@ class Endpoint(Generic[Native]):
         return self._gpu is not None
 
     def commitments(self) -> list[LinkTraffic]:
-        """Of each link that there has been, also when the group has ended."""
+        """The traffic of every link, also after the group has ended."""
         by_peer: dict[int, list[tuple[int, Count | None, Count | None]]] = {}
         for peer, lane, sent, received in sorted(
             self._native.commitments(), key=lambda link: link[:2]
@@ -128,25 +134,25 @@ class Endpoint(Generic[Native]):
         ]
 
     def close(self) -> None:
-        """Says goodbye to every peer and wipes the keys. An operation under way is ended first."""
+        """Sends a goodbye to every peer and wipes the keys. First ends an operation under way."""
         self._native.close()
 
     def fail(self, failure: _native.Failure) -> None:
-        """Ends with a failure that the group saw elsewhere, and tells the other ranks."""
+        """Ends with a failure that happened elsewhere in the group, and tells the other ranks."""
         self._native.fail(failure)
         self._refuse_links(self.error_of(self.first_failure.settle(failure)))
 
     def _refuse_links(self, failure: GroupError) -> None:
-        """Called with every failure: members that have no link with this one are told, too."""
+        """Called with every failure, so that members without a link to this one learn it, too."""
         if self.late is not None:
             self.late.refuse_from_now(failure)
 
     def release_gpu(self, patience_s: float = 2.0) -> bool:
-        """Gives back what a closed group has of the GPU, without the GIL; False if not yet.
+        """Frees what a closed group holds on the GPU. Returns False if it could not do so in time.
 
-        CUDA may wait until the GPU is idle, and other groups' threads must go on meanwhile. What
-        streams wait for is first overwritten with ones, which are NaN, but not before the caller's
-        stream has come to the call.
+        Releases the GIL, because CUDA may wait until the GPU is idle, and other groups' threads
+        must go on. Results that streams still wait for are first overwritten with ones, which are
+        NaN in float types, once the caller's stream has reached the call.
         """
         return self._native.release_gpu(patience_s)
 

@@ -1,4 +1,4 @@
-"""The engine that runs a group's collectives: the native core, with a GPU attached or without."""
+"""The engine that runs a group's collectives: the native core, with or without an attached GPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MIN_RECORD_BYTES: Final = 4 << 10
 _PART_OF_TIMEOUT: Final = 0.5
-"""Of the time that ranks wait for each other: what GPUs have to meet. A rank that could not waits
-for the others' word meanwhile, and must not give them up before they give up the meeting."""
+"""The part of the timeout that GPUs have to connect with each other. A rank that cannot connect
+waits for the others meanwhile. The others must give up connecting before that rank's timeout."""
 
 
 class CollectiveEngine(Endpoint[_native.Engine]):
@@ -55,16 +55,16 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     ) -> None:
         """`first_failure` and `lease` are shared with the group's mailbox, if it has one.
 
-        `unlinked` are the members to which `exchange` opens pipes when they are needed, and their
-        group keys; `hosts` has the hosts of all members. Both by rank in the group. `threads` is
-        how many this rank may use for a large collective.
+        `unlinked` has the group keys of the members to which `exchange` opens pipes when they are
+        needed. `hosts` has the hosts of all members. The keys of both are ranks of the group.
+        `threads` is how many threads this rank may use for a large collective.
         """
         links = list(links)
         self.lanes = GroupLanes(rank, world, exchange, threads)
         self._rank = rank
         self._prelaunch_stream = 0
         self.shares_gpu: bool | None = None
-        """Two of the group's ranks are on one GPU; None until the ranks have said."""
+        """Whether two ranks of the group use the same GPU; None until the ranks have told."""
         names = Names(rank, tuple(members if members is not None else range(world)))
         self._programs: dict[
             tuple[Operation, Algorithm, int, bool, bool, bool], _native.Program
@@ -114,9 +114,9 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         *,
         prelaunch: bool = False,
     ) -> None:
-        """Makes ready what a collective on this GPU needs; raises Unsupported if it cannot be.
+        """Prepares what a collective on this GPU needs; raises Unsupported if that fails.
 
-        With `prelaunch` in the first call, kernels can be launched ahead, where the GPU allows it.
+        With `prelaunch` in the first call, kernels can be launched ahead if the GPU allows it.
         """
         from sealring.core.engine.cuda.attachment import Gpu  # needs torch
 
@@ -128,7 +128,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             self._gpu.prepare(dtype, reduction)
 
     def require_agreement(self, objection: str) -> Generator[Collective, None, None]:
-        """The collectives by which ranks find whether one objects; Unsupported on all if one does.
+        """Yields collectives that raise Unsupported on all ranks if any rank has an objection.
 
         `objection` is why this rank cannot take part, or ''.
         """
@@ -142,10 +142,11 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         gpu: str = "",
         timeout_s: float = 60.0,
     ) -> Generator[Collective, None, None]:
-        """The collectives by which ranks agree on the way between their GPUs, once per group.
+        """Yields the collectives by which ranks agree on the way between their GPUs; once per
+        group.
 
-        `problem` is why this rank's cannot serve; then no rank's does. `gpu` names it. `timeout_s`
-        is the collectives'.
+        `problem` says why this rank's GPU cannot be used, or is ''; with a problem on any rank, no
+        rank's GPU is used. `gpu` names this rank's GPU. `timeout_s` is the collectives' timeout.
         """
         agreed = yield from agree(
             self._native,
@@ -162,32 +163,36 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             yield from self.link_gpus(self._most_used_on_wires(), timeout_s)
 
     def _most_used_on_wires(self) -> Collective:
-        """It is linked at once. Later, kernels of other calls may have been launched ahead."""
+        """The most used program, which is linked at once.
+
+        Later, kernels of other calls may have been launched ahead and be in the way.
+        """
         slots = [(0, 0)] * len(self._names.members)
         few = has_few_links(Algorithm.HIERARCHICAL, self.topology)
         algorithm = Algorithm.HIERARCHICAL if few else Algorithm.RING
         return Collective(Operation.ALL_REDUCE, algorithm, slots, 0, DType.BYTES, ready=0)
 
     def gpus_lack_links(self, collective: Collective) -> bool:
-        """Whether `link_gpus` must come before this one; all ranks say the same."""
+        """Whether `link_gpus` must come before this collective; the same on all ranks."""
         return self.on_gpus.missing_for(collective)
 
     def link_gpus(
         self, collective: Collective, timeout_s: float
     ) -> Generator[Collective, None, None]:
-        """The collectives after which GPUs can run this one's program, once per program.
+        """Yields the collectives after which GPUs can run `collective`'s program; once per program.
 
-        `timeout_s` is theirs.
+        `timeout_s` is the timeout of the yielded collectives.
         """
         patience_s = timeout_s * _PART_OF_TIMEOUT
         return self.on_gpus.make(collective, lambda: self._exchanges_with(collective), patience_s)
 
     def no_launches_ahead(self) -> AbstractContextManager[None]:
-        """Within it nothing is launched ahead: around the time that `link_gpus` is queued."""
+        """No kernels are launched ahead within this context. Queue and run `link_gpus` inside
+        it."""
         return self.on_gpus.under_way()
 
     def _exchanges_with(self, collective: Collective) -> set[int]:
-        """The ranks with which this one exchanges a program's records by NCCL."""
+        """The ranks with which this rank exchanges the records of a program by NCCL."""
         apart = self.routes.apart
         if apart is None or not self.exchanges or not self.routes.goes_by_wires(collective):
             return set()
@@ -202,29 +207,29 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
     @property
     def wired(self) -> bool:
-        """Records of GPUs have a way of their own, on which none is passed on."""
+        """Whether GPU records have a way other than the links. On such a way no rank forwards."""
         return self._native.wired
 
     @property
     def exchanges(self) -> bool:
-        """Some of it is NCCL's: GPUs exchange records with those of other hosts."""
+        """Whether GPUs exchange records with those of other hosts by NCCL."""
         return self._native.exchanges
 
     @property
     def prelaunch_stream(self) -> int:
-        """The CUDA stream of the kernels that are launched ahead; 0 where none can be."""
-        # Asked for once: a group that ends gives its device back at any time.
+        """The CUDA stream of the kernels that are launched ahead; 0 if none can be."""
+        # Kept, because a group that ends may free its device at any time.
         self._prelaunch_stream = self._prelaunch_stream or self._native.prelaunch_stream
         return self._prelaunch_stream
 
     def submit(
         self, collective: Collective, stream: StreamCaller | None = None
     ) -> _native.Completion:
-        """Gives the core a collective, which `run` then runs.
+        """Gives a collective to the core; `run` then runs it.
 
-        With `stream` kernels are launched ahead, after the work of the caller's stream. The
-        completion says whether streams can wait: not where it needs too many kernels, or where
-        they might be in the way. Called in the order in which the collectives will be run.
+        With `stream`, kernels are launched ahead, after the work of the caller's stream. The
+        completion says whether streams can wait: they cannot if the collective needs too many
+        kernels, or if the kernels might block another call. Submit in the order of the runs.
         """
         call, ready = self._call(collective), collective.ready
         if ready is None:
@@ -237,26 +242,27 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             return self._native.submit(call, caller)
 
     def lacks_lanes(self, collective: Collective) -> bool:
-        """Whether ranks must agree on their lanes before this one; all ranks say the same."""
+        """Whether ranks must agree on lanes before this collective; the same on all ranks."""
         return self.lanes.missing_for(collective)
 
     def with_lanes(
         self, collective: Collective, timeout_s: float
     ) -> Generator[Collective, None, None]:
-        """The collectives by which ranks agree on their lanes, once per program; then this one."""
+        """Yields the collectives by which ranks agree on their lanes, and then `collective`."""
         self.link_sockets += yield from self.lanes.agree(
             self._native, self._names, collective, self._peers_of, timeout_s
         )
         yield collective
 
     def _peers_of(self, collective: Collective) -> set[int]:
-        """Whom this rank exchanges a collective's records with, over links."""
+        """The ranks with which this rank exchanges a collective's records over links."""
         steps = self.routes.program(collective, wired=False).steps
         return {peer for step in steps for peer in step.peers}
 
     @property
     def threads(self) -> int:
-        """How many share a large collective, each with pipes of its own, as ranks have agreed."""
+        """How many threads share a large collective, as ranks have agreed. Each has its own
+        pipes."""
         return self.lanes.most
 
     def submit_ahead(
@@ -265,10 +271,10 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         stream: StreamCaller,
         queue: Callable[[_native.Completion], None],
     ) -> None:
-        """Submits a collective that `stream` waits for, and launches its kernels. May block.
+        """Submits a collective that streams wait for, and launches its kernels. May block.
 
-        `queue` has another thread run it, and is called before anything blocks. The copy of the
-        result follows the kernels. Streams that wait for the collective wait for both.
+        `queue` must give the collective to the thread that runs it; it is called before anything
+        blocks. The copy of the result follows the kernels, and waiting streams wait for both.
         """
         submitted = self.submit(collective, stream)
         queue(submitted)
@@ -286,7 +292,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     def release_streams(self, submitted: _native.Completion) -> None:
         """Releases the streams that wait for a collective whose run has failed.
 
-        Its results are first overwritten with ones, which are NaN in every float type.
+        Its results are first overwritten with bytes of all ones, which are NaN in every float type.
         """
         self._native.release_streams(submitted)
 
@@ -299,7 +305,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
     ) -> None:
         """Runs one collective to its end, without the GIL; raises a GroupError if it fails.
 
-        `submitted` is its completion, where it was submitted before.
+        `submitted` is the collective's completion if it was submitted before.
         """
         completion = submitted or self.submit(collective)
         failure = completion.wait_on_host(number, timeout_s)
@@ -313,18 +319,19 @@ class CollectiveEngine(Endpoint[_native.Engine]):
             self.exchange.stop()
 
     def close_links(self, failure: GroupError) -> None:
-        """The same, but members that want a link are still told how the group failed."""
+        """Like `close`, but members that ask for a link are still told how the group failed."""
         super().close()
         self._refuse_links(failure)
 
     def prepare(self, collective: Collective) -> _native.Call:
-        """A call that can be run again with other memory of the same length."""
+        """Makes a call that `run_again` can run many times, each time with memory of this
+        length."""
         return self._call(collective)
 
     def run_again(
         self, number: int, call: _native.Call, address: int, timeout_s: float, operation: Operation
     ) -> None:
-        """Runs a prepared call of this operation, with its memory at another address."""
+        """Runs a call made by `prepare`, with its memory at another address."""
         failure = self._native.run_at(call, address, number, timeout_s)
         if failure is not None:
             self._refuse_links(self.error_of(failure))
@@ -346,33 +353,33 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         )
 
     def interrupt(self) -> None:
-        """Ends a run under way in another thread with GroupClosed."""
+        """Ends another thread's `run` with GroupClosed."""
         self._native.interrupt()
 
     @property
     def runs_here(self) -> bool:
-        """In the handler of a signal that came while this thread runs a collective."""
+        """Whether this code is a signal handler that interrupted this thread's `run`."""
         return self._native.runs_here
 
     def settle(self, error: GroupError) -> GroupError:
-        """The group's error: this one if it is the first or says the same, else the first."""
+        """Returns the group's error: `error` if it is the first or equal to it, else the first."""
         failure = failure_of(error)
         first = self.first_failure.settle(failure)
         return error if first == failure else self.error_of(first)
 
     def name_of(self, rank: int) -> str:
-        """ "rank 5", by its number in the job."""
+        """Returns e.g. "rank 5", with the rank's number in the job."""
         return f"rank {self._names.number(rank)}"
 
     def account(self) -> _native.Account:
         return self._native.account()
 
     def sealed_and_opened(self) -> tuple[int, int]:
-        """(sealed_bytes, opened_bytes) of account(), for a small part of its price."""
+        """(sealed_bytes, opened_bytes) of account(), much cheaper than account()."""
         return self._native.sealed_and_opened()
 
     def sealed_bytes(self, collective: Collective) -> int:
-        """What this rank will seal for it, if it goes well."""
+        """The bytes that this rank seals for a collective that succeeds."""
         plan = self.routes.program(collective, wired=self.routes.goes_by_wires(collective))
         return plan.sealed_bytes([size for _, size in collective.slots])
 
@@ -391,7 +398,7 @@ class CollectiveEngine(Endpoint[_native.Engine]):
         if program is None:
             plan = self.routes.program(collective, wired=wired)
             if self.late is not None:
-                # The rank at the other end runs its part of this program.
+                # `both`: the other rank runs its part of this program and wants the link, too.
                 peers = {peer for step in plan.steps for peer in step.peers}
                 self.late.want(peers, both=True)
             levels = self.routes.levels(collective) if wired and self.exchanges else None
@@ -400,20 +407,20 @@ class CollectiveEngine(Endpoint[_native.Engine]):
 
 
 def topology_of(hosts: Sequence[str]) -> Topology:
-    """Who shares a host with whom, by the names that ranks gave of their hosts.
+    """Groups the ranks by host, from the host name that each rank gave.
 
-    All ranks compute the same: every name came from its own rank, over TLS that proved who it is.
-    A rank that told its peers different names would fail the group (the programs would not fit),
-    which it could do by simply leaving, too. Equal names of different machines cost only time.
+    All ranks compute the same topology: each rank's name came over TLS that proved its identity. A
+    rank that gives its peers different names makes the group fail, because the programs do not
+    match; it could as well leave the group. Two machines with equal names cost only speed.
     """
     numbers: dict[str, int] = {}
     return Topology(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
 
 
 def largest_segment(world: int) -> int:
-    """Plaintext per record in a world so large that a ring passes on many records per segment.
+    """The most plaintext in a record, which is limited in a large world.
 
-    A rank may have to keep world - 2 of them for one link; they must fit into the memory that a
-    link may take.
+    In a ring a rank may have to keep world - 2 records for one link. They must fit into the memory
+    that a link may use.
     """
     return max(MIN_RECORD_BYTES, _native.FORWARD_BUDGET_BYTES // max(1, world - 2) // 64 * 64)

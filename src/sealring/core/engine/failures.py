@@ -1,4 +1,4 @@
-"""From what the native engine reports to the exception that the training script gets."""
+"""Converts between failures of the native core and the exceptions that a training script gets."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ _IN_AN_INTRODUCTION: Final = (
 
 
 def failure_of(error: GroupError) -> Failure:
-    """What the native core must be told, so that every rank learns of this error."""
+    """The native form of an error. Given to the native core, every rank learns of the error."""
     if error.native is not None:
         return error.native
     code = next(code for code, kind in ERROR_BY_CODE.items() if isinstance(error, kind))
-    # A file's name that is not UTF-8 may be in it.
+    # The text may contain a file name that is not UTF-8.
     said = str(error).encode(errors="backslashreplace").decode()
     return Failure(code, said, -1 if error.peer is None else error.peer, error.collective or 0)
 
 
 def unraised(error: GroupError) -> GroupError:
-    """A copy without a traceback, to be kept or to be raised again.
+    """Returns a copy without a traceback, to be kept or raised again.
 
-    A traceback refers to the frames of all that raised the error, and so to the script's variables:
-    its tensors, and the group itself, which could then never be dropped.
+    A traceback refers to the frames that the error passed through, and so to the script's variables
+    (its tensors, and the group itself). Such references would keep all of them alive.
     """
     return copy.copy(error)
 
@@ -79,19 +79,19 @@ _ALGORITHMS: Final[dict[int, str]] = {each: each.name.lower() for each in Algori
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Who the group's ranks are to the people who read errors."""
+    """The names of the group's ranks in errors: numbers in the job, and hosts."""
 
     rank: int
     members: tuple[int, ...]
-    """The group's ranks by their numbers in the job."""
+    """The number in the job of each rank of the group."""
     hosts: dict[int, str] = field(default_factory=dict)
 
     def number(self, rank: int) -> int | None:
-        """A rank's number in the job; None if it has none."""
+        """A rank's number in the job; None if the group has no such rank."""
         return self.members[rank] if 0 <= rank < len(self.members) else None
 
     def for_native(self) -> _native.Names:
-        """How the native core is to name ranks and codes in the texts of failures."""
+        """The names that the native core uses in the texts of failures."""
         return _native.Names(
             self.members,
             _OPERATIONS,
@@ -107,21 +107,21 @@ def error_from(
     number: int | None = None,
     operation: Operation | None = None,
 ) -> GroupError:
-    """The exception for a failure that was met in collective `number`."""
+    """The exception for a failure that this rank saw in collective `number`."""
     kind = ERROR_BY_CODE[failure.code]
     about, host = names.number(failure.peer), names.hosts.get(failure.peer)
     witness = names.number(failure.reported_by) if failure.reported_by != names.rank else None
     collective = failure.collective
-    # Another rank may report from a collective that this one has not come to, or has left.
+    # Another rank may report a collective that this rank has not begun or has already ended.
     called = operation.name.lower() if operation is not None and number == collective else None
     numbered = f"collective {collective}" if collective else "a message"
     where = [f"{called}, {numbered}" if called else numbered]
-    if not collective and kind in (NoLongerAdmitted, GroupClosed):  # outside of any of them
+    if not collective and kind in (NoLongerAdmitted, GroupClosed):  # outside of any operation
         where = []
     if about is not None and kind is not OutOfStep:
         where.insert(0, f"rank {about} on {host}" if host else f"rank {about}")
     reported = "" if witness is None else f"rank {witness} reported: "
-    # A member may lie about what others saw: only what came from the witness itself is its word.
+    # A member may lie about what others saw. If it did not come from the witness, say who told it.
     if witness is not None and failure.told_by not in (failure.reported_by, -1):
         reported = f"rank {names.number(failure.told_by)} says that {reported}"
     met = f" ({'; '.join(where)})" if where else ""
@@ -138,5 +138,5 @@ def error_from(
 
 
 def timed_out(seconds: float) -> str:
-    """What Gloo says first in this case, as the native core does."""
+    """The beginning of Gloo's timeout message; the native core uses it, too."""
     return f"Timed out waiting {seconds * 1000:.0f}ms: "

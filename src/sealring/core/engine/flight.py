@@ -1,10 +1,10 @@
-"""What one group did last: its collectives and its messages, as they run.
+"""The flight recorder: the last collectives and messages of one group, also those that still run.
 
-Written on every collective, so kept cheap: one small object, no lock. Collectives of a group run
-one at a time, in the order called. Messages overtake each other and end on whichever thread moves
-them, so each is held by the one who posted it until it ends.
+Every collective writes to it, so it must be cheap: one small object per collective, no lock. A
+group's collectives run one at a time, in the order called. Messages may overtake each other and may
+end on any thread, so the poster of a message keeps its entry until the message ends.
 
-Observers read it at any time, from any thread. Nothing here may fail a collective.
+Observers read the recorder at any time, from any thread. Nothing here may fail a collective.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sealring.core.schedule import Operation
 
 KEPT: Final = 1000
-"""Collectives per group that have ended, and as many messages."""
+"""How many ended collectives a group's recorder keeps, and how many ended messages."""
 
 _ROOTED: Final = frozenset({"BROADCAST", "REDUCE", "GATHER", "SCATTER", "OBJECTION"})
 
@@ -37,10 +37,13 @@ State = Literal["queued", "running", "done", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class CollectiveAccount:
-    """Times are nanoseconds since 1970 by this host's clock; None where it has not come to that."""
+    """A collective as this rank saw it.
+
+    Times are nanoseconds since 1970 by this host's clock; None for what has not happened yet.
+    """
 
     number: int | None
-    """As all ranks of the group count; None while it waits its turn."""
+    """The collective's number, equal on all ranks of the group; None while it is queued."""
     operation: str
     algorithm: str
     bytes: int | None
@@ -54,12 +57,12 @@ class CollectiveAccount:
     sealed_bytes: int
     opened_bytes: int
     error: str | None
-    """The exception's class and text."""
+    """Class and text of the exception; None if it has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAccount:
-    """A send or a receive, as this rank saw it."""
+    """A send or a receive as this rank saw it."""
 
     operation: Literal["send", "recv"]
     peer: int | None
@@ -71,29 +74,29 @@ class MessageAccount:
     posted_ns: int
     ended_ns: int | None
     error: str | None
-    """The exception's class and text."""
+    """Class and text of the exception; None if it has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAccount:
     id: str
-    """The same on all ranks, and of no other group: not of a later one with this name either."""
+    """Equal on all ranks; no other group has it, not even a later group of the same name."""
     name: str
     rank: int
     """Within the group."""
     members: list[int]
-    """The job's ranks in the order of the group's."""
+    """The number in the job of each rank of the group."""
     state: Literal["open", "failed", "closed"]
     sealed_bytes: int
     opened_bytes: int
     rekeys: int
     waited_s: list[float]
-    """By rank of the group."""
+    """Seconds that this rank waited for each rank of the group."""
     collectives: list[CollectiveAccount]
     messages: list[MessageAccount]
 
     def collective(self, number: int) -> CollectiveAccount | None:
-        """What collective `number` was on this rank, if it is not too long ago."""
+        """Collective `number` as this rank saw it; None if it is no longer recorded."""
         return next((each for each in self.collectives if each.number == number), None)
 
 
@@ -101,7 +104,7 @@ Way = Literal["send", "recv"]
 
 
 class MailAccountable(Protocol):
-    """What is asked of a mailbox."""
+    """The parts of a mailbox that the recorder uses."""
 
     @property
     def link_sockets(self) -> list[LinkSocket]: ...
@@ -110,7 +113,7 @@ class MailAccountable(Protocol):
 
 
 class MessageEntry:
-    """One message, without its memory."""
+    """One message. Holds no reference to its memory."""
 
     __slots__ = ("bytes", "dtype", "ended_ns", "error", "peer", "posted_ns", "tag", "way")
 
@@ -142,7 +145,7 @@ class MessageEntry:
 class MailRecorder:
     def __init__(self, mailbox: MailAccountable) -> None:
         self.finished: dict[Way, int] = {}
-        """Messages that went well, by what this rank did."""
+        """How many sends and receives of this rank have succeeded."""
         self._mailbox: MailAccountable | None = mailbox
         self._last_account = mailbox.account()
         self._last_commitments: list[LinkTraffic] = []
@@ -155,7 +158,7 @@ class MailRecorder:
             self._under_way[entry] = None
 
     def ended(self, entry: MessageEntry, peer: int | None, error: BaseException | None) -> None:
-        """`peer` is the rank at the other end, which a receive from anyone learns only now."""
+        """Records the end of a message. A receive from anyone learns its `peer` only now."""
         with self._lock:
             if peer is not None:
                 entry.peer = peer
@@ -168,7 +171,7 @@ class MailRecorder:
             self._ended.append(entry)
 
     def close(self) -> None:
-        """The group has ended: keeps its last account and lets go of the mailbox."""
+        """Called when the group has ended: keeps the last account and drops the mailbox."""
         self._last_account = self.account()
         self._last_commitments = self.commitments()
         self._mailbox = None
@@ -186,14 +189,14 @@ class MailRecorder:
         return [] if mailbox is None else list(mailbox.link_sockets)
 
     def messages(self, since_1970_ns: int) -> list[MessageAccount]:
-        """In the order they were posted."""
+        """The recorded messages, in the order they were posted."""
         with self._lock:
             known = [*self._ended, *self._under_way]
         return [each.account(since_1970_ns) for each in sorted(known, key=lambda e: e.posted_ns)]
 
 
 class Accountable(Protocol):
-    """What is asked of an engine."""
+    """The parts of an engine that the recorder uses."""
 
     @property
     def link_sockets(self) -> list[LinkSocket]: ...
@@ -205,7 +208,8 @@ class Accountable(Protocol):
 
 
 class Entry:
-    """One collective. Holds no tensor, no address and no exception: those would live on with it."""
+    """One collective. Holds no tensor, address or exception, which would live as long as the
+    entry."""
 
     __slots__ = (
         "algorithm", "bytes", "dtype", "ended_ns", "error", "number", "opened_bytes", "operation",
@@ -231,7 +235,7 @@ class Entry:
         return "done" if self.ended_ns else "running" if self.started_ns else "queued"
 
     def account(self, since_1970_ns: int) -> CollectiveAccount:
-        """With times by the wall clock, which was `since_1970_ns` at the monotonic one's zero."""
+        """The account with wall-clock times. `since_1970_ns` is the zero of the monotonic clock."""
         reduces = self.reduction is not ReduceKind.NONE
         return CollectiveAccount(
             number=self.number or None,
@@ -269,48 +273,48 @@ class FlightRecorder:
         self.group = group
         self.members = members
         self.finished: dict[Operation, int] = {}
-        """Calls that went well, by what was called: one may be several collectives, and the group
-        has collectives of its own."""
+        """Successful calls by operation. A call may run several collectives, and the group also
+        runs collectives of its own, which are not counted."""
         self.failed: dict[str, int] = {}
-        """Those that did not, and messages, by the error's class."""
+        """Failed collectives and messages, by the error's class."""
         self.mail = MailRecorder(mailbox)
         self._failing = threading.Lock()
         self.closed = False
         self.made_ns = monotonic_ns()
         self.last_error: tuple[str, int] | None = None
-        """Its class and text, and when it came, by the monotonic clock."""
+        """Class and text of the last error, and its time by the monotonic clock."""
         self.group_id = group_id
         self.epoch = epoch
         self.on_failure: Callable[[], None] | None = None
-        """Called once, at the first call of the group that fails."""
+        """Called once, when the first collective or message of the group fails."""
         self._engine: Accountable | None = engine
         self._last_account = engine.account()
         self._last_commitments: list[LinkTraffic] = []
         self._sealed, self._opened = engine.sealed_and_opened()
-        # Apart from each other: however many wait, the one that fails is in the record.
+        # In separate containers, so that waiting calls cannot displace one that has failed.
         self._ended: deque[Entry] = deque(maxlen=KEPT)
         self._waiting: dict[int, Entry] = {}
         self._running: Entry | None = None
 
-    # ---- called by the group: the first three once each for every collective
+    # ---- called by the group
 
     def queued(self, call: int, collective: Collective) -> None:
         self._waiting[call] = Entry(collective, monotonic_ns())
 
     def started(self, call: int, number: int, collective: Collective) -> None:
-        """Collective `number` begins. A call may run more than one; they follow one another."""
+        """Collective `number` begins. A call may run several, one after the other."""
         now = monotonic_ns()
-        # None waits when a call is run again, as small ones mostly are.
+        # A prepared call that is run again (most small ones) was not queued: nothing waits.
         entry = (self._waiting and self._waiting.get(call)) or Entry(collective, now)
         entry.number = number
         entry.started_ns = now
-        # In two places for a moment rather than in none: somebody may be reading.
+        # For a moment the entry is in two places: a reader must always find it in one.
         self._running = entry
         if self._waiting:
             self._waiting.pop(call, None)
 
     def ended(self, error: BaseException | None) -> None:
-        """The running one has ended."""
+        """The running collective has ended."""
         entry = self._running
         if entry is not None:
             if self._engine is not None:
@@ -348,42 +352,43 @@ class FlightRecorder:
             self.on_failure()
 
     def close(self) -> None:
-        """The group has ended: keeps its last account and lets go of the engine."""
+        """Called when the group has ended: keeps the last account and drops the engine."""
         self._last_account = self.engine_account()
         self._last_commitments = self.commitments()
         self._engine = None
         self.mail.close()
         self.closed = True
 
-    # ---- asked by others, at any time, from any thread
+    # ---- called by observers, at any time, from any thread
 
     @property
     def state(self) -> Literal["open", "failed", "closed"]:
         return "failed" if self.failed else "closed" if self.closed else "open"
 
     def engine_account(self) -> Account:
-        """As of the last collective that ended."""
+        """The engine's account; after the group has ended, the last one."""
         engine = self._engine
         return self._last_account if engine is None else engine.account()
 
     def commitments(self) -> list[LinkTraffic]:
-        """Of the links of collectives; those of messages are `mail`'s."""
+        """The traffic of the links for collectives; `mail` has that of the links for messages."""
         engine = self._engine
         return self._last_commitments if engine is None else engine.commitments()
 
     def link_sockets(self) -> list[LinkSocket]:
-        """Of collectives and of messages; none once the group has ended."""
+        """The sockets of all links, for collectives and for messages; [] after the group ended."""
         engine = self._engine
         ends = [] if engine is None else list(engine.link_sockets)
         return ends + self.mail.link_sockets()
 
     def gpu_wire(self) -> str | None:
-        """Which way records take between GPUs; None until the ranks have agreed, and at the end."""
+        """The way of records between GPUs; None before the ranks agreed and after the group
+        ended."""
         engine = self._engine
         return None if engine is None or engine.wire is None else str(engine.wire)
 
     def sealed_and_opened(self) -> tuple[int, int]:
-        """Plaintext bytes, in collectives and in messages."""
+        """(sealed, opened) plaintext bytes of all collectives and messages."""
         engine, mail = self.engine_account(), self.mail.account()
         return (
             engine["sealed_bytes"] + mail["sealed_bytes"],
@@ -391,14 +396,15 @@ class FlightRecorder:
         )
 
     def collective(self, number: int) -> CollectiveAccount | None:
-        """What collective `number` was on this rank, if it is among those kept."""
+        """Collective `number` as this rank saw it; None if it is no longer recorded."""
         for entry in reversed(self._entries()):
             if entry.number == number:
                 return entry.account(monotonic_zero_ns())
         return None
 
     def account(self, since_1970_ns: int | None = None) -> GroupAccount:
-        """As of now. Accounts of several groups take one `since_1970_ns`, so that they fit."""
+        """The account as of now. Give accounts of several groups one `since_1970_ns`, so that their
+        times are comparable."""
         engine = self.engine_account()
         sealed, opened = self.sealed_and_opened()
         zero = monotonic_zero_ns() if since_1970_ns is None else since_1970_ns
@@ -417,11 +423,11 @@ class FlightRecorder:
         )
 
     def _entries(self) -> list[Entry]:
-        """In the order they began, or will. The GIL makes each copy whole."""
+        """The entries in the order in which they begin. The GIL makes each copy consistent."""
         waiting, running, ended = list(self._waiting.values()), self._running, list(self._ended)
         return list(dict.fromkeys([*ended, *([running] if running else []), *waiting]))
 
 
 def monotonic_zero_ns() -> int:
-    """When the monotonic clock was zero, by the wall clock as it is now."""
+    """The zero of the monotonic clock in nanoseconds since 1970, by the wall clock now."""
     return time_ns() - monotonic_ns()

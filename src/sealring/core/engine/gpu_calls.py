@@ -1,18 +1,18 @@
-"""Calls with CUDA tensors: when they may begin, what waits for them, and what is done at the end.
+"""Calls with CUDA tensors: when they begin, whether the stream or the host waits, and how they end.
 
-The engine works on streams of its own. It begins after the work that the caller's stream had before
-the call, and a call is done when every record has been checked and the GPU has written the last
-byte. The group keeps a call's tensors until then, so the caching allocator gets no memory back
-that is still read or written, on whatever stream it would be used next.
+The engine has its own streams. A call begins after the work that the caller's stream had before it.
+It is done when every record has been checked and the GPU has written the last byte. The group keeps
+a call's tensors until then, so the caching allocator cannot reuse memory that is still read or
+written.
 
-The stream waits, as with NCCL: wait() returns at once, and later work of the current stream waits
-for the call (streams.py). Or the host waits: wait() returns when the call is done, and raises its
-error. The host waits where a stream cannot, and by default where ranks share a GPU: processes get
-such a GPU in time slices, and one whose streams wait keeps it for the whole of its slice.
+Usually the stream waits, as with NCCL: wait() returns at once, and later work of the current stream
+waits for the call (streams.py). Otherwise the host waits: wait() returns when the call is done, and
+raises its error. The host waits if a stream cannot wait, and by default if ranks share a GPU. Such
+ranks use the GPU in time slices, and a process whose streams wait would occupy its whole slice.
 
-In a group's first call with a GPU all ranks agree on the way between their GPUs. Every rank does
-this in its own first call, before it chooses anything for that call: the best algorithm and the cut
-of the tensors depend on the way.
+In a group's first call with a GPU all ranks agree on the way between their GPUs. Each rank does
+this before it chooses anything else for that call, because the best algorithm and the segments of
+the tensors depend on the way.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sealring.core.settings import CudaWait
 from sealring.errors import Unsupported
 
 Introduce = Callable[[Iterable[Collective]], None]
-"""Runs the collectives by which ranks agree; returns when they are done."""
+"""A function that runs collectives by which ranks agree, and returns when they are done."""
 
 
 class Prepared(NamedTuple):
@@ -52,21 +52,21 @@ class Prepared(NamedTuple):
 
     collective: Collective
     event: object
-    """After which the memory may be used. Kept until the collective has been run."""
+    """The CUDA event after which the memory may be used. Keep it until the collective has run."""
     stream: StreamCaller | None
-    """None where the host waits."""
+    """None if the host waits."""
     copy_back: Callable[[], None] | None
-    """What the host does at the end, where it waits."""
+    """What the host does after the collective, if it waits."""
 
 
 class MessageCaller(NamedTuple):
-    """Where a message's caller is on the GPU."""
+    """The caller's stream for one message, and whether streams wait for the message."""
 
     stream: _native.CallerStream
     streams: Streams
     streams_wait: bool
     event: object = None
-    """After which the memory may be used. Kept until it has been reached."""
+    """The CUDA event after which the memory may be used. Keep it until it has been reached."""
 
 
 class GpuCalls:
@@ -76,7 +76,8 @@ class GpuCalls:
         self.engine = engine
         self._wait = wait
         self._wanted = wanted
-        # Each has a side stream of its own: a future of one must not wait behind the other's.
+        # Collectives and messages have separate side streams, so that the future of a collective
+        # does not wait behind that of a message, or the other way round.
         self.streams: Streams | None = None
         self._message_streams: Streams | None = None
         self._attached = False
@@ -84,7 +85,8 @@ class GpuCalls:
         self._agreed = False
         self._refused: Unsupported | None = None
         self._agreeing = threading.Lock()
-        """The script's thread and its backward pass's may both come with a first tensor."""
+        """Held while ranks agree: the script's thread and the backward pass's thread may both
+        bring a first tensor."""
         self._choices: tuple[Selection, Selection] | None = None
 
     def close(self) -> None:
@@ -97,11 +99,12 @@ class GpuCalls:
         return device.type == "cuda"
 
     def require_no_capture(self, device: torch.device, what: str) -> None:
-        """Raises Unsupported while the caller's stream is captured. Nothing is queued before it."""
+        """Raises Unsupported while the caller's stream is captured. Call it before anything is
+        queued."""
         require_no_capture(device, what)
 
     def attach(self, device: torch.device) -> None:
-        """Makes ready what every call needs; raises Unsupported, with the reason, if it cannot."""
+        """Prepares what every call needs; raises Unsupported with the reason if that fails."""
         with self._attaching:
             if not self._attached:
                 self._attach(device)
@@ -109,7 +112,7 @@ class GpuCalls:
 
     def _attach(self, device: torch.device) -> None:
         try:
-            torch.empty(1, device=device)  # torch has begun to use it: there is a context
+            torch.empty(1, device=device)  # makes torch create the CUDA context
         except RuntimeError as problem:
             raise Unsupported(f"{device} cannot be used: {problem}") from problem
         with torch.cuda.device(device):
@@ -117,13 +120,13 @@ class GpuCalls:
             self.streams = self.streams or CudaStreams(device)
 
     def name_of(self, device: torch.device) -> str:
-        """The same for all processes that use this GPU, and for no others."""
+        """The GPU's UUID, which is equal in all processes that use this GPU."""
         return str(torch.cuda.get_device_properties(device).uuid)
 
     # ---- the way between the GPUs
 
     def agree(self, device: torch.device, introduce: Introduce, timeout_s: float) -> None:
-        """In the group's first call with a GPU: all ranks agree on the way between their GPUs."""
+        """Makes all ranks agree on the way between their GPUs, in the group's first GPU call."""
         if self._agreed:
             return
         with self._agreeing, driver_calls.counted():
@@ -135,12 +138,12 @@ class GpuCalls:
             try:
                 self.attach(device)
                 gpu = self.name_of(device)
-            except Exception as unable:  # whatever it is, the others must not wait for this rank
+            except Exception as unable:  # any error: the other ranks must not wait for this one
                 problem = str(unable) or repr(unable)
             try:
                 introduce(self.engine.agree_on_wire(self._wanted, problem, gpu, timeout_s))
             except Unsupported as refusal:
-                self._refused = refusal  # all ranks have it, and need not ask again
+                self._refused = refusal  # all ranks have the same refusal and need not ask again
                 raise
             self._agreed = True
 
@@ -153,9 +156,9 @@ class GpuCalls:
         introduce: Introduce,
         timeout_s: float,
     ) -> Algorithm:
-        """The group's own choice, as the way between the GPUs allows it.
+        """Chooses the algorithm by `chosen`, limited to what the way between the GPUs allows.
 
-        Raises Unsupported while the caller's stream is captured, and where ranks cannot agree.
+        Raises Unsupported while the caller's stream is captured, and if the ranks cannot agree.
         """
         self.require_no_capture(device, operation.name.lower())
         self.agree(device, introduce, timeout_s)
@@ -169,7 +172,8 @@ class GpuCalls:
         return self._choices[1]
 
     def link(self, collective: Collective, introduce: Introduce, timeout_s: float) -> None:
-        """Makes ready what the collective's program needs before GPUs run it, once per program."""
+        """Makes the links that the collective's program needs before GPUs run it; once per
+        program."""
         if self.engine.gpus_lack_links(collective):
             with driver_calls.counted(), self.engine.no_launches_ahead():
                 introduce(self.engine.link_gpus(collective, timeout_s))
@@ -185,9 +189,9 @@ class GpuCalls:
         introduce: Introduce,
         timeout_s: float,
     ) -> Prepared:
-        """Makes the GPU ready for a collective. `used` are the tensors that it or the copy uses.
+        """Prepares the GPU for a collective. `used` has the tensors of the collective and the copy.
 
-        Raises Unsupported while the caller's stream is captured: nothing is queued before it.
+        Raises Unsupported while the caller's stream is captured, before anything is queued.
         """
         self.require_no_capture(device, collective.operation.name.lower())
         collective, event = self._begin(collective, device)
@@ -200,7 +204,8 @@ class GpuCalls:
         return Prepared(collective, event, caller, self.finished(copy_back, device))
 
     def _begin(self, collective: Collective, device: torch.device) -> tuple[Collective, Any]:
-        """The collective as the engine takes it, and what must live until it has been run."""
+        """Returns the collective with its event, and the event object, to be kept until it has
+        run."""
         self.attach(device)
         with torch.cuda.device(device):
             self.engine.use_gpu(device.index, collective.dtype, collective.reduction)
@@ -216,7 +221,7 @@ class GpuCalls:
     def finished(
         self, copy_back: Callable[[], None] | None, device: torch.device
     ) -> Callable[[], None] | None:
-        """Like `copy_back`, but returns when the GPU has done it, whichever thread calls it."""
+        """Wraps `copy_back` so that it returns when the GPU is done. Any thread may call it."""
         if copy_back is None:
             return None
 
@@ -230,14 +235,15 @@ class GpuCalls:
 
     @property
     def streams_wait_for_messages(self) -> bool:
-        """Once the ranks have agreed on a wire, by collectives that need the driver."""
+        """Whether streams may wait for messages. False until the ranks have agreed on a wire, since
+        the collectives for that call the driver."""
         shared = self.engine.shares_gpu
         return shared is not None and (
             self._wait == "stream" or (self._wait == "auto" and not shared)
         )
 
     def message_caller(self, mailbox: Mailbox, device: torch.device) -> MessageCaller:
-        """Makes ready what the message needs, and marks where the caller's stream is."""
+        """Prepares what a message needs, and records an event on the caller's stream."""
         with torch.cuda.device(device):
             event = new_event()
             event.record()
@@ -249,11 +255,12 @@ class GpuCalls:
 
 
 def in_use(environ: Mapping[str, str]) -> torch.device | None:
-    """The GPU that this process will use, if that is clear: then groups make it ready at once.
+    """The GPU that this process will certainly use, so that groups can prepare it at once; or None.
 
-    torch.cuda.set_device, or a first tensor, makes it so. A process that has CUDA at hand and has
-    not touched it may stay on the CPU; one that is on the first of several GPUs, and is not their
-    first worker, has not chosen yet. A group has one GPU: a wrong guess would cost it that one.
+    A process chooses its GPU by torch.cuda.set_device or by a first tensor. Before that it may
+    still stay on the CPU. A process whose current device is the first of several GPUs, and which is
+    not the host's first worker, has probably not chosen yet. A wrong guess would be bad: a group
+    can use only one GPU.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None

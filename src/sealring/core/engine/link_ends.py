@@ -1,4 +1,4 @@
-"""A link on its way from the set-up to the native core."""
+"""Gives links to the native core: those that formed with the group, and those made later."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sealring.errors import (
 )
 
 _OUT: Final = {"broker.worker_revoked", *NOT_ADMITTED}
-"""Codes of errors that say that a worker is not, or no longer, one of the job."""
+"""Codes of errors that say that a worker is not, or no longer, a member of the job."""
 
 
 class LinkEnds(Protocol):
-    """What the engine takes from a link once the handshake is done (links.Link has it)."""
+    """The parts of a link that the engine uses after the handshake; links.Link has them."""
 
     @property
     def host(self) -> str: ...
@@ -46,27 +46,31 @@ class LinkEnds(Protocol):
 
 
 class LinkSocket(NamedTuple):
-    """The socket of a link, as those see it who look at this process from outside."""
+    """The socket of a link, described so that observers outside this process can find it."""
 
     peer: int
-    """Its rank in the job."""
+    """The peer's rank in the job."""
     host: str
     transport: Literal["tcp", "shm"]
     inode: int
-    """Linux gives the number to no other socket while this one is open."""
+    """The socket's inode; no other open socket has the same."""
 
 
 def socket_of(peer: int, link: LinkEnds) -> LinkSocket:
-    """Called before the link is handed over."""
+    """Describes a link's socket. Call it before the link is handed over."""
     transport: Literal["tcp", "shm"] = "tcp" if link.memory is None else "shm"
     return LinkSocket(peer, link.host, transport, os.fstat(link.socket.fileno()).st_ino)
 
 
 def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes: bool) -> None:
-    """Gives the socket, the memory and the keys to the native core, which copies the keys."""
+    """Gives the socket, the memory and the keys to the native core, which copies the keys.
+
+    The link's own copies of the keys are then wiped. With `publishes` the core also gets the peer's
+    group key.
+    """
     keys = (link.send_key, link.receive_key)
     group_key = link.peer_group_key if publishes else None
-    with NoFork():  # a child finds the socket at one end of this or at the other, and closes it
+    with NoFork():  # else a forked child might get a socket that it does not know of and close
         if link.memory is None:
             native.add_tcp_link(peer, link.socket.detach(), *keys, group_key)
         else:
@@ -77,16 +81,17 @@ def hand_over(native: _native.Endpoint, peer: int, link: LinkEnds, *, publishes:
 
 
 class Owner(Protocol):
-    """An engine or a mailbox, as far as pipes that are opened late matter to it."""
+    """The parts of an engine or a mailbox that `LateEnds` uses."""
 
     def add_late_link(self, peer: int, link: Link) -> Rest | None: ...
     def fail(self, failure: _native.Failure) -> None: ...
 
 
 class LateEnds:
-    """Asks for the pipes that an engine or a mailbox needs, and gives them to it when they come.
+    """Asks for the pipes that an engine or a mailbox needs later, and gives them to it.
 
-    Threads that make links refer to the owner weakly: a group that the script has dropped ends.
+    Threads that make links refer to the owner weakly, so that a group ends when the script drops
+    it.
     """
 
     def __init__(
@@ -110,31 +115,32 @@ class LateEnds:
         exchange.attach(purpose, deliver, fail)
 
     def want(self, peers: Iterable[int], *, both: bool = False) -> None:
-        """Have links made with these ranks of the group; returns at once.
+        """Asks for links with these ranks of the group; returns at once.
 
-        `both` says that they want them too: the higher of two ranks dials. The lower one does only
-        if it is not dialed soon. The higher one may have failed, and says so when it is asked.
+        `both` says that these ranks ask for the links, too. Then the higher of two ranks dials. The
+        lower rank dials only if it is not dialed soon: the higher one may have failed, and tells
+        so when it is dialed.
         """
         own = self._exchange.rank
-        # A number that is no rank of the group is refused where the call is submitted.
+        # The submission of the call refuses numbers that are not ranks of the group.
         ranks = {self._members[peer] for peer in peers if 0 <= peer < len(self._members)} - {own}
         later = {rank for rank in ranks if both and rank > own}
         self._exchange.want(self._purpose, ranks - later)
         self._exchange.want(self._purpose, later, after=OTHER_END_SECONDS)
 
     def ask_all(self) -> None:
-        """Have links made with all that can be reached; returns at once."""
+        """Asks for links with all members that can be reached; returns at once."""
         self._exchange.ask(self._purpose, set(self._members) - {self._exchange.rank})
 
     def refuse_from_now(self, failure: GroupError) -> None:
-        """The group has failed; a member that wants a link is told how."""
+        """The group has failed: from now on, members that ask for a link are told how."""
         self._exchange.refuse_from_now(failure)
 
 
 def _failure_of(
     error: SealringError, rank: int, members: Sequence[int], own: int
 ) -> _native.Failure:
-    """What a group ends with where a link with `rank` cannot be made."""
+    """The failure with which a group ends if a link with `rank` cannot be made."""
 
     def place(number: int | None) -> int:
         return members.index(number) if number in members else -1
@@ -143,7 +149,7 @@ def _failure_of(
     if isinstance(error, GroupEnded) and error.failure is not None:
         ended = error.failure
         code = next(code for code, kind in ERROR_BY_CODE.items() if type(ended) is kind)
-        # As in an alert: this worker has seen nothing of it, whatever it is told.
+        # As with an alert, this worker cannot be the witness, whatever the peer says.
         possible = ended.reported_by in members and ended.reported_by != own
         witness = ended.reported_by if possible else error.peer
         told = (place(ended.peer), ended.collective or 0, place(witness), place(error.peer))
@@ -155,9 +161,13 @@ def _failure_of(
 
 
 def hand_over_late(native: _native.Endpoint, peer: int, link: Link) -> Rest | None:
+    """Gives a link that was made later to the native core; then wipes the link's own keys.
+
+    If the group has ended, returns a function that tells the peer how.
+    """
     own, theirs = (None, None) if link.memory is None else link.memory
     keys = (link.send_key, link.receive_key)
-    with NoFork():  # as above
+    with NoFork():  # as in hand_over
         dismissal = native.add_late_link(peer, link.socket.detach(), own, theirs, *keys)
     link.send_key.wipe()
     link.receive_key.wipe()

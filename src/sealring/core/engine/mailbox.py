@@ -1,4 +1,4 @@
-"""Messages from rank to rank: the native mailbox behind Python's words."""
+"""The mailbox of a group, which sends and receives messages from rank to rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ANYONE = _native.ANYONE
 
 
 class Mailbox(Endpoint[_native.Mailbox]):
-    """Sends and receives in any order.
+    """Sends and receives messages, in any order.
 
-    It has links of its own, so a message reaches a rank whichever collective that rank is in.
+    The mailbox has its own links, so a message reaches a rank whatever collective that rank runs.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class Mailbox(Endpoint[_native.Mailbox]):
     ) -> None:
         """`first_failure` and `lease` are shared with the group's engine, if it has one.
 
-        `exchange` opens the pipes to the other members when they are needed; `hosts` has the hosts
-        of all of them.
+        `exchange` opens the pipes to the other members when they are needed. `hosts` has the hosts
+        of all members.
         """
         names = Names(rank, tuple(range(world) if members is None else members))
         first_failure = first_failure or _native.FirstFailure()
@@ -69,10 +69,9 @@ class Mailbox(Endpoint[_native.Mailbox]):
         )
 
     def use_gpu(self, ordinal: int, *, streams_wait: bool = False) -> None:
-        """Makes ready what this GPU's messages need; raises Unsupported if it cannot be.
+        """Prepares what messages of this GPU need; raises Unsupported if that fails.
 
-        With `streams_wait` in the first call, streams can wait for messages, where the GPU allows
-        it.
+        With `streams_wait` in the first call, streams can wait for messages if the GPU allows it.
         """
         from sealring.core.engine.cuda.attachment import Attachment  # needs torch
 
@@ -88,9 +87,9 @@ class Mailbox(Endpoint[_native.Mailbox]):
     def submit(
         self, message: _native.Message, caller: _native.CallerStream | None = None
     ) -> _native.Completion:
-        """Sends or receives. The memory must not change until the message is done.
+        """Sends or receives a message. The memory must not change until the message is done.
 
-        With `caller` the memory is a GPU's. This may then block until the GPU has made progress.
+        With `caller` the memory is on a GPU, and the call may block until the GPU makes progress.
         """
         self.want(message.peer)
         submitted = self._native.submit(message, caller)
@@ -99,10 +98,11 @@ class Mailbox(Endpoint[_native.Mailbox]):
         return submitted
 
     def want(self, peer: int) -> None:
-        """Have the pipe opened.
+        """Asks for the pipe to `peer`, or for all pipes if `peer` is ANYONE.
 
-        A receive from anyone needs only the sender's, who opens it. The others are for the news
-        that the group has failed: a rank without pipes would never learn of that.
+        For a receive from anyone, the sender itself opens the pipe that the message needs. The
+        pipes to the other ranks are opened because a rank without pipes would never learn that the
+        group has failed.
         """
         if self.late is None or peer in self._wanted:
             return
@@ -119,7 +119,7 @@ class Mailbox(Endpoint[_native.Mailbox]):
         return message.peer
 
     def finished(self) -> list[_native.Completion]:
-        """Those that are done and that no thread waited for; none once the mailbox is closed."""
+        """Returns messages that are done and that no thread waited for; [] after `close`."""
         done = self._native.finished()
         if isinstance(done, _native.Failure):
             raise self._ended(done)
@@ -130,7 +130,7 @@ class Mailbox(Endpoint[_native.Mailbox]):
         return self.error_of(failure)
 
     def release_streams(self) -> None:
-        """Called when the mailbox has ended and the script can find out why."""
+        """Releases waiting streams. Call it when the mailbox has ended and the error is stored."""
         self._native.release_streams()
 
     def account(self) -> _native.MailAccount:

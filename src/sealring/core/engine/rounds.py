@@ -1,9 +1,9 @@
-"""How the ranks of a group agree: by small collectives of the group itself.
+"""How the ranks of a group agree: by small collectives of the group itself, which are sealed.
 
-So what they tell is sealed. Bytes and reasons come from the member that they say they come from;
-a rank in between may change a number. They decide only which way records take, which are sealed on
-all ways. A group of any size agrees over a few links of each rank: numbers and objections take the
-tree over which the group formed, and need no other links; bytes take a ring.
+The records prove who sent bytes and reasons. A number, however, may be changed by a rank that
+passes it on. That is acceptable, because the numbers decide only which way records take, and
+records are sealed on every way. Each rank needs only a few links, whatever the size of the group:
+numbers and objections use the tree over which the group formed, and bytes use a ring.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _SHORT_BYTES: Final = 16
 
 
 def least(own: int) -> Generator[Collective, None, int]:
-    """The least of all ranks' numbers; GroupClosed if another rank left this one's out."""
+    """Yields a collective; returns the least of all ranks' numbers.
+
+    Raises GroupClosed if another rank left out this rank's number.
+    """
     value = ctypes.c_uint32(own)
     slot = (ctypes.addressof(value), ctypes.sizeof(value))
     yield Collective(
@@ -40,16 +43,16 @@ def least(own: int) -> Generator[Collective, None, int]:
 def first_objection(
     rank: int, members: Sequence[int], objection: str
 ) -> Generator[Collective, None, str]:
-    """Returns '' on all ranks if none objects, else what the first that does says of it.
+    """Returns '' on all ranks if none objects, else the objection of the first rank that does.
 
-    `members` are the group's ranks by their numbers in the job, which the reason names.
+    `members` has each rank's number in the job, which the returned text names.
     """
     world = len(members)
     first = yield from least(rank if objection else world)
     if first >= world:
         return ""
     own = objection or "this rank has no objection, another one claimed one in its name"
-    # A path's name that is not UTF-8 has letters that cannot be encoded.
+    # The text may contain a file name that is not UTF-8.
     told = own.encode(errors="backslashreplace")[:_REASON_BYTES] if first == rank else b""
     reason = ctypes.create_string_buffer(told, _REASON_BYTES)
     text = (ctypes.addressof(reason), _REASON_BYTES)
@@ -58,7 +61,7 @@ def first_objection(
 
 
 def _one_line(reason: bytes) -> str:
-    """What a member gave as its reason, as a terminal can show it."""
+    """A member's reason as one line without characters that a terminal cannot show."""
     line = "; ".join(reason.decode(errors="replace").splitlines())
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
@@ -66,17 +69,17 @@ def _one_line(reason: bytes) -> str:
 def tried(
     rank: int, members: Sequence[int], step: Callable[[], None]
 ) -> Generator[Collective, None, str]:
-    """Takes a step on each rank; returns '' if all could, else why the first could not."""
+    """Calls `step` on each rank; returns '' if all succeed, else the first failed rank's reason."""
     objection = ""
     try:
         step()
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+    except Exception as error:  # any error: the other ranks must not wait for this one
         objection = str(error) or repr(error)
     return (yield from first_objection(rank, members, objection))
 
 
 def all_gather_bytes(world: int, own: bytes) -> Generator[Collective, None, list[bytes]]:
-    """The bytes of all ranks, by rank. They are of one length."""
+    """Yields a collective; returns the bytes of all ranks, by rank. All must have one length."""
     size = len(own)
     mine = ctypes.create_string_buffer(own, size)
     all_of_them = [ctypes.create_string_buffer(size) for _ in range(world)]
@@ -86,7 +89,7 @@ def all_gather_bytes(world: int, own: bytes) -> Generator[Collective, None, list
 
 
 def linked(collective: Collective) -> Generator[Collective, None, None]:
-    """The same program with next to nothing to do: links that it needs are made with it."""
+    """Yields the collective as a dry run with 16 bytes per slot, which creates its links."""
     memory = [ctypes.create_string_buffer(_SHORT_BYTES) for _ in collective.slots]
     slots = [(ctypes.addressof(each), _SHORT_BYTES) for each in memory]
     reduces = collective.operation in REDUCING

@@ -1,4 +1,4 @@
-"""The way that a collective's records take, and what follows for its program and its segments."""
+"""Decides which way a collective's records take, and so its program and its segment length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sealring.core.schedule import (
 
 
 class Routes:
-    """Of one rank of a group. Links carry everything until the ranks have agreed on a wire."""
+    """The routes of one rank's collectives. Links carry everything until ranks agree on a wire."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class Routes:
         self._world = len(topology.host_of)
         self._mixed = is_mixed(topology.host_of)
         self._passing: dict[tuple[Operation, Algorithm], bool] = {}
-        """Whether ranks pass records on. Kept here: to look a large topology up takes longer."""
+        """Whether ranks forward records in a program. Cached, as the lookup hashes the topology."""
         self._record_bytes, self._gpu_record_bytes = record_bytes, gpu_record_bytes
         self.wire: Wire | None = None
         """None until the ranks have agreed."""
         self.apart: tuple[int, ...] | None = None
-        """Where not all GPUs read each other's memory: those of ranks with one number do."""
+        """A number for each rank: GPUs of ranks with equal numbers read each other's memory. None
+        where all GPUs read each other's memory, or none does."""
 
     def take(self, agreed: Agreed) -> None:
         self.wire, self.apart = agreed.wire, agreed.hosts
@@ -50,7 +51,7 @@ class Routes:
     def goes_by_wires(self, collective: Collective) -> bool:
         if collective.ready is None or not self._native.wired:
             return False
-        if collective.operation not in CALLED:  # what a group asks its ranks is short
+        if collective.operation not in CALLED:  # a group's own collectives are short
             return False
         if self._relays(collective) and (levels := self.levels(collective)):
             window = _native.exchange_window(levels.count)
@@ -60,7 +61,7 @@ class Routes:
         return not self._passes_records_on(collective)
 
     def segment_bytes(self, collective: Collective, *, wired: bool) -> int:
-        # What is cut must be cut alike by all who touch it, so by a length that they all know.
+        # All ranks must cut a slot into the same segments, so by a length that they all know.
         known_to_all = collective.total is not None
         longest = max([size for _, size in collective.slots]) if known_to_all else None
         if not wired:
@@ -87,7 +88,8 @@ class Routes:
         return relayed(program) if wired and self._relays(collective) else program
 
     def levels(self, collective: Collective) -> Levels | None:
-        """None where all GPUs read each other's memory, or none does."""
+        """The exchanges of a collective; None where all GPUs read each other's memory, or none
+        does."""
         if self.apart is None:
             return None
         return levels_for(
@@ -103,10 +105,10 @@ class Routes:
         )
 
     def _relays(self, collective: Collective) -> bool:
-        """Whether no record reaches all as it is.
+        """Whether no record can reach all ranks unchanged, so that each is sealed for one receiver.
 
-        That is so where some ranks read each other's memory and others do not, and where all
-        exchange what a rank would pass on.
+        That is so if some ranks read each other's memory and others do not, and if ranks exchange
+        by NCCL the records that a rank would otherwise forward.
         """
         if self.apart is None:
             return False

@@ -1,16 +1,16 @@
-"""Streams of a GPU, and how they wait for an operation in place of the host.
+"""Streams of a GPU, and how a stream waits for an operation while the host goes on.
 
-A collective's kernels are launched ahead, in a stream of the group, when the call is queued. From
-then on the group's thread makes no call to CUDA. The end of that stream's work is the end of the
-call: every record checked, the last byte written. Messages come in no order that ranks share, so
-one persistent kernel runs them. Either way streams wait for the operation's number
+The kernels of a collective are launched ahead, in a stream of the group, when the call is queued.
+After that the group's thread makes no call to CUDA. The call ends when that stream's work ends:
+every record is checked and the last byte is written. Messages have no order that all ranks share,
+so one persistent kernel runs them. In both cases streams wait for the operation's number
 (native/device/command_queue.hpp), as they do with NCCL.
 
-An operation that fails completes too, or the GPU would never go on. No caller waits then, so its
-error is deferred (group/deferred_errors.py), and its results are first overwritten with ones, which
-are NaN in every float type.
+An operation that fails must complete, too, or the GPU would wait for ever. No caller waits for it,
+so its error is deferred (group/deferred_errors.py). Before it completes, its results are
+overwritten with bytes of all ones, which are NaN in every float type.
 
-Tests have streams of their own, made of threads, which need no GPU.
+Tests use another implementation of `Streams`, which is made of threads and needs no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sealring import _native
 from sealring.errors import Unsupported
 
 Devices: TypeAlias = list[int | str | torch.device]
-"""What a future is bound to."""
+"""The devices that a future is bound to."""
 
 
 # ---- torch's streams and events, which have no types of their own
@@ -43,15 +43,15 @@ def new_event() -> torch.cuda.Event:
 
 
 def reached(event: torch.cuda.Event) -> bool:
-    """Whether everything before it is done."""
+    """Whether all work before the event is done."""
     return bool(event.query())  # type: ignore[no-untyped-call,unused-ignore]
 
 
 def require_no_capture(device: torch.device, what: str) -> None:
-    """Raises Unsupported while the current stream's work becomes a CUDA graph.
+    """Raises Unsupported while the current stream is captured into a CUDA graph.
 
-    A replay repeats kernels with the arguments of the capture, so it would use nonces again, and it
-    repeats nothing that the host or another rank does.
+    A replay would run the kernels again with the captured arguments, and so use nonces twice. It
+    would not repeat what the host and other ranks do.
     """
     if _is_captured(device):
         raise Unsupported(
@@ -62,7 +62,7 @@ def require_no_capture(device: torch.device, what: str) -> None:
 
 
 def _is_captured(device: torch.device) -> bool:
-    if torch.cuda.current_device() == device.index:  # which spares most calls the guard
+    if torch.cuda.current_device() == device.index:  # saves most calls the device guard
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
@@ -70,7 +70,7 @@ def _is_captured(device: torch.device) -> bool:
 
 @contextmanager
 def synchronized(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Makes the stream the current one; the end waits for the GPU."""
+    """Makes `stream` the current stream; on exit waits until the GPU has done its work."""
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
@@ -80,37 +80,38 @@ def synchronized(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 class Streams(Protocol):
-    """The streams of one GPU. A stream is known by its handle."""
+    """The streams of one GPU, each identified by its handle."""
 
     @property
     def devices(self) -> Devices: ...
 
     def guard(self) -> AbstractContextManager[Any]:
-        """Within it the calling thread may call CUDA for this GPU."""
+        """Makes this GPU the current device of the calling thread, so that it may call CUDA."""
 
     @property
     def current(self) -> int: ...
 
     def make_stream_wait(self, operation: _native.Completion) -> None:
-        """Later work of the calling thread's current stream waits for it."""
+        """Makes later work of the calling thread's current stream wait for the operation."""
 
     def side_stream(self) -> AbstractContextManager[Any]:
-        """Within it the current stream is another one, which nothing else uses."""
+        """Makes a separate stream, which nothing else uses, the current one."""
 
     def run_on(self, stream: int, task: Callable[[], None]) -> None:
-        """The work of `task` runs on this stream."""
+        """Calls `task` with `stream` as the current stream."""
 
     def used_on(self, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
-        """This stream uses the tensors after the call."""
+        """Tells the allocator that `stream` uses the tensors after the call."""
 
     def free_later(self, kept: object) -> None:
-        """What was kept for a call may be freed, but not on the group's thread.
+        """Lets go of an object that was kept for a call, but later and on another thread.
 
-        To free memory that several streams have used, torch calls CUDA.
+        To free memory that several streams have used, torch calls CUDA, and the group's thread must
+        not call CUDA.
         """
 
     def free_old(self) -> None:
-        """Frees all but the newest of it, which the group's thread may still use."""
+        """Frees these objects except the newest, which the group's thread may still use."""
 
 
 class CudaStreams:
@@ -159,7 +160,7 @@ class CudaStreams:
             self._kept.popleft()
 
     def close(self) -> None:
-        """The group's thread has ended."""
+        """Frees all kept objects. Call it when the group's thread has ended."""
         self._kept.clear()
 
 
@@ -168,7 +169,7 @@ class CudaStreams:
 
 @dataclass(slots=True)
 class StreamCaller:
-    """The caller of a collective that streams are to wait for."""
+    """The streams of a caller whose collective streams wait for, and the copy of its result."""
 
     streams: Streams
     copy_back: Callable[[], None] | None = None
@@ -177,29 +178,29 @@ class StreamCaller:
 
 @dataclass(slots=True)
 class StreamWait:
-    """What a stream waits for in place of the host."""
+    """An operation that streams wait for while the host goes on."""
 
     streams: Streams
     operation: _native.Completion
     in_order: bool = False
     """Operations of these streams complete in the order in which they were submitted."""
     awaited: bool = False
-    """A stream waits for it, so the script takes the operation for done."""
+    """Whether a stream waits for the operation. The script then treats it as done."""
 
     def begin(self) -> None:
-        """Later work of the current stream waits for the operation."""
+        """Makes later work of the current stream wait for the operation."""
         self.awaited = True
         self.streams.make_stream_wait(self.operation)
 
 
 def last_of_each(waits: Iterable[StreamWait]) -> tuple[StreamWait, ...]:
-    """Those that are not done whenever a later one is."""
+    """Leaves out the waits that a later wait on the same in-order streams includes."""
     kept = {id(wait.streams if wait.in_order else wait): wait for wait in waits}
     return tuple(kept.values())
 
 
 def future_of(waits: tuple[StreamWait, ...], result: Any) -> torch.futures.Future[Any]:
-    """A future that is done: the stream that takes its value waits; the host does not."""
+    """Returns a completed future. The stream that takes its value waits; the host does not."""
     streams = waits[0].streams
     future: torch.futures.Future[Any] = torch.futures.Future(devices=streams.devices)
     with streams.side_stream():
@@ -210,10 +211,11 @@ def future_of(waits: tuple[StreamWait, ...], result: Any) -> torch.futures.Futur
 
 
 class _DriverCalls:
-    """Calls under way, of all groups of this process, for which a thread must call CUDA.
+    """Counts the calls under way, in all groups of this process, whose thread must call CUDA.
 
-    While a stream waits, such a thread may block until the stream goes on. A peer may need its call
-    before it comes to what the stream waits for. So while there is one, hosts wait.
+    While a stream waits, such a thread may block until that stream goes on. But a peer may need
+    this thread's call before the peer reaches what the stream waits for: a deadlock. So while the
+    count is not zero, hosts wait instead of streams.
     """
 
     def __init__(self) -> None:
@@ -244,7 +246,7 @@ class _DriverCalls:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Counts what is done within it, whichever thread does it."""
+        """Counts one call for the time within the context."""
         self.begin()
         try:
             yield

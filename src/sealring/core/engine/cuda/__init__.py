@@ -1,1 +1,1 @@
-"""Records sealed and opened by the GPU that holds the tensor."""
+"""The CUDA engine: the GPU that holds the tensor seals and opens its records."""

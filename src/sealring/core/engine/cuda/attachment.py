@@ -1,4 +1,4 @@
-"""One GPU, attached to a group's engine or mailbox: its kernels, compiled as they are needed."""
+"""Attaches one GPU to a group's engine or mailbox. Kernels are compiled when they are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_A_REDUCTION: Final = ("open_reduce", "reduce", "average", "premultiply")
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Which text is compiled, and what its kernels' names end in."""
+    """The CUDA source to compile, and the suffix of the names of its kernels."""
 
     text: Callable[[], Mapping[str, bytes]] = compiler.kernel_text
     suffix: str = ""
@@ -31,7 +31,10 @@ SHIPPED: Final = Kernels()
 
 
 class Attachment:
-    """Made when a group first meets a tensor of this GPU, before anything of it is sent."""
+    """A GPU of a group's engine or mailbox.
+
+    Made at the group's first call with a tensor of this GPU, before anything of the tensor is sent.
+    """
 
     def __init__(
         self,
@@ -41,15 +44,16 @@ class Attachment:
         *,
         command_kernel: Literal["run_one_batch", "run_all_batches"] | None = None,
     ) -> None:
-        """With `command_kernel` the GPU reads commands from memory, if it may: streams can wait.
+        """With `command_kernel`, and if the GPU may read commands from host memory, streams can
+        wait.
 
-        `run_one_batch` is for collectives, `run_all_batches` for messages.
+        `run_one_batch` is the kernel for collectives, `run_all_batches` the one for messages.
         """
         self.ordinal = ordinal
         self._reads_commands = command_kernel is not None and can_read_commands()
         self._text = kernels or SHIPPED
         self._kernels: list[Kernel] = []
-        """Kept: the owner has only their handles."""
+        """Kept alive here, because `owner` has only their handles."""
         seal, open_ = self._load(None, ("seal", "open"))
         handle = 0
         if command_kernel and self._reads_commands:
@@ -75,7 +79,7 @@ class Attachment:
 
 
 class Gpu(Attachment):
-    """The same for an engine, which reduces as well."""
+    """A GPU attached to an engine, which also needs the kernels of its reductions."""
 
     def __init__(
         self,
@@ -85,20 +89,20 @@ class Gpu(Attachment):
         *,
         prelaunch: bool = False,
     ) -> None:
-        """`prelaunch`: kernels may be launched before the collective is run."""
+        """With `prelaunch`, kernels may be launched before their collective runs."""
         super().__init__(
             engine, ordinal, kernels, command_kernel="run_one_batch" if prelaunch else None
         )
         self._engine = engine
         self._reductions: set[Reduction] = set()
-        # What cannot be built is to show now, not at the first gradient.
+        # A reduction that cannot be compiled fails here, not at the first gradient.
         self.prepare(*_AT_START)
 
     def has(self, dtype: DType, kind: ReduceKind) -> bool:
         return kind is ReduceKind.NONE or (dtype, kind) in self._reductions
 
     def prepare(self, dtype: DType, kind: ReduceKind) -> None:
-        """Must be called once before the first collective that reduces so."""
+        """Loads a reduction's kernels. Call this before the first collective that uses it."""
         reduction = (dtype, kind)
         if self.has(dtype, kind):
             return

@@ -1,7 +1,7 @@
-"""Opens chunks of sealed files in a GPU's memory, many a launch, and makes tensors of them.
+"""Opens chunks of sealed files on a GPU, many per launch, and makes tensors of their plaintext.
 
-The GPU holds the files' keys. Ciphertext comes to it as it lies on the disk; a chunk is
-authenticated before anything of it is written.
+The GPU holds the files' keys and gets the ciphertext as it is on disk. It authenticates a chunk
+before it writes any plaintext of that chunk.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ _NO_ROWS: Final = np.empty(0, ROW)
 
 
 class Listed(NamedTuple):
-    """What the GPU was told about chunks."""
+    """The tables that were copied to the GPU for one call of `open`."""
 
     rows: torch.Tensor
-    """In its memory, as `take` wants them."""
+    """The table of rows in the GPU's memory, as `take` expects it."""
     host: torch.Tensor
-    """Kept until the stream has passed the opening: some GPUs read the host's memory themselves."""
+    """The tables in host memory. Keep them until the stream has passed the opening: some GPUs read
+    host memory directly."""
 
 
 class ChunkKernels:
-    """The kernel of one GPU, with the keys of up to so many files."""
+    """The kernels of one GPU that open chunks and take rows, with the keys of up to `files`
+    files."""
 
     def __init__(self, device: torch.device, files: int) -> None:
         ordinal = torch.cuda.current_device() if device.index is None else device.index
@@ -65,7 +67,7 @@ class ChunkKernels:
         self._added = 0
 
     def add(self, file: _native.SealedFileReader) -> int:
-        """The number by which chunks name this file."""
+        """Gives the file's key to the GPU; returns the number by which chunks name this file."""
         self._keys.add_file(file)
         self._added += 1
         return self._added - 1
@@ -78,17 +80,17 @@ class ChunkKernels:
         failed: torch.Tensor,
         rows: NDArray[np.void] = _NO_ROWS,
     ) -> Listed:
-        """Opens into `plain` on the current stream.
+        """Opens chunks into `plain` on the current stream.
 
-        `failed` gets the place of a chunk that is not authentic; it holds NO_FAILURE before.
+        `failed` must hold NO_FAILURE. If a chunk is not authentic, it gets that chunk's index.
         """
-        # From memory that is not pinned: where the GPU is confidential, the driver encrypts it. It
-        # says which key opens what, so no other process may write it. CUDA waits for the stream of
-        # such a copy, so it has one of its own, where nothing else is queued.
+        # The tables say which key opens what, so no other process may write them. They are copied
+        # from memory that is not pinned, because on a confidential GPU the driver encrypts such a
+        # copy. CUDA waits for the stream of such a copy, so it gets an otherwise empty stream.
         stream = torch.cuda.current_stream(self._device)
         tables = torch.from_numpy(np.concatenate([chunks.view(np.uint8), rows.view(np.uint8)]))
         with torch.cuda.stream(self._lists):
-            # The host does not wait: this copy may be queued behind one of a whole batch.
+            # The host does not wait: this copy may be queued behind the copy of a whole batch.
             listed = tables.to(self._device, non_blocking=True)
         stream.wait_stream(self._lists)
         listed.record_stream(stream)
@@ -103,9 +105,11 @@ class ChunkKernels:
     def take(
         self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Each row's numbers, `length` of them in the type `dtype`, on the current stream.
+        """Returns a tensor with `length` numbers of type `dtype` for each row; on the current
+        stream.
 
-        A number's bits become those of `dtype`: where the sizes differ, both are of integers.
+        The bits of a number are kept. If the stored size differs from that of `dtype`, both must be
+        integer types.
         """
         made = torch.empty((len(rows), length), dtype=dtype, device=self._device)
         blocks = -(-length // _NUMBERS_OF_BLOCK)
@@ -114,7 +118,8 @@ class ChunkKernels:
         )
         if made.numel():
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            # The caller's GPU may be another, and the stream 0 is that of the current one.
+            # Stream 0 means the current device's default stream, and the caller's current device
+            # may be another GPU.
             with torch.cuda.device(self._device):
                 self._take.launch(len(rows) * blocks, _THREADS, 1, argument, stream)
         return made

@@ -1,8 +1,8 @@
-"""From the kernels' text to code for this GPU: compiled once by NVRTC, then kept on disk.
+"""Compiles the kernels for this GPU: once by NVRTC, then from a cache on disk.
 
-What lies in the cache is run on the GPU with this worker's keys in reach, so it is used only if
-no other user could have put it there: directory and file belong to this user, no other may write
-them, and the content's digest is the one in its own first bytes. Anything else is compiled anew.
+Cached code runs on the GPU within reach of this worker's keys. It is used only if no other user
+can have written it: this user owns the directory and the file, no other user may write them, and
+the file begins with the digest of its content. Otherwise the kernels are compiled again.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def code_for(
     defines: tuple[tuple[str, int], ...],
     text: Mapping[str, bytes] | None = None,
 ) -> bytes:
-    """The machine code of the text under these definitions, from the cache if it is there.
+    """Returns the machine code of `text` compiled with these definitions, if possible from the
+    cache.
 
-    `text` has files by name, of which the last is compiled; without it that is kernels.cu.
+    `text` maps file names to contents. The last file is compiled; the others are its headers. The
+    default is kernels.cu.
     """
     text = text or kernel_text()
     architecture = driver.architecture(device)
@@ -66,7 +68,7 @@ def code_for(
 
 @cache
 def kernel_text(main: str = RECORDS) -> Mapping[str, bytes]:
-    """The headers and then the file with the kernels."""
+    """All headers, and last the file `main` with the kernels."""
     package = resources.files("sealring.core.engine.cuda")
     return {source: (package / source).read_bytes() for source in (*_HEADERS, main)}
 
@@ -80,7 +82,7 @@ def _name(options: list[str], version: tuple[int, int], text: Mapping[str, bytes
 
 
 def _cache_directory() -> Path | None:
-    """A directory that only this user can write, or None: then nothing is kept."""
+    """A directory that only this user can write; None if there is none, and nothing is cached."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = Path(base) / "sealring" / "cuda"
     try:
@@ -97,7 +99,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _read(path: Path) -> bytes | None:
-    """The code, or None where there is none or it cannot be believed."""
+    """The cached code; None if there is none or it cannot be trusted."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -112,7 +114,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Appears whole or not at all. A full disk is no reason to stop: the code is in memory."""
+    """Caches the code atomically. Errors such as a full disk are ignored: the code is in memory."""
     digest = hashlib.sha256(path.name.encode() + code).digest()
     with contextlib.suppress(OSError):
         write_whole(path, digest + code, 0o600, lasting=False)

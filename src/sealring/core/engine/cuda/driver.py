@@ -1,6 +1,6 @@
-"""The few calls of CUDA's driver and run-time compiler that the kernels need.
+"""The calls of CUDA's driver and run-time compiler (NVRTC) that the kernels need.
 
-They go through `cuda.bindings`, which every CUDA build of torch brings along.
+They use `cuda.bindings`, which every CUDA build of torch installs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sealring.errors import Unsupported
 
 _MIN_ARCHITECTURE: Final = 90
 _NOT_SUPPORTED: Final = 3
-"""NVML's error."""
+"""NVML_ERROR_NOT_SUPPORTED."""
 
 
 def _bindings() -> tuple[Any, Any]:
@@ -39,7 +39,10 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 @cache
 def architecture(device: int) -> int:
-    """90 for compute capability 9.0; Unsupported where the GPU is too old for clusters."""
+    """Returns e.g. 90 for compute capability 9.0.
+
+    Raises Unsupported if the GPU is too old for thread block clusters.
+    """
     import torch
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -56,8 +59,9 @@ def architecture(device: int) -> int:
 def can_read_commands() -> bool:
     """Whether kernels may read commands from host memory.
 
-    Not in confidential computing's mode, where such memory is not private: a command says which key
-    seals what, under which count. Nor where the mode cannot be found out.
+    False in confidential computing mode, where host memory that a GPU reads is not private: a
+    command says which key seals what, under which count. Also False if the mode cannot be found
+    out.
     """
     state = (ctypes.c_uint * 3)()  # environment, feature, devtools
     try:
@@ -66,7 +70,7 @@ def can_read_commands() -> bool:
             return False
         try:
             answer = nvml.nvmlSystemGetConfComputeState(ctypes.byref(state))
-        except AttributeError:  # older than confidential computing
+        except AttributeError:  # this NVML is older than confidential computing
             return True
         finally:
             nvml.nvmlShutdown()
@@ -113,7 +117,7 @@ class Kernel:
 
     def __init__(self, code: bytes, name: str) -> None:
         self._driver, _ = _bindings()
-        # The context is torch's: it exists once a tensor has been on the device.
+        # The context is torch's. It exists once a tensor has been on the device.
         self._module = _checked(self._driver.cuModuleLoadData(code))
         self._function = _checked(self._driver.cuModuleGetFunction(self._module, name.encode()))
         attribute = (
@@ -123,7 +127,7 @@ class Kernel:
 
     @property
     def handle(self) -> int:
-        """CUDA's own CUfunction, which lives as long as this object."""
+        """The kernel's CUfunction, valid as long as this object lives."""
         return int(self._function)
 
     @property
@@ -132,9 +136,9 @@ class Kernel:
         return int(_checked(self._driver.cuFuncGetAttribute(kind, self._function)))
 
     def launch(self, blocks: int, threads: int, cluster: int, argument: bytes, stream: int) -> None:
-        """`argument` is the kernel's one argument, which CUDA copies.
+        """Launches the kernel with its one argument, which CUDA copies.
 
-        Raises Unsupported where CUDA refuses, and on a stream that is being captured.
+        Raises Unsupported if CUDA refuses, and on a stream that is being captured.
         """
         try:
             _native.cuda_launch(self.handle, blocks, threads, cluster, argument, stream)

@@ -1,8 +1,7 @@
-"""Seal, open, open and reduce, hop: many records a launch, between tensors and wire buffers.
+"""Runs the record kernels directly: seal, open, open and reduce, hop. One launch does many records.
 
-This is the kernels' own face, which their tests and `python -m sealring.lab gpu` use.
-Collectives launch the same kernels from native/device/cuda/cuda_device.cpp, for one record or for a
-run of them.
+The kernels' tests and `python -m sealring.lab gpu` use this module. Collectives launch the same
+kernels from native/device/cuda/cuda_device.cpp, for one record or for several in a row.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Reduction = tuple[DType, ReduceKind]
 
 
 def wire_bytes(payload: int, record_bytes: int) -> int:
-    """How much wire the records of `payload` bytes take."""
+    """The size of the wire buffer for the records of `payload` bytes."""
     return payload + record_count(payload, record_bytes) * RECORD_OVERHEAD
 
 
@@ -43,7 +42,7 @@ def record_count(payload: int, record_bytes: int) -> int:
 
 
 def log_turns(record_bytes: int, parts: int) -> int:
-    """How often a part's threads must go round, as a power of two, for records of this length."""
+    """The base-2 logarithm of how often the threads of a part loop over records of this length."""
     blocks = record_bytes // _BLOCK_BYTES
     turns = -(-blocks // (parts << _LOG_THREADS))
     return max(0, (turns - 1).bit_length())
@@ -51,7 +50,7 @@ def log_turns(record_bytes: int, parts: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A launch's first record as docs/spec.md, section 7, has it; the others count on from it."""
+    """The header of a launch's first record (docs/spec.md, section 7). Later records count up."""
 
     kind: int
     sender: int
@@ -93,7 +92,7 @@ class Header:
         )
 
     def record(self, number: int) -> Header:
-        """The header of the launch's record `number`, all but its length."""
+        """The header of record `number` of the launch, without its length."""
         return replace(self, count=self.count + number, segment=self.segment + number)
 
 
@@ -117,7 +116,7 @@ class DeviceKey:
 
 
 class KeyOnGpu(Protocol):
-    """What kernels need of a key: where the GPU finds it."""
+    """A key that a kernel can use: its address in the GPU's memory."""
 
     @property
     def address(self) -> int: ...
@@ -130,8 +129,8 @@ Side = tuple[torch.Tensor, KeyOnGpu, Header]
 class RecordKernels:
     """The kernels of one GPU, for records of one size under one group context.
 
-    Who seals must see to it that no (key, count) comes twice: `header.count` and the following
-    ones, one per record, are the nonces.
+    The caller of `seal`, `sealing` and `hop` must never use a (key, count) pair twice: the nonces
+    are `header.count` and the following counts, one per record.
     """
 
     def __init__(
@@ -160,18 +159,22 @@ class RecordKernels:
         self.kernels: dict[tuple[str, int, int], Kernel] = {}
 
     def seal(self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor) -> None:
-        """The tensor's bytes, sealed into `wire`."""
+        """Seals the tensor's bytes into `wire`."""
         self.sealing(plain, key, header, wire)()
 
     def sealing(
         self, plain: torch.Tensor, key: KeyOnGpu, header: Header, wire: torch.Tensor
     ) -> Callable[[], None]:
-        """The same as a call that is ready to be made, once, while its tensors exist."""
+        """Returns a function that does what `seal` does.
+
+        Call it once, while the tensors exist.
+        """
         self._check_wire(wire, plain)
         return self._prepared("seal", None, plain, local=plain, out=(wire, key, header))
 
     def open(self, wire: torch.Tensor, key: KeyOnGpu, header: Header, result: torch.Tensor) -> None:
-        """The records' plaintext, into `result`; of a bad record nothing."""
+        """Writes the records' plaintext into `result`; nothing of a record that is not
+        authentic."""
         self._check_wire(wire, result)
         self._prepared("open", None, result, result=result, incoming=(wire, key, header))()
 
@@ -183,7 +186,7 @@ class RecordKernels:
         result: torch.Tensor,
         reduction: Reduction,
     ) -> None:
-        """result = result op plaintext; of a bad record nothing."""
+        """Computes `result = result op plaintext`, except for records that are not authentic."""
         self._check_wire(wire, result)
         incoming = (wire, key, header)
         self._prepared(
@@ -191,15 +194,16 @@ class RecordKernels:
         )()
 
     def hop(self, incoming: Side, local: torch.Tensor, out: Side, reduction: Reduction) -> None:
-        """Seals local op plaintext for the next rank; `local` itself stays as it is."""
+        """Seals `local op plaintext` for the next rank. `local` does not change."""
         self._check_wire(incoming[0], local)
         self._check_wire(out[0], local)
         self._prepared("hop", reduction, local, local=local, incoming=incoming, out=out)()
 
     def forged(self) -> int | None:
-        """Waits for the GPU. The count of one of the records so far that were not authentic.
+        """Waits for the GPU; returns the count of a record that was not authentic, or None.
 
-        Not its place in the launch: several launches may be under way when this is asked.
+        It returns the count, not the index in the launch, because several launches may be under
+        way.
         """
         count = int(self._failed.item())
         return None if count == _NOTHING else count
@@ -214,7 +218,7 @@ class RecordKernels:
             )
 
     def kernel(self, name: str, reduction: Reduction | None = None) -> Kernel:
-        """Compiled when first asked for."""
+        """Returns a kernel; the first call for it compiles it."""
         dtype, kind = reduction or (DType.BYTES, ReduceKind.NONE)
         key = (name, int(dtype), int(kind))
         if key not in self.kernels:
@@ -264,9 +268,9 @@ class RecordKernels:
 def definitions(
     reduction: Reduction | None, *, runs_commands: bool = False
 ) -> tuple[tuple[str, int], ...]:
-    """What kernels.cu is compiled with, for one element type and reduction or for none.
+    """The macros with which kernels.cu is compiled, for one reduction or for none.
 
-    `runs_commands`: for the kernels that read commands (commands.hpp).
+    `runs_commands` is true for the kernels that read commands (commands.hpp).
     """
     command_kernels = ("RUNS_COMMANDS", int(runs_commands))
     if reduction is None:

@@ -1,9 +1,9 @@
-"""In a large group: what a program needs before GPUs run it for the first time.
+"""Makes the links that a program needs before GPUs run it for the first time, in a large group.
 
-Over links go the records of GPUs that have no other way, and the headers of all others. A GPU must
-have a link's keys before kernels are launched, and NCCL must be connected with a peer before
-anything waits for it. So the ranks first run a program on their CPUs, with next to nothing to do:
-then its links are there. Groups whose ranks are all linked when they form need none of this.
+Links carry the headers of all records, and the whole records of GPUs that have no other way. A GPU
+must have a link's keys before kernels are launched, and NCCL must be connected with a peer before
+anything waits for it. So the ranks first run the program on their CPUs with a few bytes, which
+creates its links. Groups whose ranks are all linked when they form do not need this.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class LinkedPrograms:
         self._done: set[tuple[Operation, Algorithm, int]] = set()
         self.connected: set[int] = set()
         self._refused = ""
-        """Why GPUs run nothing any more; the same on all ranks."""
+        """Why GPUs of this group run nothing any more, or ''; the same on all ranks."""
         self._making = 0
         self._lock = threading.Lock()
 
     def missing_for(self, collective: Collective) -> bool:
-        """Whether ranks must do something before GPUs run this; all ranks say the same."""
+        """Whether `make` must come before GPUs run this collective; the same on all ranks."""
         return self._large and (bool(self._refused) or _uses(collective) not in self._done)
 
     @property
     def making(self) -> bool:
-        """Kernels that are launched ahead now might be in the way."""
+        """Whether a `make` is under way. Kernels launched ahead might block it."""
         return self._making != 0
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """From before the call of `make` is queued until it has been run."""
+        """Sets `making`. Enter it before `make` is queued; leave it when `make` has been run."""
         with self._lock:
             self._making += 1
         try:
@@ -57,16 +57,16 @@ class LinkedPrograms:
         exchanges_with: Callable[[], set[int]],
         patience_s: float,
     ) -> Generator[Collective, None, None]:
-        """The collectives by which it is done, once per program.
+        """Yields the collectives that create the program's links, once per program.
 
-        `exchanges_with` returns the ranks with which this one exchanges records of the program by
-        NCCL, once there are links. Unsupported, on all ranks alike, if it cannot be done. NCCL that
-        cannot be connected is given up, and with it all programs.
+        `exchanges_with` returns the ranks with which this rank exchanges the program's records by
+        NCCL; it is called when the links exist. Raises Unsupported on all ranks if the links cannot
+        be made. If NCCL cannot connect, GPUs of this group run no program any more.
         """
         if self._refused:
             raise Unsupported(self._refused)
         if not self.missing_for(collective):
-            return  # done after this call was made, and before its turn
+            return  # an earlier call in the queue has done it
         yield from linked(collective)
         new: set[int] = set()
 
@@ -75,17 +75,17 @@ class LinkedPrograms:
             if new:
                 self._native.connect(sorted(new), patience_s)
 
-        # Two rounds: a rank that has no keys would not come to be connected with.
+        # Two rounds: if a rank failed to get keys, it would not take part in connecting.
         why = yield from tried(self._rank, self._members, self._native.put_late_keys)
         if not why and self._native.exchanges:
             why = yield from tried(self._rank, self._members, connect)
             self._refused = why and f"GPUs of this group are not connected: {why}"
         if why:
             raise Unsupported(f"GPUs cannot run {collective.operation.name.lower()}: {why}")
-        self.connected |= new  # when all are: else one end would connect again, and one would not
+        self.connected |= new  # only when all ranks are: else one end would connect again alone
         self._done.add(_uses(collective))
 
 
 def _uses(collective: Collective) -> tuple[Operation, Algorithm, int]:
-    """A program, which is the same on all ranks."""
+    """Identifies a program; equal on all ranks."""
     return collective.operation, collective.algorithm, collective.root

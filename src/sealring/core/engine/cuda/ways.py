@@ -1,4 +1,4 @@
-"""How each way between GPUs is made: areas that peers reach, or a meeting by NCCL."""
+"""Sets up each way between GPUs: memory areas that peers can reach, or NCCL communicators."""
 
 from __future__ import annotations
 
@@ -20,27 +20,31 @@ _PAGE: Final = 4096
 _HANDLE_BYTES: Final = 64
 _AREA_BYTES: Final = 128 << 20
 _LEAST_SLOTS, _MOST_SLOTS = 2, 12
-"""For each rank of the group. A rank seals up to two records for each in a segment. Six segments
-are open at once beside exchanges, and elsewhere as long as that takes little memory."""
+"""Slots in an area for each rank of the group. In a segment a rank seals up to two records for each
+rank. With NCCL between hosts six segments are open at once; otherwise up to six, as long as the
+area stays small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What the ranks must know of each other to meet by NCCL."""
+    """The group's hosts, and how long ranks wait for each other while a way is set up."""
 
     hosts: tuple[int, ...]
-    """A number for each rank; records are exchanged between those of different numbers."""
+    """The host's number of each rank. NCCL carries records between ranks of different numbers."""
     patience_s: float
 
 
 class Way(Protocol):
-    """How the areas of one kind are made and found."""
+    """One way between GPUs, while it is set up: `offer`, then `hand_out`, then `open`."""
 
     def offer(self) -> bytes:
-        """What the others must know; of the same length on all ranks."""
+        """Makes this rank's area; returns the bytes that the other ranks need to reach it.
+
+        All ranks return the same number of bytes.
+        """
 
     def hand_out(self, letters: Sequence[bytes]) -> None:
-        """Called when all offers are known. `open` follows when all ranks have done this."""
+        """Called with the offers of all ranks. `open` follows when all ranks have done this."""
 
     def open(self, letters: Sequence[bytes]) -> None: ...
     def close(self) -> None: ...
@@ -65,7 +69,8 @@ class PeerMemory:
 
 
 class HostMemory:
-    """A file of each rank, whose descriptor goes into an inbox of each other rank."""
+    """Each rank's area is a memory file; it sends the descriptor to the inbox of every other
+    rank."""
 
     def __init__(self, native: _native.Engine, rank: int, meeting: Meeting) -> None:
         self._native, self._rank, self._world = native, rank, len(meeting.hosts)
@@ -99,7 +104,7 @@ class HostMemory:
             close_received(fd for each in left.values() for fd in each)
 
     def close(self) -> None:
-        """The mappings stay."""
+        """Closes the descriptors. The mappings stay."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -109,7 +114,7 @@ class HostMemory:
 
 
 class Nccl:
-    """Communicators of all ranks. Each rank offers an id for each, and rank 0's are taken."""
+    """NCCL communicators of all ranks. Each rank offers ids for them, and rank 0's ids are used."""
 
     def __init__(self, native: _native.Engine, rank: int, meeting: Meeting) -> None:
         self._native, self._rank, self._meeting = native, rank, meeting
@@ -126,7 +131,8 @@ class Nccl:
         deadline = time.monotonic() + patience_s
         peers = [each for each in _others(self._rank, letters) if hosts[each] != hosts[self._rank]]
         self._native.meet(letters[0], peers, patience_s)
-        if len(hosts) <= limits.MOST_LINKED_AT_ONCE:  # else before a program's first use
+        # A larger group connects before a program's first use (linked_programs.py).
+        if len(hosts) <= limits.MOST_LINKED_AT_ONCE:
             self._native.connect(peers, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
@@ -143,7 +149,7 @@ class InsideHosts:
         meeting: Meeting,
         least_slots: int = _LEAST_SLOTS,
     ) -> None:
-        """`least_slots`: of the area, for each rank of the group."""
+        """`least_slots` is the least number of slots in the area for each rank of the group."""
         self._native, self._rank, self._hosts = native, rank, meeting.hosts
         self._least_slots = least_slots
 

@@ -1,14 +1,15 @@
-"""Which way records take from GPU to GPU, agreed by all ranks of a group.
+"""All ranks of a group agree here on the way that records take from GPU to GPU.
 
-host   shared memory of the host, which the GPUs read and write by themselves
+host   shared memory of the host, which the GPUs read and write directly
 peer   another process's GPU memory, by CUDA's inter-process handles: NVLink, or the same GPU
 nccl   NCCL's sends and receives between hosts, for clusters with RDMA; peer inside each host
-links  the group's links, by way of pinned memory and a CPU that copies: any two GPUs
+links  the group's links: the CPU copies records through pinned memory; works for any two GPUs
 
-What travels is the same on all of them: sealed records. First each rank tells whether it has a GPU
-that serves. For all ways but `links` each rank makes an area for its records and tells the others
-how to reach it, or how to meet; each tries, and tells whether it could. All come to the same
-conclusion. The rounds are small collectives of the group itself, so what they tell is sealed.
+Every way carries the same sealed records. First each rank says whether its GPU can be used. For
+all ways except `links`, each rank then makes an area for its records and tells the others how to
+reach it (for NCCL: how to meet). Each rank tries to reach the others and reports the result, so
+all ranks reach the same conclusion. All this is sent in small collectives of the group, so it is
+sealed.
 """
 
 from __future__ import annotations
@@ -50,11 +51,12 @@ _ONE_HOST: Final[dict[Wire, _Maker]] = {Wire.PEER: PeerMemory, Wire.HOST: HostMe
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What all ranks of a group have come to."""
+    """The way that all ranks of a group have agreed on."""
 
     wire: Wire
     hosts: tuple[int, ...] | None = None
-    """Where not all GPUs read each other's memory: a number by rank. Those of one number do."""
+    """A number for each rank; the GPUs of ranks with equal numbers read each other's memory. None
+    where all GPUs read each other's memory, or none does."""
 
 
 def agree(
@@ -67,12 +69,11 @@ def agree(
     problem: str,
     patience_s: float,
 ) -> Generator[Collective, None, Agreed]:
-    """The collectives by which the ranks agree; afterwards `native.wired` is the same on all.
+    """Yields the collectives by which the ranks agree. Then `native.wired` is equal on all ranks.
 
-    `members` are the group's ranks by their numbers in the job, which errors name; `hosts` has a
-    number for the host of each. `problem` is why this rank's GPU cannot serve, if it cannot.
-    Unsupported, on all ranks alike, if a rank's GPU cannot serve, or if `wanted` names a way that
-    cannot be used.
+    `members` has each rank's number in the job, which errors name; `hosts` has a number for each
+    rank's host. `problem` says why this rank's GPU cannot be used, or is ''. Raises Unsupported on
+    all ranks if a rank's GPU cannot be used, or if `wanted` names a way that cannot be used.
     """
     why = yield from first_objection(rank, members, problem)
     if why:
@@ -103,10 +104,10 @@ def agree(
 
 
 def _candidates(wanted: Wire, hosts: tuple[int, ...]) -> Iterator[tuple[_Maker, Agreed]]:
-    """In the order in which they are tried.
+    """The ways other than `links`, in the order in which they are tried.
 
-    Without a wish the links between hosts: NCCL is no faster without RDMA, and who has that asks
-    for it.
+    AUTO uses links between hosts: NCCL is faster only with RDMA, and users who have RDMA can set
+    SEALRING_GPU_WIRE=nccl.
     """
     if wanted is Wire.AUTO and is_mixed(hosts):
         yield InsideHosts, Agreed(Wire.PEER, hosts)
@@ -121,12 +122,12 @@ def _candidates(wanted: Wire, hosts: tuple[int, ...]) -> Iterator[tuple[_Maker, 
 
 
 def is_mixed(hosts: tuple[int, ...]) -> bool:
-    """Several hosts, and several ranks on one of them."""
+    """Whether there are several hosts, and several ranks on at least one of them."""
     return 1 < len(set(hosts)) < len(hosts)
 
 
 def share_a_gpu(members: Sequence[int], gpu: str) -> Generator[Collective, None, bool]:
-    """Whether two of the ranks are on one GPU, by what each of them says of its own."""
+    """Yields a collective; returns whether two ranks named the same GPU in `gpu`."""
     own = gpu.encode()[:_GPU_BYTES].ljust(_GPU_BYTES, bytes(1))
     names = yield from all_gather_bytes(len(members), own)
     return len(set(names)) < len(members)
