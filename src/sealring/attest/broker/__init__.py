@@ -1,26 +1,26 @@
-"""Who may be which rank, decided by evidence: the broker, and a worker's way to it.
+"""The broker, which decides by evidence who may be which rank, and a worker's client for it.
 
-keys        a broker's keys, all from its authority's; the certificates that it issues; the data
-            keys that it gives out
-envelopes   what is given out, sealed to the worker (JWE)
-messages    the KBS protocol's JSON, and errors on their way to a client
-tokens      nonces, TPMs' credentials, and the verdict as a token (EAR): known again without having
-            been kept
-store       decisions as functions on a view, committed whole, in SQLite; etcd keeps them too
-authenticated  the store's rows, checked against a MAC: what others wrote there is noticed
-audit       the log of decisions, a Merkle tree of which every root is signed
-            and published as a folder that witnesses see grow
-ledger      who holds which rank, what was used, what vaults last held, which guests have attested;
-            machines and ranks that may not join
-strangers   what was refused before anything was proven, counted
+keys        the broker's keys, all derived from its authority's key; the certificates that it
+            issues; the data keys that it gives out
+envelopes   encrypts what the broker gives out to the worker's key (JWE)
+messages    the KBS protocol's JSON, and errors as answers to a client
+tokens      nonces, TPM credentials, and the verdict as a signed token (EAR). The broker keeps no
+            copy of a token: it checks the signature
+store       decisions as functions on a view, committed whole or not at all, in SQLite or etcd
+authenticated  checks the store's rows against a MAC, so that a row that others wrote is noticed
+audit       the log of decisions: a Merkle tree whose every root is signed, published as a folder
+            that witnesses see grow
+ledger      who holds which rank, which nonces and tokens were used, the newest version of each
+            vault, which guests have attested, which machines and ranks may not join
+strangers   counts the requests that were refused before anything was proven
 service     the broker without a network
 tls         the network; `sealring.formats.http` listens, with a limit on everything
-server      the broker on its ports: which request asks what, and its page
+server      the broker on its ports: the HTTP routes, and the status page
 
 client      conversations with a broker
 enrolment   a worker's certificate, held and renewed while it trains
 
-Its packages are the extra `broker`.
+The packages that the broker needs are the extra `broker`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 audit/<number>   {"entry": ..., "checkpoint": the log's signed note for all entries up to this one}
 audit/head       {"size", "peaks": the perfect subtrees of the tree, which give the next root}
 
-An entry is a leaf as canonical JSON, hashed as RFC 6962 does it. It is written in the commit of the
-decision that it tells of. An attacker who changes, drops or inserts an entry needs the broker's
-key. Cutting off the end leaves a log that is whole by itself: `published` puts the log where
-witnesses see it grow, and `check` compares it with checkpoints that were seen earlier.
+An entry is canonical JSON and a leaf of the tree, hashed as in RFC 6962. It is committed together
+with the decision that it records. To change, drop or insert an entry, an attacker needs the
+broker's key. But a log whose end was cut off is still consistent. So `PublishedLog` publishes the
+log where witnesses see it grow, and `Audited.require` compares it with earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD: Final = "audit/head"
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A log that was read from its first entry to its last, and is whole."""
+    """A log that was read and checked from its first entry to its last."""
 
     entries: list[Row]
     leaves: list[bytes]
@@ -59,7 +59,7 @@ class Audited:
         return tree.tree_root(old, self.subtree), proof
 
     def require(self, earlier: Checkpoint, where: str) -> None:
-        """broker.broken_audit_log unless this log continues a checkpoint that was seen earlier."""
+        """Raises broker.broken_audit_log unless this log continues the `earlier` checkpoint."""
         if earlier.size > self.size:
             raise _broken(
                 f"the log ends at {self.size} entries, and {where} has {earlier.size}: its end was "
@@ -83,7 +83,7 @@ def append(view: View, signer: Signer, now: float, event: str, facts: Row) -> No
 
 
 def newest_time(view: View) -> float:
-    """When the newest entry was noted; 0 for an empty log."""
+    """The time of the newest entry; 0 for an empty log."""
     size, _ = _head(view)
     row = view.get(_key(size - 1)) if size else {"entry": {"time": 0.0}}
     try:
@@ -93,7 +93,7 @@ def newest_time(view: View) -> float:
 
 
 def check(view: View, key: Verifier) -> Audited:
-    """The whole log, if it is whole; broker.broken_audit_log says where it is not."""
+    """Reads and checks the whole log. broker.broken_audit_log says where it is broken."""
     size, head = _head(view)
     rows = [row for name, row in view.scan(PREFIX, "0") if name != HEAD]
     found = Audited([], [], None)
@@ -122,7 +122,7 @@ def checkpoint_at(view: View, size: int, key: Verifier) -> SignedCheckpoint | No
 
 
 def entries_from(view: View, start: int) -> list[bytes]:
-    """The leaves from this number on. The caller compares the root that they lead to."""
+    """The leaves from number `start` on. The caller must check the root that they lead to."""
     try:
         return [
             encode(row["entry"]) for name, row in view.scan(PREFIX, f"{start:012d}") if name < HEAD
@@ -170,7 +170,7 @@ def _key(number: int) -> str:
 
 _LOG = logging.getLogger("sealring.attest.broker")
 _COSIGN_SECONDS: Final = 1800.0
-"""An unchanged log is cosigned again after this, so that readers see that it is the newest."""
+"""An unchanged log is cosigned again after this time, so readers know that it is the newest."""
 _LOCK_SECONDS: Final = 30.0
 
 
@@ -179,21 +179,21 @@ class PublishedLog:
     folder: Path
     signer: Signer
     remembered: Path
-    """Holds the last checkpoint that was published, whatever becomes of the folder."""
+    """The file that holds the last published checkpoint, even if the folder is lost."""
     policy: LogPolicy | None = None
-    """With witnesses, if their cosignatures are to be asked for."""
+    """If given, the witnesses that it names are asked to cosign."""
     clock: Callable[[], float] = time.monotonic
     _cosigned: tuple[int, float] = field(default=(-1, 0.0), init=False)
-    """The size that was cosigned last, and when."""
+    """The size of the log that was cosigned last, and the time of it."""
 
     def update(self, store: Store) -> SignedCheckpoint:
-        """Publishes what is new in the store, and has it cosigned."""
+        """Publishes the store's new entries and has the log cosigned."""
         try:
             return self._update(store)
         except ForkedLog as error:
             if error.code != "log.truncated_log":
                 raise
-            # Another broker of this store may have published more, between our read and our ask.
+            # Another broker of this store may have published more after we read the store.
             return self._update(store)
 
     def _update(self, store: Store) -> SignedCheckpoint:
@@ -211,10 +211,10 @@ class PublishedLog:
     def _new(
         self, view: View, published: SignedCheckpoint
     ) -> tuple[list[bytes], SignedCheckpoint | None]:
-        """The entries that are not published yet, and the checkpoint that they lead to."""
+        """The entries that are not published yet, and the checkpoint after the last of them."""
         key = self.signer.verifier
         self._require(view, published, self.folder)
-        # The folder may be a new one. What was published in the last one must be in the store.
+        # The folder may be new, so the store is also compared with the last published checkpoint.
         if (content := read_limited(self.remembered, MAX_NOTE_BYTES)) is not None:
             last = open_checkpoint(content, LogPolicy((Log(key),)))
             self._require(view, last, self.remembered)
@@ -225,7 +225,7 @@ class PublishedLog:
         return entries, newest
 
     def _require(self, view: View, seen: SignedCheckpoint, where: Path) -> None:
-        """ForkedLog unless the store continues what was published."""
+        """Raises ForkedLog unless the store's log continues the published checkpoint `seen`."""
         there = checkpoint_at(view, seen.size, self.signer.verifier)
         if seen.size and there is None:
             raise ForkedLog(

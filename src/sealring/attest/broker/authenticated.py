@@ -1,22 +1,22 @@
-"""The rows of a store, authenticated as a whole under a key that the store does not hold.
+"""Authenticates all rows of a store under a key that the store does not hold.
 
-A store may be written by others than brokers: an etcd that many share, a file on a disk. So
-nothing is believed because it is in the store. One row, `state`, holds a version and the root of a
-hash tree over all other rows, under a MAC:
+Others than brokers may write to a store: many programs may share one etcd, and a file lies on a
+disk. So no row is believed because it is in the store. One row, `state`, holds a version and the
+root of a hash tree over all other rows, with a MAC:
 
     leaf    = SHA-256(00, length of name, name, value)
     bucket  = SHA-256(01, its leaves in order)           a leaf's bucket is SHA-256(name)[0]
     root    = SHA-256(02, the 256 buckets in order)
     state   = {store, version, root, mac: HMAC-SHA256(key, store, version, root)}
 
-A process reads the rows once, checks them against the state, and from then on decides on its own
-copy as long as the state is the one it knows. So a row that was forged, exchanged, deleted or put
-back to an older value is either not used or noticed: TamperedStore. What this cannot show by itself
-is an older copy of the whole store. Versions never go back while a process runs, and `VersionNote`
-remembers the last one on the broker's own disk.
+A process reads the rows once and checks them against the state. From then on it decides on its own
+copy, as long as the state in the store does not change. So a row that was forged, exchanged,
+deleted or put back to an older value is either not used or raises TamperedStore. This does not
+notice an older copy of the whole store. Against that, versions never go back while a process runs,
+and `VersionNote` keeps the last version on the broker's own disk.
 
-Entries of the audit log are not part of the tree: each comes with a signed checkpoint, and
-`audit/head`, which is part of it, commits to all of them.
+Entries of the audit log are not part of the tree, because each has a signed checkpoint. The row
+`audit/head` is part of the tree and commits to all of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sealring.formats.strict import read_json
 _LOG = logging.getLogger("sealring.attest.broker")
 STATE: Final = "state"
 ENTRIES: Final = ("audit/0", "audit/:")
-"""The audit log's entries: every other name sorts after them."""
+"""The range of the audit log's entries. Every other name sorts after it."""
 _END: Final = "\U0010ffff"
 _PURPOSE: Final = b"sealring-1 store\0"
 _BUCKETS: Final = 256
@@ -48,7 +48,7 @@ Writes = Mapping[str, bytes | None]
 
 
 class Source(Protocol):
-    """What is committed."""
+    """The committed rows."""
 
     def get(self, key: str) -> bytes | None: ...
     def scan(self, start: str, end: str) -> list[tuple[str, bytes]]: ...
@@ -82,7 +82,7 @@ def _mac(key: bytes, fields: dict[str, Any]) -> str:
 
 
 class Tree:
-    """The hash tree, in memory: a change costs the buckets that it touches."""
+    """The hash tree, in memory. A change hashes only the buckets that it touches again."""
 
     def __init__(self, rows: Mapping[str, bytes]) -> None:
         self._leaves: list[dict[str, bytes]] = [{} for _ in range(_BUCKETS)]
@@ -91,7 +91,7 @@ class Tree:
         self._buckets = [_digest(leaves) for leaves in self._leaves]
 
     def root(self, writes: Writes | None = None) -> str:
-        """The root; with `writes`, as it will be once they are made."""
+        """The root. With `writes`, the root that it will have once they are made."""
         buckets = list(self._buckets)
         for number, leaves in self._changed(writes or {}).items():
             buckets[number] = _digest(leaves)
@@ -115,26 +115,26 @@ class Tree:
 
 
 class AuthenticatedRows:
-    """What is committed, as this process has checked it."""
+    """The committed rows, as this process has checked them."""
 
     def __init__(self, key: bytes, note: VersionNote | None = None) -> None:
         self._key = key
         self._note = note
         self._known: bytes | None = None
-        """The state's row that `_rows` was checked against."""
+        """The `state` row that `_rows` was checked against."""
         self._state = State("", 0, "")
         self._tables: dict[str, dict[str, bytes]] = {}
         self._tree = Tree({})
         self._staged: tuple[dict[str, bytes | None], bytes, State] | None = None
 
     def at(self, source: Source) -> Source:
-        """The rows that the source holds now, checked; TamperedStore if they are not a broker's."""
+        """Checks the rows that the source holds now. TamperedStore if no broker wrote them."""
         if source.get(STATE) != self._known or self._known is None:
             self._load(source)
         return _Snapshot(self._tables, source)
 
     def stage(self, writes: Writes) -> dict[str, bytes | None]:
-        """The writes of one commit, with the state that belongs to them."""
+        """The writes of one commit, with the new `state` row."""
         kept = {name: value for name, value in writes.items() if not _is_entry(name)}
         if not kept:
             self._staged = None
@@ -149,7 +149,7 @@ class AuthenticatedRows:
         return {**writes, STATE: value}
 
     def committed(self) -> None:
-        """What was staged is in the store."""
+        """Called once the staged writes are in the store."""
         if self._staged is None:
             return
         kept, self._known, self._state = self._staged
@@ -165,11 +165,11 @@ class AuthenticatedRows:
             self._note.write(self._state)
 
     def _load(self, source: Source) -> None:
-        # One scan, so that the state and the rows are of one moment.
+        # One scan, so that the state and the rows are from the same moment.
         rows = dict(source.scan(ENTRIES[1], _END))
         value = rows.pop(STATE, None)
         if value is None:
-            # With the log's entries, and in one scan again: another broker may have begun just now.
+            # Again, with the log's entries, in one scan: another broker may have started just now.
             found = dict(source.scan(ENTRIES[0], _END))
             value = found.pop(STATE, None)
             rows = {name: row for name, row in found.items() if not _is_entry(name)}
@@ -205,7 +205,7 @@ class AuthenticatedRows:
 
 
 class _Snapshot:
-    """Rows from memory; the audit log's entries, which are signed, from the store."""
+    """Reads rows from memory, and the audit log's entries, which are signed, from the store."""
 
     def __init__(self, tables: dict[str, dict[str, bytes]], source: Source) -> None:
         self._tables = tables
@@ -219,7 +219,7 @@ class _Snapshot:
     def scan(self, start: str, end: str) -> list[tuple[str, bytes]]:
         first, last = max(start, ENTRIES[0]), min(end, ENTRIES[1])
         found = self._source.scan(first, last) if first < last else []
-        only = _table(start) if "/" in start else None  # one table, as nearly always
+        only = _table(start) if "/" in start else None  # nearly every scan is of one table
         for name, table in self._tables.items():
             if only is None or name == only:
                 found += [(key, row) for key, row in table.items() if start <= key < end]
@@ -227,9 +227,9 @@ class _Snapshot:
 
 
 class VersionNote:
-    """The last version of the store that a broker on this machine has seen, in a file of its own.
+    """A file with the last version of the store that a broker on this machine has seen.
 
-    With it a store that is older than that, or empty again, is not taken for the broker's.
+    With it, a store that is older or empty is refused.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A worker's side: one connection, nonce, evidence, certificate, data keys."""
+"""The worker's side of the broker protocol: nonce, evidence, certificate and data keys."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ from sealring.formats.strict import read_json, read_object, strictly
 
 _LOG = logging.getLogger("sealring")
 _AGAIN: Final = {"broker.reused_nonce", *BrokerUnavailable.codes}
-"""What another attempt, or another replica, may mend. A nonce is used if a broker was lost
-between its commit and its answer."""
+"""Errors after which another attempt, or another replica, may succeed. A nonce counts as used if a
+broker was lost between its commit and its answer."""
 _ANSWER_SECONDS: Final = 60.0
-"""For TLS, and again for each answer. A broker that many workers ask at once answers each of them
-slowly, and one that began anew would only ask it more."""
+"""The time limit for the TLS handshake, and for each answer. It is long, because a broker that many
+workers ask at once is slow, and asking it again would only add to its load."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _LONGEST_LIFE: Final = 86400.0
-"""Of a certificate, as far as a policy can let it live."""
+"""The longest life of a certificate that a policy can set."""
 _SAID_AFTER: Final = 1.0
 _SAID_AGAIN: Final = 15.0
-"""Seconds after which a worker that waits for a broker says so, and says so again."""
+"""Seconds after which a waiting worker logs that it waits, and logs it again."""
 
 
 T = TypeVar("T")
 Conversation: TypeAlias = Callable[[Client, str], Awaitable[T]]
-"""Requests over one connection to a broker at an address."""
+"""A function that makes requests over one connection. Takes the client and the broker's address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
     certificate: x509.Certificate
     boottime_end: float
-    """The certificate's end by CLOCK_BOOTTIME, counted from before the broker was asked for it: it
-    holds whatever this machine's wall clock says, and is set to."""
+    """The certificate's end by CLOCK_BOOTTIME, counted from the moment before the broker was asked.
+    It does not depend on this machine's wall clock."""
     evidence: bytes
     keys_out: frozenset[str]
     data_keys: dict[str, bytes] = field(repr=False)
@@ -91,7 +91,7 @@ class BrokerClient:
         self._brokers = list(brokers)
         self._context = client_context(authorities)
         self._reached: str | None = None
-        """The address of the first of them, once it was reached."""
+        """The network address at which the first broker of the list was reached, if it was."""
 
     async def join(
         self,
@@ -101,14 +101,14 @@ class BrokerClient:
         attester: Attester,
         deadline_seconds: float,
     ) -> Joined:
-        """Attest and be given what the policy grants."""
+        """Attests, and returns what the policy grants."""
         told = f"rank {name.rank} tries again to join"
         return await self.ask(joining(name, world, key, attester), deadline_seconds, told)
 
     async def leave(
         self, name: WorkerName, key: Ed25519PrivateKey, deadline_seconds: float
     ) -> None:
-        """Give the rank back. Without a name server or a thread: at exit there may be none."""
+        """Gives the rank back. Needs no name server and no thread: at exit there may be none."""
 
         async def leaving(client: Client, where: str) -> None:
             answer_of(await client.ask("POST", LEAVE, write_signed(name, key, LEAVE_PROOF)), where)
@@ -119,7 +119,7 @@ class BrokerClient:
     async def keys_out(
         self, job: str, deadline_seconds: float, address: str | None = None
     ) -> frozenset[str]:
-        """The keys that are no longer of the job. `address`: where the first broker listens."""
+        """The keys that are out of the job. `address`: where the first broker listens."""
 
         async def asking(client: Client, where: str) -> frozenset[str]:
             return _keys(answer_of(await client.ask("GET", OUT + job), where).get("out"), where)
@@ -130,9 +130,9 @@ class BrokerClient:
     async def ask(
         self, conversation: Conversation[T], deadline_seconds: float, told: str = ""
     ) -> T:
-        """Asks one broker after the other until one answers, or the time is up.
+        """Asks one broker after the other until one answers or the time is up.
 
-        `told`: what the log says where that takes long.
+        `told`: what the log says while this takes long.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -144,11 +144,11 @@ class BrokerClient:
             except BrokerError as error:
                 if error.code not in _AGAIN:
                     raise
-                # Not all at once: many workers may have met the same trouble.
+                # A random pause: many workers may have met the same trouble at the same time.
                 wait = pause * (0.5 + random.random())  # noqa: S311
                 if loop.time() + wait >= deadline:
                     raise
-                if told and loop.time() + wait >= say_at:  # before a pause, not after it
+                if told and loop.time() + wait >= say_at:  # log before the pause, not after it
                     say_at = loop.time() + _SAID_AGAIN
                     left = deadline - loop.time()
                     level = _first_of_this_host()
@@ -162,7 +162,7 @@ class BrokerClient:
     async def _call(
         self, conversation: Conversation[T], deadline: float, address: str | None = None
     ) -> T:
-        """Asks the first broker; at `address`, if that is known already."""
+        """Asks the first broker. `address` is its network address, if that is known already."""
         host, port = self._brokers[0]
         where = f"{host}:{port}"
         loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ def joining(
     name: WorkerName, world: int, key: Ed25519PrivateKey, attester: Attester
 ) -> Conversation[Joined]:
     async def run(client: Client, where: str) -> Joined:
-        # For this conversation alone: what was sealed in an earlier one does not open.
+        # A new key for each conversation: it cannot open what an earlier conversation received.
         envelope = new_key()
         introduction = await asyncio.to_thread(attester.introduce)
         response = await client.ask("POST", AUTH, write_auth(attester.kind, introduction))
@@ -244,7 +244,7 @@ def _checked(pem: Any, public: bytes, name: WorkerName, where: str) -> x509.Cert
 
 
 def _first_of_this_host() -> int:
-    """The level at which one worker of a host says what all of them could say."""
+    """The log level: WARNING for the host's first worker, DEBUG for the others, which repeat it."""
     return logging.WARNING if os.environ.get("LOCAL_RANK", "0") == "0" else logging.DEBUG
 
 
@@ -284,7 +284,7 @@ def _keys(value: Any, where: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What the broker knows of a vault: a page of it, or what it recorded just now."""
+    """The broker's records of a vault: a page of them, or those that it recorded just now."""
 
     key: int
     generation: int
@@ -317,7 +317,7 @@ def tell_vault(
     generation: int,
     entry: VaultEntry | None,
 ) -> Conversation[Answered]:
-    """Records the newest header and, where there is one, the newest version of an object."""
+    """Records the newest header and, if given, the newest version of an object."""
     told = {
         "vault": vault,
         "key": number,

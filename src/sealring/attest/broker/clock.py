@@ -1,13 +1,13 @@
-"""A broker's time: its machine's, but it never goes back and never jumps ahead.
+"""A broker's time: the machine's clock, except that it never goes back and never jumps ahead.
 
-A clock that is moved back would make what has ended good again: nonces, tokens, certificates. So
-the time goes on from where it was, as far as CLOCK_BOOTTIME has counted, until the machine's clock
-has passed it. A broker that starts goes on from the newest entry of its audit log.
+If the clock could go back, ended nonces, tokens and certificates would be valid again. So when the
+machine's clock is moved back, the broker's time goes on by CLOCK_BOOTTIME until the machine's clock
+has caught up. A broker that starts goes on from the newest entry of its audit log.
 
-A clock that jumps ahead would make all replicas of a store forget what is still good, and date the
-audit log in the future. A live broker does not follow it, and decides nothing until the clock is
-right again or the broker is started again. A broker that starts believes its machine's clock: it
-cannot tell a wrong clock from a long time in which no broker ran.
+If the clock could jump ahead, all replicas of a store would forget what is still valid, and the
+audit log would be dated in the future. A running broker does not follow such a jump. It decides
+nothing until the clock is right again or the broker is restarted. A broker that starts believes its
+machine's clock: it cannot tell a wrong clock from a long time in which no broker ran.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sealring.errors import BrokerUnavailable
 
 _LOG = logging.getLogger("sealring.attest.broker")
 SKEW_SECONDS: Final = 60
-"""Replicas' clocks may differ by so much, and a live broker's may be set ahead by as much."""
+"""How much replicas' clocks may differ, and how far a running broker's clock may be set ahead."""
 
 
 class SteadyClock:
     def __init__(
         self, wall: Callable[[], float], boottime: Callable[[], float], start: float
     ) -> None:
-        """`start` is a time that has passed: when the authority was made."""
+        """`start` is a time in the past: when the authority was made."""
         self._wall, self._boottime = wall, boottime
         self._lock = threading.Lock()
         self._offset = max(wall(), start) - boottime()
-        """The broker's time less CLOCK_BOOTTIME. It never becomes smaller."""
+        """The broker's time minus CLOCK_BOOTTIME. It never becomes smaller."""
 
     def __call__(self) -> float:
         with self._lock:
@@ -50,7 +50,7 @@ class SteadyClock:
             return counted + self._offset
 
     def start_after(self, seen: float) -> None:
-        """Go on from `seen`, if that is later."""
+        """Lets the time go on from `seen`, if that is later than now."""
         with self._lock:
             behind = seen - self._boottime() - self._offset
             self._offset += max(0.0, behind)

@@ -1,13 +1,13 @@
-"""A worker's certificate from a broker: joined for once per process, renewed while it trains.
+"""A worker's certificate from a broker: requested once per process, renewed while it trains.
 
-The key is made here and never leaves. A thread brings fresh evidence to the broker when half of the
-certificate's time has passed, and learns with each answer who is out of the job. Groups go on; one
-that has a member who is out ends on every rank.
+The private key is made here and never leaves the process. When about half of the certificate's time
+has passed, a thread sends fresh evidence to the broker. Each answer also lists the keys that are
+out of the job. A group that has such a member ends on every rank; other groups go on.
 
-That thread can fail, and need not be believed: the certificate's end is also a lease, which the
-native threads that move records check (native/record/lease.hpp). A renewal moves the lease, and
-only after the groups with a member who is out were ended. So a worker that was revoked has no group
-left when the configured minutes have passed, whatever happens to anybody's renewal.
+Security does not depend on that thread. The certificate's end is also a lease, which the native
+threads that move records check (native/record/lease.hpp). A renewal extends the lease only after
+the groups with a revoked member were ended. So a revoked worker has no group left once the
+configured minutes have passed, whether or not any renewal succeeds.
 
 A process that ends without an unhandled exception gives its rank back.
 """
@@ -78,15 +78,16 @@ _LOG = logging.getLogger("sealring")
 _NEEDED: Final = (AUTHORITY, POLICY, JOB)
 _OTHERS: Final = (SECRET, SECRET_FILE, CERTIFICATE, KEY)
 _EARLIEST, _LATEST = 0.4, 0.6
-"""The parts of a certificate's time between which it is renewed: not by all workers at once."""
+"""A certificate is renewed at a random point between these parts of its time, so that workers do
+not all renew at once."""
 _ASK_SECONDS: Final = 10.0
 _JOIN_SECONDS: Final = 60.0
-"""How long a worker waits at most for a broker that it has never reached."""
+"""The longest time that a worker waits for a broker that it has never reached."""
 _LEAVE_SECONDS: Final = 3.0
 _PAUSE: Final = 2.0
-"""Seconds between two tries to renew, where the broker answered and could not do it."""
+"""Seconds between two tries to renew, if the broker answered with an error."""
 _FINAL: Final = {"broker.worker_revoked", "broker.rank_taken"}
-"""What no other try mends: the broker has decided against this key."""
+"""Errors after which no other try helps: the broker has decided against this key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +118,24 @@ class Enrolment:
         self._failure: SealringError | None = None
         self._stop = threading.Event()
         self.lease = _native.Lease()
-        """For the groups: it ends with the certificate."""
+        """The groups' lease. It ends with the certificate."""
         self._joined = self._join(min(_JOIN_SECONDS, max(0.0, deadline - time.monotonic())))
         self._extend_lease(self._joined)
         threading.Thread(target=self._keep_renewed, name="sealring-renewal", daemon=True).start()
         atexit.register(self._leave)
 
     def credentials(self, deadline: float) -> Credentials:
-        """For a new group: the newest certificate, and who is out by now."""
+        """Credentials for a new group: the newest certificate, and the keys that are out by now."""
         self._process.require("this worker's enrolment")
-        # A broker that takes requests and answers none must leave the group time to form.
+        # If the broker accepts the request but never answers, the group still needs time to form.
         left = max(0.0, deadline - time.monotonic())
         self._ask_who_is_out(min(_ASK_SECONDS, left / 4))
         return self.renewed_credentials()
 
     def renewed_credentials(self) -> Credentials:
-        """For a link of a group that lives: the newest certificate, and who was out at the last
-        renewal. A member that is out since then ends the group at the next one."""
+        """Credentials for a new link of a running group: the newest certificate, and the keys that
+        were out at the last renewal. A member that went out later ends the group at the next one.
+        """
         self._process.require("this worker's enrolment")
         with self._lock:
             if self._failure is not None:
@@ -146,7 +148,7 @@ class Enrolment:
                 peer=self._name.rank,
             )
         if key_digest(joined.certificate) in joined.keys_out:
-            # Its peers would refuse it; better to say so than to wait for them.
+            # Its peers would refuse it. Better to say so than to wait for them.
             raise BrokerRefusal(
                 f"rank {self._name.rank} was taken out of job {self._name.job}",
                 code="broker.worker_revoked",
@@ -173,17 +175,17 @@ class Enrolment:
         return keys[path]
 
     def ask(self, say: Callable[[WorkerName, Ed25519PrivateKey], Conversation[T]]) -> T:
-        """Asks the broker in this worker's name, which signs."""
+        """Asks the broker, with a request that this worker's key signs."""
         self._process.require("this worker's enrolment")
         return _run(self._client.ask(say(self._name, self._key), _JOIN_SECONDS))
 
     def watch(self, group: Expellable, keys: dict[int, str]) -> None:
-        """From here on the group ends when one of these keys (by rank in the group) is out."""
+        """From now on the group ends when one of `keys` (by rank in the group) is out."""
         with self._lock:
             self._groups[group] = keys
             failure = self._failure
         self._expel_who_is_out()
-        if failure is not None:  # it came while the group formed
+        if failure is not None:  # the renewal failed while the group formed
             _expel_self(group, failure)
 
     def close(self) -> None:
@@ -204,7 +206,7 @@ class Enrolment:
         return _run(self._client.join(self._name, self._world, self._key, self._attester, seconds))
 
     def _keep_renewed(self) -> None:
-        """Renews again and again, until the certificate ends or the broker decides against it."""
+        """Renews until the certificate ends or the broker decides against this worker."""
         due = self._when_due()
         while not self._stop.wait(due):
             try:
@@ -212,7 +214,7 @@ class Enrolment:
                 due = self._when_due()
                 continue
             except Exception as problem:
-                # Whatever else it is, the certificate is good until it ends.
+                # After any other error the certificate is still good until it ends.
                 if named(problem) in _FINAL or self._left() == 0.0:
                     self._end(problem)
                     return
@@ -223,11 +225,11 @@ class Enrolment:
             due = min(_PAUSE, self._left())
 
     def renew(self) -> None:
-        """A new certificate, and who is out by then."""
+        """Gets a new certificate, and ends the groups that have a member who is out."""
         joined = self._join(self._left())
         with self._lock:
             self._joined = joined
-        # Before the lease is extended: a revoked member must not gain time by our renewal.
+        # Before the lease is extended: our renewal must not give time to a revoked member.
         self._expel_who_is_out()
         self._extend_lease(joined)
         _LOG.info("sealring: the certificate of rank %d was renewed", self._name.rank)
@@ -246,8 +248,8 @@ class Enrolment:
         return max(0.0, min(wall, joined.boottime_end - boottime()))
 
     def _leave(self) -> None:
-        """At exit: gives the rank back, because the key that holds it ends with the process."""
-        # A forked child is not this worker; one that failed is for its operator to look at.
+        """At exit, gives the rank back: the key that holds it ends with the process."""
+        # A forked child is not this worker. A worker that failed is left for its operator.
         failed = getattr(sys, "last_value", None) is not None
         if not self._process.here or failed or self._stop.is_set() or self._failure is not None:
             return
@@ -266,14 +268,14 @@ class Enrolment:
                 left = max(0.0, end - time.monotonic())
                 out = _run(self._client.keys_out(self._name.job, left))
             except BrokerUnavailable as error:
-                # What the last renewal said still holds, and ends with the certificate.
+                # The list of the last renewal still holds, until the certificate ends.
                 _LOG.warning("sealring: who is out of the job is as of the last renewal: %s", error)
                 return
             with self._lock:
                 if self._joined is before:
                     self._joined = replace(before, keys_out=out)
                     return
-            # A renewal came meanwhile. This answer may be older than what that one brought.
+            # A renewal came in between, and this answer may be older than its list: ask again.
 
     def _expel_who_is_out(self) -> None:
         with self._lock:
@@ -305,14 +307,14 @@ def _expel_self(group: Expellable, why: SealringError) -> None:
 
 
 def _run(conversation: Coroutine[Any, Any, T]) -> T:
-    """To its end, also where the script itself runs in an event loop."""
+    """Runs the conversation to its end, also where the calling script runs in an event loop."""
     try:
         if not _in_an_event_loop():
             return asyncio.run(conversation)
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, conversation).result()
     finally:
-        conversation.close()  # where it was never begun: no loop, no thread
+        conversation.close()  # needed if it was never begun: no loop or no thread could be made
 
 
 def _in_an_event_loop() -> bool:
@@ -328,10 +330,10 @@ _making: Final = OwnLock()
 
 
 def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:
-    """This process's enrolment as that rank; the first call joins."""
+    """This process's enrolment as that rank. The first call joins."""
     settings = read_settings(environ)
     shut_out_debuggers(environ)
-    # A forked child has its parent's key in its memory and must not be it.
+    # A forked child has its parent's key in its memory and must not use it: it joins by itself.
     key = (os.getpid(), BROKER.read(environ) or "", settings.job, rank, world)
     with _making:
         if key not in _enrolments:
@@ -342,12 +344,12 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
 
 
 def data_key(path: str, timeout: float = 300.0) -> bytes:
-    """A data key that the policy grants this worker, as torchrun's environment numbers it."""
+    """A data key that the policy grants this worker. RANK and WORLD_SIZE say which worker it is."""
     return this_worker(timeout).data_key(path)
 
 
 def this_worker(timeout: float = 300.0) -> Enrolment:
-    """The enrolment of this process, as torchrun's environment numbers it."""
+    """This process's enrolment. RANK and WORLD_SIZE say which worker it is."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -358,7 +360,7 @@ def this_worker(timeout: float = 300.0) -> Enrolment:
 
 
 class RecordsOfVault:
-    """What the broker keeps of one vault, asked and told in this worker's name."""
+    """The broker's records of one vault, read and written in this worker's name."""
 
     def __init__(self, vault: str) -> None:
         self._vault = vault

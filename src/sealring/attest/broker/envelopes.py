@@ -1,8 +1,8 @@
-"""What a broker gives out, sealed to the key in the worker's memory (JWE, RFC 7516).
+"""Encrypts what a broker gives out to the key in the worker's memory (JWE, RFC 7516).
 
-TLS already hides it from the network. The envelope hides it from whatever ends TLS in front of a
-broker, and makes a stolen token worthless: what it fetches opens with the worker's key alone.
-Workers bring a P-256 key; stock KBS clients may bring other keys.
+TLS already hides it from the network. The envelope also hides it from a proxy that ends TLS in
+front of a broker. And it makes a stolen token worthless: only the worker's key can open what the
+token fetches. Workers use a P-256 key; stock KBS clients may use other keys.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _RSA_EXPONENT: Final = "AQAB"
 
 
 class _SortedKey(ECKey):
-    """Writes its fields in the order of their names, and so does the key that is made for a JWE.
+    """An EC key that writes its fields sorted by name, as does the key that is made for a JWE.
 
-    Stock KBS clients authenticate a JWE's header as they would have written it themselves, not as
-    it came: they refuse one whose fields are in another order.
+    Stock KBS clients do not authenticate a JWE's header as received. They write it again
+    themselves, with sorted fields, so they refuse a header in another order.
     """
 
     def as_dict(self, private: bool = False, **params: Any) -> Any:
@@ -48,7 +48,7 @@ def public_jwk(key: ECKey) -> dict[str, Any]:
 
 
 def check_jwk(value: Any) -> dict[str, str]:
-    """A worker's: a public P-256 key and nothing else."""
+    """Checks a worker's key: a public P-256 key and nothing else."""
     if not isinstance(value, dict) or set(value) != _EC:
         raise MalformedRequest(f"tee-pubkey has the fields {', '.join(sorted(_EC))}, only")
     if value["crv"] != "P-256":
@@ -57,7 +57,7 @@ def check_jwk(value: Any) -> dict[str, str]:
 
 
 def check_guest_jwk(value: Any) -> dict[str, str]:
-    """A stock KBS client's: an EC or RSA key, written in one way, and nothing else."""
+    """Checks a stock KBS client's key: an EC or RSA key in the one accepted form."""
     if not isinstance(value, dict) or set(value) not in (_EC, _RSA):
         raise MalformedRequest("tee-pubkey is a JWK of type EC or RSA, with its alg and no more")
     if not all(isinstance(one, str) for one in value.values()):
@@ -74,7 +74,7 @@ def check_guest_jwk(value: Any) -> dict[str, str]:
     else:
         modulus = int.from_bytes(_number(value["n"]), "big")
         fits = _RSA_BITS[0] <= modulus.bit_length() <= _RSA_BITS[1]
-        # With an even modulus nothing can be encrypted.
+        # An even modulus cannot encrypt.
         if value["e"] != _RSA_EXPONENT or not fits or not modulus % 2:
             raise MalformedRequest("tee-pubkey is an RSA key of 2048 to 4096 bits, with e 65537")
     _load(value)

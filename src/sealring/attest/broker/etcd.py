@@ -1,12 +1,13 @@
-"""The store of several brokers: etcd, over the JSON form of its v3 interface.
+"""A store that several brokers share: etcd, over the JSON form of its v3 interface.
 
-What a decision read is what its commit is conditional on: every key that was read must be as it
-was, every range that was scanned must have nothing newer. If another replica was faster, the
-decisions are made again on what is there now.
+A commit succeeds only if nothing that the decisions read has changed: every key that was read is
+the same, and every range that was scanned has nothing newer. If another replica was faster, the
+decisions are made again on the new rows.
 
-etcd is not believed (authenticated.py), and no key of the broker goes there. Members on other
-machines are reached over TLS with a client's certificate only
-(`etcd://...?ca=ca.pem&certificate=c.pem&key=c.key`): who can write there can stop the broker.
+What etcd holds is not believed (authenticated.py), and the broker sends it no key. Members on other
+machines are reached only over TLS with a client certificate
+(`etcd://...?ca=ca.pem&certificate=c.pem&key=c.key`), because anybody who can write there can
+stop the broker.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from sealring.formats.strict import read_json
 
 _CALL_SECONDS: Final = 2.0
 _COMMIT_SECONDS: Final = 15.0
-"""Longer than an election: a lost leader costs time, not joins."""
+"""Longer than the election of a new leader, so that a lost leader delays joins but fails none."""
 _PAUSE_SECONDS: Final = 0.1
 _PAGE_ROWS: Final = 500
-"""Rows in one answer: etcd's gateway refuses answers of many megabytes."""
+"""Rows in one answer. etcd's gateway refuses answers of many megabytes."""
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
@@ -60,7 +61,7 @@ class EtcdStore(Store):
 
 
 class _Rows:
-    """One snapshot after another; `write` finds out whether they were all the same."""
+    """Rows read from etcd one by one. `write` commits only if none of them has changed since."""
 
     def __init__(self, etcd: _Etcd, prefix: str, deadline: float) -> None:
         self._etcd = etcd
@@ -100,10 +101,10 @@ class _Rows:
             found += [(name.decode().removeprefix(self._prefix), value) for name, value in page]
             more = bool(answer.get("more")) and bool(page)
             if more:
-                # Every page is of the moment of the first one.
+                # All pages are read at the revision of the first one.
                 after = to_base64(page[-1][0] + b"\0")
                 asked = {**asked, "key": after, "revision": str(revision)}
-        # For all keys of the range, those too that are not there yet.
+        # Holds for all keys of the range, also for keys that do not exist yet.
         self._compares.append(
             {**span, "target": "MOD", "result": "LESS", "mod_revision": str(revision + 1)}
         )
@@ -124,7 +125,7 @@ class _Rows:
 
 
 class _Etcd:
-    """Calls any member that answers."""
+    """Sends each call to a member of the cluster, and to the next one if it does not answer."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -172,7 +173,7 @@ class _Etcd:
         response = self._connection.getresponse()
         content = response.read()
         if response.status != http.client.OK:
-            # 503 and its like while there is no leader.
+            # For example 503 while there is no leader.
             raise _Refused(f"{response.status} {content[:200]!r}")
         answer: dict[str, Any] = read_json(content)
         return answer
@@ -184,7 +185,7 @@ class _Etcd:
 
 
 class _Refused(Exception):
-    """A member answered that it cannot."""
+    """A member answered with an error."""
 
 
 _TLS_OPTIONS: Final = ("ca", "certificate", "key")

@@ -1,6 +1,6 @@
-"""The keys of one broker, all from its authority's, so that replicas with one DIR have the same.
+"""The keys of one broker. All derive from its authority's key, so replicas with one DIR share them.
 
-Each purpose has a key of its own: a token can never be taken for a certificate, nor a nonce for
+Each purpose has a key of its own, so a token can never be taken for a certificate, nor a nonce for
 either.
 """
 
@@ -34,7 +34,7 @@ _SALT: Final = b"sealring-1 broker"
 
 @dataclass(frozen=True, slots=True)
 class BrokerKeys:
-    """Printing it is safe."""
+    """The keys of one broker. The repr leaves out the secret ones."""
 
     authority: x509.Certificate
     authority_key: Ed25519PrivateKey = field(repr=False)
@@ -47,7 +47,7 @@ class BrokerKeys:
 
     @property
     def name(self) -> str:
-        """Tells the brokers apart that share one etcd."""
+        """The broker's name in the store. It differs between brokers that share one etcd."""
         return broker_name(self.authority)
 
 
@@ -82,7 +82,7 @@ def issue_to_worker(
     chain_until: datetime,
     now: datetime,
 ) -> x509.Certificate:
-    """It ends with the hardware's own chain, if that is sooner."""
+    """Issues a worker's certificate. It ends with the hardware's own chain, if that is sooner."""
     holder = public_key_from_der(public_key, ConfigurationError("the worker's key cannot be read"))
     assert isinstance(holder, Ed25519PublicKey)  # parse_attestation saw to it
     return issue(
@@ -100,7 +100,7 @@ def issue_to_worker(
 def issue_to_self(
     keys: BrokerKeys, names: Sequence[str]
 ) -> tuple[x509.Certificate, Ed25519PrivateKey]:
-    """What the broker shows in TLS: its host names, and no worker's name."""
+    """Issues the broker's own TLS certificate, with its host names and no worker's name."""
     key = Ed25519PrivateKey.generate()
     certificate = issue_leaf(
         keys.authority,
@@ -133,13 +133,13 @@ class DataKeys:
     directory: Path | None
 
     def check(self, paths: Iterable[str]) -> None:
-        """At the start: raises if a data key is there and cannot be used."""
+        """Called at the start. Raises if a data key exists and cannot be used."""
         for path in paths:
             if self.directory is not None and (self.directory / path).exists():
                 read_private(self.directory / path, "the data key", ConfigurationError)
 
     def read(self, path: str) -> bytes | BrokerError:
-        """The data key, or why the broker cannot give it. Raises if it cannot be a data key's."""
+        """The data key, or why the broker cannot give it. Raises if `path` names no data key."""
         if not is_resource(path):
             raise BrokerRefusal("a resource is repository/type/tag", code="broker.no_such_resource")
         if self.directory is None or not (self.directory / path).exists():
@@ -151,7 +151,7 @@ class DataKeys:
             return read_private(self.directory / path, "the data key", ConfigurationError)
         except ConfigurationError as problem:
             _LOG.error("%s", problem)
-            # Where its files lie is the broker's own matter.
+            # The worker is not told where the broker's files lie.
             said = str(problem).replace(str(self.directory / path), path)
             return BrokerError(
                 f"the broker cannot use one of its files: {said}", code="broker.misconfigured"

@@ -1,28 +1,31 @@
-"""Who holds which rank, what was used, who is out: the broker's decisions as functions on a view.
+"""The broker's decisions, as functions on a view of the store's rows. The rows:
 
 rank/<job>/<rank>            the holder: its key, its attestation, how often the rank was joined
-nonce/<made>/<nonce>         used
-token/<until>/<id>/<path>    used for this
-token/<until>/<id>           how often it was refused
-out/<job>/<key>              a key that is no longer of the job: revoked, left, or another one came
+nonce/<made>/<nonce>         a nonce that was used
+token/<until>/<id>/<path>    a token that was used for this path
+token/<until>/<id>           how often the token was refused
+out/<job>/<key>              a key that is out of the job: revoked, left, or replaced by another
 barred/..., alias/...        machines and ranks that may not join (below)
-guest/<SHA-256 of session>   an attested guest that is no rank: its key, its machine's names, and
-                             how much it was given
+guest/<SHA-256 of session>   a guest that attested and has no rank: its key, its machine's names,
+                             and how many things it was given
 vault/<job>/<vault>          the newest header: the number of the vault's key, its generation
 vault/<job>/<vault>/<object> the newest version of an object, and its manifest's digest
-forgotten/<nonce or token>   up to when used ones have been forgotten: older ones are refused
+forgotten/<nonce or token>   used nonces or tokens up to this time are forgotten, so all nonces or
+                             tokens from before it are refused
 
-A rank has one holder, which is a key. The same key comes again to renew. Another key is a re-join,
-which the policy counts; the key before it is out from then on. Outcomes are returned and not raised
-where something is to be remembered of them: a refusal uses up its nonce too, and is in the log.
+A rank's holder is one key. The holder renews with the same key. If another key comes for the rank,
+that is a re-join, which the policy counts, and the key before it is out from then on. A refusal
+that must be remembered is returned and not raised, because a raise would undo the commit: such a
+refusal also uses up its nonce and is in the log.
 
-A guest is a stock KBS client. Its session begins when evidence passes the policy, and ends
-TOKEN_SECONDS later. Strangers have no row. A guest has one for each time it attests, and can be
-given and refused only so much in each: every gift is in the audit log, which only grows.
+A guest is a stock KBS client. Its session begins when its evidence passes the policy, and ends
+TOKEN_SECONDS later. A client without such evidence has no row. A guest has a row for each time that
+it attests, and is given and refused only a limited number of things in it, because each is an entry
+of the audit log, which only grows.
 
-Records of vaults only grow, so that a rollback is seen: an older header or version leaves what is
-recorded, another content under a recorded version is refused. Each job has records of its own, so a
-worker of another job can change none of them.
+A vault's records only grow, so that a rollback is noticed. An older header or version leaves the
+record as it is; other content under a recorded version is refused. Each job has its own records, so
+a worker of another job cannot change them.
 """
 
 from __future__ import annotations
@@ -47,13 +50,14 @@ from sealring.errors import (
 from sealring.formats.log.notes import Signer
 
 GIFTS: Final = 64
-"""Of one guest's session. Then the client attests again, as for any answer of status 401."""
+"""The most that one guest's session is given. After that, as after any status 401, the client
+attests again."""
 MOST_OBJECTS: Final = 100_000
-"""Of one vault: an admitted worker must not fill the store."""
+"""The most objects of one vault, so that an admitted worker cannot fill the store."""
 
 
 def learn_names(view: View, machines: Sequence[str]) -> None:
-    """The machine has shown that all of these are its own."""
+    """Notes that all of these names are one machine's, as it has shown."""
     names = names_of(view, machines)
     if len(names) < 2:
         return
@@ -61,7 +65,7 @@ def learn_names(view: View, machines: Sequence[str]) -> None:
     for name in names:
         if view.get(_alias(name)) != known:
             view.put(_alias(name), known)
-    # A bar that was put on one of them before the others were known.
+    # One of the names may have been barred before the others were known: then bar them all.
     bars = [bar for name in names if (bar := view.get(_machine(name))) is not None]
     if bars and len(bars) < len(names):
         bar_machines(view, names, bars[0]["time"])
@@ -95,7 +99,7 @@ def readmit_machine(view: View, machine: str) -> list[str]:
 
 
 def require_seen(view: View, machine: str) -> None:
-    """A name that no worker has shown is most likely a wrong one."""
+    """Refuses a name that no worker has shown: it is most likely mistyped."""
     seen = {name for _, row in view.scan("rank/") for name in row["machines"]}
     seen |= {name for _, row in view.scan("guest/") for name in row["machines"]}
     seen |= {key.partition("/")[2] for key, _ in view.scan(_alias(""))}
@@ -154,9 +158,10 @@ def _alias(name: str) -> str:
 
 
 SWEEP_ROWS: Final = 24
-"""Few enough to be committed together with other decisions (etcd takes 128 rows at once)."""
+"""Rows that one sweep deletes: few enough to be committed together with other decisions (etcd takes
+128 rows in one transaction)."""
 REFUSALS_LOGGED: Final = 8
-"""Of one token. Its holder was admitted, and must not fill the log all the same."""
+"""Refusals of one token that are logged. Even an admitted worker must not fill the log."""
 _LEFT: Final = "it left"
 _NONCES, _TOKENS = "nonce", "token"
 
@@ -171,11 +176,11 @@ class Applicant:
     world: int
     key: str
     machines: tuple[str, ...]
-    """The names of its machine that it has proved; none where the hardware does not tell."""
+    """The names that its machine has proved. Empty where the hardware names no machine."""
     label: str
-    """`snp Milan`, or SIMULATED."""
+    """For example `snp Milan`, or SIMULATED."""
     facts: dict[str, Any]
-    """What is shown and kept of its attestation."""
+    """The facts of its attestation that are kept and shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +191,7 @@ class Ledger:
     def admit(
         self, view: View, nonce: str, made: int, now: float, applicant: Applicant
     ) -> BrokerError | None:
-        """Give the applicant its rank, or say why not."""
+        """Gives the applicant its rank, or returns why not."""
         use_nonce(view, nonce, made)
         learn_names(view, applicant.machines)
         name = applicant.name
@@ -241,7 +246,7 @@ class Ledger:
         objection: Objection = lambda holder: None,
         minutes: float | None = None,
     ) -> Row | BrokerError:
-        """Use a token for one thing; the holder's row, or why it gets nothing, which is logged.
+        """Uses a token for one thing. Returns the holder's row, or a refusal, which is logged.
 
         With `minutes` the thing is a certificate, which ends no later than the hardware's chain.
         """
@@ -284,7 +289,7 @@ class Ledger:
         return holder
 
     def revoke(self, view: View, now: float, name: WorkerName) -> list[str]:
-        """Take a rank's holder out, with its machine where the hardware names it."""
+        """Takes a rank's holder out, and bars its machine where the hardware names it."""
         holder = view.get(_place(name))
         if holder is None:
             raise ConfigurationError(f"no worker holds rank {name.rank} of {name.job}")
@@ -302,7 +307,7 @@ class Ledger:
     def bar_machine(
         self, view: View, now: float, machine: str, *, unseen: bool = False
     ) -> list[str]:
-        """Take out a machine by any of its names, and every worker that joined from it."""
+        """Bars a machine by any of its names, and takes out every worker that joined from it."""
         if not unseen:
             require_seen(view, machine)
         machines = names_of(view, [machine])
@@ -322,13 +327,13 @@ class Ledger:
         return machines
 
     def release(self, view: View, now: float, name: WorkerName) -> None:
-        """Free a rank: its holder is out, and any worker that the policy admits may join it."""
+        """Frees a rank: its holder is out, and any worker that the policy admits may join it."""
         self._free(view, now, name, "released")
         release_rank(view, name)
         self.note(view, now, "released", **_who(name))
 
     def release_some(self, view: View, now: float, job: str) -> list[int]:
-        """Free some of a job's ranks, few enough for one commit; none when all are free."""
+        """Frees some of a job's ranks, few enough for one commit. Empty if all are free already."""
         names = [_name_of(place) for place, _ in view.scan(f"rank/{job}/")][:SWEEP_ROWS]
         for name in names:
             self._free(view, now, name, "released")
@@ -336,7 +341,7 @@ class Ledger:
         return [name.rank for name in names]
 
     def leave(self, view: View, now: float, name: WorkerName, key: str) -> bool:
-        """The holder itself gives its rank back; False if it is not the holder."""
+        """The holder itself gives its rank back. False if `key` is not the holder's."""
         holder = view.get(_place(name))
         if holder is None or holder["key"] != key:
             return False
@@ -347,7 +352,7 @@ class Ledger:
     def admit_guest(
         self, view: View, nonce: str, made: int, now: float, guest: Row, evidence: str
     ) -> BrokerError | None:
-        """Open the session of `guest`, with its jwk, key, machines and kind; or say why not."""
+        """Opens the session of `guest`, or returns why not."""
         use_nonce(view, nonce, made)
         learn_names(view, guest["machines"])
         who = {"guest": guest["session"][:16], "key": guest["key"], "kind": guest["label"]}
@@ -364,7 +369,7 @@ class Ledger:
     def give_guest(
         self, view: View, session: str, path: str, now: float, objection: BrokerError | None
     ) -> BrokerError | None:
-        """Note a gift to a session that is open, or why it gets nothing."""
+        """Notes that an open session was given `path`, or returns why it is refused."""
         row = find_session(view, session, now)
         who = {"guest": session[:16], "key": row["key"], "kind": row["label"], "what": path}
         refusal = why_machine_barred(view, row["machines"]) or objection
@@ -378,7 +383,7 @@ class Ledger:
         return refusal
 
     def record_vault(self, view: View, now: float, asked: RecordVault) -> Row:
-        """Records what is newer than what is known; returns what is known then."""
+        """Records a header or version that is newer than the known one. Returns the newest ones."""
         require_holder(view, asked.name, asked.key, now)
         place = _vault(asked.name.job, asked.vault)
         known = view.get(place) or {"key": 0, "generation": 0, "objects": 0}
@@ -439,7 +444,7 @@ class Ledger:
 
 
 def find_session(view: View, session: str, now: float) -> Row:
-    """The row of a session that is open. `session` is its hash."""
+    """The row of an open session. `session` is the session's hash."""
     row = view.get(_session(session))
     if row is None:
         raise TokenRefused(
@@ -455,7 +460,7 @@ def find_session(view: View, session: str, now: float) -> Row:
 
 
 def read_vault(view: View, now: float, asked: ReadVault) -> Row:
-    """The header, and a page of objects in the order of their ids."""
+    """The vault's header, and a page of its objects in the order of their ids."""
     require_holder(view, asked.name, asked.key, now)
     place = _vault(asked.name.job, asked.vault)
     header = view.get(place) or {"key": 0, "generation": 0}
@@ -491,13 +496,14 @@ def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
 
 
 def keys_out(view: View, job: str) -> list[str]:
-    """The keys that peers must not talk to. One that left by itself is just gone."""
+    """The keys that peers must not talk to. A worker that left by itself is not among them."""
     prefix = f"out/{job}/"
     return [key.removeprefix(prefix) for key, row in view.scan(prefix) if row["why"] != _LEFT]
 
 
 def keys_to_leave(view: View, job: str, now: float) -> list[str]:
-    """Those, and the keys whose certificate has ended: an honest worker has no group by then."""
+    """The keys of `keys_out`, and those whose certificate has ended: an honest worker has left all
+    groups by then."""
     ended = [
         row["key"]
         for _, row in view.scan(f"rank/{job}/")
@@ -507,7 +513,7 @@ def keys_to_leave(view: View, job: str, now: float) -> list[str]:
 
 
 def sweep(view: View, now: float) -> int:
-    """Forget some of what can no longer be used."""
+    """Deletes some of the rows that can no longer be used. Returns how many."""
     forgotten = 0
     for kind, kept in ((_NONCES, KEPT_SECONDS), (_TOKENS, 0)):
         until = before = _forgotten(view, kind)
@@ -518,7 +524,7 @@ def sweep(view: View, now: float) -> int:
             view.delete(key)
             until = max(until, at)
             forgotten += 1
-        # Another broker's clock may be behind this one's: what was used must not be new to it.
+        # Another broker's clock may be behind: it must not take a forgotten nonce for a new one.
         if until != before:
             view.put(f"forgotten/{kind}", {"until": until})
     ended = [key for key, row in view.scan("guest/") if row["until"] <= now]
@@ -548,7 +554,7 @@ def use_nonce(view: View, nonce: str, made: int) -> None:
             "repeats, a broker's clock is wrong",
             code="broker.expired_nonce",
         )
-    # Named by when it was made, so that it stays used whatever the policy's nonce_seconds become.
+    # The name holds when it was made, so it stays used even if the policy's nonce_seconds change.
     used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:
         raise TokenRefused(

@@ -1,12 +1,12 @@
-"""What is said to a broker and what it answers: the KBS protocol's JSON, and nothing beside it.
+"""The messages between a client and a broker: the JSON of the KBS protocol.
 
 POST /kbs/v0/auth      {"version", "tee", "extra-params"}            -> {"nonce", "extra-params"}
 POST /kbs/v0/attest    {"runtime-data", "tee-evidence", "signature"} -> {"token"}
 GET  /kbs/v0/resource/<repository>/<type>/<tag>                      -> JWE
 
-`runtime-data` also says who the worker wants to be, and is signed by the key that the evidence is
-bound to. So one attested key vouches for all of it, and its holder is shown to have it. A request
-without a signature is a stock KBS client's (`read_guest_attestation`).
+`runtime-data` also says which worker the client wants to be. It is signed by the key that the
+evidence is bound to. So the attested key vouches for all of it, and the client is shown to hold
+that key. A request without a signature is a stock KBS client's (`read_guest_attestation`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sealring.limits import MAX_WORLD
 PROTOCOL: Final = "0.4.0"
 AUTH, ATTEST, RESOURCE = "/kbs/v0/auth", "/kbs/v0/attest", "/kbs/v0/resource/"
 OUT: Final = "/sealring/v0/out/"
-"""GET: the keys that are no longer of a job."""
+"""GET: the keys that are out of a job."""
 LEAVE: Final = "/sealring/v0/leave"
 """POST: a worker that ends gives its rank back."""
 COOKIE: Final = "kbs-session-id"
@@ -55,7 +55,7 @@ _PROOF: Final = b"sealring-1 join\0"
 LEAVE_PROOF: Final = b"sealring-1 leave\0"
 _TEE: Final = re.compile(r"[a-z0-9-]{1,32}")
 _TEES: Final = {"simulated": "sample"}
-"""KBS's names where they are not ours."""
+"""TEEs that the KBS protocol names otherwise than we do."""
 
 
 def tee_of(kind: str) -> str:
@@ -69,7 +69,7 @@ class Attestation:
     name: WorkerName
     world: int
     public_key: bytes
-    """DER; Ed25519."""
+    """An Ed25519 key, as DER."""
     evidence: bytes
 
 
@@ -91,9 +91,9 @@ def write_auth(kind: str, introduction: dict[str, Any]) -> bytes:
 class Auth:
     tee: str
     introduction: dict[str, Any]
-    """What the TEE says of itself before it is asked; mostly nothing."""
+    """What the TEE says of itself before it gets a challenge. Mostly empty."""
     hashes: list[Any] | None
-    """The hash algorithms that a stock KBS client knows, if it says so."""
+    """The hash algorithms that a stock KBS client supports, if it lists them."""
 
 
 def parse_auth(data: bytes) -> Auth:
@@ -170,7 +170,7 @@ def read_attestation(value: dict[str, Any]) -> Attestation:
         name=name,
         world=world,
         public_key=public_key,
-        # As the worker encoded it: Python keeps the order of fields, and spells them one way.
+        # The bytes that the worker encoded: Python keeps the order of fields and has one spelling.
         evidence=json.dumps(shown["primary_evidence"]).encode(),
     )
 
@@ -180,7 +180,8 @@ def write_signed(
 ) -> bytes:
     """A request of a worker that was admitted before. `proof` says what the signature is for.
 
-    Leaving needs no nonce: it is good for one key, which is out of the job once it has come.
+    A request to leave needs no nonce: replaying it has no effect, because its key is out of the job
+    after the first one.
     """
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     said = {"worker": {"name": name.uri, "public-key": to_base64(public)}, "ask": ask or {}}
@@ -189,7 +190,7 @@ def write_signed(
 
 
 def check_signed(data: bytes, proof: bytes) -> tuple[WorkerName, str, Any]:
-    """The worker that signed, the digest of its public key, and what it asks."""
+    """Checks the signature. Returns the worker, the digest of its public key, and its request."""
     said = exactly(parse_json(data), "worker", "ask", "signature")
     signature = read_base64(said.pop("signature"))
     named = exactly(said["worker"], "name", "public-key")
@@ -233,7 +234,7 @@ def read_base64(value: Any) -> bytes:
 
 
 def broker_urls(text: str) -> list[tuple[str, int]]:
-    """(host, port) of each of `https://host:port[,https://host:port...]`."""
+    """The (host, port) pairs of `https://host:port[,https://host:port...]`."""
     found = []
     for url in text.split(","):
         try:
@@ -263,7 +264,7 @@ class ReadVault:
     """The digest of the worker's public key."""
     vault: str
     after: str
-    """The id of the last object that is known already; empty at first."""
+    """The id of the last object of the page before. Empty for the first page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,7 @@ class RecordVault:
     key: str
     vault: str
     number: int
-    """Of the vault's key."""
+    """The number of the vault's key."""
     generation: int
     entry: VaultEntry | None
 
@@ -312,13 +313,13 @@ def _number(value: Any) -> int:
 
 
 _OLD_SPELLINGS: Final = {"azsnpvtpm": "az-snp-vtpm", "aztdxvtpm": "az-tdx-vtpm"}
-"""Of older clients."""
+"""Names that older clients use for a TEE."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuestAttestation:
     challenge: GuestChallenge
-    """What the evidence must be bound to, if the nonce is ours."""
+    """What the evidence must be bound to, provided that the nonce is one of ours."""
     jwk: dict[str, str]
     primary: dict[str, Any]
     additional: str
@@ -348,7 +349,7 @@ def read_guest_attestation(fields: dict[str, Any]) -> GuestAttestation:
 
 
 def kind_of(tee: str) -> str:
-    """The kind of evidence that a client's word for its TEE stands for."""
+    """The kind of evidence for a client's name of its TEE."""
     return _OLD_SPELLINGS.get(tee, tee)
 
 
@@ -376,7 +377,7 @@ _ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "broker.misconfigured": (500, _OTHER_TYPE),
     "broker.store_unavailable": (503, _OTHER_TYPE),
 }
-"""Which status and which of the KBS protocol's types an error's code goes out with."""
+"""The HTTP status and the KBS protocol's error type for each error code."""
 _REFUSALS: Final = frozenset(
     code
     for code, kind in errors.classes_by_code().items()
@@ -385,7 +386,7 @@ _REFUSALS: Final = frozenset(
 
 
 def response_of(error: SealringError, path: str = "") -> Response:
-    """`path` is what was asked for: the KBS protocol has no status 400."""
+    """The answer for an error. `path` is the requested one: the KBS protocol has no status 400."""
     if isinstance(error, errors.PolicyRefusal):
         status, kind = 403, "PolicyDeny"
     elif isinstance(error, AttestationError):
@@ -393,7 +394,7 @@ def response_of(error: SealringError, path: str = "") -> Response:
     elif error.code in _ANSWERS:
         status, kind = _ANSWERS[error.code]
     else:
-        # What went wrong in the broker itself is for its own log.
+        # An internal fault is only for the broker's own log.
         error = BrokerError("the broker failed: see its log")
         status, kind = 500, _OTHER_TYPE
     if status == 400 and path.startswith(_KBS):
@@ -404,7 +405,7 @@ def response_of(error: SealringError, path: str = "") -> Response:
 
 
 def error_of(response: Response, where: str) -> SealringError:
-    """The error that a broker's answer stands for. It chooses among ours, and no more."""
+    """The error that a broker's answer stands for. The broker can only choose one of ours."""
     try:
         value: Any = read_json(response.body)
         code, detail = value["error"], value["detail"]
@@ -419,7 +420,7 @@ def error_of(response: Response, where: str) -> SealringError:
 
 
 def malformed(where: str, did: str) -> BrokerError:
-    """`did`: what a broker did that is not of its protocol."""
+    """An error for an answer that breaks the protocol. `did` says what the broker did."""
     return BrokerError(f"the broker at {where} {did}", code="broker.malformed_answer")
 
 

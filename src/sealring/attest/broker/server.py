@@ -1,4 +1,4 @@
-"""The broker on its ports: workers over TLS, the page on this host alone, and the chores."""
+"""The broker on its ports: TLS for workers, the status page for this host, and periodic chores."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def render(holders: Sequence[tuple[WorkerName, Row, bool]], refused: Row, now: f
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Its cells are HTML."""
+    """A table. The cells are HTML already."""
     head = "".join(f"<th>{name}</th>" for name in columns)
     lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
@@ -98,7 +98,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _refused(refused: Row) -> str:
-    """Who came with nothing that could be believed: counts, and the last of them."""
+    """The requests that were refused before anything was proven: counts, and the newest ones."""
     counts, last = refused["counts"], refused["last"]
     if not counts:
         return "<p>Nothing was refused before it proved anything.</p>"
@@ -186,7 +186,7 @@ def worker_routes(broker: Broker) -> Handle:
 def page_routes(broker: Broker) -> Handle:
     async def handle(request: Request) -> Response:
         _only("GET", request)
-        # Another site's script that has its name lead here must not read it.
+        # A check of the Host header, against a script of another site whose name resolves to here.
         host = request.headers.get("host", "").rpartition(":")[0]
         if request.path != "/" or host not in LOOPBACK:
             raise BrokerRefusal(
@@ -214,9 +214,10 @@ async def _attest(broker: Broker, request: Request) -> Response:
 
 
 async def _resource(broker: Broker, request: Request) -> dict[str, str]:
-    """By the token, or, as stock KBS clients ask, by the session. A token counts before a cookie.
+    """Gives a resource for a token or, as stock KBS clients ask, for a session cookie.
 
-    The path is taken as it came: nothing is decoded or resolved, and a query belongs to it.
+    If both are there, the token counts. The path is taken as it came: nothing is decoded or
+    resolved, and a query is part of it.
     """
     path = request.path.removeprefix(RESOURCE)
     if "authorization" in request.headers:
@@ -259,7 +260,7 @@ _OWN_CERTIFICATE_SECONDS: Final = SERVER_DAYS * 86400 / 4
 
 
 class Server:
-    """The broker's TLS, and its page without it, over one listener."""
+    """The broker's TLS port and its page without TLS, with one set of limits."""
 
     def __init__(
         self, keys: BrokerKeys, names: Sequence[str], limits: Limits, explain: Explain
@@ -275,7 +276,7 @@ class Server:
     def listening(
         self, host: str, port: int, routes: Handle, *, tls: bool = True
     ) -> AbstractAsyncContextManager[int]:
-        """Yields the port, which the system chooses if `port` is 0."""
+        """Yields the port. The system chooses it if `port` is 0."""
         if tls:
             return self._listener.listening(host, port, routes, self._over_tls)
         if host not in ("127.0.0.1", "::1", "localhost"):
@@ -300,7 +301,7 @@ async def serving(
     limits: Limits,
     publish: Callable[[], object] | None = None,
 ) -> AsyncIterator[tuple[int, int | None]]:
-    """A broker that answers; yields its port and its page's.
+    """Runs a broker that answers requests. Yields its port and its page's port.
 
     `publish` shows the audit log to its readers and witnesses. It may take seconds.
     """
@@ -350,7 +351,7 @@ async def run_chores(broker: Broker, server: Server, publish: Callable[[], objec
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """A chore that fails, however it does, is told and done again: it does not end the others."""
+    """Logs a chore's failure, whatever it is. The chore is tried again, and the others go on."""
     try:
         yield
     except Exception as error:

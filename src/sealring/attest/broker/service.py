@@ -1,14 +1,14 @@
-"""What a broker does, without a network: nonce, evidence, verdict, certificate, data keys.
+"""The broker without a network: nonce, evidence, verdict, certificate, data keys.
 
-Each step ends in one commit, or in none:
+Each step ends in one commit or none:
 
-    challenge   nothing is written
-    attest      nonce used, verdict logged, rank taken: one commit; then the token is signed.
+    challenge   writes nothing
+    attest      one commit: nonce used, verdict logged, rank taken. Then the token is signed.
                 Evidence that does not pass the policy writes nothing (strangers.py)
-    resource    the certificate is signed; token used, gift logged: one commit; then it is sent
+    resource    the certificate is signed. One commit: token used, gift logged. Then it is sent
 
-Killed between any two of them, nothing is given twice: a rank's holder is a key, and only that key
-gets more.
+If the broker is killed between two steps, nothing is given twice: a rank's holder is a key, and
+only that key gets more.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ _VERIFYING_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the job's owner wrote down, and what it is judged with."""
+    """What the job's owner decided, and what evidence is checked against."""
 
     policy: Policy
     policy_digest: str
     trust: Callable[[], Trust]
     keys_directory: Path | None = None
-    """Where the data keys lie: repository/type/tag, each a private file."""
+    """The directory of the data keys: repository/type/tag, each a private file."""
 
 
 T = TypeVar("T")
@@ -101,13 +101,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What passed the policy."""
+    """A worker that passed the policy."""
 
     worker: AttestedWorker
     digest: str
     """SHA-256 of the evidence."""
     made: int
-    """When its nonce was."""
+    """When its nonce was made."""
     now: float
 
     @property
@@ -136,11 +136,11 @@ class Broker:
         self._data_keys = DataKeys(rules.keys_directory)
 
     async def open(self) -> None:
-        """Before anything is answered. A store that is not there, or not ours, is refused here."""
+        """Called before anything is answered. Fails if the store is missing or is not ours."""
         self._clock.start_after(await self._store.transact(audit.newest_time))
 
     async def challenge(self, request: bytes) -> tuple[str, bytes, dict[str, Any]]:
-        """A session, its nonce, and what else goes with it."""
+        """Returns a session, its nonce, and the challenge's extra parameters."""
         asked = parse_auth(request)
         session = tokens.new_session(asked.tee)
         nonce = tokens.make_nonce(self._keys.nonce_key, session, self._clock())
@@ -156,7 +156,7 @@ class Broker:
         return session, nonce, extra
 
     async def attest(self, session: str, request: bytes) -> str:
-        """Evidence in, a token out."""
+        """Checks evidence and returns a token."""
         fields = parse_json(request)
         if "signature" not in fields:
             return await self._attest_guest(session, read_guest_attestation(fields))
@@ -176,7 +176,7 @@ class Broker:
         return self._token(seen, sent.jwk, ours)
 
     async def _attest_guest(self, session: str, sent: GuestAttestation) -> str:
-        """A stock KBS client's: its session is open from then on."""
+        """Attests a stock KBS client. Its session is open from then on."""
         kind, nonce = kind_of(tokens.tee_in(session)), sent.challenge.nonce
         seen = await self._verify(session, nonce, partial(self._judge_guest, kind, sent))
         guest = {
@@ -198,7 +198,7 @@ class Broker:
     async def _verify(
         self, session: str, nonce: bytes, judge_it: Callable[[], tuple[AttestedWorker, str]]
     ) -> _Seen:
-        """Evidence for a nonce of this session. One that it failed for is good for no other."""
+        """Checks evidence for a nonce of this session. A nonce that failed cannot be used again."""
         now, seconds = self._clock(), self._rules.policy.nonce_seconds
         made = tokens.check_nonce(self._keys.nonce_key, session, nonce, now, seconds)
         self.strangers.require_unused(nonce)
@@ -211,10 +211,10 @@ class Broker:
         return _Seen(worker, digest, made, now)
 
     async def _decide(self, decide: Callable[[View], T | BrokerError]) -> T:
-        """What was decided. A refusal that was decided is in the audit log by then."""
+        """Commits a decision and returns it. Raises a refusal, which is then in the audit log."""
         found = await self._store.transact(decide)
         if isinstance(found, BrokerError):
-            # Nothing else needs to remember it.
+            # It is in the audit log, so nothing else needs to count it.
             _LOG.warning("refused: %s", found)
             found.audited = True
             raise found
@@ -225,7 +225,7 @@ class Broker:
         return make_token(self._keys, seen.worker, jwk, digest, seen.now, ours)
 
     async def resource(self, token: str, path: str) -> dict[str, str]:
-        """One thing that the token's holder may have, sealed to it."""
+        """One resource that the token's holder may have, encrypted to the holder's key."""
         now = self._clock()
         grant = check_token(self._keys, token, now)
         if isinstance(grant, GuestGrant):
@@ -248,9 +248,9 @@ class Broker:
         return await self._resource_of_guest(tokens.digest_of(session), path)
 
     async def _resource_of_guest(self, session: str, path: str) -> dict[str, str]:
-        """One data key, sealed to the guest's key. `session` is the session's hash."""
+        """One data key, encrypted to the guest's key. `session` is the session's hash."""
         now = self._clock()
-        # Nothing is read from the disk, and no path looked at, for a stranger.
+        # For an unknown session, neither the disk nor the path is looked at.
         row = await self._store.transact(lambda view: ledger.find_session(view, session, now))
         content = self._data_keys.read(path)
         objection = self._objection(path, content, row["kind"], None)
@@ -287,7 +287,7 @@ class Broker:
         return await self._store.transact(read)
 
     def check_data_keys(self) -> None:
-        """At the start: a data key that is there and cannot be used is its operator's to mend."""
+        """Called at the start: raises if a data key exists and cannot be used."""
         self._data_keys.check(rule.path for rule in self._rules.policy.resources)
 
     async def leave(self, request: bytes) -> None:
@@ -296,7 +296,7 @@ class Broker:
         await self._store.transact(lambda view: self._ledger.leave(view, now, name, key))
 
     async def read_vault(self, request: bytes) -> Row:
-        """What the worker's job has recorded of a vault."""
+        """The records that the worker's job has of a vault."""
         asked, now = parse_read(request), self._clock()
         return await self._store.transact(lambda view: ledger.read_vault(view, now, asked))
 
@@ -305,7 +305,7 @@ class Broker:
         return await self._store.transact(lambda view: self._ledger.record_vault(view, now, asked))
 
     async def refused(self) -> dict[str, Any]:
-        """What was refused before anything was proven."""
+        """The requests that were refused before anything was proven."""
         await self.keep_refusals()
         return await self._store.transact(strangers.refused)
 
@@ -326,7 +326,7 @@ class Broker:
         self._threads.shutdown(cancel_futures=True)
 
     def _trust(self) -> Trust:
-        """In the broker's own time: a clock that was moved back makes no ended chain good again."""
+        """The trust at the broker's own time: setting the clock back makes no ended chain valid."""
         trust = self._rules.trust()
         return replace(trust, now=max(trust.now, datetime.fromtimestamp(self._clock(), UTC)))
 
@@ -353,7 +353,7 @@ class Broker:
                 "the client did not send the certificates of its chip and of all issuers, and the "
                 "broker does not have them: put AMD's cert_chain into --cache, as a .pem file"
             ) from None
-        # In the form that workers send, and so within the same limits.
+        # Encoded as workers send it, so that the same limits apply.
         evidence = parse_evidence(evidence.encode())
         worker = verify_evidence(evidence, sent.challenge, trust)
         judge(self._rules.policy, worker, None).require()
@@ -383,7 +383,7 @@ class Broker:
             return row, ledger.keys_to_leave(view, grant.name.job, now)
 
         row, out = await self._decide(decide)
-        # Signed after the commit, for the key and the claims that the token was given for.
+        # Signed after the commit, for the key and the claims that the token was issued for.
         facts = row["facts"]
         public_key, claims = bytes.fromhex(facts["public_key"]), facts["claims"].encode()
         if (
@@ -405,7 +405,7 @@ class Broker:
         return json.dumps(
             {
                 "certificate": certificate.public_bytes(Encoding.PEM).decode(),
-                # For a worker whose clock is wrong, or is set: it counts from when it asked.
+                # For a worker whose clock is wrong or is changed: it counts from when it asked.
                 "seconds": (certificate.not_valid_after_utc - issued).total_seconds(),
                 "out": out,
                 "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),
@@ -414,7 +414,7 @@ class Broker:
 
 
 def _chosen_hash(known: list[Any]) -> dict[str, str]:
-    """The hash by which a stock KBS client's evidence is bound: one, or the client is refused."""
+    """The hash that binds a stock KBS client's evidence. A client that lacks it is refused."""
     if HASH not in [str(one).lower() for one in known]:
         raise MalformedRequest(f"this broker wants evidence that is bound by {HASH}")
     return {"selected-hash-algorithm": HASH}

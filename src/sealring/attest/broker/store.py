@@ -1,10 +1,11 @@
-"""Where a broker remembers, whatever it is kept in: functions on a view, committed whole or not.
+"""Where a broker keeps its rows: functions on a view, each committed whole or not at all.
 
-A decision is a function that reads and writes a `View`. Functions that wait at the same time are
-run one after the other and committed together, with one write to the disk; each sees what those
-before it did. One that raises leaves nothing behind. So every step of the broker is one commit, and
-between two commits there is no state to die in. A single broker keeps its rows in one SQLite file,
-on the disk before anybody is answered; several share an etcd (etcd.py).
+A decision is a function that reads and writes a `View`. Decisions that wait at the same time are
+run one after the other and committed together, with one write to the disk. Each sees the writes of
+those before it; one that raises writes nothing. So every step of the broker is one commit, and a
+broker that is killed between two commits leaves no half-made state. A single broker keeps its rows
+in one SQLite file, and answers only once they are on the disk. Several brokers share an etcd
+(etcd.py).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Row: TypeAlias = dict[str, Any]
 Job: TypeAlias = tuple[Callable[["View"], Any], Future[Any]]
 
 _BATCH: Final = 16
-"""Decisions per commit. Each writes a handful of rows, and etcd takes 128 in one transaction."""
+"""Decisions per commit. Each writes a few rows, and etcd takes 128 in one transaction."""
 
 
 class View:
-    """What is committed, and over it what is about to be."""
+    """The committed rows, with pending writes laid over them."""
 
     def __init__(self, source: Source, pending: Mapping[str, bytes | None]) -> None:
         self._source = source
@@ -65,10 +66,10 @@ class View:
 
 
 class Store(ABC):
-    """One thread commits. `submit` may be called from any thread, `transact` from a loop."""
+    """Commits in one thread. Call `submit` from any thread, `transact` from an event loop."""
 
     def __init__(self, key: bytes, note: VersionNote | None = None) -> None:
-        """`key` authenticates the rows; `note` remembers the version apart from the store."""
+        """`key` authenticates the rows. `note` keeps the version outside the store."""
         self._rows = AuthenticatedRows(key, note)
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="sealring-store", daemon=True)
@@ -88,7 +89,7 @@ class Store(ABC):
         return await asyncio.wrap_future(self.submit(decide))
 
     def close(self) -> None:
-        """After what was submitted is committed."""
+        """Commits what was submitted, then stops."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -96,11 +97,11 @@ class Store(ABC):
 
     @abstractmethod
     def commit(self, run: Callable[[Source], dict[str, bytes | None]]) -> None:
-        """Call `run` on what is committed and commit what it returns; again, if that changed."""
+        """Calls `run` on the committed rows and commits its writes. Repeats if the rows changed."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of files and connections."""
+        """Closes files and connections."""
 
     def _start(self) -> None:
         self._thread.start()
@@ -116,7 +117,7 @@ class Store(ABC):
                     break
                 job = self._jobs.get()
             last = job is None
-            # A request that the server has given up cancels its future, which takes no result.
+            # When the server gives a request up, its future is cancelled and takes no result.
             if wanted := [each for each in batch if each[1].set_running_or_notify_cancel()]:
                 self._commit(wanted)
         self._release()
@@ -155,10 +156,10 @@ class Store(ABC):
 
 
 def _decode(value: bytes | None) -> Row | None:
-    """A row that is no JSON object has nothing in it.
+    """Decodes a row. Bytes that are no JSON object give an empty row.
 
-    Only an entry of the audit log can be such a row, and its reader misses what an entry has: the
-    store authenticates all others.
+    Only an entry of the audit log can be such a row, because the store authenticates all others.
+    The log's reader notices that its fields are missing.
     """
     if value is None:
         return None
@@ -187,7 +188,7 @@ class SqliteStore(Store):
     def __init__(self, path: Path, key: bytes, note: VersionNote | None = None) -> None:
         super().__init__(key, note)
         try:
-            # Made by us, so that no other user could ever read it.
+            # Created here with these permissions, so that no other user can ever read it.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._connection = _connect(path)
         except (OSError, sqlite3.Error) as problem:
@@ -196,7 +197,7 @@ class SqliteStore(Store):
 
     def commit(self, run: Callable[[Source], dict[str, bytes | None]]) -> None:
         try:
-            # From here until the commit no other process writes, so what `run` reads stays so.
+            # Until the commit no other process writes, so what `run` has read stays true.
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 for key, value in run(_Rows(self._connection)).items():
@@ -222,7 +223,7 @@ class SqliteStore(Store):
 
 
 class _Rows:
-    """SQLite keeps whatever type somebody else has written into a column: it is read as bytes."""
+    """Reads rows from SQLite as bytes, because others may have written a value of any type."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -242,7 +243,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA journal_mode = WAL")
-    # A power cut must not take back what a worker was told.
+    # A power cut must not undo what a worker was told.
     connection.execute("PRAGMA synchronous = FULL")
     connection.executescript(_SCHEMA)
     return connection

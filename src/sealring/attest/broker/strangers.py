@@ -1,7 +1,8 @@
-"""What was refused before anything was proven: counted, and the last of it kept.
+"""Counts the requests that were refused before anything was proven, and keeps the last of them.
 
-Everybody who reaches the broker can be refused without end. So none of it goes into the audit log,
-which only grows: it is held here, bounded, and added to one row of the store now and then.
+Anybody who reaches the broker can be refused any number of times. So these refusals do not go into
+the audit log, which only grows. They are held here, bounded, and added now and then to one row of
+the store.
 
 refused/<broker>     {"since", "counts": {error: number},
                       "last": [{"time", "address", "error", "why"}]}
@@ -27,7 +28,7 @@ _LINES_A_MINUTE: Final = 10
 
 class Strangers:
     def __init__(self, broker: str, now: float) -> None:
-        """`broker` tells the brokers apart that share a store."""
+        """`broker` is this broker's name among those that share the store."""
         self._key = PREFIX + broker
         self._started = now
         self._lock = threading.Lock()
@@ -52,7 +53,7 @@ class Strangers:
             _LOG.warning("further refusals of this minute are counted, and not written here")
 
     def use_nonce(self, nonce: bytes) -> None:
-        """Evidence failed for this nonce, which this broker takes no more evidence for."""
+        """Notes that evidence failed for this nonce: this broker takes no more evidence for it."""
         with self._lock:
             self._nonces[nonce] = None
             if len(self._nonces) > _NONCES:
@@ -68,7 +69,7 @@ class Strangers:
             )
 
     def flush(self) -> Flush | None:
-        """What is to be added to the store's row; None if there is nothing new."""
+        """Takes out what must be added to the store's row. None if there is nothing new."""
         with self._lock:
             if not self._counts:
                 return None
@@ -78,7 +79,7 @@ class Strangers:
             return found
 
     def put_back(self, flush: Flush) -> None:
-        """The store did not take it."""
+        """Called if the store did not take the flush."""
         with self._lock:
             self._counts += flush.counts
             self._last.extendleft(reversed(flush.last[: LAST - len(self._last)]))
@@ -97,7 +98,7 @@ class Flush:
 
 
 def refused(view: View) -> dict[str, Any]:
-    """The counts of all brokers of this store, and the last refusals."""
+    """The counts and the last refusals of all brokers of this store."""
     counts: Counter[str] = Counter()
     last: list[Row] = []
     since: float | None = None

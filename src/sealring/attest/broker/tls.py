@@ -1,8 +1,9 @@
-"""TLS 1.3 over asyncio, by the same OpenSSL as between workers.
+"""TLS 1.3 over asyncio, by the OpenSSL that also serves the links between workers.
 
-Python's own ssl module brings the system's OpenSSL, which on many systems has no X25519MLKEM768;
-data keys that pass here must stay safe from a later quantum computer too. A worker insists on it;
-a broker also answers clients that do not have it, since what it gives out is sealed to a worker.
+Python's own ssl module uses the system's OpenSSL, which on many systems has no X25519MLKEM768. Data
+keys pass here, and must stay safe from a later quantum computer too. A worker insists on that key
+exchange. A broker also answers clients without it, because what it gives out is encrypted to the
+worker's key anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 class Client:
-    """Requests over one connection, one after the other."""
+    """Sends requests over one connection, one after the other."""
 
     def __init__(
         self, stream: TlsStream, host: str, answered: Callable[[], None] = lambda: None
@@ -102,7 +103,7 @@ class Client:
         self.stream.close()
 
     def abort(self) -> None:
-        """Drops what was not sent yet, which a broker that does not read would never take."""
+        """Drops what was not sent yet: a broker that does not read would never take it."""
         self.stream.abort()
 
 
@@ -113,7 +114,7 @@ _NOT_YET_VALID, _EXPIRED = 9, 10
 
 
 class TlsStream:
-    """Bytes in and out of one connection. The caller brings the time limits."""
+    """Bytes in and out of one connection. The caller sets the time limits."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class TlsStream:
         await self._flush()
 
     async def read(self) -> bytes:
-        """Some bytes; none at the end."""
+        """Some bytes. Empty at the end."""
         try:
             return await self._run(lambda: self._tls.recv(_CHUNK))
         except (SSL.ZeroReturnError, ConnectionError):
@@ -156,7 +157,7 @@ class TlsStream:
 
     @property
     def address(self) -> str | None:
-        """The peer's, in numbers."""
+        """The peer's IP address."""
         return (self._writer.get_extra_info("peername") or (None,))[0]
 
     @property
@@ -179,7 +180,7 @@ class TlsStream:
                     raise ConnectionResetError("the connection was closed") from None
                 self._tls.bio_write(data)
             except SSL.Error:
-                await self._flush()  # the alert that says why
+                await self._flush()  # sends the alert that says why
                 raise
 
     async def _flush(self) -> None:
@@ -222,7 +223,7 @@ def client_context(authorities: Sequence[x509.Certificate]) -> SSL.Context:
 def _remember_why(
     connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, good: int
 ) -> bool:
-    """OpenSSL's own verdict, with its number and the certificate kept for the error."""
+    """Keeps OpenSSL's verdict. On failure the code and the certificate are kept for the error."""
     if not good:
         connection.set_app_data((code, certificate.to_cryptography()))
     return bool(good)
@@ -231,7 +232,7 @@ def _remember_why(
 async def connect(
     host: str, port: int, context: SSL.Context, address: str | None = None
 ) -> TlsStream:
-    """A connection to a broker that has proved to be the one of this name, at that address."""
+    """Connects to a broker at `address`, and checks that it has a certificate for `host`."""
     where = f"{host}:{port}"
     try:
         reader, writer = await asyncio.open_connection(address or host, port)
@@ -284,7 +285,7 @@ def _why_untrusted(connection: SSL.Connection, where: str, problem: SSL.Error) -
 
 
 def _check_name(certificate: x509.Certificate | None, host: str, where: str) -> None:
-    """One of the certificate's names is the host's, letter by letter. No wildcards."""
+    """Requires that one of the certificate's names is exactly the host's. No wildcards."""
     try:
         if certificate is None:
             raise ValueError

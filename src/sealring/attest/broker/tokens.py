@@ -1,21 +1,22 @@
-"""What a broker knows again without having kept it: nonces, credentials, tokens.
+"""Nonces, TPM credentials and tokens. The broker recognizes its own without having stored them.
 
 A nonce is
 
      0        8         16            32
      | made   | random  | tag         |
 
-The tag is a MAC over both and the session, so giving one out writes nothing: a client that asks a
-million times fills no disk, and a restarted broker or another replica knows its own. A nonce
-becomes a row in the store when evidence that passes the policy comes for it, and then never passes
-again. One that failing evidence came for is remembered by this broker alone (strangers.py).
+The tag is a MAC over both and the session, so giving out a nonce writes nothing. A client that asks
+a million times fills no disk, and a restarted broker or another replica recognizes the nonce. When
+evidence that passes the policy comes for a nonce, the nonce becomes a row in the store and cannot
+be used again. A nonce for which evidence failed is remembered by this broker alone (strangers.py).
 
 A TPM introduces itself when it asks for a nonce, and gets a credential: a secret that only this TPM
-can open. The secret is a MAC over the nonce and whom it is for: any replica can judge the answer.
+can open. The secret is a MAC over the nonce and the TPM's identity, so any replica can check the
+answer.
 
 A token is a JWT in the form of an EAR (EAT Attestation Result). It says what the evidence showed,
-who the worker may be and which key things are sealed to. It is good for minutes, and once for each
-thing that it fetches.
+which worker the holder may be, and which key resources are encrypted to. It is valid for minutes,
+and once for each resource.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _AFFIRMING, _NONE = "affirming", "none"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a token entitles to."""
+    """What a token allows."""
 
     identifier: str
     name: WorkerName
@@ -69,15 +70,15 @@ class Grant:
     key: str
     """SHA-256 of the worker's public key (SPKI)."""
     claims: str
-    """SHA-256 of what a certificate for it will say of its attestation."""
+    """SHA-256 of the attestation claims that a certificate for this worker will hold."""
     jwk: dict[str, str]
-    """What things are sealed to."""
+    """The key that resources are encrypted to."""
     until: int
 
 
 @dataclass(frozen=True, slots=True)
 class GuestGrant:
-    """What the token of a guest without a rank entitles to: what its session does."""
+    """What the token of a guest without a rank allows: the same as its session."""
 
     session: str
     """SHA-256 of the session."""
@@ -91,8 +92,8 @@ def make_token(
     now: float,
     ours: dict[str, Any],
 ) -> str:
-    """`ours`: the fields of a Grant or a GuestGrant that the token itself does not have."""
-    # Simulated evidence proves nothing, and so affirms nothing (AR4SI's 0, not its 2).
+    """Signs a token. `ours`: the fields of a Grant or a GuestGrant that a JWT does not have."""
+    # Simulated evidence proves nothing, so its trust level is AR4SI's 0 (none), not 2 (affirming).
     level = 0 if worker.simulated else 2
     claims: dict[str, Any] = {
         "eat_profile": _PROFILE,
@@ -148,22 +149,22 @@ def _key(keys: BrokerKeys) -> OKPKey:
 
 _TAG_AT: Final = 16
 KEPT_SECONDS: Final = MAX_NONCE_SECONDS + 2 * SKEW_SECONDS
-"""How long a used nonce is remembered: longer than any policy lets it be good, so that another
-`nonce_seconds` brings none back."""
+"""How long a used nonce is remembered: longer than any policy lets a nonce live, so a change of
+`nonce_seconds` makes no used nonce valid again."""
 
 
 def new_session(tee: str) -> str:
-    """Holds what the client says its TEE is: nonces are good for that session and TEE alone."""
+    """A new session. It holds the TEE that the client claims; nonces are bound to both."""
     return f"{os.urandom(16).hex()}.{tee}"
 
 
 def tee_in(session: str) -> str:
-    """To be believed of a session for which `check_nonce` has found a nonce to be ours."""
+    """The TEE of a session. Believe it only after `check_nonce` has accepted a nonce for it."""
     return session.partition(".")[2]
 
 
 def digest_of(session: str) -> str:
-    """The session itself opens a guest's account, so the store holds its hash alone."""
+    """The hash that the store holds. Anybody who knows the session itself can use its account."""
     return hashlib.sha256(session.encode()).hexdigest()
 
 
@@ -173,7 +174,7 @@ def make_nonce(key: bytes, session: str, now: float) -> bytes:
 
 
 def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int) -> int:
-    """That we made it, for this session, not long ago; returns when we did."""
+    """Checks that we made the nonce for this session, and not long ago. Returns when we made it."""
     body, tag = nonce[:_TAG_AT], nonce[_TAG_AT:]
     if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
         raise TokenRefused(
@@ -204,7 +205,7 @@ _CREDENTIAL: Final = b"credential\0"
 def credential_for(
     introduction: dict[str, Any], key: bytes, nonce: bytes, trust: Trust
 ) -> dict[str, Any]:
-    """What goes back with the nonce to a TPM that said who it is; nothing for other hardware."""
+    """The credential for a TPM that introduced itself. Empty for other hardware."""
     if not introduction:
         return {}
     if set(introduction) - {"others"} != {"chain", "ak"}:
@@ -228,7 +229,7 @@ def credential_for(
 
 
 def _known(sealed: Callable[[list[bytes]], str], chain: list[bytes]) -> str | None:
-    """Another key of the TPM's. One that cannot be believed is left out: it need not be shown."""
+    """The credential for another key of the TPM. None if that key is not believed."""
     try:
         return sealed(chain)
     except AttestationError as refused:
@@ -243,11 +244,11 @@ def _chain(value: Any) -> list[bytes]:
 
 
 def challenge_of(evidence: Evidence, key: bytes, nonce: bytes, public_key: bytes) -> Challenge:
-    """What the evidence must have been made for. The sender's own word on it is not asked."""
+    """The challenge that the evidence must answer. The one that the sender names is ignored."""
     if evidence.kind != TPM or not evidence.chain or "ak" not in evidence.parts:
         return Challenge(nonce, public_key)
     ak = evidence.parts["ak"]
-    # Only a TPM that holds these keys too could open what was sent for them.
+    # Only a TPM that also holds these other keys could open the secrets that were sent for them.
     others = split_certificates(evidence.parts.get("endorsements", b""))
     secrets = [_secret(key, nonce, subject(one, ak)) for one in (evidence.chain[0], *others)]
     whom = subject(evidence.chain[0], ak, others)

@@ -1,8 +1,8 @@
-"""A worker's own judgement of its peers, by its own copy of the policy.
+"""A worker's own check of its peers, by its own copy of the policy.
 
-The broker judged them already. It is judged again because the broker may have been given another
-policy, and because its key may have been stolen: with `[peers] evidence = true` a certificate is
-worth nothing without the evidence that hardware signed for that very key.
+The broker has judged the peers already. The worker judges again, because the broker may have been
+given another policy, or its key may have been stolen. With `[peers] evidence = true` a certificate
+counts only together with evidence that hardware signed for the certificate's key.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sealring.errors import AttestationError, PeerNotAdmitted, named
 class Admission:
     policy: Policy
     trust: Callable[[], Trust]
-    """Roots, lists and the present time."""
+    """Gives the roots, the lists and the present time."""
     keys_out: frozenset[str] = frozenset()
     """Keys that the broker has taken out of the job."""
     evidence: bytes = b""
-    """This worker's own, to show to peers."""
+    """This worker's own evidence, to show to peers."""
 
     @property
     def evidence_limit(self) -> int:
-        """The most bytes of evidence to take from a peer; 0 where peers show none."""
+        """The most bytes of evidence to take from a peer. 0 if peers show none."""
         return MAX_EVIDENCE_BYTES if self.policy.peer_evidence else 0
 
     def check_certificate(
         self, certificate: x509.Certificate, name: WorkerName, who: str
     ) -> JudgedPeer:
-        """The peer's certificate, whose signature, name and dates are verified by now."""
+        """Judges a peer's certificate. Its signature, name and dates must be verified already."""
         if key_digest(certificate) in self.keys_out:
             raise PeerNotAdmitted(
                 f"{who} was taken out of the job: `sealring broker audit` says when",
@@ -82,7 +82,7 @@ class JudgedPeer:
     claimed: ClaimedWorker
 
     def check_evidence(self, evidence: bytes, who: str) -> None:
-        """The evidence itself: made for the key that the peer has just used, and admitted."""
+        """Verifies the evidence for the key that the peer has just used, and judges it."""
         if hashlib.sha256(evidence).hexdigest() != self.claimed.evidence_digest:
             raise PeerNotAdmitted(
                 f"{who} shows other evidence than its certificate names",
@@ -117,8 +117,8 @@ def judge_recorded(
     """Raises unless the policy admits what the certificate claims, and what the evidence shows.
 
     The evidence is verified for the nonce in the certificate and for the certificate's key. A TPM's
-    credential is taken from the evidence: only the broker, which made it, could tell that the TPM
-    opened it. So that an attestation key is of that TPM is the broker's word.
+    credential is taken from the evidence, because only the broker, which made it, can tell whether
+    the TPM opened it. So only the broker vouches that an attestation key belongs to that TPM.
     """
     name, claimed = claims_of(certificate).name, claims_in(certificate)
     if claimed is None:

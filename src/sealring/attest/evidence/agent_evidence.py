@@ -1,4 +1,4 @@
-"""Guest-components' JSON form of evidence: parsed, what it is bound to, and asked for."""
+"""Evidence in guest-components' JSON form: parses it, binds it, and asks their agent for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DEVICE_NONCE_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class GuestChallenge(Challenge):
-    """`public_key` is the client's JWK, as it is hashed."""
+    """A stock client's challenge. `public_key` is its JWK, in the form that is hashed."""
 
     machine_digest: bytes = b""
     device_digest: bytes = b""
@@ -58,7 +58,7 @@ class GuestChallenge(Challenge):
 def guest_challenge(
     nonce: bytes, nonce_text: str, jwk: Mapping[str, str], additional: str
 ) -> GuestChallenge:
-    """ValueError: a text that has no encoding."""
+    """Makes the challenge. ValueError: a text that has no UTF-8 encoding."""
     asked = {"tee-pubkey": dict(jwk), "nonce": nonce_text}
     return GuestChallenge(
         nonce,
@@ -69,7 +69,7 @@ def guest_challenge(
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """RFC 8785, of objects whose names are ASCII and whose values are texts or such objects."""
+    """The RFC 8785 form of an object with ASCII names, whose values are texts or such objects."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
 
@@ -82,7 +82,7 @@ _AZURE_VERSIONS: Final = (1, 2)
 _RSASSA_SHA256: Final = bytes.fromhex("0014000b")
 _PCR_BYTES: Final = 32
 _VCEK: Final = "SEV-VCEK"
-# Fields of a report that are numbers or bytes. This form has more of them than are judged.
+# Fields of a report that are numbers or bytes. This form has more of them than rules use.
 _FIELDS: Final = {
     name: place
     for name, place in places(Report).items()
@@ -98,7 +98,7 @@ _FIELDS: Final = {
 _BYTES: Final = {"report_id", "report_id_ma"} | {
     one.name for one in dataclasses.fields(Report) if one.type == "bytes"
 }
-"""Those of them that must be there, as lists of numbers."""
+"""The fields that must be there, as lists of numbers."""
 _TCBS: Final = {
     "current_tcb": 0x38,
     "reported_tcb": 0x180,
@@ -115,9 +115,10 @@ def evidence_of(
     devices: tuple[DeviceEvidence, ...] = (),
     issuers: Sequence[bytes] = (),
 ) -> Evidence:
-    """`issuers` are certificates that an SNP guest did not send. MalformedEvidence: another form.
+    """Reads the evidence of a kind. `issuers` are certificates that an SNP guest did not send.
 
-    AttestationUnavailable: a certificate is in neither.
+    MalformedEvidence: it has another form. AttestationUnavailable: a certificate is in neither the
+    evidence nor `issuers`.
     """
     try:
         if kind == SNP:
@@ -137,7 +138,7 @@ def evidence_of(
 
 
 def devices_of(additional: str) -> tuple[DeviceEvidence, ...]:
-    """The devices' evidence in a client's `additional_evidence`: JSON, by kind; often none."""
+    """The devices' evidence in a client's `additional_evidence`: JSON, by kind. Often empty."""
     try:
         kinds = read_json(additional) if additional else {}
         if not isinstance(kinds, dict):
@@ -191,7 +192,7 @@ def _azure(
     parts = {
         "hcl_report": canonical_hcl_report(from_any_base64(given["hcl_report"])),
         "quote": message,
-        # The client sends the RSA signature without the TPM's words on which scheme it is.
+        # The client sends the RSA signature without the TPM's header that names the scheme.
         "signature": _RSASSA_SHA256 + len(signature).to_bytes(2, "big") + signature,
         "pcrs": b"".join(values[pcr] for pcr in parse_quote(message).pcrs),
     }
@@ -201,7 +202,7 @@ def _azure(
 
 
 def report_of(fields: Any) -> bytes:
-    """A report's bytes, from its fields or as they are."""
+    """A report's bytes, from its JSON fields or from an encoding of the bytes."""
     if isinstance(fields, str):
         return from_any_base64(fields)
     if isinstance(fields, list):
@@ -230,7 +231,7 @@ def report_of(fields: Any) -> bytes:
 
 
 def _event_log(text: Any) -> bytes:
-    """It is shown where it can be read, and is not missed where it cannot."""
+    """The guest's event log. Empty if it cannot be read, since it is optional."""
     try:
         return from_any_base64(text) if text else b""
     except ValueError:
@@ -238,7 +239,7 @@ def _event_log(text: Any) -> bytes:
 
 
 def _octets(value: Any) -> bytes:
-    """Of a list of numbers. Of a number, `bytes` would make as many zeros as it says."""
+    """The bytes of a list of numbers. A lone number is refused: `bytes(n)` would make n zeros."""
     if not isinstance(value, list):
         raise TypeError
     return bytes(value)

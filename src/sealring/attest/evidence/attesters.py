@@ -1,4 +1,4 @@
-"""Attesters: what makes evidence on a worker's machine, by the names of SEALRING_ATTESTER."""
+"""Attesters, which make evidence on a worker's machine. SEALRING_ATTESTER names one."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Attester(Protocol):
     @property
     def kind(self) -> str: ...
     def introduce(self) -> dict[str, Any]:
-        """What the hardware says of itself before it is asked; mostly nothing."""
+        """What the hardware says of itself before it gets a challenge. Mostly empty."""
 
     def attest(self, nonce: bytes, public_key: bytes, extra: dict[str, Any]) -> Evidence:
-        """`extra` is what the broker sent with the nonce."""
+        """Makes evidence. `extra` is what the broker sent with the nonce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class SimulatedAttester:
 
 
 class Machine(Protocol):
-    """A guest's TEE: TsmMachine, AzureMachine."""
+    """A guest's TEE: TsmMachine, AzureMachine, CertifiedTpmMachine, CocoMachine."""
 
     @property
     def kind(self) -> str: ...
@@ -84,7 +84,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GuestAttester:
-    """A confidential guest, with its GPUs where the policy asks for some."""
+    """A confidential guest, with its GPUs if the policy asks for them."""
 
     machine: Machine
     gpus: bool
@@ -104,7 +104,7 @@ class GuestAttester:
 
 @dataclass(frozen=True, slots=True)
 class TpmAttester:
-    """This machine's TPM 2.0, with its GPUs where the policy asks for some."""
+    """This machine's TPM 2.0, with its GPUs if the policy asks for them."""
 
     machine: TpmMachine
     gpus: bool = False
@@ -142,7 +142,7 @@ def _texts(chain: Sequence[bytes]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What evidence is to show beside the machine itself."""
+    """What evidence must show besides the machine itself."""
 
     gpus: bool = False
     ima: bool = False
@@ -158,7 +158,8 @@ class Wanted:
 
 
 OpenMachine = Callable[[Callable[[], Tpm], tuple[bytes, ...], Logs], Machine]
-"""From the machine's TPM, the certificates that it does not have itself, and what to show."""
+"""Opens a machine. Takes its TPM, the certificates that it does not have itself, and the logs to
+show."""
 _MACHINES: Final[Mapping[str, OpenMachine]] = {
     "tsm": lambda tpm, chain, logs: TsmMachine(chain),
     "azure": lambda tpm, chain, logs: AzureMachine(tpm(), chain, logs=logs),
@@ -168,7 +169,7 @@ _MACHINES: Final[Mapping[str, OpenMachine]] = {
 
 
 def find_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
-    """What this worker attests itself with, as SEALRING_ATTESTER names it."""
+    """The attester that SEALRING_ATTESTER names."""
     source = settings.ATTESTER.read(environ)
     name, given, path = source.partition(":")
     known = (*_MACHINES, TPM)
@@ -191,7 +192,7 @@ def find_attester(environ: Mapping[str, str], wanted: Wanted) -> Attester:
 
 
 def _read_chain(path: str) -> tuple[bytes, ...]:
-    """Certificates that the machine itself does not have: the chip's, or its TPM maker's."""
+    """Certificates that the machine does not have itself: the chip's, or the TPM maker's."""
     pem = read_public(Path(path), "the hardware's certificates", ConfigurationError)
     try:
         return read_issuers(pem)
@@ -200,14 +201,14 @@ def _read_chain(path: str) -> tuple[bytes, ...]:
 
 
 def make_simulator(directory: Path) -> SimulatedAttester:
-    """A SIMULATED authority of one's own, and a measurement for its workers to show."""
+    """Makes a new SIMULATED authority, with a measurement that its workers show."""
     with writing(directory, "made"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     simulator = Simulator.create(datetime.now(UTC), timedelta(days=_SIMULATOR_DAYS))
     key = simulator.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     write_private(directory / "simulator.key", key)
     write_public(directory / "simulator.pem", simulator.certificate.public_bytes(Encoding.PEM))
-    # Recognisable at sight, and no digest of anything.
+    # Plainly readable, and the digest of nothing.
     measurement = b"SIMULATED".ljust(_MEASUREMENT_BYTES, b"\0")
     return SimulatedAttester(simulator, measurement)
 

@@ -1,9 +1,9 @@
 """A TPM inside a confidential virtual machine: Azure's form of SEV-SNP and of TDX.
 
-The guest sees no report of its own making. At boot, the paravisor in front of it asks for one whose
-report data is the hash of a JSON text that holds the virtual TPM's attestation key. So the hardware
-vouches for that key, and the key's quote for the nonce, the worker and the PCRs. On TDX, Azure's
-host turns the report into a quote.
+The guest cannot ask for a report itself. At boot, the paravisor, which runs below the guest, asks
+for a report. Its report data is the hash of a JSON text that holds the virtual TPM's attestation
+key. So the hardware vouches for that key, and a quote by the key vouches for the nonce, the worker
+and the PCRs. On TDX, Azure's host turns the report into a quote.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AK: Final = "HCLAkPub"
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What stands before the paravisor's claims."""
+    """The fields before the paravisor's claims."""
 
     magic: bytes = at(0, 4)
     version: int = at(4, 4)
@@ -71,15 +71,15 @@ class HclReport:
     kind: int
     """HCL_SNP or HCL_TDX."""
     report: bytes
-    """The hardware's, in the place of SNP's."""
+    """The hardware's report. Its place is that of SNP's report, also for TDX."""
     text: bytes
-    """What the report data is the hash of."""
+    """The JSON text whose hash is the report data."""
     key: rsa.RSAPublicKey
     secure_boot: bool
 
     @property
     def bound(self) -> bytes:
-        """What the hardware's report data must be."""
+        """The report data that the hardware must have signed."""
         return hashlib.sha256(self.text).digest().ljust(64, b"\0")
 
 
@@ -105,10 +105,10 @@ def parse_hcl_report(data: bytes) -> HclReport:
 
 
 def canonical_hcl_report(raw: bytes) -> bytes:
-    """As a worker sends it: whatever no signature covers has one value.
+    """The report as a worker sends it: every part that no signature covers has one fixed value.
 
-    That is the version, of which nothing depends; the zeros at the end; and a TDX report, which the
-    host has turned into a quote that is sent beside this.
+    These parts are the version, on which nothing depends; the zeros at the end; and a TDX report,
+    because the host has turned it into a quote, which is sent next to this.
     """
     hcl = parse_hcl_report(raw)
     report = canonical_report(hcl.report) if hcl.kind == HCL_SNP else bytes(REPORT_BYTES)
@@ -171,7 +171,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
 def verify_hcl_report(
     raw: bytes, chain: tuple[bytes, ...], trust: Trust
 ) -> tuple[Report, VerifiedChain, str, HclReport]:
-    """That AMD's hardware vouches for the virtual TPM's key; not yet for whom it signed."""
+    """Checks that AMD's hardware vouches for the virtual TPM's key. The caller checks its quote."""
     hcl = parse_hcl_report(raw)
     if hcl.kind != HCL_SNP:
         raise unknown_evidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
@@ -188,7 +188,7 @@ def _booted(
     launched: Claims,
     quoted: tuple[bytes, bytes, bytes, bytes, bytes],
 ) -> Claims:
-    """The launch, with what the guest itself booted, by the quote of its virtual TPM."""
+    """Adds to the launch's claims what the guest itself booted, by its virtual TPM's quote."""
     signed, signature, values, log, ima = quoted
     quote, pcrs = verify_quote(signed, signature, hcl.key, values)
     evidence.check_bound(quote.extra_data, challenge, "the virtual TPM's quote")
@@ -200,7 +200,7 @@ def _booted(
     )
 
 
-# The launch measurement is the paravisor's; only PCRs tell what the guest itself booted.
+# The launch measurement is the paravisor's. Only PCRs show what the guest itself booted.
 _BOOTED, _NEEDS = booted(4, 7)
 _SECURE_BOOT: Final = refused_unless(
     "secure_boot", "insecure_boot", "guests pass that booted with Secure Boot off.", strict=True

@@ -1,13 +1,13 @@
-"""What vendors say of their hardware, fetched beforehand and kept in one folder.
+"""The vendors' lists and statements about their hardware, fetched beforehand, in one folder.
 
 *.crl      revocation lists, DER or PEM
 *.ocsp     OCSP answers, DER
 *.json     Intel collateral, as dcap-qvl writes it
 *.swidtag  NVIDIA's reference measurements, also *.xml
-*.pem      certificates of AMD's issuers, for guests that send their chip's alone
+*.pem      certificates of AMD's issuers, for guests that send only their chip's certificate
 
-No check waits for a vendor's server, and none is made with what is out of date: lists and
-collateral carry their dates, and how old they are is shown with every verdict.
+No check waits for a vendor's server, and none uses anything out of date. Lists and collateral carry
+their dates, and every verdict shows how old they are.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Cache:
     collateral: tuple[Collateral, ...] = ()
     references: tuple[Reference, ...] = ()
     issuers: tuple[bytes, ...] = ()
-    """DER."""
+    """Certificates in DER."""
     expired: tuple[str, ...] = ()
-    """Files of references that are not, or no longer, good: they are not used, and this is why."""
+    """Reference files that are not valid now, each with the reason. They are not used."""
 
     def trust(self, policy: Policy, now: datetime | None = None) -> Trust:
-        """The pinned roots, those that the policy names, and all of this."""
+        """A Trust with the pinned roots, the policy's roots, and all of this cache."""
         return self.trust_roots(policy.simulated_roots, policy.tpm_roots, now)
 
     def trust_roots(
@@ -67,7 +67,7 @@ class Cache:
 
 
 def read_cache(folder: Path, now: datetime | None = None) -> Cache:
-    """`now` is when the references' signatures are judged; their dates are again at each use."""
+    """Reads the folder. References' signatures are checked at `now`, their dates at each use."""
     collateral, references, expired = [], [], []
     issuers: list[bytes] = []
     try:
@@ -133,7 +133,7 @@ _LOG = logging.getLogger("sealring")
 
 
 def read_policy(path: Path) -> tuple[Policy, str]:
-    """The policy, and the digest by which tokens and certificates name it."""
+    """The policy, and the digest that names it in tokens and certificates."""
     content = read_public(path, "the policy", BadPolicy)
     try:
         return parse_policy(content.decode()), hashlib.sha256(content).hexdigest()
@@ -142,10 +142,10 @@ def read_policy(path: Path) -> tuple[Policy, str]:
 
 
 def trust_in(policy: Policy, folder: Path | None) -> Callable[[], Trust]:
-    """Trust at the present time; the folder is read again when something changes in it.
+    """Returns a function that gives Trust at the present time. It reads a changed folder again.
 
-    A folder that cannot be read is an error at the start. Later what was read before stays in use,
-    with the dates that it has, and the log says so: a file may be half written just now.
+    A folder that cannot be read at the start is an error. Later, the content that was read before
+    stays in use, with its dates, and the log says so: a file may be half written at that moment.
     """
     if folder is None:
         return lambda: Cache().trust(policy)
@@ -154,7 +154,7 @@ def trust_in(policy: Policy, folder: Path | None) -> Callable[[], Trust]:
 
 
 class _Kept:
-    """What was last read of a folder, as a whole."""
+    """The content of a folder, read as a whole, and again after a change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Certificates verified whole, links, dates, revocation; and the vendors' roots, by fingerprint."""
+"""Verifies certificate chains (links, dates, revocation), and pins the vendors' roots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Value = TypeVar("Value", bound=x509.ExtensionType)
 
 
 class _Extended(Protocol):
-    """A certificate, a revocation list."""
+    """A certificate or a revocation list."""
 
     @property
     def extensions(self) -> x509.Extensions: ...
@@ -41,19 +41,19 @@ class ListSeen:
 
 @dataclass(frozen=True, slots=True)
 class ChainContext:
-    """What a chain is checked against beside its root."""
+    """What a chain is checked against, besides its root."""
 
     now: datetime
     """The time at which all dates are judged."""
     lists: tuple[x509.CertificateRevocationList, ...] = ()
     answers: tuple[ocsp.OCSPResponse, ...] = ()
-    """OCSP answers, as they were fetched."""
+    """OCSP answers, as fetched."""
 
 
 def check_revocation(
     certificates: tuple[x509.Certificate, ...], context: ChainContext
 ) -> tuple[tuple[ListSeen, ...], tuple[str, ...]]:
-    """What was consulted, and the issuers whose word is needed and missing.
+    """Returns the lists that were consulted, and the issuers for which a needed list is missing.
 
     Raises UntrustedChain, with the code evidence.chain_revoked, if an issuer has revoked a
     certificate or put it on hold.
@@ -74,20 +74,20 @@ def check_revocation(
 
 
 def name_of(certificate: x509.Certificate) -> str:
-    """For messages and policies, so cut and printable."""
+    """The subject, cut and made printable, for messages and policies."""
     text = certificate.subject.rfc4514_string()[:100]
     return "".join(letter if letter.isprintable() else "?" for letter in text) or "(no name)"
 
 
 def _needed(certificates: tuple[x509.Certificate, ...]) -> set[int]:
-    """The certificates of which revocation must be known. A chain without any is not believed."""
+    """The certificates whose revocation state must be known. Each chain has at least one."""
     below_root = range(len(certificates) - 1)
     needed = {depth for depth in below_root if depth or _publishes(certificates[depth])}
     return needed or set(below_root)
 
 
 def _publishes(certificate: x509.Certificate) -> bool:
-    """It names a list or an OCSP service that speaks about it."""
+    """Whether the certificate names a revocation list or an OCSP service for itself."""
     points = extension_of(certificate, x509.CRLDistributionPoints)
     access = extension_of(certificate, x509.AuthorityInformationAccess)
     services = [one.access_method for one in access or ()]
@@ -117,7 +117,7 @@ def _from_lists(
 
 
 def _is_from(revocation: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
-    """Signed by this issuer: a list that only bears its name is no list of its."""
+    """Whether this issuer signed the list. Bearing the issuer's name is not enough."""
     if revocation.issuer != issuer.subject:
         return False
     try:
@@ -127,7 +127,7 @@ def _is_from(revocation: x509.CertificateRevocationList, issuer: x509.Certificat
 
 
 def _covers(revocation: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """The list is complete for this certificate: no delta, and not of other certificates only."""
+    """Whether the list is complete for this certificate: no delta, and not for others only."""
     if extension_of(revocation, x509.DeltaCRLIndicator) is not None:
         return False
     scope = extension_of(revocation, x509.IssuingDistributionPoint)
@@ -161,7 +161,7 @@ def _from_answers(
     if not answers:
         return []
     newest = max(answers, key=lambda one: one.this_update_utc)
-    # An authority that has put a certificate on hold does not stand by it either.
+    # A certificate on hold is refused too: its authority does not vouch for it.
     if newest.certificate_status is not ocsp.OCSPCertStatus.GOOD:
         raise UntrustedChain(
             f"{name_of(issuer)} answers {newest.certificate_status.name} to OCSP about "
@@ -189,7 +189,7 @@ def _is_about(
 
 
 def _is_signed(response: ocsp.OCSPResponse, above: tuple[x509.Certificate, ...]) -> bool:
-    """By an authority of the chain, or by a responder that one of them has certified for it."""
+    """Whether an authority of the chain signed, or a responder that such an authority certified."""
     signers: Iterable[x509.Certificate] = (
         *above,
         *(one for one in response.certificates if _may_answer(one, above, response)),
@@ -233,7 +233,7 @@ def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
 
 
 def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
-    """What to do about something that is not in force now; `advice` is for what has ended."""
+    """What to do about something that is not valid now. `advice` is for what has ended."""
     if now < start:
         return "it begins later, so this machine's clock may be behind: set it"
     return advice
@@ -274,10 +274,10 @@ class VerifiedChain:
     root: str
     """The root's fingerprint."""
     not_after: datetime
-    """When the first of them ends."""
+    """When the first certificate of the chain ends."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
-    """Issuers whose word on revocation is needed, and of which there is none."""
+    """Issuers whose revocation list is needed and missing."""
 
     @property
     def leaf(self) -> x509.Certificate:
@@ -285,14 +285,14 @@ class VerifiedChain:
 
     @property
     def standing(self) -> dict[str, Any]:
-        """The fields of Claims that say what is known of revocation, and when the chain ends."""
+        """The fields of Claims about revocation and the chain's end."""
         return {"lists": self.lists, "unlisted": self.unlisted, "not_after": self.not_after}
 
 
 def verify_chain(
     chain: Sequence[bytes], roots: Collection[str], context: ChainContext
 ) -> VerifiedChain:
-    """Leaf first, root last. The root is believed by its fingerprint, the rest by their issuers."""
+    """Verifies a chain, leaf first. The root is trusted by fingerprint, the rest by signatures."""
     if not chain:
         raise UntrustedChain("the evidence brings no certificates")
     certificates = tuple(load_certificate(der) for der in chain)
@@ -314,7 +314,7 @@ def verify_chain(
 
 
 def load_certificate(der: bytes) -> x509.Certificate:
-    """Its fields. Some makers' are not quite DER: then its bytes are not the given ones."""
+    """Reads a certificate. Some makers' are not quite DER: then its encoding differs from `der`."""
     try:
         try:
             return _load(der)
@@ -326,13 +326,13 @@ def load_certificate(der: bytes) -> x509.Certificate:
 
 def _load(der: bytes) -> x509.Certificate:
     with warnings.catch_warnings():
-        # AMD's VCEKs have serial number 0, of which cryptography warns. They are real.
+        # AMD's VCEKs have serial number 0, about which cryptography warns.
         warnings.simplefilter("ignore")
         return certificate_from_der(der, ValueError())
 
 
 def split_pem(text: bytes) -> tuple[bytes, ...]:
-    """The certificates (DER) of a text that holds them in their usual form, and nothing else."""
+    """The certificates (DER) of a PEM text. The text must be in the usual form, nothing else."""
     found = _read_pem(text)
     if _write_pem(found) != text:
         raise MalformedEvidence("the certificates are not written in their one usual form")
@@ -340,14 +340,14 @@ def split_pem(text: bytes) -> tuple[bytes, ...]:
 
 
 def usual_pem(text: bytes) -> bytes:
-    """The certificates of a text, in the form that `split_pem` takes."""
+    """Rewrites the certificates of a text in the form that `split_pem` takes."""
     return _write_pem(_read_pem(text))
 
 
 def _read_pem(text: bytes) -> list[x509.Certificate]:
     unreadable = MalformedEvidence("a certificate of the chain cannot be read")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # As above.
+        warnings.simplefilter("ignore")  # as in _load
         return certificates_from_pem(text, unreadable)
 
 
@@ -358,13 +358,13 @@ def _write_pem(certificates: Sequence[x509.Certificate]) -> bytes:
 def _check_link(
     der: bytes, certificate: x509.Certificate, issuer: x509.Certificate, cas_below: int
 ) -> None:
-    """`issuer` signed `certificate`, and may. A root's signature on itself would say nothing."""
+    """Requires that `issuer` signed `certificate`, and that it is a CA that may do so."""
     check_issued(der, certificate, issuer)
     _check_authority(issuer, cas_below)
 
 
 def chain_of(leaf: bytes, issuers: Sequence[bytes]) -> tuple[tuple[bytes, ...], str]:
-    """The certificate with its issuers, root last; and the name of the issuer that is missing."""
+    """The certificate's chain, root last, and the name of the first issuer that is missing."""
     known = {der: load_certificate(der) for der in (leaf, *issuers)}
     chain = [leaf]
     while (last := known[chain[-1]]).subject != last.issuer:
@@ -384,7 +384,7 @@ def _issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate)
 
 
 def check_issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
-    """`issuer` signed `certificate`, whose bytes are `der`."""
+    """Raises UntrustedChain unless `issuer` signed `certificate`, whose bytes are `der`."""
     try:
         if certificate.public_bytes(Encoding.DER) == der:
             certificate.verify_directly_issued_by(issuer)
@@ -396,7 +396,7 @@ def check_issued(der: bytes, certificate: x509.Certificate, issuer: x509.Certifi
 
 
 def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certificate) -> None:
-    """The issuer's signature over the bytes as they came, whose fields were read from a copy."""
+    """Checks the issuer's signature over bytes that are not quite DER, as they came."""
     if certificate.issuer != issuer.subject:
         raise ValueError("another issuer's name")
     algorithm, pad = (
@@ -413,7 +413,7 @@ def _check_loose(der: bytes, certificate: x509.Certificate, issuer: x509.Certifi
 
 
 def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
-    """It is a CA, with room for what is below it."""
+    """Requires that `issuer` is a CA that may have so many CAs below it."""
     constraints = extension_of(issuer, x509.BasicConstraints)
     usage = extension_of(issuer, x509.KeyUsage)
     if constraints is None or usage is None:
@@ -425,7 +425,7 @@ def _check_authority(issuer: x509.Certificate, cas_below: int) -> None:
 
 
 def _check_understood(certificate: x509.Certificate) -> None:
-    """A critical extension limits its certificate; one we cannot read may forbid just this use."""
+    """Refuses a critical extension that we cannot read: it may forbid this very use."""
     for extension in certificate.extensions:
         if extension.critical and isinstance(extension.value, x509.UnrecognizedExtension):
             raise UntrustedChain(

@@ -1,4 +1,4 @@
-"""How evidence is written: structures, DER as TPM makers write it, base64, signatures."""
+"""Reads and writes what evidence is made of: structures, makers' loose DER, base64, signatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = Literal["little", "big"]
 
 
 def unknown_evidence(problem: str) -> MalformedEvidence:
-    """A kind, version or algorithm that this sealring does not judge."""
+    """An error for a kind, version or algorithm that this version of sealring cannot judge."""
     return MalformedEvidence(problem, code="evidence.unknown_evidence")
 
 
@@ -46,7 +46,7 @@ class Cursor:
         return int.from_bytes(self.take(size), self._order)
 
     def sized(self, size_bytes: int) -> bytes:
-        """Bytes behind their own count."""
+        """Bytes that follow their own length."""
         return self.take(self.number(size_bytes))
 
     def end(self) -> None:
@@ -65,7 +65,7 @@ def places(kind: Any) -> dict[str, tuple[int, int]]:
 
 
 def read_structure(kind: type[T], data: bytes, what: str) -> T:
-    """The fields of a structure, whose numbers are little-endian. More bytes may follow it."""
+    """Reads a structure with little-endian numbers. More bytes may follow it."""
     values: dict[str, Any] = {}
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         offset, size = one.metadata["place"]
@@ -79,7 +79,7 @@ def read_structure(kind: type[T], data: bytes, what: str) -> T:
 
 
 def sized(data: bytes) -> bytes:
-    """As a TPM reads bytes: behind their count of two bytes."""
+    """Bytes after their length in two bytes, as a TPM reads them."""
     return len(data).to_bytes(2, "big") + data
 
 
@@ -89,7 +89,7 @@ _MAX_DEPTH: Final = 16
 
 
 def with_sets_in_order(der: bytes, depth: int = 0) -> bytes:
-    """The same values, of the same size. ValueError: not DER in other respects either."""
+    """The same values with each SET sorted; the size stays. ValueError: it is not DER otherwise."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deep")
     return b"".join(
@@ -106,7 +106,7 @@ def signed_part(der: bytes) -> bytes:
 
 
 def first_value(der: bytes) -> bytes:
-    """The first value of some bytes, whatever follows it. ValueError: it is not DER."""
+    """The first DER value, whatever follows it. ValueError: it is not DER."""
     _, _, end = _member(der, 0)
     return der[:end]
 
@@ -121,7 +121,7 @@ def _in_order(head: bytes, body: bytes, depth: int) -> bytes:
 
 
 def _members(der: bytes) -> list[tuple[int, int, int]]:
-    """Where each value begins, where its body does, and where it ends."""
+    """The start of each value, the start of its body, and its end."""
     found, at = [], 0
     while at < len(der):
         found.append(_member(der, at))
@@ -145,7 +145,7 @@ def _member(der: bytes, at: int) -> tuple[int, int, int]:
 
 
 def from_hex(value: Any, size: int, refusal: Exception) -> bytes:
-    """So many bytes in lower-case hexadecimal, or raises `refusal`."""
+    """Reads `size` bytes of lower-case hexadecimal, or raises `refusal`."""
     try:
         raw = bytes.fromhex(value)
     except (ValueError, TypeError):
@@ -156,14 +156,14 @@ def from_hex(value: Any, size: int, refusal: Exception) -> bytes:
 
 
 def to_base64(raw: bytes, *, url: bool = False) -> str:
-    """`url`: base64url without padding, as JOSE writes it."""
+    """Base64. With `url`, base64url without padding, as JOSE writes it."""
     if url:
         return base64.urlsafe_b64encode(raw).decode().rstrip("=")
     return base64.b64encode(raw).decode()
 
 
 def from_base64(value: Any, refusal: Exception, *, url: bool = False) -> bytes:
-    """The bytes of a text in the one canonical form, or raises `refusal`."""
+    """The bytes of a text in its one canonical form. Raises `refusal` for any other text."""
     try:
         padded = value + "=" * (-len(value) % 4) if url else value
         raw = base64.b64decode(padded, b"-_" if url else None, validate=True)
@@ -192,7 +192,7 @@ ORDERS: Final = {"secp256r1": P256_ORDER, "secp384r1": P384_ORDER}
 
 
 def with_lower_s(data: bytes, at: int, size: int, order: int, byteorder: Order = "big") -> bytes:
-    """The data with the s at this place replaced by n - s, if that is the smaller."""
+    """Replaces the ECDSA number s at this place by n - s, if that is smaller."""
     s = int.from_bytes(data[at : at + size], byteorder)
     if not order // 2 < s < order:
         return data
@@ -208,7 +208,7 @@ def check_spelling(sent: bytes, canonical: bytes, what: str) -> None:
 
 
 def numbers_of(signature: bytes) -> tuple[int, int]:
-    """r and s of an ECDSA signature that is both, one behind the other."""
+    """The numbers r and s of an ECDSA signature, which is r followed by s."""
     half = len(signature) // 2
     return int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
 
@@ -222,7 +222,7 @@ def check_ecdsa(
     curve: type[ec.EllipticCurve] = ec.SECP384R1,
     algorithm: HashAlgorithm | None = None,
 ) -> None:
-    """ForgedEvidence unless the key, on that curve, made the signature of r and s."""
+    """Raises ForgedEvidence unless the key, on that curve, made this signature."""
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, curve):
         raise ForgedEvidence(f"the key that signs {what} is not on {curve.name}")
     try:
@@ -238,7 +238,7 @@ def check_signed(
     algorithm: HashAlgorithm,
     pad: padding.AsymmetricPadding | None = None,
 ) -> None:
-    """InvalidSignature unless this RSA or EC key signed. `pad`: RSA's, if not PKCS #1 v1.5."""
+    """Raises InvalidSignature unless this RSA or EC key signed. `pad` replaces PKCS #1 v1.5."""
     if isinstance(key, ec.EllipticCurvePublicKey):
         key.verify(signature, signed, ec.ECDSA(algorithm))
     elif isinstance(key, rsa.RSAPublicKey):

@@ -5,7 +5,7 @@
  "parts": {"report": base64}, "chain": [base64 DER, leaf first, root last],
  "devices": [{"kind": "nvidia", "parts": {...}, "chain": [...]}]}
 
-Parsing says nothing about truth. One spelling only: whatever parses is written back as it came.
+Parsing does not judge. Each evidence has one spelling: what parses is written back as it came.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERSION: Final = 1
 NONCE_BYTES: Final = 32
 REPORT_DATA_BYTES: Final = 64
 QUALIFYING_BYTES: Final = 32
-"""How much of them a TPM signs: what fits into every TPM's qualifying data."""
+"""How many bytes of the report data a TPM signs. Every TPM's qualifying data has room for them."""
 MAX_EVIDENCE_BYTES: Final = 512 << 10
 MAX_CHAIN: Final = 8
 MAX_DEVICES: Final = 24
@@ -47,19 +47,20 @@ class Challenge:
     """For TPMs: whom the verifier's credential was made for, and its secret (tpm/credential.py)."""
 
     def report_data(self, kind: str, devices: Sequence[DeviceEvidence] = ()) -> bytes:
-        """The 64 bytes that the hardware signs. The kind keeps one TEE's from passing as another's.
+        """The 64 bytes that the hardware signs.
 
-        The machine vouches for just these devices' evidence, as it travels. All but the last part
-        have a fixed length or an end, so no two inputs meet.
+        The kind is in them, so that one TEE's report cannot pass as another's. The encoded evidence
+        of the devices is in them, so that the machine vouches for these devices and no others. All
+        parts but the last have a fixed length or an end mark, so no two inputs give the same bytes.
         """
         shown = json.dumps([device.as_json() for device in devices]).encode()
         bound = self._asked(kind) + _sha256(self.credential) + _sha256(shown)
         return hashlib.sha512(_BINDING + bound + self.public_key).digest()
 
     def device_nonce(self, kind: str) -> bytes:
-        """The nonce for the devices of a machine of this kind: good for one worker, one time.
+        """The nonce for the devices of a machine of this kind. It serves one worker, one time.
 
-        A TPM's credential is not in it: devices are asked before the TPM is.
+        A TPM's credential is not in it, because devices are asked before the TPM.
         """
         return _sha256(_DEVICE_BINDING + self._asked(kind) + self.public_key)
 
@@ -69,14 +70,14 @@ class Challenge:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvidence:
-    """Of something inside the machine, such as a GPU."""
+    """The evidence of a device inside the machine, such as a GPU."""
 
     kind: str
     parts: Mapping[str, bytes]
     chain: tuple[bytes, ...]
 
     def only(self, *names: str, optional: tuple[str, ...] = ()) -> tuple[bytes, ...]:
-        """The parts of these names, if there are no others; an optional one may be empty."""
+        """The parts with these names. Raises if there are others. An optional one may be empty."""
         if not set(names) <= set(self.parts) <= {*names, *optional}:
             raise MalformedEvidence(
                 f"{self.kind} evidence has the parts {', '.join((*names, *optional))}, only"
@@ -95,7 +96,7 @@ class DeviceEvidence:
 class Evidence:
     kind: str
     challenge: Challenge
-    """What the sender says it was made for; a verifier brings its own."""
+    """The sender's claim. A verifier brings its own challenge."""
     parts: Mapping[str, bytes]
     chain: tuple[bytes, ...]
     devices: tuple[DeviceEvidence, ...] = ()
@@ -104,13 +105,14 @@ class Evidence:
         return DeviceEvidence(self.kind, self.parts, self.chain).only(*names, optional=optional)
 
     def binding(self, challenge: Challenge) -> bytes:
-        """What the machine must have signed, if this is all of its devices' evidence."""
+        """The bytes that the machine must have signed, with this evidence of its devices."""
         return challenge.report_data(self.kind, self.devices)
 
     def check_bound(self, signed: bytes, challenge: Challenge | None, what: str) -> None:
-        """`signed` is what the hardware signed of the caller's bytes, or the first part of it.
+        """Raises NotBound unless `signed`, from the hardware's report, answers the challenge.
 
-        Without a challenge nothing is asked, and the result is no AttestedWorker.
+        It may be the first part of the report data. Without a challenge nothing is checked, and
+        the result is no AttestedWorker.
         """
         if challenge is None:
             return

@@ -1,4 +1,4 @@
-"""This guest's own SNP report or TDX quote: by the kernel, or on Azure."""
+"""This guest's own SNP report or TDX quote, from the kernel or from Azure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def ask_local(address: tuple[str, int], path: str, body: bytes | None = None) -> bytes:
-    """GET, or POST of JSON where there is a body. The answer, if its status is 200."""
+    """Sends a GET, or a POST if there is a JSON body. Returns the answer if its status is 200."""
     host, port = address
     where = f"http://{host}:{port}{path.partition('?')[0]}"
     connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
@@ -69,7 +69,7 @@ REPORTS: Final = Path("/sys/kernel/config/tsm/report")
 _PROVIDERS: Final = {"sev_guest": SNP, "tdx_guest": TDX}
 _TRIES: Final = 8
 _PEM: Final = b"-----BEGIN CERTIFICATE-----"
-# How the host's firmware names the certificates that it hands to an SNP guest.
+# The names of certificates that the host's firmware gives to an SNP guest.
 _LEAVES: Final = (
     UUID("63da758d-e664-4564-adc5-f4b93be8accd"),
     UUID("a8074bc2-a25a-483e-aae6-39c045a0b8a1"),
@@ -85,14 +85,14 @@ class Answer:
     kind: str
     report: bytes
     certificates: bytes
-    """SNP's table of certificates, empty where the host gives none."""
+    """SNP's table of certificates. Empty if the host gives none."""
 
 
 class TsmMachine:
     def __init__(
         self, chain: Sequence[bytes] = (), reports: Path = REPORTS, event_log: Path = CCEL
     ) -> None:
-        """`chain` holds certificates of an SNP chip that the host does not hand to its guests."""
+        """`chain` holds an SNP chip's certificates, in case the host does not give them."""
         self._chain, self._reports, self._event_log = tuple(chain), reports, event_log
         self.kind = ask(bytes(64), reports).kind
 
@@ -110,7 +110,10 @@ class TsmMachine:
 
 
 def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
-    """One request is one folder. The kernel counts the writes to it: another's would show."""
+    """Asks the kernel for a report. Each request is a folder of its own.
+
+    The kernel counts the writes to the folder, so a write by another process is noticed.
+    """
     entry = reports / f"sealring-{secrets.token_hex(8)}"
     try:
         entry.mkdir()
@@ -140,9 +143,9 @@ def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
 
 
 def certificates_of(table: bytes) -> tuple[bytes, ...]:
-    """What is in a host's table (GHCB specification): the chip's key first, then its issuers.
+    """The certificates of a host's table (GHCB specification): the chip's key first, then issuers.
 
-    Some hosts hand over the key's certificate alone.
+    Some hosts give only the key's certificate.
     """
     cursor = Cursor(table, "the host's certificates", "little")
     found: dict[UUID, bytes] = {}
@@ -158,19 +161,19 @@ def certificates_of(table: bytes) -> tuple[bytes, ...]:
 def report_parts(
     report: bytes, handed: Sequence[bytes], given: Sequence[bytes]
 ) -> tuple[dict[str, bytes], tuple[bytes, ...]]:
-    """The parts and the chain of SNP evidence, out of what a host hands over and what is given."""
+    """The parts and the chain of SNP evidence, from the host's certificates and the given ones."""
     chain = whole_chain(parse_report(report).key_name, handed, given)
     return {"report": canonical_report(report)}, chain
 
 
 def quote_parts(padded: bytes, log: bytes) -> dict[str, bytes]:
-    """The parts of TDX evidence, with as much of the guest's log as leads to the quote's RTMRs."""
+    """The parts of TDX evidence, with the events of the guest's log that explain the RTMRs."""
     quote = canonical_quote(padded)
     return {"quote": quote} | matching_events(quote, log)
 
 
 def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tuple[bytes, ...]:
-    """From the key that signed to AMD's root, by the names of issuers, out of both sources."""
+    """The chain from the signing key to AMD's root, put together from both sources."""
     known = dict(_readable((*handed, *given)))
     leaf = next((der for der, one in known.items() if common_name(one) == key), None)
     if leaf is None:
@@ -188,7 +191,7 @@ def whole_chain(key: str, handed: Sequence[bytes], given: Sequence[bytes]) -> tu
 
 
 def _readable(certificates: Sequence[bytes]) -> Iterator[tuple[bytes, x509.Certificate]]:
-    """Some hosts' tables hold PEM, and some entries a chain of several certificates."""
+    """The certificates that can be read. Some hosts' tables hold PEM, even several in one entry."""
     for entry in certificates:
         with suppress(MalformedEvidence):
             for der in split_pem(usual_pem(entry)) if _PEM in entry else (entry,):
@@ -209,7 +212,7 @@ class AzureMachine:
         metadata: tuple[str, int] = METADATA,
         logs: Logs | None = None,
     ) -> None:
-        """`chain` is an SNP chip's, VCEK first: Azure's instance metadata service gives it out."""
+        """`chain` is an SNP chip's, VCEK first. Azure's instance metadata service gives it out."""
         self._tpm, self._chain, self._metadata = tpm, tuple(chain), metadata
         self._logs = logs or Logs()
         report, ak = tpm.read_nv(HCL_REPORT, OWNER), tpm.read_public(AK)

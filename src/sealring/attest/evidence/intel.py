@@ -1,7 +1,7 @@
-"""Intel TDX and SGX, through dcap-qvl: the quote, its chain, and Intel's word on the platform.
+"""Intel TDX and SGX, checked by dcap-qvl: the quote, its chain, and Intel's word on the platform.
 
-A quote is judged together with collateral: signed statements of Intel's on which TCB levels are up
-to date, and its revocation lists. They are fetched beforehand and kept; how old they are is shown.
+A quote is judged with collateral: Intel's signed statements about which TCB levels are up to date,
+and its revocation lists. They are fetched beforehand and kept, and their age is shown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CCEL: Final = Path("/sys/firmware/acpi/tables/data/CCEL")
 
 @dataclass(frozen=True, slots=True)
 class TdBody:
-    """What the guest was launched as, and measured since. Reading it says nothing of its truth."""
+    """What the guest was launched as, and measured since. Reading it does not verify it."""
 
     mrtd: bytes = at(136, 48)
     rtmr0: bytes = at(328, 48)
@@ -84,7 +84,7 @@ class TdBody:
 
 
 def matching_events(quote: bytes, log: bytes) -> dict[str, bytes]:
-    """The part of evidence that tells how the RTMRs of this quote came to their values."""
+    """The event log that explains how the RTMRs of this quote came to their values, if it fits."""
     body = read_structure(TdBody, parse_quote(quote).body, "the TDX report")
     registers = {name: getattr(body, name).hex() for name in RTMR_NAMES.values()}
     found = matching_log(log, registers, SHA384, RTMR_NAMES)
@@ -94,8 +94,8 @@ def matching_events(quote: bytes, log: bytes) -> dict[str, bytes]:
 def check_statements(text: str, family: str, trust: Trust) -> None:
     """Raises BadCollateral if a statement or a list in the file is not signed by Intel.
 
-    With the code evidence.stale_revocation_list: its signer's certificate is not valid now.
-    UntrustedChain, evidence.chain_revoked: Intel revoked it.
+    If the signer's certificate is not valid now, the code is evidence.stale_revocation_list. If
+    Intel revoked it: UntrustedChain, evidence.chain_revoked.
     """
     fields: dict[str, Any] = read_json(text)
     try:
@@ -147,20 +147,20 @@ _DEBUG: Final = {TDX: 1, SGX: 2}
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """Where the parts of a quote are of which something is asked here: dcap-qvl reads the rest."""
+    """The places of those parts of a quote that are checked here. dcap-qvl reads the rest."""
 
     end: int
     """The length that the quote states."""
     body: bytes
     signatures: tuple[int, int]
-    """Where the quote's signature begins, and the one over the quoting enclave's report."""
+    """Where the quote's signature and the one over the quoting enclave's report begin."""
     lengths: tuple[int, ...]
-    """Where the lengths are that count the certificates."""
+    """Where the lengths are that include the certificates."""
     certificates: bytes
 
 
 def parse_quote(data: bytes) -> Quote:
-    """In the one frame that is accepted around the platform's certificates."""
+    """Finds the parts of a quote. Only one layout around the certificates is accepted."""
     cursor = Cursor(data, "the quote", "little")
     version = cursor.number(2)
     cursor.take(_HEADER_BYTES - 2)
@@ -197,9 +197,10 @@ def parse_quote(data: bytes) -> Quote:
 
 
 def canonical_quote(data: bytes) -> bytes:
-    """As a worker sends it: both signatures in their one spelling, nothing behind the quote.
+    """The quote as a worker sends it.
 
-    And without the zero at the end of its certificates, which no signature covers.
+    Both signatures are in their one spelling. Nothing follows the quote, and the zero at the end
+    of its certificates, which no signature covers, is removed.
     """
     quote, half = parse_quote(data), _SIGNATURE_BYTES // 2
     for start in quote.signatures:
@@ -228,12 +229,12 @@ def verify_intel(evidence: Evidence, challenge: Challenge | None, trust: Trust) 
 
 
 def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
-    """That Intel's hardware signed these bytes; the report data says for whom."""
+    """Verifies that Intel's hardware signed the quote. Returns its claims and report data."""
     qvl = _dcap_qvl()
     parsed = parse_quote(raw)
     if parsed.end != len(raw):
         raise MalformedEvidence(f"the quote has {len(raw)} bytes, and states fewer")
-    # Some quoting enclaves end the text as C does.
+    # Some quoting enclaves end the text with a zero byte, as C does.
     whole = split_pem(parsed.certificates.removesuffix(b"\0"))
     try:
         quote = qvl.parse_quote(raw)
@@ -246,7 +247,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
     lists = (*trust.lists, *collateral.lists)
     chain = verify_chain(whole, trust.intel, replace(trust, lists=lists))
     check_statements(collateral.text, family, replace(trust, lists=lists))
-    # dcap-qvl refuses debug guests too, but among other things: this one has its own error.
+    # dcap-qvl refuses debug guests too, but with no error of its own. Here they get one.
     attributes = quote.report.td_attributes if kind == TDX else quote.report.attributes
     if attributes[0] & _DEBUG[kind]:
         raise PolicyRefusal(
@@ -266,7 +267,7 @@ def verify_quote(raw: bytes, kind: str, trust: Trust) -> tuple[Claims, bytes]:
 
 
 def _refusal(kind: str, problem: str) -> AttestationError:
-    """dcap-qvl has one exception. Its words tell what cannot be told from the quote beforehand."""
+    """The error for a failure of dcap-qvl. It raises one exception, so its text decides."""
     said = " ".join(problem.split())
     if "CertRevoked" in said:
         return UntrustedChain(
@@ -293,7 +294,7 @@ def _claims(
     kind: str, report: dict[str, Any], chain: VerifiedChain, collateral: Collateral
 ) -> tuple[Claims, bytes]:
     (body,) = report["report"].values()
-    while "base" in body:  # TDX 1.5 reports hold what 1.0 reports hold, and more.
+    while "base" in body:  # a TDX 1.5 report holds a 1.0 report as its base
         body = body | body.pop("base")
     shared = Claims(
         product=kind.upper(),

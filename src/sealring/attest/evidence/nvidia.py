@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs and NVSwitches: their signed reports, verified, and how to ask for them."""
+"""NVIDIA's GPUs and NVSwitches: gets their signed reports and verifies them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ FWID, PROTECTED_PCIE, SWITCHES, SWITCH_GPUS, FEATURES = 20, 21, 22, 26, 36
 @dataclass(frozen=True, slots=True)
 class Report:
     nonce: bytes
-    """The verifier's, from the request."""
+    """The verifier's nonce, from the request."""
     measurements: Mapping[int, bytes]
-    """By index, counted from 0 as in the references."""
+    """The measurements by index, counted from 0 as in the references."""
     opaque: Mapping[int, bytes]
     signed: bytes
     signature: bytes
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def vbios(self) -> str:
-        """GPUs have it as five bytes in an order of their own, switches as text."""
+        """The version of the VBIOS. GPUs report bytes in an order of their own, switches text."""
         raw = self.opaque.get(VBIOS, b"")
         if len(raw) != 8:
             return self.text(VBIOS)
@@ -80,7 +80,7 @@ class Report:
 
 
 def canonical_report(data: bytes) -> bytes:
-    """As a worker sends it, without the zeros that some drivers leave behind it."""
+    """The report as a worker sends it, without the zeros that some drivers leave after it."""
     _, end = _read(data)
     _check_rest(data, data[end:].rstrip(b"\0"))
     half = SIGNATURE_BYTES // 2
@@ -116,7 +116,7 @@ def _read(data: bytes) -> tuple[Report, int]:
     cursor.take(2)
     blocks = cursor.number(1)
     measurements = _measurements(cursor.sized(3), blocks)
-    cursor.take(32)  # The device's own nonce: it keeps the device from signing foreign bytes.
+    cursor.take(32)  # the device's own nonce, which keeps it from signing bytes that others chose
     opaque = _opaque(cursor.sized(2))
     signed = data[: cursor.at]
     signature = cursor.take(SIGNATURE_BYTES)
@@ -160,12 +160,12 @@ _DEVICE_NAME: Final = x509.ObjectIdentifier("1.3.6.1.4.1.412.274.1")
 _FIRMWARE_IDS: Final = tuple(
     x509.ObjectIdentifier(oid) for oid in ("2.23.133.5.4.1", "2.23.133.5.4.1.1")
 )
-# SEQUENCE of the OID of SHA-384 and 48 bytes, as a DICE certificate writes a firmware's hash.
+# How a DICE certificate writes a firmware's hash: a SEQUENCE of SHA-384's OID and 48 bytes.
 _SHA384_DIGEST: Final = bytes.fromhex("303d06096086480165030402020430")
 _NVDEC0_OFF: Final = b"\x55"
 _NVDEC0_MEASUREMENT: Final = 35
 _IDENTITY_BYTES: Final = 8
-# A switch lists this many GPUs (zeros: none), then for each port the place of its GPU in that list.
+# A switch lists this many GPUs (zeros: none). A map follows, from each port to a GPU of the list.
 _SWITCH_GPUS: Final = 8
 _PROTECTED_PCIE_OFF: Final = b"\x55"
 _PROTECTED_PCIE_FEATURE: Final = 2
@@ -204,7 +204,10 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
 def verify_report(
     raw: bytes, chain: tuple[bytes, ...], trust: Trust
 ) -> tuple[Report, VerifiedChain, str]:
-    """That a device of NVIDIA's signed these bytes; not yet for whom. Its model comes too."""
+    """Verifies that a device of NVIDIA's signed these bytes, and returns its model too.
+
+    The caller checks the nonce.
+    """
     report = parse_report(raw)
     verified = verify_chain(chain, trust.nvidia, trust)
     numbers = numbers_of(report.signature)
@@ -217,7 +220,7 @@ def verify_report(
 
 
 def _name(leaf: x509.Certificate) -> str:
-    """NVIDIA:GH100:48B02D92494BADF4, as SPDM has devices name themselves."""
+    """The device's SPDM name, for example NVIDIA:GH100:48B02D92494BADF4."""
     names = extension_of(leaf, x509.SubjectAlternativeName)
     if names is None:
         raise ForgedEvidence("the device's certificate does not name the device")
@@ -238,7 +241,7 @@ def _name(leaf: x509.Certificate) -> str:
 
 
 def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
-    """The key belongs to the firmware that reports: the device derived it from that at boot."""
+    """Requires that the key belongs to the reported firmware, from which the device derived it."""
     said = report.opaque.get(FWID)
     if said is None:
         return
@@ -255,7 +258,7 @@ def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
 def _fitting(
     report: Report, model: str, firmware: dict[str, str], trust: Trust
 ) -> dict[str, Reference]:
-    """A reference for each firmware that has one; of several the one that fits best.
+    """A reference for each firmware that has one. If there are several, the one that fits best.
 
     Boards of one model share version numbers but not measurements, so a version may have several.
     """
@@ -280,7 +283,7 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
         for index, values in reference.measurements.items():
             if index == _NVDEC0_MEASUREMENT and report.opaque.get(NVDEC0) == _NVDEC0_OFF:
                 continue
-            # Two references for one measurement contradict each other, whatever they say.
+            # Two references for one measurement may contradict each other, so it counts as wrong.
             if index in seen or report.measurements.get(index) not in values:
                 wrong.add(index)
             seen.add(index)
@@ -288,10 +291,10 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
 
 
 def _protected_pcie(report: Report) -> bool:
-    """The GPU shares its NVLinks with others in one box, in the clear: switches must be shown.
+    """Whether the GPU shares its NVLinks with others in one box, unencrypted.
 
-    NVIDIA's verifiers disagree on field 36 but for the value 2. Field 21 is 0x55 where the mode is
-    off; another value counts as on.
+    Its switches must then be shown. NVIDIA's verifiers agree on field 36 only for the value 2.
+    Field 21 is 0x55 if the mode is off; any other value counts as on.
     """
     feature = int.from_bytes(report.opaque.get(FEATURES, b""), "little")
     status = report.opaque.get(PROTECTED_PCIE, _PROTECTED_PCIE_OFF)
@@ -299,13 +302,16 @@ def _protected_pcie(report: Report) -> bool:
 
 
 def _switches(report: Report, *, reverse: bool) -> tuple[str, ...]:
-    """The switch of each link of a GPU, which writes it from the other end; a switch's own."""
+    """The switches that a GPU's links lead to, or a switch's own identity.
+
+    A GPU writes the bytes of an identity in reverse order.
+    """
     raw = report.opaque.get(SWITCHES, b"")
     return tuple(sorted(one[::-1].hex() if reverse else one.hex() for one in _identities(raw)))
 
 
 def _gpus_of_switch(report: Report) -> tuple[str, ...]:
-    """The port map behind the identities is not read: GPUs are counted, ports are not."""
+    """The GPUs that the switch lists. The port map after the list is not read."""
     raw = report.opaque.get(SWITCH_GPUS, b"")
     size = _SWITCH_GPUS * _IDENTITY_BYTES
     if raw and len(raw) < size:
@@ -314,7 +320,7 @@ def _gpus_of_switch(report: Report) -> tuple[str, ...]:
 
 
 def _identities(raw: bytes) -> set[bytes]:
-    """Each once, without the zeros of links that are off."""
+    """Each identity once, without the zeros of links that are off."""
     if len(raw) % _IDENTITY_BYTES:
         raise MalformedEvidence("the device's list of links is cut")
     each = {raw[at : at + _IDENTITY_BYTES] for at in range(0, len(raw), _IDENTITY_BYTES)}
@@ -322,7 +328,7 @@ def _identities(raw: bytes) -> set[bytes]:
 
 
 def _plain(model: str) -> str:
-    """Certificates write LS_10 where references write LS10."""
+    """The model without underscores: certificates write LS_10 where references write LS10."""
     return model.replace("_", "")
 
 
@@ -351,7 +357,7 @@ class GpuReport(ctypes.Structure):
 
 
 def collect_gpus(nonce: bytes, library: Any = None) -> tuple[DeviceEvidence, ...]:
-    """Of every GPU that NVML shows. `nonce` is `Challenge.device_nonce` of the machine's kind."""
+    """The evidence of every GPU that NVML shows. `nonce` is `Challenge.device_nonce`."""
     nvml = library or _load()
     _check("nvmlInit_v2", nvml.nvmlInit_v2())
     try:
@@ -398,7 +404,7 @@ def _check(name: str, outcome: int) -> None:
 
 
 class _Count(Rule):
-    """How many GPUs, or switches, a machine must at least show."""
+    """The least number of GPUs, or of switches, that a machine must show."""
 
     refusal = "policy.device_not_allowed"
 
@@ -416,10 +422,11 @@ class _Count(Rule):
 
 
 def _linked(worker: DescribedWorker) -> Iterable[Finding]:
-    """From both ends, where switches are shown: these GPUs and switches, and nothing besides.
+    """Checks the links from both ends, if switches are shown.
 
-    GPUs in protected PCIe mode share NVLinks that are not encrypted, so their switches must be
-    shown, whatever the policy's count of switches is.
+    The links must connect exactly the shown GPUs and switches. GPUs in protected PCIe mode share
+    NVLinks that are not encrypted, so their switches must be shown, whatever the policy's count of
+    switches is.
     """
     switches = [one for one in worker.devices if one.is_switch]
     gpus = [one for one in worker.devices if not one.is_switch]
@@ -442,7 +449,7 @@ def _linked(worker: DescribedWorker) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _OfEach(Rule):
-    """The words that each device may have for one of its properties; without any, all."""
+    """The allowed words for one property of each device. An empty list allows all."""
 
     about: str = "model"
     refusal: ClassVar[str] = "policy.device_not_allowed"

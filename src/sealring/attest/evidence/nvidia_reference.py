@@ -1,7 +1,7 @@
-"""NVIDIA's reference measurements (RIM): signed XML that says what a driver or VBIOS measures as.
+"""NVIDIA's reference measurements (RIM): signed XML with the measurements of a driver or VBIOS.
 
-A file of this machine's, fetched from NVIDIA beforehand. Its signature is verified once, when it is
-read; its dates are looked at whenever it is used.
+The files are fetched from NVIDIA beforehand and lie on the verifier's machine. A file's signature
+is verified once, when it is read; its dates are checked at each use.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ MAX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Made by `verify_reference` only."""
+    """The measurements of one driver or VBIOS. Only `verify_reference` can make it."""
 
     version: str
-    """Of the driver or the VBIOS that this is about."""
+    """The version of the driver or the VBIOS."""
     model: str
     measurements: Mapping[int, frozenset[bytes]]
-    """By index: the values that are right. What the file marks as inactive is not here."""
+    """The accepted values by index. Measurements that the file marks as inactive are left out."""
     not_before: datetime
     not_after: datetime
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
-    """As of the signer's chain."""
+    """Like `VerifiedChain.unlisted`, for the signer's chain."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -69,7 +69,7 @@ class Reference:
 def verify_reference(
     data: bytes, context: ChainContext, roots: frozenset[str] = NVIDIA_REFERENCE_ROOTS
 ) -> Reference:
-    """Signed by a certificate whose chain, inside the file, leads to a pinned root."""
+    """Verifies the file's signature, whose chain, inside the file, must lead to a pinned root."""
     etree, signxml = _packages()
     if len(data) > MAX_BYTES:
         raise MalformedEvidence(f"reference measurements have at most {MAX_BYTES} bytes")
@@ -102,7 +102,7 @@ def _check_signer(leaf: x509.Certificate) -> None:
 
 
 def _signed(root: Any, leaf: x509.Certificate, now: datetime, signxml: ModuleType) -> Any:
-    """The part of the file that the signature covers: nothing else of it is read."""
+    """The part of the file that the signature covers. Nothing else of the file is used."""
     expect = signxml.SignatureConfiguration(
         location="./",
         expect_references=1,
@@ -112,7 +112,7 @@ def _signed(root: Any, leaf: x509.Certificate, now: datetime, signxml: ModuleTyp
     )
     try:
         verified = signxml.XMLVerifier().verify(root, x509_cert=leaf, expect_config=expect)
-    except Exception as problem:  # Whatever goes wrong on strange XML: it has not verified.
+    except Exception as problem:  # strange XML may fail anywhere, and has then not verified
         raise ForgedEvidence(
             f"the reference measurements are not what NVIDIA signed: {type(problem).__name__}"
         ) from None

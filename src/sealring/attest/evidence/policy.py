@@ -1,7 +1,7 @@
-"""A whole policy: read from TOML, judged rule by rule, and told in words.
+"""A whole policy: read from TOML, judged rule by rule, and described in words.
 
-The evidence is true by now; here it is held against what the job's owner wrote down. Every rule is
-judged, so that an operator sees all that fails at once. Debug guests have no rule that admits them.
+The evidence is verified by now. Here it is compared with what the job's owner allows. Every rule is
+judged, so that an operator sees all failures at once. No rule can admit a debug guest.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ from sealring.limits import MAX_NONCE_SECONDS, MAX_WORLD
 @dataclass(frozen=True, slots=True)
 class RankRules:
     ranks: tuple[int, int]
-    """First and last."""
+    """The first and the last rank."""
     kinds: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRules:
-    """Who gets one of the broker's data keys: all admitted workers, unless it says who."""
+    """Who gets one of the broker's data keys: all admitted workers, unless the rule limits it."""
 
     path: str
     ranks: tuple[int, int] | None
-    """First and last; None: all."""
+    """The first and the last rank. None: all ranks."""
     kinds: frozenset[str]
     guests: bool = False
-    """Stock KBS clients get it too: attested guests that are no rank of a job."""
+    """Whether attested guests that are no rank of a job (stock KBS clients) get it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     kinds: Mapping[str, Rules]
     ranks: tuple[RankRules, ...] = ()
-    """Empty: any rank may be any admitted kind. Otherwise a rank must be in one of them."""
+    """If empty, any rank may be any admitted kind. Otherwise a rank must be in one of them."""
     devices: Rules | None = None
-    """None: a worker shows no devices."""
+    """None: workers may show no devices."""
     nonce_seconds: int = 120
     require_revocation_lists: bool = True
     issuers_without_lists: frozenset[str] = frozenset()
-    """Names of issuers that are believed although nothing is known of what they revoked."""
+    """Names of issuers that are trusted although their revocation lists are missing."""
     revocation_list_days: int = 30
     rejoins: int = 0
     job: str | None = None
-    """The only job that may be joined; None: any."""
+    """The only job that may be joined. None: any job."""
     certificate_minutes: float = 10
-    """How long a worker's certificate lives, and so how long a revoked worker may stay."""
+    """How long a worker's certificate lives, and so how long a revoked worker can stay."""
     peer_evidence: bool = False
-    """Workers show each other the evidence itself, not only the broker's word on it."""
+    """Whether workers show each other the evidence itself, not only the broker's certificate."""
     resources: tuple[ResourceRules, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ class Policy:
 
     @property
     def shows_files(self) -> bool:
-        """A kind must show the files that its kernel measured."""
+        """Whether some kind must show the files that its kernel measured."""
         return any(rules.get("ima") is not None for rules in self.kinds.values())
 
 
@@ -109,7 +109,7 @@ _FIELDS: Final = {
 
 
 def parse_policy(text: str) -> Policy:
-    """Every rule that keeps a known hole shut is stated, or the policy names it as left open."""
+    """Reads a policy. It must state each rule that closes a known hole, or list it as open."""
     try:
         values = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
@@ -133,7 +133,7 @@ def _read(top: Table) -> Policy:
         devices = DEVICE_KINDS[_DEVICES].form.read(top.inner(_DEVICES))
     peer_evidence = top.inner("peers").read({"evidence": flag(False)})["evidence"]
     if peer_evidence and "tpm" in kinds:
-        # That its key lives in a TPM is shown to the broker, by a secret between those two.
+        # Only the broker learns that the key lives in a TPM: it shares a secret with the TPM.
         raise top.inner("peers").bad("evidence", "cannot be true with [tpm]: peers cannot judge it")
     every = frozenset(kinds)
     rank = {"ranks": _ranks, "kinds": _kinds_of(every)}
@@ -199,7 +199,7 @@ class Verdict:
         return all(rule.refusal is None for rule in self.rules)
 
     def require(self) -> None:
-        """Raise the first refusal, with all of them in its message."""
+        """Raises the first refusal. Its message names all of them."""
         failed = [rule for rule in self.rules if rule.refusal is not None]
         if failed and failed[0].refusal is not None:
             said = "; ".join(f"{one.name}: {one.found}, not {one.wanted}" for one in failed)
@@ -211,7 +211,7 @@ class Verdict:
 def judge(
     policy: Policy, worker: DescribedWorker, rank: int | None, job: str | None = None
 ) -> Verdict:
-    """`rank` and `job` are None where none is asked for yet, as in `sealring policy check`."""
+    """Judges a worker. `rank` and `job` are None if not known, as in `sealring policy check`."""
     rules = policy.kinds.get(worker.kind)
     kind = "kind", rules is not None, any_of(policy.kinds), worker.label
     debug = "debug", not worker.debug, "off", "on" if worker.debug else "off"
@@ -242,7 +242,7 @@ def _rank(policy: Policy, kind: str, rank: int) -> Finding:
 
 
 def _lists(policy: Policy, worker: DescribedWorker) -> Finding:
-    """Nothing that an issuer may have revoked. Simulated evidence has no vendor, and so no list."""
+    """Requires fresh revocation lists. Simulated evidence has no vendor, and so needs none."""
     own = [] if worker.simulated else [(worker.lists, worker.unlisted)]
     chains = [*own, *((device.lists, device.unlisted) for device in worker.devices)]
     ages = [(worker.verified_at - one.made).days for lists, _ in chains for one in lists]
@@ -259,7 +259,7 @@ def _lists(policy: Policy, worker: DescribedWorker) -> Finding:
 
 
 def granted(policy: Policy, kind: str, rank: int | None) -> list[str]:
-    """The resources that a worker of this kind may have as this rank, or as a guest without one."""
+    """The resources for a worker of this kind as this rank. With rank None, for a guest."""
 
     def has(one: ResourceRules) -> bool:
         if rank is None:
@@ -272,10 +272,10 @@ def granted(policy: Policy, kind: str, rank: int | None) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Clause:
     about: str
-    """The table: snp, nvidia, freshness."""
+    """The table that it describes: snp, nvidia, freshness."""
     text: str
     open: bool = False
-    """Something known gets in here, and the policy says so."""
+    """Whether it describes a known hole that the policy leaves open."""
 
 
 _EACH: Final = AttestedDevice(
@@ -286,7 +286,7 @@ _EACH: Final = AttestedDevice(
 _BLANK: Final = DescribedWorker(
     kind="", product="", devices=(_EACH,), verified_at=datetime.max, not_after=datetime.max
 )
-"""A worker that shows nothing: what each rule wants of it is what the rule says."""
+"""A worker that shows nothing. Judging it yields what each rule wants."""
 
 
 def explain(policy: Policy) -> list[Clause]:
@@ -346,7 +346,7 @@ PolicyTable = dict[str, Any]
 """A table of a policy, as TOML reads it."""
 
 _IMA: Final = "ima"
-# A list that its issuer makes once a year, with the weeks in which it overlaps with the next.
+# A list that its issuer makes once a year, plus the weeks in which two lists overlap.
 _YEARLY_LIST_DAYS: Final = 400
 _FORMS: Final[Mapping[str, Form]] = {
     **{name: kind.form for name, kind in KINDS.items()},
@@ -383,7 +383,7 @@ def _line(key: str, value: Any, comment: str | None = None) -> str:
 def tables_from(
     workers: Sequence[DescribedWorker], roots: Mapping[str, Sequence[str]]
 ) -> dict[str, PolicyTable]:
-    """The tables that admit what these workers show. `roots` by kind, where a policy names them."""
+    """The tables that admit these workers. `roots`, by kind, for kinds whose policy names roots."""
     tables: dict[str, PolicyTable] = {}
     for kind in sorted({one.kind for one in workers}):
         alike = [one for one in workers if one.kind == kind]
@@ -400,13 +400,13 @@ def tables_from(
 
 
 def tables_asked(kind: str, prompter: Prompter) -> dict[str, PolicyTable]:
-    """The table for this kind of evidence, as a person answers. What is not stated is left open."""
+    """The table for this kind of evidence, from a person's answers. The rest is left open."""
     form = KINDS[kind].form
     return {kind: _complete(form, {rule.name: rule.ask(prompter) for rule in form.rules})}
 
 
 def _complete(form: Form, written: PolicyTable, opened: Sequence[str] = ()) -> PolicyTable:
-    """What is written, and under `unchecked` the rules that it leaves open."""
+    """The written table, with the rules that it leaves open under `unchecked`."""
     table = {name: value for name, value in written.items() if value is False or value}
     values = {rule.name: rule.read(Table(table), rule.name) for rule in form.rules}
     _, unstated = form.unstated(values)
@@ -417,8 +417,8 @@ def _complete(form: Form, written: PolicyTable, opened: Sequence[str] = ()) -> P
 def check_admits(policy: Policy, worker: DescribedWorker) -> list[Judged]:
     """Raises the refusal if the policy does not admit the worker that it was written from.
 
-    No policy admits a debug guest, for instance. Returns the rules that fail for what is not at
-    hand where this is asked: revocation lists and references are the verifier's, not the worker's.
+    No policy admits a debug guest, for instance. Returns the rules that fail only because the
+    verifier's revocation lists and references are missing here. The worker does not bring those.
     """
     devices = policy.devices
     if devices is not None:
@@ -439,7 +439,7 @@ def toml(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, str):
-        # JSON's escapes are TOML's too; TOML wants one more.
+        # JSON's escapes are also TOML's. TOML escapes one more character.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)} = {toml(one)}" for key, one in value.items()) + "}"
@@ -447,7 +447,7 @@ def toml(value: Any) -> str:
 
 
 def _freshness(workers: Sequence[DescribedWorker]) -> dict[str, PolicyTable]:
-    """Nothing where the default admits these workers' lists. Intel makes its root's once a year."""
+    """The limit for the workers' lists, if the default is too low. Intel's root list is yearly."""
     ages = [
         (one.verified_at - seen.made).days
         for one in workers

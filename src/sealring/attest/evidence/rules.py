@@ -1,9 +1,9 @@
-"""Rules of a policy: each is read from TOML, judged, told in words and written by one object.
+"""Rules of a policy. One object reads a rule from TOML, judges by it, describes it and writes it.
 
-A table of a policy is a Form: the rules that it may hold, and those that it must state. It must
-state the rules without which something known gets in: an image of another firmware, an older image
-of the same signer, a machine that its vendor no longer calls safe. A table that does without one
-names it under `unchecked`. Each kind of evidence brings its own Form (verify.py lists them).
+A table of a policy has a Form: the rules that it may state, and those that it must state. It must
+state every rule without which something known gets in: an image of other firmware, an older image
+of the same signer, a machine that its vendor no longer calls safe. A table without such a rule must
+name it under `unchecked`. Each kind of evidence has its own Form (verify.py lists them).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sealring.errors import BadPolicy
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One rule, held against one worker."""
+    """The outcome of one rule for one worker."""
 
     name: str
     wanted: str
@@ -29,7 +29,7 @@ class Judged:
 
 
 Finding = tuple[str, bool, str, str]
-"""What is asked, whether it passes, what is wanted and what is found."""
+"""The name of the check, whether it passes, what is wanted and what is found."""
 
 
 def any_of(names: Collection[str], none: str = "nothing") -> str:
@@ -54,11 +54,11 @@ def distinct(found: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Document:
-    """The text of a policy, to say in which line a mistake is."""
+    """The text of a policy, used to find the line of a mistake."""
 
     lines: Sequence[str] = ()
     missing: list[str] = field(default_factory=list)
-    """Rules that a table must state, or name under `unchecked`, and does neither."""
+    """Messages about rules that a table must state or name under `unchecked`, and does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Table:
     def inner(
         self, name: str, what: str = "a table", known: Collection[str] | None = None
     ) -> Table:
-        """The table under this name; empty where it is missing."""
+        """The table with this name. Empty if it is missing."""
         found = self.values.get(name, {})
         path = f"{self.where}.{name}".lstrip(".")
         if not isinstance(found, dict):
@@ -83,14 +83,14 @@ class Table:
         return inner
 
     def entries(self, name: str) -> list[Table]:
-        """Of [[name]]; empty where there is none."""
+        """The tables of [[name]]. Empty if there are none."""
         found = self.values.get(name, [])
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise self.bad(name, f"is a list of tables: [[{name}]]")
         return [Table(one, name, self.document) for one in found]
 
     def read(self, types: Mapping[str, Type]) -> dict[str, Any]:
-        """All fields by their types. Another field is refused."""
+        """Reads all fields by their types. A field that is not in `types` is refused."""
         self.only(types)
         return {name: read(self, name) for name, read in types.items()}
 
@@ -104,7 +104,7 @@ class Table:
         return BadPolicy(f"the policy, line {self.line(name)}: {path} {must}")
 
     def line(self, name: str) -> int:
-        """Where the field stands; where its table starts if it does not; else line 1."""
+        """The line of the field; else the line where its table starts; else 1."""
         table, at, where = "", 0, self.where
         for number, line in enumerate(self.document.lines, 1):
             if match := re.match(r"\s*\[+\s*([\w.\s-]+?)\s*\]+", line):
@@ -114,7 +114,7 @@ class Table:
                     if table == path:
                         return number
             elif match := re.match(r"\s*[\"']?([\w-]+)[\"']?\s*[=.]", line):
-                # `minimum_tcb = {snp = 8}` holds its fields in one line.
+                # An inline table such as `minimum_tcb = {snp = 8}` has its fields in this line.
                 path = f"{table}.{match[1]}".lstrip(".")
                 inline = f"{where}.".startswith(f"{path}.") and name in line
                 if (table == where and match[1] == name) or inline:
@@ -151,7 +151,7 @@ def flag(default: bool) -> Type:
 def list_of(
     fits: Callable[[str], object], must: str, default: Collection[str] = ()
 ) -> Callable[[Table, str], frozenset[str]]:
-    """A list of texts that all fit."""
+    """Reads a list of texts that all fit."""
 
     def read(table: Table, name: str) -> frozenset[str]:
         found = table.values.get(name, list(default))
@@ -173,7 +173,7 @@ def words(
 
 
 def digests(*sizes: int) -> Type:
-    """Each of one of the sizes, in bytes; without any, of at most 64."""
+    """Reads a list of digests of these sizes in bytes. Without sizes, of at most 64 bytes."""
     counts = [str(size) for size in sizes] or ["1,64"]
     pattern = re.compile("|".join(rf"(?:[0-9a-f]{{2}}){{{count}}}" for count in counts))
     listed = " or ".join(map(str, sizes)) or "at most 64"
@@ -191,9 +191,9 @@ def some(read_list: Type) -> Type:
 
 
 def digest_lists(sizes: Mapping[str, tuple[int, ...]] | None, *any_key: int) -> Type:
-    """A table of lists: {4 = ["..."], 7 = ["...", "..."]}; keys that are not known are refused.
+    """Reads a table of lists: {4 = ["..."], 7 = ["...", "..."]}. Unknown keys are refused.
 
-    Without `sizes` there may be any key, and its digests have one of the sizes `any_key`.
+    Without `sizes` any key is allowed, and its digests have one of the sizes `any_key`.
     """
 
     def read(table: Table, name: str) -> dict[str, frozenset[str]]:
@@ -218,7 +218,7 @@ class Prompter(Protocol):
     """Asks a person for a rule's value."""
 
     def values(self, question: str, none: str = "none") -> list[str]:
-        """`none`: what it means that there is none."""
+        """Asks for a list. `none` says what an empty answer means."""
 
     def choice(self, question: str, known: Sequence[str]) -> str: ...
 
@@ -228,37 +228,37 @@ Workers = Sequence[DescribedWorker]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One field of a table. What a kind of rule has nothing to say to is left to this class."""
+    """One field of a policy's table. The defaults of this class do nothing."""
 
     name: str
     read: Type
     comment: str = ""
-    """In a policy that is written."""
+    """The comment above it in a written policy."""
     question: str = ""
-    """To a person who has no evidence to write a policy from."""
+    """The question to a person who has no evidence to write a policy from."""
     refusal: ClassVar[str] = "policy.guest_not_allowed"
 
     def stated(self, value: Any) -> Collection[str]:
-        """The names by which `unchecked` would leave open what this value states."""
+        """The names that this value states, as `unchecked` would spell them."""
         return () if value is None or value in ({}, frozenset()) else (self.name,)
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         return ()
 
     def weak(self, rules: Rules) -> Iterable[str]:
-        """What the value admits that is not the strict one."""
+        """Descriptions of what this value admits and the strict value would not."""
         return ()
 
     def write(self, workers: Workers) -> Any:
-        """The strictest value, as TOML has it, that admits all of these; None: none is written."""
+        """The strictest value, in TOML's form, that admits all of these workers. None: no line."""
         return None
 
     def opened(self, workers: Workers) -> list[str]:
-        """Further rules that must be left open, so that all of these are admitted."""
+        """Further rules that must be left open so that all of these workers are admitted."""
         return []
 
     def ask(self, prompter: Prompter) -> Any:
-        """The value that a person wants, as TOML has it; None: nothing is asked."""
+        """Asks a person for the value, in TOML's form. None: this rule has no question."""
         return prompter.values(self.question) if self.question else None
 
 
@@ -270,19 +270,19 @@ class Need:
     passes: str
     """What gets in without it."""
     only_with: str = ""
-    """Asked for only where this rule is stated."""
+    """It is asked for only if this rule is stated."""
     holds: bool = False
-    """It needs no value: it holds unless it is left open."""
+    """It needs no value: it applies unless it is left open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a table of a policy may state, and what it must."""
+    """What a table of a policy may state and what it must state."""
 
     rules: tuple[Rule, ...]
     needs: tuple[Need, ...] = ()
     one_of: tuple[tuple[str, ...], ...] = ()
-    """Of each of these groups at least one: without it the table would admit nothing."""
+    """Groups of rules. One rule of each group must be stated, or the table would admit nothing."""
 
     def read(self, table: Table) -> Rules:
         names = [rule.name for rule in self.rules]
@@ -310,7 +310,7 @@ class Form:
         return Rules(self, values, unchecked)
 
     def unstated(self, values: Mapping[str, Any]) -> tuple[list[Need], list[Need]]:
-        """What must be stated beside these values, and what of it is not."""
+        """The needs that apply beside these values, and those of them that are not stated."""
         stated = {name for rule in self.rules for name in rule.stated(values[rule.name])}
         asked = [one for one in self.needs if not one.only_with or one.only_with in stated]
         return asked, [one for one in asked if not one.holds and one.name not in stated]
@@ -326,13 +326,13 @@ class Rules:
     form: Form
     values: Mapping[str, Any]
     unchecked: frozenset[str] = frozenset()
-    """The rules that the policy leaves out and says so."""
+    """The rules that the policy explicitly leaves open."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
     def get(self, name: str) -> Any:
-        """None where the table has no such rule."""
+        """The value of a rule. None if the table has no such rule."""
         return self.values.get(name)
 
     def judge(self, worker: DescribedWorker) -> list[Judged]:
@@ -349,7 +349,7 @@ class Rules:
 
 
 class Measurements(Rule):
-    """What was launched, by its measurement; or by who signed it, where the table has `signers`."""
+    """Judges the launch by its measurement or, where the table has `signers`, by its signer."""
 
     refusal = "policy.measurement_not_allowed"
 
@@ -375,19 +375,19 @@ ROOTS: Final = Rule(
     "SHA-256 of the maker's root certificate. Compare it with the maker's own copy.",
     "SHA-256 of the maker's root certificate",
 )
-"""The roots that the verifier is to believe (trust.py)."""
+"""The roots that the verifier trusts for this kind (trust.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registers(Rule):
-    """What each of some registers must hold: one of the listed values."""
+    """Each listed register must hold one of its listed values."""
 
     prefix: str = ""
-    """Before a key of the table, in a register's name: pcr."""
+    """What a register's name has before the table's key, for example pcr."""
     written: tuple[str, ...] = ()
-    """The keys that are written from evidence, and asked for."""
+    """The keys that are written from evidence, or asked for."""
     unless_zero: bool = False
-    """They are written where they say something, and not asked for."""
+    """If true, a key is written only if its value is not all zeros, and is never asked for."""
     refusal: ClassVar[str] = "policy.measurement_not_allowed"
 
     def stated(self, value: Mapping[str, Any]) -> Collection[str]:
@@ -413,7 +413,7 @@ class Registers(Rule):
 
 
 class Events(Registers):
-    """What each of some registers may have been extended with, by a log that replays."""
+    """The registers may have been extended only with listed values, as a replayed log shows."""
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         for key, allowed in rules[self.name].items():
@@ -456,7 +456,7 @@ class MinimumTcb(Rule):
 
 
 def minimum_of(product: str, read_parts: Type) -> Type:
-    """The parts of a kind of evidence that has one product."""
+    """Reads the minimum of a kind of evidence that has only one product."""
 
     def read(table: Table, name: str) -> dict[str, dict[str, int]]:
         found = read_parts(table, name)
@@ -467,12 +467,15 @@ def minimum_of(product: str, read_parts: Type) -> Type:
 
 @dataclass(frozen=True, slots=True)
 class Limit(Rule):
-    """The most that a fact of the launch may be: vmpl 0. A flag allows what is else refused."""
+    """The most that a fact of the launch may be, for example vmpl 0.
+
+    If the rule is a flag, its other value allows what is otherwise refused.
+    """
 
     fact: str = ""
     strict: int | bool = 0
     weakness: str = ""
-    """What gets in by another value than the strict one."""
+    """What gets in with any value but the strict one."""
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         yield at_most(self.fact, worker.guest.get(self.fact), self._most(rules))
@@ -488,7 +491,7 @@ class Limit(Rule):
         return (not self.strict) if most else None
 
     def _most(self, rules: Rules) -> int:
-        """Of a flag, whether it has another value than the strict one."""
+        """The most that the fact may be. For a flag, 1 if it does not have its strict value."""
         return abs(int(rules[self.name]) - int(self.strict))
 
 

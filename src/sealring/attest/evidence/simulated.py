@@ -1,7 +1,7 @@
-"""SIMULATED evidence: for laptops and tests. It has the form of the real thing and proves nothing.
+"""SIMULATED evidence, for laptops and tests. It has the form of real evidence and proves nothing.
 
-Its authority says SIMULATED in its name, a policy must name that authority, and the label of an
-AttestedWorker carries the word on.
+Its authority says SIMULATED in its name, and a policy must name that authority. The label of an
+AttestedWorker made from it also says SIMULATED.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Simulator:
-    """Makes evidence. Anyone who has it can claim anything, which is the point and the danger."""
+    """Makes SIMULATED evidence. Anybody who has it can claim anything."""
 
     certificate: x509.Certificate
     key: Ed25519PrivateKey

@@ -1,7 +1,7 @@
-"""AMD SEV-SNP: the report's bytes, and why to believe them.
+"""AMD SEV-SNP: reads a report's bytes and verifies them.
 
-Layout after AMD's SEV-SNP firmware ABI (document 56860). Whatever the signature does not cover
-must be zero, and the signature in its one spelling: so a report has one spelling.
+The layout follows AMD's SEV-SNP firmware ABI (document 56860). Bytes that the signature does not
+cover must be zero, and the signature has one accepted spelling, so each report has one spelling.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _VCEK, _VLEK = 0, 1
 _AMD: Final = "1.3.6.1.4.1.3704.1."
 _PRODUCT, _CHIP = _AMD + "2", _AMD + "4"
 
-# Where each part's version is in the eight bytes of a TCB, and in a certificate's extensions.
+# The place of each part's version in the eight bytes of a TCB; below, its certificate extension.
 TCB_BYTES: Final = {
     "Milan": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
     "Genoa": {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7},
@@ -80,8 +80,8 @@ _TCB_OIDS: Final = {
     "microcode": _AMD + "3.8",
     "fmc": _AMD + "3.9",
 }
-# The bits of PLATFORM_INFO that AMD has named. The others count as `platform_unknown`: real Turin
-# machines set bit 6.
+# The bits of PLATFORM_INFO that AMD has named. All others count as `platform_unknown`: for example,
+# real Turin machines set bit 6.
 PLATFORM_BITS: Final = {
     "smt": 0,
     "tsme": 1,
@@ -92,14 +92,14 @@ PLATFORM_BITS: Final = {
     "tio": 7,
 }
 OTHER_BITS: Final = "other_bits"
-"""In a policy's `platform_info`: the positions of bits without a name that may be set."""
+"""A key of a policy's `platform_info`: the positions of unnamed bits that may be set."""
 _BITS: Final = 64
 REGISTER_BYTES: Final = {"host_data": 32, "family_id": 16, "image_id": 16, "author_key": 48}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The fields of a report. Reading them says nothing about their truth."""
+    """The fields of a report. Reading them does not verify them."""
 
     version: int = at(0x00, 4)
     guest_svn: int = at(0x04, 4)
@@ -133,7 +133,7 @@ class Report:
 
     @property
     def key_name(self) -> str:
-        """The common name of the certificate for that key."""
+        """The common name of the signing key's certificate."""
         return {_VCEK: "SEV-VCEK", _VLEK: "SEV-VLEK"}.get(self.signing_key, "an unknown key")
 
 
@@ -149,7 +149,7 @@ def parse_report(data: bytes) -> Report:
 
 
 def canonical_report(raw: bytes) -> bytes:
-    """As a worker sends it."""
+    """The report as a worker sends it, with the signature in its one spelling."""
     return with_lower_s(raw, SIGNED_BYTES + SCALAR_BYTES, SCALAR_BYTES, P384_ORDER, "little")
 
 
@@ -191,7 +191,10 @@ def claims_of(report: Report, chain: VerifiedChain, product: str) -> Claims:
 def verify_report(
     raw: bytes, chain: tuple[bytes, ...], trust: Trust
 ) -> tuple[Report, VerifiedChain, str]:
-    """That AMD's hardware signed these bytes; not yet for whom. Returns the product line too."""
+    """Verifies that AMD's hardware signed these bytes, and returns the product line too.
+
+    The caller checks the report data.
+    """
     report = parse_report(raw)
     verified = verify_chain(chain, trust.amd, trust)
     product = trust.amd[verified.root]
@@ -206,7 +209,7 @@ def verify_report(
 
 
 def _check_role(report: Report, chain: VerifiedChain, product: str) -> None:
-    """The leaf is the kind of key that the report names, issued by the authority for that kind."""
+    """Requires that the leaf is the kind of key that the report names, from its authority."""
     names = {_VCEK: ("SEV-VCEK", f"SEV-{product}"), _VLEK: ("SEV-VLEK", f"SEV-VLEK-{product}")}
     if report.signing_key not in names:
         raise unknown_evidence(f"SNP signing key {report.signing_key} is not known")
@@ -227,7 +230,7 @@ def check_report_signature(report: Report, leaf: x509.Certificate) -> None:
 
 
 def _check_chip(report: Report, leaf: x509.Certificate) -> None:
-    # Turin's certificates have the first eight bytes of the identifier, and the rest is zero.
+    # Turin's certificates hold the first eight bytes of the identifier, whose rest is zero.
     chip = _extension(leaf, _CHIP)
     if not any(chip) or report.chip_id != chip.ljust(len(report.chip_id), b"\0"):
         raise ForgedEvidence("the certificate is for another chip than the report's")
@@ -268,7 +271,7 @@ def common_name(certificate: x509.Certificate) -> str:
 
 class _MinimumTcb(MinimumTcb):
     def write(self, workers: Workers) -> Any:
-        """By product, the oldest version of each part that any of them has."""
+        """The oldest version of each part that any of the workers has, by product."""
         least: dict[str, dict[str, int]] = {}
         for one in workers:
             have = least.setdefault(one.product, dict(one.tcb))
@@ -288,7 +291,7 @@ class _MinimumTcb(MinimumTcb):
 
 
 def _read_minimum(table: Table, name: str) -> dict[str, dict[str, int]]:
-    """By product: AMD numbers each product's parts on its own, and Turin has one more."""
+    """Reads the minimum by product. AMD numbers each product's parts apart; Turin has one more."""
     found = table.inner(name, "a table of products", TCB_BYTES)
     minimum = {one: numbers(TCB_BYTES[one], 255)(found, one) for one in found.values}
     for product, parts in minimum.items():
@@ -308,7 +311,7 @@ class _GuestSvn(Rule):
 
 
 class _Platform(Rule):
-    """Named bits of PLATFORM_INFO, and those without a name that may be set."""
+    """Named bits of PLATFORM_INFO, and the unnamed bits that may be set."""
 
     def stated(self, value: Mapping[str, Any]) -> Collection[str]:
         return [self.name] if set(value) - {OTHER_BITS} else []
@@ -331,7 +334,7 @@ class _Platform(Rule):
             yield f"{self.name}: hosts pass that report {unknown}."
 
     def write(self, workers: Workers) -> Any:
-        """What all of them report alike, and the bits without a name that any of them reports."""
+        """The named bits that all workers report alike, and the unnamed ones that any reports."""
         first, *others = (one.guest for one in workers)
         named: dict[str, Any] = {
             name: bool(first[f"platform_{name}"])
@@ -360,7 +363,7 @@ def _read_platform(table: Table, name: str) -> dict[str, Any]:
 
 
 def _others(rules: Rules) -> int:
-    """The mask of the bits without a name that may be set."""
+    """The mask of the unnamed bits that may be set."""
     return sum(1 << one for one in set(rules["platform_info"].get(OTHER_BITS, ())))
 
 
@@ -369,7 +372,7 @@ def _positions(value: int) -> list[int]:
 
 
 def _bits(value: int) -> str:
-    """bits 6 9; no bits"""
+    """For example "bits 6 9", or "no bits"."""
     return f"bits {' '.join(map(str, _positions(value)))}" if value else "no bits"
 
 
@@ -410,7 +413,7 @@ _NEEDS: Final = (
 def snp_form(
     booted: tuple[Rule, ...] = (), limits: tuple[Rule, ...] = (), needs: tuple[Need, ...] = ()
 ) -> Form:
-    """`booted`: the rules of what the guest itself booted, where another part of it tells that."""
+    """The form of SNP evidence. `booted`: rules for what the guest booted, if evidence shows it."""
     svn = "The least security version of images by these signers."
     platform = "What the host's platform must report."
     return Form(

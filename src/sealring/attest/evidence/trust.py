@@ -1,4 +1,4 @@
-"""Trust: what the verifiers of evidence rely on beside the evidence itself."""
+"""Trust: what the verifiers of evidence rely on, besides the evidence itself."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _CHAINS: Final = ("pck_crl_issuer_chain", "tcb_info_issuer_chain", "qe_identity_
 
 @dataclass(frozen=True, slots=True)
 class Collateral:
-    """What Intel says about one family of platforms, as it was fetched."""
+    """What Intel says about one family of platforms, as fetched."""
 
     text: str
-    """Without the certificates of the machine for which it was fetched: quotes bring their own."""
+    """The file without the certificates of the machine that fetched it: quotes bring their own."""
     tee: str
     fmspc: str
     lists: tuple[x509.CertificateRevocationList, ...]
     statements: tuple[ListSeen, ...]
     evaluation: int
-    """The number of Intel's evaluation of TCB levels: an old file has a lower one."""
+    """The number of Intel's evaluation of TCB levels. An older file has a lower number."""
     until: datetime
 
 
 def parse_collateral(text: str) -> Collateral:
-    """A file of this machine's, not of a worker's."""
+    """Reads a collateral file, which is this verifier's own and not a worker's."""
     try:
         fields = read_json(text)
-        # dcap-qvl would believe these in the place of the quote's own, which is what we check.
+        # dcap-qvl would use these certificates instead of the quote's own, which we check.
         fields.pop("pck_certificate_chain", None)
-        # Line ends differ by who fetched the file. dcap-qvl reads what is written here.
+        # Line ends differ by who fetched the file, so the text is written again for dcap-qvl.
         for name in _CHAINS:
             fields[name] = usual_pem(fields[name].encode()).decode()
         tcb, qe = read_json(fields["tcb_info"]), read_json(fields["qe_identity"])
@@ -83,17 +83,17 @@ class Trust(ChainContext):
     """Everything that a verifier of evidence may rely on: roots, lists, references, the time."""
 
     amd: Mapping[str, str] = field(default_factory=lambda: AMD_ROOTS)
-    """Fingerprint of a root to the product line that it stands for."""
+    """The product line of each root, by the root's fingerprint."""
     intel: frozenset[str] = INTEL_ROOTS
     nvidia: frozenset[str] = NVIDIA_ROOTS
     tpm: frozenset[str] = frozenset()
-    """Fingerprints of TPM makers' roots: none, unless a policy names some."""
+    """Fingerprints of TPM makers' roots. Empty unless a policy names some."""
     simulated: frozenset[str] = frozenset()
-    """Fingerprints of SIMULATED roots: none, unless a policy names some."""
+    """Fingerprints of SIMULATED roots. Empty unless a policy names some."""
     collateral: tuple[Collateral, ...] = ()
-    """Intel's statements about its platforms, as they were fetched."""
+    """Intel's statements about its platforms, as fetched."""
     references: tuple[Reference, ...] = ()
-    """NVIDIA's reference measurements, their signatures verified."""
+    """NVIDIA's reference measurements. Their signatures are verified."""
     issuers: tuple[bytes, ...] = ()
-    """Certificates (DER) that complete chains, for guests that do not send them. Not believed for
-    being here: a chain ends at a pinned root all the same."""
+    """Certificates (DER) that complete chains, for guests that do not send them. They are not
+    trusted by themselves: a chain must still end at a pinned root."""

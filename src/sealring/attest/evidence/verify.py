@@ -1,4 +1,4 @@
-"""Evidence in, AttestedWorker out. The tables say which kinds there are."""
+"""Turns evidence into an AttestedWorker. The tables list all kinds of evidence."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Kind:
     description: str
     verify: Verifier
     form: Form
-    """Of the policy's table for this kind."""
+    """The form of the policy's table for this kind."""
     hole: bool = False
-    """Such a worker's memory is open to somebody whom the policy does not name."""
+    """Whether somebody whom the policy does not name can read such a worker's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ DEVICE_KINDS: Final[Mapping[str, DeviceKind]] = {
 
 
 def verify_evidence(evidence: Evidence, challenge: Challenge, trust: Trust) -> AttestedWorker:
-    """`challenge` is the caller's own: the nonce it gave out and the key it was shown."""
+    """Verifies evidence for the caller's own challenge: its nonce, and the key it was shown."""
     return AttestedWorker(**_verified(evidence, challenge, trust), challenge=challenge, seal=SEAL)
 
 
 def describe_evidence(evidence: Evidence, trust: Trust) -> DescribedWorker:
-    """Everything but for whom the evidence was made: for trying a policy, never for admission.
+    """Verifies everything except the challenge: for trying a policy, never for admission.
 
-    All signatures, chains and dates are verified. Recorded evidence can be replayed here.
+    All signatures, chains and dates are verified, but recorded evidence can be replayed here.
     """
     return DescribedWorker(**_verified(evidence, None, trust))
 

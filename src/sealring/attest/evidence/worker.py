@@ -1,4 +1,4 @@
-"""AttestedWorker: the value that says evidence was verified, and that only verify.py can make."""
+"""AttestedWorker: proof that evidence was verified. Only verify.py can make it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from sealring.core.identity.certificates import ATTESTATION_OID
 from sealring.formats.strict import read_json
 
 SEAL: Final = object()
-"""For verify.py. Nothing else imports it; a test looks."""
+"""For verify.py alone: a test checks that nothing else imports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What one verifier read out of evidence whose signatures hold. Not yet proof of anything."""
+    """What one verifier read from evidence whose signatures hold. Not yet proof of anything."""
 
     product: str
     """Milan, Genoa, Turin; TDX; SIMULATED."""
     machine: str = ""
-    """The same for all evidence of one machine; empty where the hardware does not tell."""
+    """A name that is the same in all evidence of one machine. Empty if the hardware has none."""
     also_known_as: tuple[str, ...] = ()
-    """Its other names that it has proved: those of a TPM's other endorsement keys."""
+    """Other names that the machine has proved: those of a TPM's other endorsement keys."""
     measurement: str = ""
     signer: str = ""
-    """Digest of the key that signed the image; empty if none did."""
+    """The digest of the key that signed the image. Empty if none did."""
     registers: Mapping[str, str] = field(default_factory=dict)
-    """What was measured later: pcr4, rtmr2."""
+    """What was measured after the launch, for example pcr4 or rtmr2."""
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What a register was extended with, where a log that replays to it came along."""
+    """What a register was extended with, if the evidence has a log that replays to its value."""
     ima_entries: int = 0
-    """Of the kernel's list of measured files, where one that replays came along."""
+    """The length of the kernel's list of measured files, if the evidence has one that replays."""
     ima_violations: int = 0
     ima_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The digests that each path was measured with. A certificate does not hold them."""
@@ -47,9 +47,9 @@ class Claims:
     """In a certificate: the digest of the rules by which its broker admitted the files."""
     tcb: Mapping[str, int] = field(default_factory=dict)
     launch_tcb: Mapping[str, int] = field(default_factory=dict)
-    """The TCB under which the guest was launched, where the hardware tells it."""
+    """The TCB under which the guest was launched, if the hardware tells it."""
     tcb_status: str = ""
-    """The vendor's word on that TCB, where it has one: UpToDate, OutOfDate."""
+    """The vendor's status of that TCB, if it has one: UpToDate, OutOfDate."""
     advisories: tuple[str, ...] = ()
     debug: bool = False
     guest: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Claims:
     lists: tuple[ListSeen, ...] = ()
     unlisted: tuple[str, ...] = ()
     not_after: datetime
-    """The chain's end: no certificate for the worker may outlive it."""
+    """The end of the chain. No certificate for the worker may live longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +70,19 @@ class AttestedDevice:
     is_switch: bool
     identity: str
     firmware: Mapping[str, str]
-    """Versions: driver, vbios."""
+    """Versions of the driver and the VBIOS."""
     reference: tuple[str, ...]
-    """The vendor's signed references that its measurements were held against."""
+    """The vendor's signed references that its measurements were compared with."""
     unreferenced: tuple[str, ...]
     """The firmware for which there was no reference."""
     mismatches: tuple[int, ...]
-    """The measurements that are not what those say."""
+    """The measurements that differ from those references."""
     protected_pcie: bool
-    """A GPU of a box whose NVLinks are shared and in the clear: its switches must be shown too."""
+    """The GPU's box shares NVLinks without encryption, so its switches must be shown too."""
     switches: tuple[str, ...]
-    """The switches that a GPU is linked to; a switch's own identity."""
+    """The switches that a GPU is linked to. For a switch, its own identity."""
     gpus: tuple[str, ...]
-    """The GPUs that a switch is linked to, by identities that the GPUs' own reports do not hold."""
+    """The GPUs that a switch is linked to. A GPU's own report does not hold these identities."""
     lists: tuple[ListSeen, ...]
     unlisted: tuple[str, ...]
     not_after: datetime
@@ -90,7 +90,7 @@ class AttestedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedWorker(Claims):
-    """What a policy judges: an AttestedWorker, or a certificate's word on one."""
+    """What a policy judges: an AttestedWorker, or a certificate's claims of one."""
 
     kind: str
     devices: tuple[AttestedDevice, ...]
@@ -102,16 +102,16 @@ class DescribedWorker(Claims):
 
     @property
     def label(self) -> str:
-        """For tables, logs and certificates. The word is there wherever it was simulated."""
+        """The name in tables, logs and certificates. Simulated evidence is always named so."""
         return "SIMULATED" if self.simulated else f"{self.kind} {self.product}"
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, in the form in which certificates tell it; of measured files their number."""
+        """All fields, as in certificates, but only the number of measured files."""
         files = len(self.ima_files)
         return {"label": self.label, "simulated": self.simulated, **self.told(), "ima_files": files}
 
     def told(self) -> dict[str, Any]:
-        """Each field as JSON has it."""
+        """Each field in a form that JSON can hold."""
         return {one.name: _plain(getattr(self, one.name)) for one in fields(DescribedWorker)}
 
 
@@ -133,7 +133,7 @@ class AttestedWorker(DescribedWorker):
 def shown(
     claims: Claims, kind: str, devices: tuple[AttestedDevice, ...], verified_at: datetime
 ) -> dict[str, Any]:
-    """The fields of a DescribedWorker: what was claimed, until the first of the chains ends."""
+    """The fields of a DescribedWorker: the claims, valid until the first of the chains ends."""
     told = {one.name: getattr(claims, one.name) for one in fields(Claims)}
     told["not_after"] = min([claims.not_after, *(device.not_after for device in devices)])
     return {**told, "kind": kind, "devices": devices, "verified_at": verified_at}
@@ -150,7 +150,7 @@ _NESTED: Final = (ListSeen, AttestedDevice)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedWorker(DescribedWorker):
-    """What a certificate says; whether its issuer may say so was verified before."""
+    """What a certificate claims. That its issuer may claim it must be verified already."""
 
     nonce: bytes
     evidence_digest: str
@@ -161,11 +161,11 @@ class ClaimedWorker(DescribedWorker):
 def encode_claims(
     worker: AttestedWorker, evidence_digest: str, policy_digest: str, ima_rules: str = ""
 ) -> bytes:
-    """`ima_rules` is the digest of the rules by which the measured files were admitted."""
+    """Claims for a certificate. `ima_rules`: digest of the rules that admitted measured files."""
     told = worker.told()
     claims = {
         "version": VERSION,
-        # Near the front, so that it is seen in any dump of the certificate.
+        # At the front, so that every dump of the certificate shows it.
         "label": worker.label,
         "evidence": evidence_digest,
         "nonce": worker.challenge.nonce.hex(),
@@ -176,7 +176,7 @@ def encode_claims(
 
 
 def claims_in(certificate: x509.Certificate) -> ClaimedWorker | None:
-    """What a certificate claims of an attestation; None if nothing. ValueError: not readable."""
+    """The attestation that a certificate claims. None if it has none. ValueError: unreadable."""
     try:
         extension = certificate.extensions.get_extension_for_oid(ATTESTATION_OID).value
     except x509.ExtensionNotFound:
@@ -202,7 +202,7 @@ def parse_claims(data: bytes) -> ClaimedWorker:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value in a form that JSON can hold."""
     if isinstance(value, datetime):
         return value.timestamp()
     if isinstance(value, _NESTED):
@@ -215,7 +215,7 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(value: Any, kind: Any) -> Any:
-    """The value of a field of this type, or ValueError: nothing is converted on the way."""
+    """The value, checked against the field's type. ValueError if it has another: no conversions."""
     if kind in _PLAIN:
         if type(value) is not kind or (kind is str and len(value) > _MAX_TEXT):
             raise ValueError

@@ -1,7 +1,7 @@
 """The few TPM 2.0 commands that a worker needs (library specification, part 3), in plain Python.
 
-The kernel's /dev/tpmrm0 takes one command per write and gives one answer per read; swtpm does the
-same over a socket. Whatever is created is flushed again: a TPM has room for three keys.
+The kernel's /dev/tpmrm0 takes one command per write and gives one answer per read; swtpm does so
+over a socket. Every created object is flushed again, because a TPM has room for only three keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NV_CHUNK: Final = 512
 _PCRS_AT_ONCE: Final = 8
 _SECONDS: Final = 60
 # TCG EK Credential Profile: larger EKs have the policy "the endorsement hierarchy's password, or
-# what an index of the TPM's memory says" (PolicyB); these are its two branches (PolicyA, PolicyC).
+# what an index of the TPM's memory says" (PolicyB). Its two branches are PolicyA and PolicyC.
 EITHER_POLICY: Final = bytes.fromhex(
     "b26e7d28d11a50bc53d882bcf5fd3a1a074148bb35d3b4e4"
     "cb1c0ad9bde419cacb47ba09699646150f9fc000f3f80e12"
@@ -46,16 +46,16 @@ _BRANCHES: Final = (
 
 
 class Tpm:
-    """One connection. Not for two threads at a time."""
+    """One connection to a TPM. Not thread-safe."""
 
     def __init__(self, exchange: Callable[[bytes], bytes], close: Callable[[], None]) -> None:
         self._exchange = exchange
-        # Attesters hold it for as long as they live.
+        # An attester holds it as long as it lives, so it is closed when it is collected.
         self._close = weakref.finalize(self, close)
 
     @classmethod
     def open(cls, address: str) -> Tpm:
-        """A device (/dev/tpmrm0), or a simulator's socket: tcp://host:port, unix:///path."""
+        """Opens a device (/dev/tpmrm0) or a simulator's socket: tcp://host:port, unix:///path."""
         try:
             if address.startswith(("tcp://", "unix://")):
                 return cls._over(_connect(address))
@@ -107,10 +107,10 @@ class Tpm:
         *,
         gives_handle: bool = False,
     ) -> tuple[int, Cursor]:
-        """The new handle (or 0) and the answer's parameters."""
+        """Sends a command. Returns the new handle (or 0) and the answer's parameters."""
         body = b"".join(handle.to_bytes(4, "big") for handle in handles)
         if sessions:
-            # No nonce, no attributes (so a policy session ends with the command), no password.
+            # No nonce, no password, and no attributes, so that a policy session ends with it.
             area = b"".join(one.to_bytes(4, "big") + bytes(5) for one in sessions)
             body += len(area).to_bytes(4, "big") + area
         body += parameters
@@ -132,7 +132,7 @@ class Tpm:
 
     @contextmanager
     def primary(self, template: bytes) -> Iterator[tuple[int, bytes]]:
-        """A key of the endorsement hierarchy, the same each time; its handle and public part."""
+        """Makes a key of the endorsement hierarchy, the same each time. Yields handle and key."""
         parameters = sized(sized(b"") + sized(b"")) + sized(template) + sized(b"") + bytes(4)
         handle, answer = self.call(
             "CreatePrimary", 0x131, (ENDORSEMENT,), (PASSWORD,), parameters, gives_handle=True
@@ -146,12 +146,12 @@ class Tpm:
         self.call("FlushContext", 0x165, (handle,))
 
     def read_public(self, handle: int) -> bytes | None:
-        """None where there is no such key."""
+        """The public part of a key. None if there is no such key."""
         answer = self._look_up("ReadPublic", 0x173, handle)
         return None if answer is None else answer.sized(2)
 
     def _look_up(self, name: str, code: int, handle: int) -> Cursor | None:
-        """What the TPM says of a key or an index; None where there is none."""
+        """What the TPM says of a key or an index. None if it does not exist."""
         try:
             return self.call(name, code, (handle,))[1]
         except TpmFailed as failure:
@@ -160,9 +160,9 @@ class Tpm:
             return None
 
     def read_nv(self, index: int, authority: int | None = None) -> bytes | None:
-        """What is stored there; None where there is no such index.
+        """Reads an index. None if it does not exist.
 
-        `authority` is whose empty password opens it: the index's own, unless it is said otherwise.
+        `authority`: whose empty password opens it. By default it is the index's own.
         """
         found = self._look_up("NV_ReadPublic", 0x169, index)
         if found is None:
@@ -181,7 +181,7 @@ class Tpm:
         return read
 
     def bank(self) -> int:
-        """The bank of PCRs that is read: SHA-256's, or SHA-384's where the TPM keeps no other."""
+        """The bank of PCRs to read: SHA-256's, or SHA-384's if the TPM has no SHA-256 bank."""
         for bank in BANKS:
             _, answer = self.call("PCR_Read", 0x17E, parameters=selection((0,), bank))
             answer.take(4 + len(selection((0,), bank)))
@@ -203,7 +203,7 @@ class Tpm:
     def quote(
         self, key: int, qualifying: bytes, pcrs: Sequence[int], bank: int = SHA256
     ) -> tuple[bytes, bytes]:
-        """What was signed, and the signature."""
+        """Returns the signed bytes and the signature."""
         parameters = sized(qualifying) + NULL.to_bytes(2, "big") + selection(pcrs, bank)
         _, answer = self.call("Quote", 0x158, (key,), (PASSWORD,), parameters)
         signed = answer.sized(2)
@@ -237,7 +237,7 @@ class Tpm:
 
 
 def selection(pcrs: Sequence[int], bank: int = SHA256) -> bytes:
-    """TPML_PCR_SELECTION of one bank."""
+    """A TPML_PCR_SELECTION of one bank."""
     bits = sum(1 << pcr for pcr in pcrs).to_bytes(PCRS // 8, "little")
     return (1).to_bytes(4, "big") + bank.to_bytes(2, "big") + bytes([len(bits)]) + bits
 

@@ -1,9 +1,10 @@
 """A secret that only one TPM can open, and only for one attestation key that lives in it.
 
-Anybody can make a key and sign what looks like a quote. So the verifier encrypts a secret to the
-TPM's endorsement key (EK, whose certificate is its maker's) under the name of the attestation key
-(AK); the TPM gives it out only if it holds both (TPM 2.0 part 1, "credential protection"). The
-secret then goes into the quote's qualifying data: one who could not open it cannot have made it.
+Anybody can make a key and sign something that looks like a quote. So the verifier encrypts a secret
+to the TPM's endorsement key (EK), which its maker has certified, together with the name of the
+attestation key (AK). The TPM gives the secret out only if it holds both keys (TPM 2.0 part 1,
+"credential protection"). The quote's qualifying data must then contain the secret, so only that TPM
+can have made the quote.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sealring.attest.evidence.trust import Trust
 from sealring.errors import ForgedEvidence, MalformedEvidence
 
 MAX_OTHERS: Final = 4
-"""Endorsement keys of one TPM beside the one that its chain is for."""
+"""The most endorsement keys of one TPM, besides the one of its chain."""
 _LABEL: Final = b"IDENTITY\0"
 _EK_CERTIFICATE: Final = x509.ObjectIdentifier("2.23.133.8.1")
 _TPM_PURPOSES: Final = {_EK_CERTIFICATE, x509.ObjectIdentifier("2.23.133.8.3")}
@@ -40,7 +41,7 @@ _AK: Final = _FIXED_TPM | _FIXED_PARENT | _ORIGIN | _RESTRICTED | _SIGN
 
 
 def split_certificates(data: bytes) -> list[bytes]:
-    """DER certificates that stand one behind the other."""
+    """Splits DER certificates that follow each other."""
     found = []
     try:
         while data:
@@ -54,18 +55,18 @@ def split_certificates(data: bytes) -> list[bytes]:
 
 
 def subject(ek_certificate: bytes, ak: bytes, others: Sequence[bytes] = ()) -> bytes:
-    """Whom a credential is for. All are hashed first, so no two of them meet."""
+    """Whom a credential is for. Each part is hashed first, so no two inputs give the same bytes."""
     parts = [hashlib.sha256(one).digest() for one in (ek_certificate, ak, *others)]
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def joint_secret(secrets: Sequence[bytes]) -> bytes:
-    """Known to a TPM that has opened all of them."""
+    """One secret that only a TPM that has opened all of these can know."""
     return secrets[0] if len(secrets) == 1 else hashlib.sha256(b"".join(secrets)).digest()
 
 
 def machine_name(endorsement: x509.Certificate) -> str:
-    """The TPM by its endorsement key: its certificate can be spelled in more than one way."""
+    """The TPM's name, by its endorsement key, because a certificate has more than one spelling."""
     key = endorsement.public_key()
     return hashlib.sha256(
         key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -73,7 +74,7 @@ def machine_name(endorsement: x509.Certificate) -> str:
 
 
 def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
-    """A maker of TPMs, one that the policy names, issued the leaf for an EK."""
+    """Verifies an EK's certificate. Its chain must end at a TPM maker that the policy names."""
     verified = verify_tpm_chain(chain, trust)
     if not _encrypts(verified):
         raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
@@ -81,7 +82,7 @@ def verify_endorsement(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
 
 
 def verify_tpm_chain(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
-    """The leaf is for a key of a TPM: an EK, which decrypts, or an AK, which signs."""
+    """Verifies the certificate of a TPM's key: an EK, which decrypts, or an AK, which signs."""
     verified = verify_chain(chain, trust.tpm, trust)
     if not _encrypts(verified) and not _signs(verified):
         raise ForgedEvidence("the certificate is not one for a TPM's endorsement key")
@@ -89,9 +90,10 @@ def verify_tpm_chain(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
 
 
 def certifies(chain: VerifiedChain, ak: PublicKey) -> bool:
-    """The leaf is this AK's own certificate: its issuer has found that the key is in a TPM.
+    """Whether the leaf is this AK's own certificate: then its issuer checked that it is in a TPM.
 
-    False: the leaf is an EK's, and a credential has to show that the AK lives beside it.
+    If False, the leaf is an EK's certificate, and a credential must show that the AK lives in the
+    TPM that holds the EK.
     """
     if not _signs(chain):
         return False
@@ -107,14 +109,14 @@ def _encrypts(chain: VerifiedChain) -> bool:
 
 
 def _signs(chain: VerifiedChain) -> bool:
-    """Some issuers write the EK's purpose in AKs' certificates too: what the key does counts."""
+    """Some issuers put the EK's purpose into AKs' certificates too, so the key usage decides."""
     usage = extension_of(chain.leaf, x509.KeyUsage)
     able = usage is not None and usage.digital_signature
     return able and not _encrypts(chain) and bool(_TPM_PURPOSES & purposes_of(chain))
 
 
 def purposes_of(chain: VerifiedChain) -> set[x509.ObjectIdentifier]:
-    """What the leaf is for. Where it does not say, its issuer may be limited to one purpose."""
+    """The leaf's purposes. If it names none, its issuer may be limited to one purpose."""
     for certificate in chain.certificates[:2]:
         found = extension_of(certificate, x509.ExtendedKeyUsage)
         if found is not None:
@@ -123,7 +125,7 @@ def purposes_of(chain: VerifiedChain) -> set[x509.ObjectIdentifier]:
 
 
 def check_ak(ak: bytes) -> Public:
-    """The key never leaves its TPM and signs only what the TPM itself has made."""
+    """Requires that the key never leaves its TPM and signs only what the TPM itself has made."""
     public = parse_public(ak)
     if public.attributes & (_AK | _DECRYPT) != _AK:
         raise ForgedEvidence(
@@ -133,7 +135,7 @@ def check_ak(ak: bytes) -> Public:
 
 
 def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
-    """With the hash and the cipher of TCG's default template for such an EK."""
+    """Encrypts a credential, with the hash and cipher of TCG's default template for such an EK."""
     algorithm, cipher_bytes = _template(ek)
     seed_bytes = algorithm.digest_size
     if isinstance(ek, rsa.RSAPublicKey):
@@ -156,7 +158,7 @@ def seal_credential(ek: object, name: bytes, secret: bytes) -> bytes:
 
 
 def _template(ek: object) -> tuple[hashes.HashAlgorithm, int]:
-    """The hash that names such an EK, and the size of the AES key that it protects with."""
+    """The hash of such an EK's name, and the size of the AES key that it uses for protection."""
     size = getattr(ek, "key_size", 0)
     curve = getattr(getattr(ek, "curve", None), "name", "")
     if (isinstance(ek, rsa.RSAPublicKey) and size == 2048) or curve == "secp256r1":
@@ -175,7 +177,7 @@ def kdfa(
     size: int,
     algorithm: hashes.HashAlgorithm | None = None,
 ) -> bytes:
-    """KDFa is SP 800-108's counter mode."""
+    """KDFa, which is SP 800-108's counter mode."""
     return KBKDFHMAC(
         algorithm or hashes.SHA256(), Mode.CounterMode, size, 4, 4, CounterLocation.BeforeFixed,
         label, context, None,

@@ -1,8 +1,8 @@
 """The firmware's log of what it measured, replayed against the PCRs.
 
-TCG PC Client Platform Firmware Profile, crypto-agile form. The log itself is not signed: what it
-says counts only as far as it leads to the PCRs that the TPM signed. So every PCR that it writes to
-must come out as quoted.
+The form is that of the TCG PC Client Platform Firmware Profile, crypto-agile. The log itself is not
+signed. It counts only if it leads to the PCRs that the TPM signed: every PCR that it extends must
+come out as quoted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_BANKS: Final = 8
 _ALGORITHMS: Final = {SHA256: "sha256", SHA384: "sha384"}
 PCR_NAMES: Final = {n: f"pcr{n}" for n in range(PCRS)}
 RTMR_NAMES: Final = {n + 1: f"rtmr{n}" for n in range(4)}
-"""Of a TDX guest: its log counts them from 1."""
+"""A TDX guest's registers. Its log counts them from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class Event:
     pcr: int
     kind: int
     digest: bytes
-    """In the bank that was asked for."""
+    """The digest in the bank that was asked for."""
     data: bytes
     start: int
     end: int
-    """Where it is in the log."""
+    """Its bytes are log[start:end]."""
 
 
 def parse_event_log(log: bytes, wanted: int = SHA256, *, filled: bool = False) -> tuple[Event, ...]:
-    """`filled`: ones or zeros may fill the log's memory up behind the last event."""
+    """Reads a log. `filled`: ones or zeros may fill the log's memory after the last event."""
     cursor = Cursor(log, "the event log", "little")
     sizes = _banks(cursor)
     if sizes.get(wanted) != BANKS[wanted]:
@@ -75,11 +75,11 @@ def parse_event_log(log: bytes, wanted: int = SHA256, *, filled: bool = False) -
 
 
 def _banks(cursor: Cursor) -> dict[int, int]:
-    """The log's first event, in the old form, lists the hash algorithms of those that follow."""
+    """The hash algorithms of a log, listed by its first event, which has the old form."""
     pcr, kind = cursor.number(4), cursor.number(4)
     cursor.take(20)
     head = Cursor(cursor.sized(4), "the event log's head", "little")
-    # A TDX guest's log may count it to the first register that can be extended.
+    # A TDX guest's log may assign it to the first register that can be extended.
     if pcr > 1 or kind != EV_NO_ACTION or head.take(len(_SPEC)) != _SPEC:
         raise unknown_evidence("the event log is not in TCG's crypto-agile form")
     head.take(8)
@@ -96,12 +96,12 @@ def _count(banks: int) -> int:
 
 
 def replay(events: tuple[Event, ...], bank: int = SHA256) -> dict[int, bytes]:
-    """What the PCRs hold if just these events were measured since the machine was reset."""
+    """The PCRs' values if exactly these events were measured since the machine was reset."""
     algorithm, size = _ALGORITHMS[bank], BANKS[bank]
     values: dict[int, bytes] = {}
     for event in events:
         if event.kind == EV_NO_ACTION:
-            # The one that matters: firmware started from another locality, so PCR 0 began there.
+            # If the firmware started from another locality, PCR 0 began with its number.
             if event.data.startswith(_LOCALITY) and event.pcr == 0 and 0 not in values:
                 values[0] = event.data[len(_LOCALITY) :][:1].rjust(size, b"\0")
             continue
@@ -113,9 +113,9 @@ def replay(events: tuple[Event, ...], bank: int = SHA256) -> dict[int, bytes]:
 def check_log(
     log: bytes, registers: Mapping[str, str], bank: int, names: Mapping[int, str]
 ) -> dict[str, tuple[str, ...]]:
-    """The digests that each quoted register was extended with, if the log leads to its value.
+    """The digests that each quoted register was extended with. The log must lead to its value.
 
-    `names` are the registers' by the number that the log has for them: PCR_NAMES, RTMR_NAMES.
+    `names` gives a register's name for its number in the log: PCR_NAMES, RTMR_NAMES.
     """
     events = parse_event_log(log, bank)
     for number, value in replay(events, bank).items():
@@ -131,7 +131,7 @@ def check_log(
 
 
 def read_log(path: Path) -> bytes:
-    """Empty where firmware left none, or this process may not read it."""
+    """A log's bytes. Empty if firmware left no log, or this process may not read it."""
     try:
         return path.read_bytes()
     except OSError:
@@ -141,9 +141,9 @@ def read_log(path: Path) -> bytes:
 def matching_log(
     log: bytes, registers: Mapping[str, str], bank: int, names: Mapping[int, str]
 ) -> bytes:
-    """A machine's own log, of the registers that nothing has extended without telling it.
+    """The events of a machine's own log, for those registers whose values it explains.
 
-    Empty where there is none, or none that can be read.
+    Empty if there is no log, or none that can be read.
     """
     try:
         events = parse_event_log(log, bank, filled=True)

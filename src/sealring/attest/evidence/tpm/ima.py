@@ -6,12 +6,12 @@ The form of /sys/kernel/security/ima/binary_runtime_measurements, little-endian:
 
 The data is the template's fields, each after its length: `d-ng` (algorithm, ":", NUL, digest),
 `n-ng` (path, NUL), and for some templates one more. The PCR was extended with the data's hash in
-its own bank (Linux 5.8 and later). The list is not signed: what it says counts only as far as it
-leads to the PCR that the TPM signed. It grows while it is read, so it may hold more than that:
-entries behind the one that leads to the quoted value are not evidence, and not looked at.
+its own bank (Linux 5.8 and later). The list is not signed: it counts only as far as it leads to the
+PCR that the TPM signed. It grows while it is read, so it may hold more: entries after the one that
+leads to the quoted value are not evidence, and are ignored.
 
 A violation is a file that was written while it was measured or in use. Its entry has zeros in the
-place of the hash, and the PCR was extended with ones: no signature covers the path that it names.
+place of the hash, and the PCR was extended with ones, so no signature covers the path in it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from sealring.errors import ForgedEvidence, MalformedEvidence
 IMA_LOG: Final = Path("/sys/kernel/security/ima/binary_runtime_measurements")
 PCR: Final = 10
 MAX_BYTES: Final = 320 << 10
-"""Of a list that a worker sends: what fits into evidence, with all else that it holds."""
+"""The most bytes of a list that a worker sends, so that it fits into evidence with the rest."""
 _MAX_ENTRIES: Final = 8192
 _HEAD: Final = struct.Struct("<I20s")
 _NO_HASH: Final = bytes(20)
 _HASHES: Final = {SHA256: hashlib.sha256, SHA384: hashlib.sha384}
 _FIELDS: Final = {b"ima-ng": 2, b"ima-sig": 3, b"ima-buf": 3}
-"""The templates that are known, and how many fields each has: the first two are d-ng and n-ng."""
+"""The known templates, and how many fields each has. The first two fields are d-ng and n-ng."""
 _ALGORITHM: Final = re.compile(rb"[a-z0-9-]{1,16}")
 _BARE: Final = {b"sha256": 32, b"sha384": 48, b"sha512": 64}
-"""Digests that a policy can list, told apart by their size."""
+"""The sizes of digests that a policy can list. The size tells the algorithms apart."""
 _BOOT_AGGREGATE: Final = "boot_aggregate"
 _LOG = logging.getLogger("sealring")
 
@@ -63,7 +63,7 @@ _LOG = logging.getLogger("sealring")
 class Entry(NamedTuple):
     path: str
     digest: str
-    """Hexadecimal; with the algorithm's name in front where a policy cannot list it."""
+    """Hexadecimal. If a policy cannot list it, the algorithm's name stands before it."""
     data: bytes
     violation: bool
     end: int
@@ -72,19 +72,19 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What PCR 10 was extended with, as a list shows that replays to it."""
+    """What PCR 10 was extended with, as a list shows that leads to its value."""
 
     entries: int
     violations: int
     files: Mapping[str, tuple[str, ...]]
-    """The digests that each path was measured with, in order. Without the boot aggregate, if it is
-    the hash of the quoted PCRs."""
+    """The digests that each path was measured with, in order. The boot aggregate is left out if it
+    is the hash of the quoted PCRs."""
     end: int
     """How many bytes of the list lead to the quoted value."""
 
 
 def read_entries(log: bytes) -> Iterator[Entry]:
-    """One after the other: what is behind the entries that a caller wants is not looked at."""
+    """Yields the entries one by one, so that a caller can stop before entries it does not want."""
     at = 0
     for _ in range(_MAX_ENTRIES):
         if at == len(log):
@@ -105,7 +105,7 @@ def read_entries(log: bytes) -> Iterator[Entry]:
 
 
 def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Measured:
-    """What the list shows, if it leads to the value of PCR 10 among `pcrs`."""
+    """What the list shows. It must lead to the value of PCR 10 among `pcrs`."""
     hashed = _HASHES[bank]
     value, quoted = bytes(BANKS[bank]), pcrs.get(PCR)
     files: dict[str, list[str]] = {}
@@ -128,7 +128,7 @@ def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Mea
 
 
 def matching_ima(pcrs: Mapping[int, bytes], bank: int, path: Path = IMA_LOG) -> bytes:
-    """This machine's list, as far as it leads to the quoted value; empty where there is none."""
+    """This machine's list, up to the entry that leads to the quoted value. Empty if none."""
     try:
         log = path.read_bytes()
         log = log[: replay_ima(log, pcrs, bank).end]
@@ -148,7 +148,7 @@ def matching_ima(pcrs: Mapping[int, bytes], bank: int, path: Path = IMA_LOG) -> 
 
 
 def _sized(data: bytes, at: int) -> tuple[bytes, int]:
-    """The bytes behind their own count, and where they end. Lists are long: no Cursor here."""
+    """Bytes after their own length, and where they end. Faster than a Cursor: lists are long."""
     start = at + 4
     end = start + int.from_bytes(data[at:start], "little")
     if start > len(data) or end > len(data):
@@ -178,7 +178,7 @@ def _digest(field: bytes) -> str:
 
 
 def _aggregates(pcrs: Mapping[int, bytes], bank: int) -> set[str]:
-    """The hash of what was booted, as kernels compute it: of PCRs 0 to 7, or 0 to 9."""
+    """The boot aggregate's possible values: kernels hash PCRs 0 to 7, or 0 to 9."""
     return {
         _HASHES[bank](b"".join(pcrs[pcr] for pcr in range(count))).hexdigest()
         for count in (8, 10)
@@ -194,16 +194,16 @@ class ImaRules:
     """Which files may have been measured since boot."""
 
     files: Mapping[str, frozenset[str]]
-    """By path, the digests that it may have."""
+    """The digests that each path may have."""
     exclude: frozenset[str]
-    """Paths, and directories with a slash at their end, that are not asked for."""
+    """Paths that are not checked. A path with a slash at its end is a directory."""
     violations: bool
     """False: a file that changed while it was measured or in use is refused."""
 
     @property
     def digest(self) -> str:
-        """Equal for rules that say the same. A certificate names the rules that it was given by: it
-        cannot hold the list of files."""
+        """A digest that is equal for equal rules. A certificate names with it the rules by which
+        the files were judged, because the list of files does not fit into it."""
         files = {path: sorted(digests) for path, digests in self.files.items()}
         text = json.dumps([files, sorted(self.exclude), self.violations], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -215,7 +215,7 @@ class ImaRules:
 
 
 def _read_rules(table: Table, name: str) -> ImaRules | None:
-    """None where the policy says that it does without."""
+    """Reads the rules. None if the policy has no such table."""
     found = table.inner(name, known=("files", "exclude"))
     if name not in table.values:
         return None
@@ -246,9 +246,9 @@ class _Ima(Rule):
             yield f"ima.exclude: any file passes that is measured as one of {listed}."
 
     def write(self, workers: Workers) -> Any:
-        """What all of them have measured since boot; None where one does not show it.
+        """The files that all workers have measured since boot.
 
-        Or shows digests of an algorithm that no policy can list.
+        None if a worker shows no files, or digests of an algorithm that no policy can list.
         """
         every = [digest for one in workers for found in one.ima_files.values() for digest in found]
         if not all(one.ima_entries for one in workers) or any(":" in digest for digest in every):
@@ -267,7 +267,7 @@ class _Ima(Rule):
 def _files_pass(ima: ImaRules, worker: DescribedWorker) -> tuple[bool, str, str]:
     wanted = f"only files of {len(ima.files)} listed"
     if worker.ima_rules:
-        # A certificate's word: its broker saw the list, and judged it by rules of this digest.
+        # A certificate's claim: its broker saw the list and judged it by rules with this digest.
         same = worker.ima_rules == ima.digest
         return same, wanted, f"judged by {'the same' if same else 'other'} rules"
     if not worker.ima_entries:

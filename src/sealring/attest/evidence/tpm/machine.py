@@ -1,10 +1,10 @@
-"""This machine's TPM: who it is, and evidence from it.
+"""This machine's TPM: its identity, and evidence from it.
 
 machine.introduction()   ->  the EKs' chains and the AK, for the verifier to make credentials
 machine.attest(...)      ->  evidence, with the credentials opened
 
-A TPM has an EK for each kind of key. All that have a certificate are shown, so that a verifier
-knows the machine again by any of them.
+A TPM has an EK for each kind of key. All EKs that have a certificate are shown, so that a verifier
+recognizes the machine by any of them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ EVENT_LOG: Final = Path("/sys/kernel/security/tpm0/binary_bios_measurements")
 QUOTED: Final = tuple(pcr for pcr in range(24) if pcr not in RESETTABLE)
 _TRIES: Final = 8
 
-# TCG EK Credential Profile: templates L-1 (RSA 2048) and L-2 (P-256), with the policy that asks for
-# the endorsement hierarchy's password, H-3 (P-384) and H-6 (RSA 3072), of whose policy that is a
-# branch, and where their certificates and a persistent key may be.
+# TCG EK Credential Profile. Templates L-1 (RSA 2048) and L-2 (P-256) have the policy that asks for
+# the endorsement hierarchy's password; in H-3 (P-384) and H-6 (RSA 3072) it is one branch of the
+# policy. `_EKS` lists where a certificate and a persistent key of each may be.
 _POLICY: Final = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
 _AES_128_CFB: Final = bytes.fromhex("000600800043")
 _EK_HEAD: Final = bytes.fromhex("000b000300b20020") + _POLICY + _AES_128_CFB
@@ -74,7 +74,7 @@ _EKS: Final = (
 _EK_KINDS: Final = {
     "secp256r1": EK_P256, "rsa2048": EK_RSA, "secp384r1": EK_P384, "rsa3072": EK_RSA_3072,
 }  # fmt: skip
-# A restricted ECDSA key on P-256, whose name is hashed with SHA-256.
+# A restricted ECDSA key on P-256. Its name uses SHA-256.
 AK_TEMPLATE: Final = bytes.fromhex("0023000b00050472000000100018000b0003001000000000")
 
 
@@ -84,12 +84,12 @@ class Introduction:
     """The EK's certificate and its issuers, root last."""
     ak: bytes
     others: tuple[tuple[bytes, ...], ...] = ()
-    """The chains of the TPM's other EKs, as far as its makers' certificates are at hand."""
+    """The chains of the TPM's other EKs, for those whose issuers' certificates are at hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endorsement:
-    """An EK: its certificate, and how to reach the key, by a handle or by making it again."""
+    """An EK: its certificate, and its handle or the template to make it again."""
 
     certificate: bytes
     handle: int | None
@@ -106,7 +106,7 @@ class TpmMachine:
     ) -> None:
         """`issuers` are the TPM maker's certificates (DER), root last: TPMs seldom hold them.
 
-        The EK's certificate is read from the TPM, unless it is given.
+        If `certificate` is not given, the EK's certificate is read from the TPM.
         """
         self._tpm, self._logs = tpm, logs or Logs()
         found = list(self._endorsements(certificate))
@@ -132,9 +132,9 @@ class TpmMachine:
         devices: tuple[DeviceEvidence, ...] = (),
         others: Sequence[bytes | None] = (),
     ) -> Evidence:
-        """`blob` is the verifier's credential for what `introduction` said.
+        """Makes evidence. `blob` is the verifier's credential for the introduction.
 
-        `others` are those for the other EKs; None for one that the verifier does not know.
+        `others` are the credentials for the other EKs. None for one that the verifier refused.
         """
         with self._tpm.primary(AK_TEMPLATE) as (ak_handle, ak):
             secrets, shown = [self._opened(self._first, ak_handle, blob)], []
@@ -164,7 +164,7 @@ class TpmMachine:
         return self._tpm.primary(one.template)
 
     def _endorsements(self, given: bytes | None) -> Iterator[Endorsement]:
-        """The EKs that have a certificate; only the one that is given, if one is."""
+        """The EKs that have a certificate. If `given`, only the EK of that certificate."""
         for index, handle, template in _EKS:
             found = given or self._tpm.read_nv(index)
             if found is None:
@@ -188,12 +188,12 @@ class TpmMachine:
 
 
 def quoted_parts(tpm: Tpm, handle: int, ak: bytes, bound: bytes, logs: Logs) -> dict[str, bytes]:
-    """The parts of evidence that a quote with this attestation key gives, and its logs."""
+    """The parts of evidence that come from a quote with this attestation key, and from the logs."""
     bank = tpm.bank()
     for _ in range(_TRIES):
         quote, signature = tpm.quote(handle, bound[:QUALIFYING_BYTES], QUOTED, bank)
         values = tpm.read_pcrs(QUOTED, bank)
-        # The kernel may extend a PCR between the two.
+        # The kernel may extend a PCR between the quote and the reading.
         if digest_of_pcrs(signature, values) == parse_quote(quote).digest:
             signature = canonical_signature(signature, parse_public(ak).key)
             parts = {"quote": quote, "signature": signature, "pcrs": values}
@@ -203,14 +203,14 @@ def quoted_parts(tpm: Tpm, handle: int, ak: bytes, bound: bytes, logs: Logs) -> 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Where the logs lie that lead to the PCRs."""
+    """The paths of the logs that explain the PCRs."""
 
     events: Path = EVENT_LOG
     files: Path | None = None
-    """The kernel's list of measured files (IMA), where a policy asks for it."""
+    """The kernel's list of measured files (IMA), if the policy asks for it."""
 
     def matching(self, values: bytes) -> dict[str, bytes]:
-        """The parts of evidence that tell how the quoted PCRs came to their values."""
+        """The parts of evidence that explain how the quoted PCRs came to their values."""
         size = len(values) // len(QUOTED)
         (bank,) = [bank for bank, bytes_each in BANKS.items() if bytes_each == size]
         quoted = {pcr: values[size * n :][:size] for n, pcr in enumerate(QUOTED)}
@@ -222,7 +222,7 @@ class Logs:
 
 
 def read_issuers(pem: bytes) -> tuple[bytes, ...]:
-    """A chain's certificates, as DER, from the text that its maker publishes."""
+    """A chain's certificates, as DER, from the PEM text that the maker publishes."""
     found = certificates_from_pem(pem, ValueError("no certificates in PEM"))
     return tuple(one.public_bytes(Encoding.DER) for one in found)
 
@@ -234,7 +234,7 @@ def _kind_of(key: object) -> str:
 
 
 def _key_bytes(key: object) -> bytes:
-    """The part of a public key that stands as it is in a TPMT_PUBLIC."""
+    """The part of a public key that appears unchanged in a TPMT_PUBLIC."""
     if isinstance(key, rsa.RSAPublicKey):
         return key.public_numbers().n.to_bytes(key.key_size // 8, "big")
     if isinstance(key, ec.EllipticCurvePublicKey):
@@ -243,14 +243,14 @@ def _key_bytes(key: object) -> bytes:
 
 
 def first_der(data: bytes) -> bytes:
-    """Some makers fill an index up behind the certificate."""
+    """The certificate in an index. Some makers fill the index up after it."""
     try:
         return first_value(data)
     except ValueError:
         return data
 
 
-# Where Google keeps the certificate and the template: on P-256 first, then RSA's.
+# Where Google keeps certificate and template of an AK: first those on P-256, then RSA's.
 AKS: Final = ((0x01C10002, 0x01C10003), (0x01C10000, 0x01C10001))
 
 
@@ -258,7 +258,7 @@ class CertifiedTpmMachine:
     kind: Final = KIND
 
     def __init__(self, tpm: Tpm, issuers: Sequence[bytes], logs: Logs | None = None) -> None:
-        """`issuers` are those of the certificate (DER), root last."""
+        """`issuers` are those of the AK's certificate (DER), root last."""
         self._tpm, self._logs = tpm, logs or Logs()
         certificate, self._template = self._find()
         self._chain = (certificate, *issuers)

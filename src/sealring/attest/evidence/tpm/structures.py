@@ -1,4 +1,4 @@
-"""What a TPM signs, and the keys that sign it, as bytes (TPM 2.0 library specification, part 2)."""
+"""The bytes that a TPM signs, and its signing keys (TPM 2.0 library specification, part 2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RSA, ECC = 0x0001, 0x0023
 RSASSA, RSAPSS, ECDSA = 0x0014, 0x0016, 0x0018
 PCRS: Final = 24
 BANKS: Final = {SHA256: 32, SHA384: 48}
-"""The banks of PCRs that are read, and the size of a value."""
+"""The banks of PCRs that we read, and the size of a value."""
 _MAGIC: Final = 0xFF544347
 _QUOTE: Final = 0x8018
 _CURVES: Final[dict[int, ec.EllipticCurve]] = {3: ec.SECP256R1(), 4: ec.SECP384R1()}
@@ -52,7 +52,7 @@ class Quote:
     bank: int
     """SHA256 or SHA384."""
     pcrs: tuple[int, ...]
-    """The selected ones of that bank, in the order in which they are hashed."""
+    """The selected PCRs of that bank, in the order in which they are hashed."""
     digest: bytes
 
 
@@ -63,7 +63,7 @@ class Public:
     key: PublicKey
     attributes: int
     name: bytes
-    """How TPMs name an object: by the hash of its whole public part."""
+    """A TPM names an object by the hash of its whole public part."""
 
 
 def parse_quote(data: bytes) -> Quote:
@@ -72,9 +72,9 @@ def parse_quote(data: bytes) -> Quote:
         raise MalformedEvidence("the quote does not begin as what a TPM makes and signs")
     if cursor.number(2) != _QUOTE:
         raise MalformedEvidence("the TPM signed something, but not a quote")
-    cursor.sized(2)  # The signer's qualified name. The key that verifies the signature says more.
+    cursor.sized(2)  # the signer's qualified name: the key that verifies the quote says more
     extra_data = cursor.sized(2)
-    cursor.take(8)  # The clock: it says nothing that the nonce does not.
+    cursor.take(8)  # the clock: the nonce already shows that the quote is fresh
     resets, restarts = cursor.number(4), cursor.number(4)
     cursor.take(1)
     firmware = cursor.number(8)
@@ -124,7 +124,7 @@ def parse_public(data: bytes) -> Public:
 
 
 def digest_of_pcrs(signature: bytes, values: bytes) -> bytes:
-    """What a quote says of its PCRs' values: their hash, with the algorithm of its signature."""
+    """A quote's digest of the PCRs' values. Its hash is that of the quote's signature."""
     algorithm = _HASHES.get(int.from_bytes(signature[2:4], "big"))
     if algorithm is None:
         raise unknown_evidence("the TPM signature's hash is not known")
@@ -136,7 +136,7 @@ def name_of(public: bytes) -> bytes:
 
 
 def canonical_signature(signature: bytes, key: PublicKey) -> bytes:
-    """As a worker sends it. Some TPMs leave out zeros in front of a number."""
+    """The signature as a worker sends it. Some TPMs leave out leading zeros of its numbers."""
     if isinstance(key, rsa.RSAPublicKey) or signature[:2] != ECDSA.to_bytes(2, "big"):
         return signature
     cursor = Cursor(signature, "the TPM signature", "big")
@@ -149,7 +149,7 @@ def canonical_signature(signature: bytes, key: PublicKey) -> bytes:
 
 
 def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
-    """TPMT_SIGNATURE over the message, by this key."""
+    """Verifies a TPMT_SIGNATURE over the message, made by this key."""
     check_spelling(signature, canonical_signature(signature, key), "the TPM quote")
     cursor = Cursor(signature, "the TPM signature", "big")
     scheme, number = cursor.number(2), cursor.number(2)

@@ -1,6 +1,7 @@
-"""A TPM's quote, for the verifier's nonce and the worker's key. The TPM's maker vouches for it.
+"""Verifies a TPM's quote for the verifier's nonce and the worker's key.
 
-PCR 16 and PCR 23 can be reset by any program, so nothing is ever read from them.
+The TPM's maker vouches for the TPM. Any program can reset PCR 16 and PCR 23, so they are never
+used.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
     if certified and other_keys:
         raise MalformedEvidence("a certified attestation key comes without endorsement keys")
     if challenge is not None and certified:
-        # Nothing was activated, whatever the verifier had prepared.
+        # A certified key opens no credential, even if the verifier has prepared one.
         challenge = replace(challenge, credential=b"")
     elif challenge is not None:
         made_for, secret = challenge.credential[:32], challenge.credential[32:]
@@ -79,7 +80,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
 def verify_quote(
     raw: bytes, signature: bytes, key: PublicKey, values: bytes
 ) -> tuple[Quote, dict[int, bytes]]:
-    """The quote, and the PCRs whose digest it holds; those that programs can reset left out."""
+    """The quote and the PCRs that it covers, except those that programs can reset."""
     check_signature(key, signature, raw)
     quote = parse_quote(raw)
     size = BANKS[quote.bank]
@@ -96,7 +97,7 @@ def registers(pcrs: dict[int, bytes]) -> dict[str, str]:
 
 
 def logged(log: bytes, ima: bytes, pcrs: dict[int, bytes], bank: int) -> dict[str, Any]:
-    """The fields of Claims that tell how the PCRs came to their values, as far as logs show it."""
+    """The fields of Claims that explain how the PCRs came to their values, from the given logs."""
     told: dict[str, Any] = {}
     if log:
         told["events"] = check_log(log, registers(pcrs), bank, PCR_NAMES)
@@ -116,9 +117,9 @@ _PASSES: Final = {
 
 
 def booted(*pcrs: int) -> tuple[tuple[Rule, ...], tuple[Need, ...]]:
-    """The rules of what a machine booted, and that these PCRs must be stated.
+    """The rules for what a machine booted, and the need to state these PCRs.
 
-    They are stated by their values, by what they were extended with, or both.
+    A policy states a PCR by its values, by the events that extend it, or by both.
     """
     return (
         Registers(
