@@ -57,7 +57,7 @@ def test_commands_of_the_examples() -> None:
 
 def test_an_option_that_does_not_exist_is_seen() -> None:
     assert unknown("sealring audit check run --no-such 1 -- --vault x") == ["--no-such"]
-    assert len(list(commands((ROOT / "docs" / "provenance.md").read_text()))) > 10
+    assert len(list(commands((ROOT / "docs" / "logs.md").read_text()))) > 10
 
 
 def leaves(

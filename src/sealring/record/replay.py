@@ -2,7 +2,7 @@
 
 A part begins at a checkpoint, or at the first step, and ends at the next checkpoint. The recorded
 script is started with $_SEALRING_REPLAY, which says what to repeat; it does what it always does,
-with `records.steps` and `records.replay.checkpoint` (docs/provenance.md). The script is not
+with `records.steps` and `records.replay.checkpoint` (docs/audits.md). The script is not
 trusted: it ends in time, and what it prints takes no memory.
 """
 

@@ -107,7 +107,7 @@ def test_a_statement_that_the_disk_loses_is_still_in_the_log(tmp_path: Path) -> 
 
 
 def test_neighbours_that_collude_are_not_found(tmp_path: Path) -> None:
-    # Both ends of a link hold its key. docs/provenance.md says so.
+    # Both ends of a link hold its key. docs/audit-findings.md says so.
     made = MadeRun()
     colluding(made)
     result = ask(made.write(tmp_path / "run").path, made.trust)

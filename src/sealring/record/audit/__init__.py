@@ -1,4 +1,4 @@
-"""Checks a finished run from its folder alone, and answers claims about it (docs/provenance.md).
+"""Checks a finished run from its folder alone, and answers claims about it (docs/audits.md).
 
 In the order in which an audit goes:
 
