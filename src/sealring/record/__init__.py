@@ -1,11 +1,11 @@
-"""The record of a run, and what is made of it, in the order in which it is made.
+"""The record of a run, and what is done with it, in the order of the work.
 
 recording   what a worker writes while it trains; `sealring.record_run` begins it
-statements  what is signed, how, and the folder that holds it
+statements  what is signed, how it is signed, and the folder that holds it
 witness     cosigns logs that only grow
 audit       checks a finished run, and answers claims about it
 replay      executes parts of a run again
-papers      what a model takes along
+papers      a model's signature, transparency bundle and bill of materials
 
 Nothing here imports torch.
 """

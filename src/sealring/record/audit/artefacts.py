@@ -1,4 +1,4 @@
-"""Checkpoints, datasets and files: their makers and their users name each of them alike."""
+"""Checks that checkpoints, datasets and files are named alike by their makers and their users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sealring.record.audit.records import Made, Records, Turn
 from sealring.record.statements.forms import CheckpointRef, Named
 
 _DISK = ("the disk",)
-"""May be at fault as well: it can put another file in the place of the one that was asked for."""
+"""Named as a further party: the disk can hold another file in the place of the wanted one."""
 
 
 def check_artefacts(records: Records) -> list[Finding]:
@@ -35,7 +35,7 @@ def _in(records: Records) -> Iterator[tuple[Turn, CheckpointRef]]:
 
 
 def _written_alike(records: Records) -> Iterator[Finding]:
-    """All ranks that wrote a checkpoint of one name and step name the same manifest."""
+    """All ranks that wrote a checkpoint of the same name and step name the same manifest."""
     votes: Votes[Turn, str] = Votes()
     for turn, one in _out(records):
         votes.add((one.name, one.step), turn, one.sha256)
@@ -48,7 +48,7 @@ def _written_alike(records: Records) -> Iterator[Finding]:
 
 
 def _same_content(records: Records) -> Iterator[Finding]:
-    """All who wrote or read one manifest name the same content, if they name one."""
+    """All ranks that wrote or read a manifest name the same content, if they name any."""
     votes: Votes[Turn, str] = Votes()
     for turn in records.turns:
         for one in (*turn.interval.checkpoints_out, *turn.interval.checkpoints_in):
@@ -66,9 +66,9 @@ def _same_content(records: Records) -> Iterator[Finding]:
 
 
 def _in_its_steps(records: Records) -> Iterator[Finding]:
-    """A checkpoint is written in the steps that it is of, and is read after them.
+    """A checkpoint is written in the interval of its step, and is read later.
 
-    One step more, at the end: a script may save in a step that fails.
+    One step after the interval is allowed: a script may save in a step that fails.
     """
     written: dict[str, tuple[int, Turn]] = {}
     for turn, one in _out(records):
@@ -93,9 +93,9 @@ def _in_its_steps(records: Records) -> Iterator[Finding]:
 
 
 def _no_dataset(records: Records) -> Iterator[Finding]:
-    """What ranks read as a dataset is none of the checkpoints that ranks wrote.
+    """No checkpoint that ranks wrote is read as a dataset.
 
-    Else a rank could pass off any data as something that the run made itself.
+    Otherwise a rank could pass off any data as something that the run made itself.
     """
     written: dict[str, dict[str, Turn]] = {}
     for turn, one in _out(records):
@@ -117,7 +117,7 @@ def _no_dataset(records: Records) -> Iterator[Finding]:
 
 
 def _used(records: Records) -> Iterator[tuple[Turn | Made, str, CheckpointRef | Named]]:
-    """Who read or used what, and the statement's words for it."""
+    """Each use of an artefact: the statement, the words for it, and the reference."""
     for turn, one in _in(records):
         yield turn, f"{turn.where} read", one
     for made in records.made:
@@ -126,7 +126,7 @@ def _used(records: Records) -> Iterator[tuple[Turn | Made, str, CheckpointRef | 
 
 
 def _read_as_written(records: Records) -> Iterator[Finding]:
-    """What is read under the name of a checkpoint of this run is what was written under it."""
+    """A checkpoint that is read under a name is the one that this run wrote under that name."""
     written: dict[str, list[tuple[Turn, CheckpointRef]]] = {}
     known: set[tuple[str, str]] = set()
     for turn, one in _out(records):
@@ -144,7 +144,7 @@ def _read_as_written(records: Records) -> Iterator[Finding]:
 
 
 def _read_at_its_step(records: Records) -> Iterator[Finding]:
-    """A rank that goes on from a checkpoint of this run does so at the step that it was of."""
+    """A rank that goes on from a checkpoint of this run begins at the checkpoint's step."""
     steps: dict[str, set[int]] = {}
     writers = _writers(records)
     for _, one in _out(records):
@@ -161,7 +161,7 @@ def _read_at_its_step(records: Records) -> Iterator[Finding]:
 
 
 def _starts(records: Records) -> Iterator[Finding]:
-    """A run goes on from the checkpoint that it read first, and all ranks read the same one."""
+    """A run begins at the step of the checkpoint that it read first, the same for all ranks."""
     votes: Votes[Turn, str] = Votes()
     writers = _writers(records)
     names: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _starts(records: Records) -> Iterator[Finding]:
 
 
 def _writers(records: Records) -> dict[str, list[Turn]]:
-    """Of each manifest the statements that say who wrote it, not more than a finding names."""
+    """For each manifest, the statements of its writers, at most as many as a finding names."""
     found: dict[str, dict[str, Turn]] = {}
     for turn, made in _out(records):
         turns = found.setdefault(made.sha256, {})
@@ -222,7 +222,7 @@ def _datasets(records: Records) -> Iterator[Finding]:
 
 
 def _twice_made(records: Records) -> Iterator[Finding]:
-    """Two accounts of how one thing was made, of different inputs or code."""
+    """Two statements about how a thing was made must name the same inputs and code."""
     makers: dict[str, Made] = {}
     for one in records.made:
         for output in one.content.outputs:

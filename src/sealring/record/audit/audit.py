@@ -26,21 +26,21 @@ from sealring.record.statements.run_folder import check_folder, open_run
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an auditor asks of a run."""
+    """What an auditor asks about a run."""
 
     claims: Claims = field(default_factory=Claims)
     model: Path | None = None
     replay: Repetition | None = None
     broker_logs: Sequence[Path] = ()
-    """Logs that brokers have published, to compare certificates with; `AuditTrust.brokers` says
-    which of them to believe."""
+    """Published logs of brokers, with which certificates are compared. `AuditTrust.brokers` says
+    which of them to trust."""
 
 
 class Status(IntEnum):
-    """The command's exit status."""
+    """The exit status of `sealring audit`."""
 
     SHOWN = 0
-    """Every claim is answered with yes, and nothing contradicts anything."""
+    """Every claim is answered with yes, and no record contradicts another."""
     REFUTED = 1
     """A claim is answered with no, or records contradict each other or are forged."""
     NOT_SHOWN = 2
@@ -53,16 +53,16 @@ class AuditResult:
     """The run's name."""
     jobs: tuple[str, ...]
     log: SignedCheckpoint | None
-    """None: the log cannot be believed, a finding says why."""
+    """The log's checkpoint. None if the log is not trusted; a finding says why."""
     payloads: Mapping[str, str]
-    """Digest of every statement that was verified, and what it says, as JSON."""
+    """Each verified statement's content as JSON, by the statement's digest."""
     graph: Graph
     findings: tuple[Finding, ...]
     answers: tuple[Answer, ...]
     ranks: int
     intervals: int
     repetitions: Repetitions | None = None
-    """None: nothing was executed again."""
+    """The parts that were executed again. None if none were."""
 
     @property
     def status(self) -> Status:
@@ -105,9 +105,9 @@ def audit(
     path: Path, trust: AuditTrust, question: Question | None = None,
     stage: Callable[[str], None] = lambda name: None,
 ) -> AuditResult:  # fmt: skip
-    """Raises MalformedRun if the folder is none of a run; all else is in the result.
+    """Audits a run's folder. Raises MalformedRun if it holds no run; other faults are findings.
 
-    `stage` is told what is being done, for a progress bar.
+    `stage` is called with the name of each step of the work, for a progress bar.
     """
     question = question or Question()
     with _without_collector():
@@ -158,7 +158,7 @@ def audit(
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Records have no cycles and stay: looking at all of them again and again finds nothing."""
+    """Turns the garbage collector off: the records have no cycles, and scanning them takes long."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Each rank's chain of statements: nothing missing, nothing twice, each one naming the one before.
+"""Checks each rank's chain: no statement is missing or doubled, and each names the one before.
 
-Also what all ranks must say alike: the size of the world, the script that ran, and from which step
-to which. And each rank has a key of its own: else one worker counts as several.
+All ranks must also agree on the size of the world, the script, and the first and last step. And
+each rank must have a key of its own, or one worker would count as several.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
 
 
 def _continued(last: dict[str, Turn], known: list[Turn], turn: Turn) -> Iterator[Finding]:
-    """`last` has the statements before it, by digest: one, but for a rank that signed several."""
+    """Checks that `turn` continues one of `last`, the statements before it by their digests.
+
+    There is one such statement, unless the rank signed several.
+    """
     before = last.get(turn.interval.previous or "")
     if before is None:
         text = (
@@ -92,7 +95,7 @@ def _gap(after: Turn, first: int, end: int, *before: Turn) -> Finding:
 def _alike(
     chains: dict[int, list[Turn]], what: str, said: Callable[[Turn], object]
 ) -> Iterator[Finding]:
-    """What a rank says in all its statements alike, and all ranks alike."""
+    """A rank's statements must all say the same, and so must all ranks."""
     for chain in chains.values():
         for before, after in pairwise(chain):
             if said(before) != said(after):
@@ -106,7 +109,7 @@ def _alike(
 
 
 def _same_steps(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
-    """All ranks of a run do the same steps: they begin at the same one, and end at the same one."""
+    """All ranks of a run begin at the same step, and end at the same step."""
     firsts, lasts = ([chain[at] for chain in chains.values()] for at in (0, -1))
     clash = clash_of((turn, turn.interval.first_step) for turn in firsts)
     if clash is not None:
@@ -133,7 +136,7 @@ def _missing_ranks(records: Records) -> Iterator[Finding]:
 
 
 def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
-    """A chain without an end beside one that has it. If none has, the whole run was cut off."""
+    """Finds chains without an end beside chains with one. If none ends, the run was cut off."""
     finals = (turn for chain in chains.values() for turn in chain if turn.interval.final)
     ended = list(islice(finals, MAX_AGAINST))
     for chain in chains.values():
@@ -147,10 +150,10 @@ def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
 
 
 def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
-    """All ranks have new processes at a step, and none of them read a checkpoint.
+    """Finds steps at which all ranks have new processes, and none read a checkpoint.
 
-    What the steps before came to is lost then, and the chain would join two runs into one. A rank
-    alone may get the state from another one.
+    The result of the steps before is lost then, and the chain would join two runs into one. If only
+    one rank starts again, it may get its state from another rank.
     """
     starts: dict[int, dict[int, tuple[Turn, Turn]]] = {}
     for rank, chain in chains.items():
@@ -170,7 +173,7 @@ def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
 
 
 def _is_another_process(before: Turn, after: Turn) -> bool:
-    """A process names each group that was open again: as open, closed or failed."""
+    """Whether the process is a new one: a process names each of its open groups again."""
     named = {(group.name, group.epoch) for group in after.interval.groups}
     return any(
         group.state == "open" and (group.name, group.epoch) not in named

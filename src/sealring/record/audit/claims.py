@@ -1,6 +1,6 @@
-"""What is claimed of a run, and what each claim is answered with: yes, no and where, or not shown.
+"""The claims about a run, and their answers: yes, no with the place, or not shown.
 
-An auditor writes claims as TOML; unknown words are refused:
+An auditor writes claims as TOML. Unknown words are refused:
 
     version = 1
     trained_only_on = ["<SHA-256>", ...]             raw data, datasets or starting checkpoints
@@ -12,8 +12,8 @@ An auditor writes claims as TOML; unknown words are refused:
     privacy = { epsilon = "8.0", delta = "1e-5" }
     no_gaps = true
 
-Each is optional; what is not claimed is not answered. One more claim is made with a file in hand:
-that it came out of this run.
+Each claim is optional. `check_model` answers one more claim, about a file in hand: that it came out
+of this run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMES: Final = (
 class Stage:
     name: str
     code: str | None
-    """The digest of its program; None: any."""
+    """The digest of its program. None: any program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class _Reader:
         return True
 
     def _decimal(self, name: str, value: Any) -> Decimal:
-        """As text: a binary fraction would not be what was written."""
+        """Reads a number from text, because a binary fraction would not be what was written."""
         try:
             found = Decimal(value) if isinstance(value, str) and len(value) <= 40 else Decimal(-1)
         except InvalidOperation:
@@ -211,12 +211,12 @@ class _Reader:
 
 
 MESSAGE: Final = "message"
-"""Among a claim's kinds of collectives: messages from one rank to another are allowed too."""
+"""A word among a claim's kinds of collectives: messages between two ranks are allowed too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """All that the checks found."""
+    """The results of all checks, from which claims are answered."""
 
     records: Records
     graph: Graph
@@ -229,7 +229,7 @@ class Shown:
         return [chain[-1] for chain in chains if not chain[-1].interval.final]
 
     def missing(self) -> str:
-        """Why these may not be all records of the run; nothing if they are."""
+        """Why some records of the run may be missing here. Empty if none can be."""
         for found in self.findings:
             if found.fault.hides_records:
                 return f"{found.who}: {found.text}"
@@ -420,9 +420,9 @@ def _aggregation(claimed: Aggregation, shown: Shown) -> _Reply:
 
 
 def _of_all(chain: Sequence[Turn]) -> list[int]:
-    """In each interval, new collectives of groups that all ranks are members of.
+    """New collectives, in each interval, of groups that all ranks are members of.
 
-    Counts are cumulative, and a group that has ended is named once more at most.
+    Counts are cumulative. A group that has ended is named at most once more.
     """
     before: dict[tuple[str, str, str], int] = {}
     found = []
@@ -458,7 +458,7 @@ def _privacy(claimed: Privacy, shown: Shown) -> _Reply:
     for last in (chain[-1] for chain in chains):
         if last.interval.privacy is None:
             return _not_shown(f"{last.where} has no privacy accounting", last)
-    # All of them: a later statement that names less does not take back what was spent.
+    # All statements count: a later one that names less does not take back what was spent.
     for turn in (turn for chain in chains for turn in chain):
         said = turn.interval.privacy
         if said is None:
@@ -497,7 +497,8 @@ _ANSWERS: Final[dict[str, tuple[Callable[[Any, Shown], _Reply], bool]]] = {
     "privacy": (_privacy, True),
     "no_gaps": (_no_gaps, False),
 }
-"""True where a claim is about everything that took place: what is missing could refute it."""
+"""The function for each claim. True if the claim is about all that happened: then a missing record
+could refute it."""
 
 
 # ---- a file in hand
@@ -511,7 +512,7 @@ def _wrote(made: Made, digest: str) -> bool:
 def check_model(
     path: Path, records: Records, graph: Graph, findings: Sequence[Finding]
 ) -> tuple[Answer, list[Finding]]:
-    """It is the output of an export, whose input is a checkpoint that this run's ranks wrote."""
+    """Answers whether the file came from an export of a checkpoint that this run's ranks wrote."""
     digest = digest_of_file(path)
     exports = [one for one in records.made if one.content.kind == "export"]
     found = [one for one in exports if _wrote(one, digest)]

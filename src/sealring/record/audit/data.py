@@ -1,9 +1,9 @@
-"""Each sample of a dataset's global order is read by exactly one rank, as the ranks' shares say.
+"""Checks that each sample of a dataset's order is read by one rank, as the ranks' shares say.
 
-Ranges may be long, so positions are not listed: ranges are cut where any of them begins or ends,
-and in each piece the ranks' shares of a period must tile it. Ranks that hold parts of one model
-read the same samples; so a share may be read several times if each share is read equally often.
-Ranges that a rank read as a whole are its own, and are not compared.
+Ranges may be long, so positions are not listed. The ranges are cut into pieces wherever one of them
+begins or ends. In each piece the ranks' shares of a period must cover it without overlap. Ranks
+that hold parts of one model read the same samples, so a share may be read several times if all
+shares are read equally often. A range without a share is its rank's alone, and is not compared.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from sealring.record.audit.records import Records, Turn
 from sealring.record.statements.forms import DataRange, Share
 
 _MAX_LISTED = 1 << 16
-"""Where shares of a piece have different periods, as many parts of it are compared one by one."""
+"""If the shares of a piece have different periods, at most this many parts of it are compared."""
 _MAX_FOUND = 1000
-"""Pieces of a dataset in which something is wrong: more of them tell nothing new."""
+"""The most pieces of a dataset that are reported as wrong: more would tell nothing new."""
 MAX_COMPARED = 1 << 21
-"""Ranges that cover a piece, and their spans in it, summed over all pieces of all datasets."""
+"""The most ranges that cover a piece, plus their spans in it, summed over all pieces."""
 _COMPARED_EACH = 64
-"""As many more for each range: a hostile worker could state ranges that overlap in any way."""
+"""The further budget for each range. It is bounded, because a hostile worker could state ranges
+that overlap in any way."""
 
 
 class _Budget:
-    """What may still be compared; one for the whole audit."""
+    """How much may still be compared, over the whole audit."""
 
     def __init__(self, ranges: int) -> None:
         self._left = MAX_COMPARED + _COMPARED_EACH * ranges
@@ -55,7 +56,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Positions of one period, from `first` up to and without `end`, that one rank read."""
+    """Positions of one period, from `first` to before `end`, that one rank read."""
 
     first: int
     end: int
@@ -100,13 +101,14 @@ def check_data(records: Records) -> list[Finding]:
 
 
 _Places = dict[int, list[Turn]]
-"""Statements by their number in a chain."""
+"""The statements by their number in a chain."""
 
 
 def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
-    """Intervals whose steps count: a run that goes back to a checkpoint reads samples again.
+    """The intervals that count. A run that goes back to a checkpoint reads samples again.
 
-    True: it went back to the middle of one, which is left out, and whose first steps count.
+    The flag is True if it went back to the middle of an interval. Then that interval is left out,
+    although its first steps count.
     """
     kept: list[Turn] = []
     in_part = False
@@ -119,7 +121,7 @@ def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
 
 
 def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
-    """Of one interval: ranks that share ranges share the datasets."""
+    """For one interval: ranks that share ranges must share the datasets."""
     turns = {read.turn.party: read.turn for read in reads}
     said: dict[str, set[tuple[str, int]]] = {}
     for read in reads:
@@ -161,7 +163,7 @@ class _Coverage:
     def __init__(
         self, reads: Sequence[_Read], places: _Places, world: int, left_out: bool, budget: _Budget
     ) -> None:
-        """`left_out`: not all intervals are compared, so what none of these reads may be theirs."""
+        """`left_out`: some intervals are not compared, and may have read what is unread here."""
         self._reads = reads
         self._name = reads[0].data.name
         self._places = places
@@ -172,7 +174,7 @@ class _Coverage:
         self._found = 0
 
     def findings(self) -> Iterator[Finding]:
-        """The first one about the same ranks."""
+        """The findings, only the first one about each set of ranks."""
         edges = sorted({edge for read in self._reads for edge in (read.data.first, read.data.end)})
         starting: dict[int, list[_Read]] = {}
         for read in self._reads:
@@ -204,9 +206,9 @@ class _Coverage:
         return new
 
     def _piece(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
-        """`reads` all cover the whole piece."""
+        """Checks one piece. Each of `reads` covers all of it."""
         if not reads:
-            if self._is_new(("no rank",)):  # for which all of them may be to blame, named once
+            if self._is_new(("no rank",)):  # all of them may be to blame, so it is reported once
                 yield Finding(
                     Fault.DATA, self._everybody(),
                     f"samples {first} to {end} of {self._name} were read by no rank, and later "
@@ -250,7 +252,7 @@ class _Coverage:
                 at, before = span.end, span
         if at < length and unread is None:
             unread = first + at, first + length
-        if unread is not None and not twice:  # else one rank read another's in place of its own
+        if unread is not None and not twice:  # if twice, a rank read another's share, not its own
             yield from self._unread(*unread, reads)
 
     def _twice(self, first: int, span: _Span, before: _Span) -> Iterator[Finding]:
@@ -264,9 +266,10 @@ class _Coverage:
             yield blame(Fault.DATA, text, one, against=[other], also=[other.party])
 
     def _unread(self, first: int, end: int, reads: Sequence[_Read]) -> Iterator[Finding]:
-        """At fault: ranks that read nothing of the piece; else those with other shares than most.
+        """Reports samples that no rank read.
 
-        The records do not tell more about a second gap in the same piece.
+        At fault are the ranks that read nothing of the piece. If there are none, those whose shares
+        differ from most ranks' are at fault. A second gap in the piece would tell nothing new.
         """
         readers = {read.turn.rank: read for read in reads}
         parties = absent_ranks(readers, self._world)
@@ -298,7 +301,7 @@ class _Coverage:
 
 
 def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
-    """One reader of each share, if all shares have equally many."""
+    """One reader of each share, if all shares have the same number of readers; else all readers."""
     counts = Counter((read.data.first, read.share) for read in reads)
     if len(set(counts.values())) > 1:
         return reads
@@ -306,14 +309,14 @@ def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
 
 
 def _spans_at_most(first: int, end: int, reads: Sequence[_Read]) -> int:
-    """That are listed one by one, because the shares of a piece have different periods."""
+    """The most spans that must be listed one by one, because the shares' periods differ. Else 0."""
     if not reads or _common_period(first, reads) is not None:
         return 0
     return sum(1 + (end - first) // read.share.period for read in reads)
 
 
 def _common_period(first: int, reads: Sequence[_Read]) -> int | None:
-    """The period of all shares, if the piece begins at the same place of it for all of them."""
+    """The period of all shares, if the piece begins at the same place of it for all. Else None."""
     found = {(read.share.period, (first - read.data.first) % read.share.period) for read in reads}
     return next(iter(found))[0] if len(found) == 1 else None
 

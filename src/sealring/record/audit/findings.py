@@ -1,7 +1,7 @@
-"""What an audit found wrong and answers: who is at fault, in which record, and what contradicts it.
+"""The findings and answers of an audit: who is at fault, in which record, what contradicts it.
 
-`Fault` is the one table of what can be found wrong. The answers to claims, the exit status, the
-page, the terminal and JSON follow from it.
+`Fault` is the only table of what can be found wrong. The answers to claims, the exit status, the
+page, the terminal and the JSON use it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 
 class Way(StrEnum):
-    """How a fault is found."""
+    """How a fault was found."""
 
     READING = "reading"
-    """A file cannot be read as what its name says. Nothing is refuted by that."""
+    """A file cannot be read as what its name says. That refutes nothing."""
     SIGNATURE = "signature"
     ATTESTATION = "attestation"
     LOG = "log"
@@ -29,10 +29,10 @@ class Way(StrEnum):
 
 
 class Fault(StrEnum):
-    """Its code, how it is found, and the claims that it refutes.
+    """A fault's code, how it is found, the claims that it refutes, and whether it hides records.
 
-    True where the records may not be all that there were, or not those that there were: then no
-    claim about everything that took place is answered with yes.
+    If it hides records, some may be missing or replaced: then no claim about everything that
+    happened is answered with yes.
     """
 
     way: Way
@@ -75,21 +75,21 @@ class Fault(StrEnum):
 
 
 MAX_AGAINST: Final = 64
-"""Records that a finding names as contradicting it. A stranger could have any number of each."""
+"""The most contradicting records that a finding names: an attacker could make many of them."""
 MAX_TEXT: Final = 2000
-"""Characters of a finding: names in statements are as long as their signer likes."""
+"""The most characters of a finding: signers choose the length of names in statements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     fault: Fault
     parties: tuple[str, ...]
-    """At fault. Where there are several, the records do not tell which of them."""
+    """The parties at fault. If there are several, the records do not tell which of them it is."""
     text: str
     records: tuple[str, ...] = ()
-    """Digests of the statements it is about; the name of the file where none could be read."""
+    """Digests of the statements that it is about, or a file's name if it could not be read."""
     against: tuple[str, ...] = ()
-    """Digests of statements that contradict them, the first `MAX_AGAINST`."""
+    """Digests of the statements that contradict them, at most `MAX_AGAINST`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "against", self.against[:MAX_AGAINST])
@@ -126,7 +126,7 @@ class Answer:
     said: Said
     text: str
     records: tuple[str, ...] = ()
-    """Digests of the statements that show it, where it is answered with no."""
+    """If the answer is no, digests of the statements that show it."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -141,7 +141,7 @@ class Answer:
 
 
 class Stated(Protocol):
-    """A signed statement: `party` is its signer, and `where` says which one of them it is."""
+    """A signed statement. `party` is its signer; `where` says which of the signer's it is."""
 
     @property
     def digest(self) -> str: ...
@@ -159,7 +159,7 @@ def blame(
     fault: Fault, text: str, *records: Stated, against: Iterable[Stated] = (),
     also: Sequence[str] = (),
 ) -> Finding:  # fmt: skip
-    """The signers of these records are at fault, or those of `also`."""
+    """A finding against the signers of these records and the parties in `also`."""
     return Finding(
         fault,
         tuple(dict.fromkeys([*(one.party for one in records), *also])),
@@ -170,18 +170,18 @@ def blame(
 
 
 class Split(NamedTuple):
-    """Parties that contradict each other, and on which side each stands."""
+    """Parties that contradict each other, and the side of each."""
 
     parties: tuple[str, ...]
-    """At fault: the minority, or all of them where there is no majority."""
+    """The parties at fault: the minority, or all of them if there is no majority."""
     blamed: tuple[str, ...]
-    """Those whose records the finding is about."""
+    """The parties whose records the finding is about."""
     against: tuple[str, ...]
-    """Those whose records contradict them."""
+    """The parties whose records contradict those."""
 
 
 def split(votes: Mapping[str, object]) -> Split | None:
-    """None where all parties say the same. A strict majority of several parties is believed."""
+    """Splits parties by what they say. None if all say the same. A strict majority is believed."""
     camps: dict[object, list[str]] = {}
     for party, said in votes.items():
         camps.setdefault(said, []).append(party)
@@ -196,7 +196,7 @@ def split(votes: Mapping[str, object]) -> Split | None:
 
 @dataclass(frozen=True, slots=True)
 class Clash(Generic[S, V]):
-    """Two statements that differ, one of each side, and all that stand behind them."""
+    """Two statements that differ, one of each side, and all parties on both sides."""
 
     one: S
     says: V
@@ -214,17 +214,17 @@ class Clash(Generic[S, V]):
 
 
 class Votes(Generic[S, V]):
-    """What each party says of each thing, in its first statement about it."""
+    """What each party says about each thing. A party's first statement about it counts."""
 
     def __init__(self) -> None:
         self._said: dict[object, dict[str, tuple[S, V]]] = {}
 
     def add(self, about: object, by: S, said: V) -> tuple[S, V]:
-        """What the party said of it first."""
+        """Adds a party's word. Returns what the party said first."""
         return self._said.setdefault(about, {}).setdefault(by.party, (by, said))
 
     def clashes(self) -> Iterator[tuple[Any, Clash[S, V]]]:
-        """Each thing of which parties say something else, and how they differ."""
+        """Each thing about which parties differ, and how they differ."""
         for about, votes in self._said.items():
             found = clash_of(votes.values())
             if found is not None:
@@ -232,7 +232,7 @@ class Votes(Generic[S, V]):
 
 
 def clash_of(votes: Iterable[tuple[S, V]]) -> Clash[S, V] | None:
-    """Of one thing, each party's word; None if all of them say the same."""
+    """How the parties' words about one thing differ. None if all say the same."""
     said = {by.party: (by, value) for by, value in votes}
     sides = split({party: value for party, (_, value) in said.items()})
     if sides is None:
@@ -245,13 +245,13 @@ def clash_of(votes: Iterable[tuple[S, V]]) -> Clash[S, V] | None:
 
 
 def listed(parties: Sequence[str]) -> str:
-    """The first few of them, in words."""
+    """The first few parties, in words."""
     shown = ", ".join(parties[:4])
     return f"{shown} and {len(parties) - 4} more" if len(parties) > 4 else shown
 
 
 def absent_ranks(present: Iterable[int], world: int) -> tuple[str, ...]:
-    """The other ranks of a world, as ranges: a statement could name a world of any size."""
+    """The missing ranks of a world, as ranges: a statement could name a world of any size."""
     edges = [-1, *sorted({rank for rank in present if rank < world}), world]
     return tuple(
         f"rank {after - 1}" if after - before == 2 else f"ranks {before + 1} to {after - 1}"

@@ -1,5 +1,6 @@
-"""A run as a graph: raw data, stages, datasets, ranks by intervals, checkpoints, exported files;
-made from verified statements, and the ways through it from raw data.
+"""A run as a graph, made from verified statements, and the ways through it from raw data.
+
+The nodes are raw data, stages, datasets, ranks by intervals, checkpoints and exported files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sealring.record.statements.forms import CheckpointRef
 
 class NodeKind(StrEnum):
     RAW = "raw"
-    """Data that no record says the origin of."""
+    """Data whose origin no record states."""
     STAGE = "stage"
     DATA = "data"
     INTERVAL = "interval"
@@ -36,10 +37,10 @@ class Node:
     title: str
     facts: list[tuple[str, str]] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
-    """Digests of the statements behind it."""
+    """Digests of the statements that the node was made from."""
     rank: int = -1
     sequence: int = -1
-    """Of an interval; a checkpoint has the sequence number of the interval that wrote it."""
+    """An interval's sequence number. A checkpoint has the one of the interval that wrote it."""
     faulty: bool = False
 
 
@@ -47,11 +48,11 @@ class Node:
 class Graph:
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: dict[tuple[str, str], str] = field(default_factory=dict)
-    """(source, target) to what the target did with the source."""
+    """(source, target) -> what the target did with the source."""
     _before: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, key: str, kind: NodeKind, title: str) -> Node:
-        """The node of this key, which is made if it is new."""
+        """The node of this key. It is made if it is new."""
         found = self.nodes.get(key)
         if found is None:
             found = self.nodes[key] = Node(key, kind, title)
@@ -66,7 +67,7 @@ class Graph:
         return self._before.get(key, [])
 
     def cycle(self) -> list[str]:
-        """The keys along a cycle, or nothing: what leads to itself cannot be believed."""
+        """The keys along a cycle. Empty if there is none. What leads to itself is not believed."""
         try:
             TopologicalSorter(self._before).prepare()
         except CycleError as found:
@@ -86,7 +87,7 @@ _KINDS = {
 
 
 def artefact(sha256: str) -> str:
-    """The key of data, a checkpoint or a file: those with one digest are one node."""
+    """The key of data, a checkpoint or a file. Artefacts with the same digest are one node."""
     return f"a:{sha256}"
 
 
@@ -97,7 +98,7 @@ def build_graph(records: Records) -> Graph:
             _checkpoint(graph, one).sequence = turn.interval.sequence
     for made in records.made:
         _connect(graph, made, _transformation(graph, made))
-    for made in records.uncounted:  # a shape of its own, which nothing comes from
+    for made in records.uncounted:  # a node of its own that leads nowhere
         _transformation(graph, made).facts.append(("counts", f"no: {made.signer} alone signed it"))
     for rank, chain in records.chains.items():
         before: Turn | None = None
@@ -111,9 +112,9 @@ def build_graph(records: Records) -> Graph:
 
 
 def mark_faults(graph: Graph, findings: list[Finding]) -> None:
-    """Nodes behind whose records something was found.
+    """Marks the nodes whose records have findings.
 
-    A record that contradicts another is at fault only if its rank is one of those that may be.
+    A record that contradicts another is marked only if its rank is one of the parties at fault.
     """
     intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
     parties = {record: f"rank {node.rank}" for node in intervals for record in node.records}
@@ -224,11 +225,11 @@ def _when(seconds: int) -> str:
 
 _MAX_WAYS = 1000
 _MAX_STAGES = 1 << 20
-"""On all ways to all datasets together: they would take a stranger little to write."""
+"""The most stages on all ways to all datasets together: an attacker can write many with ease."""
 
 
 def unlisted_sources(graph: Graph, listed: frozenset[str]) -> list[str]:
-    """Keys of what training came from that is neither listed nor made from what is listed."""
+    """Keys of training's sources that are neither listed nor made from listed ones."""
     allowed = {artefact(sha256) for sha256 in listed}
     waiting = [node.key for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
     seen: set[str] = set()
@@ -246,7 +247,7 @@ def unlisted_sources(graph: Graph, listed: frozenset[str]) -> list[str]:
 
 
 def unknown_origin(records: Records, name: str) -> str:
-    """What is said of a dataset that no record which counts says the making of."""
+    """The text for a dataset whose making no counted record states."""
     alone = [
         one.signer for one in records.uncounted if any(o.name == name for o in one.content.outputs)
     ]
@@ -255,13 +256,13 @@ def unknown_origin(records: Records, name: str) -> str:
 
 
 def signed_by(made: Iterable[Made]) -> str:
-    """The end of an answer that rests on these records."""
+    """The end of an answer's text: who signed these records."""
     signers = sorted({one.signer for one in made})
     return f"; how data was made is signed by {listed(signers)}" if signers else ""
 
 
 class Ways:
-    """The sequences of stages that led to a dataset, one for each way from its raw data."""
+    """The sequences of stages that led to a dataset, one for each way from raw data."""
 
     def __init__(self, records: Records) -> None:
         self.made = {made.digest: made for made in records.made}
@@ -274,9 +275,10 @@ class Ways:
         self._stages = 0
 
     def of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
-        """Digests of the stages' statements. None: too many or too long ways, or a cycle.
+        """For each way, the digests of its stages' statements.
 
-        An empty way says that no record tells how the dataset was made.
+        None if there are too many ways, they are too long, or there is a cycle. An empty way means
+        that no record tells how the dataset was made.
         """
         try:
             return self._of(sha256)
@@ -286,7 +288,7 @@ class Ways:
     def _of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
         if sha256 in self._found:
             return self._found[sha256]
-        self._found[sha256] = None  # while it is being looked for: a cycle ends here
+        self._found[sha256] = None  # while its ways are sought, so that a cycle ends here
         makers = self._makers.get(sha256, [])
         ways: set[tuple[str, ...]] = set() if makers else {()}
         for made in makers:

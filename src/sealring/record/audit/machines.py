@@ -1,8 +1,8 @@
-"""The machines that workers ran on: certificates and evidence, judged as of their own dates, and
-the logs that brokers publish, against the certificates that signed a run's statements.
+"""Checks the machines that workers ran on, by certificates and evidence, and by brokers' logs.
 
-An authority's key can sign any certificate. A broker that follows the protocol logs each one before
-it is given, so that one which is in no log was made in another way, or the log was cut.
+Certificates and evidence are judged as of their own dates. An authority's key can sign any
+certificate. But a broker that follows the protocol logs each certificate before it gives it out. So
+a certificate that is in no log was made in another way, or the log was cut.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from sealring.record.statements.run_folder import RunFolder
 
 @dataclass(slots=True)
 class Machines:
-    """What the certificates of a run show."""
+    """What the certificates of a run show about its machines."""
 
     findings: list[Finding] = field(default_factory=list)
     unattested: list[str] = field(default_factory=list)
-    """Parties whose certificates say nothing of an attestation."""
+    """Parties whose certificates state no attestation."""
     without_evidence: list[str] = field(default_factory=list)
-    """Parties whose evidence is not in the folder, so that the authority's word is all there is."""
+    """Parties whose evidence is not in the folder. Only the authority vouches for them."""
     judged: int = 0
-    """Certificates whose evidence was verified again."""
+    """The number of certificates whose evidence was verified again."""
 
 
 def check_machines(
     records: Records, run: RunFolder, policy: MachinePolicy | None, trust: AuditTrust
 ) -> Machines:
-    """Without a policy, only that the evidence in the folder is what certificates name."""
+    """Checks certificates and evidence. Without a policy, only that they belong to each other."""
     found = Machines()
     signed: dict[str, list[str]] = {}
     for turn in records.turns:
@@ -76,7 +76,7 @@ def _check_evidence(
         text = f"{named(problem)}: {problem}"
         found.findings.append(Finding(kind, (party,), text, signed))
 
-    # Evidence is judged as of its date. At another time it may pass what it did not pass then.
+    # Evidence is judged as of its date. Judged for another date, it could pass what failed then.
     starts = certificate.not_valid_before_utc
     if not starts - CLOCK_SKEW <= claimed.verified_at <= starts + 2 * CLOCK_SKEW:
         text = f"the certificate begins at {starts:%Y-%m-%d %H:%M} UTC, and says that its evidence"
@@ -110,11 +110,11 @@ def _check_evidence(
 OPERATOR = "the broker's operator"
 _PARTIES = (OPERATOR, "the disk")
 _ISSUED_WITHIN = CLOCK_SKEW + timedelta(seconds=1)
-"""A certificate begins so long before it is issued, at most. Its dates have whole seconds."""
+"""The longest time from a certificate's first date to its issue. Its dates have whole seconds."""
 
 
 def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) -> list[Finding]:
-    """Where no log is given, nothing is said. Where one is refused, nothing is compared with it."""
+    """Compares certificates with the brokers' logs. A log that is refused gives only a finding."""
     histories: dict[str, BrokerHistory] = {}
     findings = []
     for folder in folders:
@@ -141,7 +141,7 @@ def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) 
 
 
 def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[Finding]]:
-    """Of which log, what it says, and what was seen elsewhere that contradicts it."""
+    """The log's origin and content, and findings where checkpoints seen elsewhere contradict it."""
     history = BrokerHistory()
     assert trust.brokers is not None  # the caller of `audit` gives both or none
     signed, stored = read_log(folder, trust.brokers, history.add)
@@ -157,7 +157,7 @@ def _history(folder: Path, trust: AuditTrust) -> tuple[str, BrokerHistory, list[
 
 
 def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
-    """Checkpoints of a broker's log whose folder was not given, or is refused."""
+    """Findings for checkpoints of a broker's log whose folder was not given or was refused."""
     seen = {one.origin for one in trust.seen} & trust.broker_origins
     return [
         refused(
@@ -175,7 +175,7 @@ def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
 def _check_given(
     certificate: x509.Certificate, key: str, turns: Sequence[Turn], history: BrokerHistory
 ) -> Iterator[Finding]:
-    """`turns` are the statements that this certificate signed."""
+    """Compares a certificate with a broker's log. `turns` are the statements that it signed."""
     name = claims_of(certificate).name
     party = f"rank {name.rank}"
     starts = certificate.not_valid_before_utc

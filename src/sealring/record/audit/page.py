@@ -1,11 +1,11 @@
 """The audit as one HTML file that opens offline: claims, findings, and the graph to walk through.
 
-What a record says is text in it and nothing else: it is escaped, and the page's policy lets only
-the one style sheet and the one script run whose hashes it names.
+Text from records is escaped, and the page's policy allows only the one style sheet and the one
+script whose hashes it names.
 
-The picture goes from left to right: raw data, stages, datasets; a grid with a row for each rank and
-a column for each interval; below it the checkpoints; then exports and models. A long run has
-several intervals in one cell, so that the page opens quickly.
+The picture goes from left to right: raw data, stages and datasets; a grid with a row for each rank
+and a column for each interval, and the checkpoints below it; then exports and models. In a long run
+one cell holds several intervals, so that the page opens quickly.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LONGEST: Final = 22
 
 @dataclass(slots=True)
 class Placed:
-    """One shape: a node, or several intervals of one rank."""
+    """One shape of the picture: a node, or several intervals of one rank."""
 
     nodes: list[Node]
     x: float
@@ -69,14 +69,14 @@ class Placed:
 class Picture:
     shapes: list[Placed] = field(default_factory=list)
     number: dict[str, int] = field(default_factory=dict)
-    """Key of a node to the number of its shape."""
+    """The number of a node's shape, by the node's key."""
     edges: dict[tuple[int, int], str] = field(default_factory=dict)
     width: float = 0
     height: float = 0
     labels: list[tuple[float, float, str, str]] = field(default_factory=list)
-    """x, y, where the text is anchored, text."""
+    """x, y, the side at which the text is anchored, and the text."""
     last_row: int = 0
-    """Of the grid."""
+    """The grid's last row."""
     frame: tuple[float, float, float, float] | None = None
     """x, y, width and height of the grid with its labels."""
 
@@ -116,7 +116,7 @@ def draw(graph: Graph) -> Picture:
 
 
 def for_script(picture: Picture, numbers: dict[str, int]) -> dict[str, Any]:
-    """`numbers` is where each record stands in the page's list of records."""
+    """The picture as JSON for the script. `numbers`: each record's place in the list of records."""
     labels = sorted(set(picture.edges.values()))
     index = {label: number for number, label in enumerate(labels)}
     return {
@@ -149,7 +149,7 @@ def as_svg(picture: Picture) -> str:
         x, y, width, height = picture.frame
         shape = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
         parts.append(f'<rect class="frame" {shape} rx="6"/>')
-    # Many edges end at the grid's frame, as one line.
+    # Many edges end at the grid's frame and are the same line, so duplicates are left out.
     parts += list(dict.fromkeys(_path(picture, ends) for ends in picture.edges))
     parts += [
         f'<text class="small" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
@@ -160,7 +160,7 @@ def as_svg(picture: Picture) -> str:
 
 
 def _depths(graph: Graph) -> dict[str, int]:
-    """How many steps a node is from the raw data, by the longest way that stays on its side."""
+    """The longest distance of each node from the raw data, without crossing the grid."""
     depths: dict[str, int] = {}
     before: dict[str, list[str]] = {}
     for source, target in graph.edges:
@@ -168,7 +168,7 @@ def _depths(graph: Graph) -> dict[str, int]:
             before.setdefault(target, []).append(source)
 
     for start in graph.nodes:
-        waiting = {start: None}  # in the order in which they came
+        waiting = {start: None}  # a stack that can also be searched
         while waiting:
             key = next(reversed(waiting))
             if key in depths:
@@ -200,7 +200,7 @@ def _column(picture: Picture, nodes: list[Node], x: float, column: int) -> None:
 
 
 def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float, int]:
-    """Places intervals and checkpoints; returns where the next column begins."""
+    """Places intervals and checkpoints. Returns where the next column begins."""
     intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
     checkpoints = [node for node in graph.nodes.values() if node.kind is NodeKind.CHECKPOINT]
     if not intervals and not checkpoints:
@@ -241,12 +241,12 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
 def _checkpoints(
     picture: Picture, nodes: list[Node], x: float, ranks: int, together: int, column: int
 ) -> int:
-    """Places checkpoints below the grid; returns how many rows they take."""
+    """Places checkpoints below the grid. Returns how many rows they take."""
     places: dict[int, list[Node]] = {}
     for node in nodes:
         places.setdefault(node.sequence // together if node.sequence >= 0 else -1, []).append(node)
     for place, found in places.items():
-        # Several of one interval are drawn as one shape each, below each other.
+        # Several checkpoints of one interval are drawn below each other.
         for below, node in enumerate(found):
             y = _TOP + (ranks + 1 + below) * _PITCH
             at = (column + 1 + place, ranks + 1 + below)
@@ -255,11 +255,11 @@ def _checkpoints(
 
 
 def _path(picture: Picture, ends: tuple[int, int]) -> str:
-    """Edges inside the grid are not drawn: the grid shows them. The script names all."""
+    """Draws an edge. Edges inside the grid are left out, but the script lists them all."""
     source, target = (picture.shapes[number] for number in ends)
     if source.kind in _GRID_KINDS and target.kind in _GRID_KINDS:
         interval = source if source.kind is NodeKind.INTERVAL else target
-        # Of all ranks that write or read a checkpoint, the last row has the line.
+        # If many ranks write or read a checkpoint, only the last row's line is drawn.
         if NodeKind.CHECKPOINT not in (source.kind, target.kind) or (
             interval.at[1] != picture.last_row
         ):
@@ -322,12 +322,12 @@ _LEGEND: Final = {
 }  # fmt: skip
 
 MAX_SHOWN: Final = 1000
-"""Findings on the page: a folder of tiny files could have a million of them."""
+"""The most findings on the page: a folder of tiny files could cause a million."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A table that is shown on the page, and that the audit has not checked."""
+    """A table that the page shows but the audit has not checked."""
 
     title: str
     columns: Sequence[str]
@@ -335,7 +335,7 @@ class Beside:
 
 
 def write_page(path: Path, result: AuditResult, beside: Beside | None = None) -> None:
-    """Replaces an older page; it appears whole or not at all."""
+    """Writes the page in one step, and replaces an older one."""
     write_public(path, page(result, beside).encode(errors="backslashreplace"))
 
 
@@ -377,17 +377,17 @@ def _hash(text: str) -> str:
 
 
 def _data(name: str, value: Any) -> str:
-    """JSON inside HTML: no `<` is left, so nothing in it can end the element."""
+    """JSON inside HTML. Each `<` is escaped, so that nothing in it can end the element."""
     text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
 def _places(result: AuditResult, picture: Picture) -> dict[str, int]:
-    """Digest of a record to the shape that it is behind."""
+    """The number of the shape for each record's digest."""
     found: dict[str, int] = {}
     for node in result.graph.nodes.values():
         for digest in node.records:
-            # A checkpoint lists its writers' records too; the writers' own nodes go first.
+            # A checkpoint also lists its writers' records. The writers' own nodes take precedence.
             if digest not in found or node.kind is NodeKind.INTERVAL:
                 found[digest] = picture.number[node.key]
     return found
@@ -503,7 +503,7 @@ def _beside(table: Beside) -> str:
 
 
 def _table(columns: Iterable[str], rows: Iterable[str]) -> str:
-    """`rows` are the HTML of their cells."""
+    """A table. `rows` are HTML already."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     return (

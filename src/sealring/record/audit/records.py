@@ -1,5 +1,6 @@
-"""The statements of a run, each verified once: whom the auditor believes, the run's log, which run
-and job all records must be of, and what the folder and the log have of it.
+"""Verifies each statement of a run once, and reads the run's log.
+
+It also holds whom the auditor trusts, and which run and job all records must belong to.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ from sealring.record.statements.forms import Interval, Transformation, Worker
 from sealring.record.statements.run_folder import MAX_FILES, RunHead, run_of_log
 from sealring.record.statements.signing import of_another_run, statement_digest, verify_statement
 
-# ---- whom an auditor believes; nothing of it is taken from the run's folder
+# ---- whom an auditor trusts; none of it is taken from the run's folder
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTrust:
     authorities: Sequence[x509.Certificate]
-    """They issue workers' certificates."""
+    """The certificate authorities that issue workers' certificates."""
     log: LogPolicy
     """The run's log, its witnesses, and how many of them must have cosigned."""
     owners: Sequence[Ed25519PublicKey] = ()
-    """They sign what is made outside of a job."""
+    """The keys that sign statements about things made outside of a job."""
     job: str | None = None
-    """The job that the run must be of; None: the one that `run.json` names, which is not signed. An
-    authority may serve several jobs."""
+    """The job that the run must belong to. None: the one that `run.json` names, which is not
+    signed. An authority may serve several jobs."""
     seen: Sequence[SignedCheckpoint] = ()
     """Checkpoints of the run's log, or of a broker's, that were seen earlier or elsewhere."""
     brokers: LogPolicy | None = None
-    """The logs of the authorities' brokers, where `Question.broker_logs` names some."""
+    """The policy for the logs of the authorities' brokers, if `Question.broker_logs` names any."""
     vendors: object = None
-    """Vendors' lists, collateral and references, for evidence: what read_cache gives."""
+    """Vendors' lists, collateral and references, for evidence: the result of read_cache."""
 
     @property
     def broker_origins(self) -> frozenset[str]:
-        """The names that the logs of these authorities' brokers have."""
+        """The names of the logs of these authorities' brokers."""
         return frozenset(map(log_of_broker, self.authorities))
 
 
@@ -74,20 +75,20 @@ _PARTIES: Final = {
     "log.not_included": ("the disk", OWNER),
     "log.truncated_log": (OWNER, "the disk"),
 }
-"""Who may have caused an error, by its code; the log's owner alone where it is not named."""
+"""Who may have caused an error, by its code. For other codes it is the log's owner alone."""
 
 
 @dataclass(slots=True)
 class Logged:
-    """The entries of a log that is believed, which stay on the disk."""
+    """The entries of a trusted log. They stay on the disk."""
 
     stored: StoredTree
     root: bytes
     places: dict[str, int] = field(default_factory=dict)
-    """Indices by the digest that a statement has."""
+    """The index of each entry by the digest of its statement."""
 
     def without(self, known: Container[str]) -> Iterator[tuple[str, bytes]]:
-        """The other entries with their digests, read again and so proved again."""
+        """The entries that are not in `known`, with their digests, read and proved again."""
         for digest, index in self.places.items():
             if digest not in known:
                 yield digest, self.stored.entry(index, self.root)
@@ -96,9 +97,10 @@ class Logged:
 def check_log(
     folder: Path, trust: AuditTrust
 ) -> tuple[SignedCheckpoint | None, Logged | None, list[Finding]]:
-    """The log as far as it is believed, its entries, and what is wrong with it.
+    """The log's checkpoint, its entries, and what is wrong with it.
 
-    Without a log there are no entries: that a statement is missing in it is then not said.
+    If the log is not trusted, there are no entries. Then no finding says that a statement is
+    missing in the log.
     """
     places: dict[str, int] = {}
     try:
@@ -119,7 +121,7 @@ def check_seen(
     seen: Sequence[SignedCheckpoint],
     parties: tuple[str, ...] = (),
 ) -> list[Finding]:
-    """Whether the log goes on from what was seen of it elsewhere."""
+    """Findings if the log does not continue the checkpoints that were seen elsewhere."""
     findings = []
     for earlier in seen:
         try:
@@ -140,7 +142,7 @@ def check_seen(
 def read_log(
     folder: Path, policy: LogPolicy, show: Callable[[int, bytes], None]
 ) -> tuple[SignedCheckpoint, StoredTree]:
-    """The whole log, checked. What `show` was given counts when this has returned."""
+    """Reads and checks a whole log. Use what `show` was given only after this has returned."""
     signed = open_checkpoint(read_checkpoint(folder), policy)
     if signed.size > MAX_FILES:
         raise NotALog(f"the log has {signed.size} entries, and an audit reads {MAX_FILES}")
@@ -155,7 +157,7 @@ def refused(problem: LogError, parties: tuple[str, ...] = ()) -> Finding:
 
 
 def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Finding]:
-    """Witnesses whose cosignatures are under both views: each broke its promise by that."""
+    """Witnesses that cosigned both views. Each of them broke its promise by that."""
     return [
         Finding(
             Fault.WITNESS_FORKED,
@@ -173,7 +175,7 @@ def _forked_witnesses(one: SignedCheckpoint, other: SignedCheckpoint) -> list[Fi
 def wanted_run(
     head: RunHead, log: SignedCheckpoint | None, trust: AuditTrust
 ) -> tuple[RunHead, list[Finding]]:
-    """What every statement must name, and a finding if `run.json` names something else."""
+    """The run and job that every statement must name, and a finding if `run.json` differs."""
     logged = None if log is None else run_of_log(log.origin)
     wanted = replace(head, run=logged or head.run, job=trust.job or head.job)
     if wanted == head:
@@ -193,7 +195,7 @@ NOT_COUNTED = (
     "an owner's record counts; where no owner is named, one that all ranks sign whose certificates "
     "name the world's size"
 )
-"""Why a worker's own record of a stage or an export does not."""
+"""Why a single worker's record of a stage or an export does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Turn:
 
     @property
     def went_back(self) -> bool:
-        """It begins at the step of a checkpoint that it read, as a run does that recovers."""
+        """Whether it begins at the step of a checkpoint that it read, as after a recovery."""
         first = self.interval.first_step
         return any(one.step == first for one in self.interval.checkpoints_in)
 
@@ -230,10 +232,10 @@ class Made:
 
     digest: str
     signer: str
-    """Who signed, in words."""
+    """The signer, in words."""
     content: Transformation
     rank: int | None = None
-    """The worker that signed; None: an owner, or all ranks."""
+    """The worker that signed. None if an owner or all ranks signed."""
 
     @property
     def party(self) -> str:
@@ -248,32 +250,32 @@ class Made:
 class Records:
     turns: list[Turn] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
-    """Those that count: an owner signed, or all ranks where the auditor names no owner."""
+    """Records that count: an owner signed, or all ranks did and the auditor names no owner."""
     uncounted: list[Made] = field(default_factory=list)
-    """Of single workers: any of them could pass any file off as an output of the run."""
+    """Records of single workers, which could pass off any file as an output of the run."""
     payloads: dict[str, str] = field(default_factory=dict)
     certificates: dict[str, x509.Certificate] = field(default_factory=dict)
-    """SHA-256 of a certificate that signed a statement here, and the certificate."""
+    """Certificates that signed a statement here, by their SHA-256."""
     keys: dict[str, str] = field(default_factory=dict)
-    """By the same digest: SHA-256 of the certificate's public key, as a broker names its holder."""
+    """SHA-256 of each certificate's public key, by which a broker names its holder."""
     worlds: dict[str, int | None] = field(default_factory=dict)
-    """By the same digest: the size of the world that the certificate was issued for."""
+    """The size of the world that each certificate was issued for."""
     findings: list[Finding] = field(default_factory=list)
 
     chains: dict[int, list[Turn]] = field(default_factory=dict)
-    """By rank, in the order of sequence numbers."""
+    """Each rank's statements in the order of sequence numbers."""
 
     @property
     def world(self) -> int:
-        """The number of ranks, as most certificates say; as most statements say if none does."""
+        """The number of ranks that most certificates name, or most statements if none does."""
         votes = Counter(chain[0].interval.world for chain in self.chains.values())
         return self.certified_world or max(votes, key=votes.__getitem__, default=0)
 
     @property
     def certified_world(self) -> int:
-        """The number of ranks, as most certificates say; 0 if none does.
+        """The number of ranks that most certificates name. 0 if none does.
 
-        A worker whose certificate does not say it could name any, also a world of its own.
+        A worker whose certificate names no number could state any, even a world of its own.
         """
         said = (self.worlds[chain[0].worker.certificate] for chain in self.chains.values())
         votes = Counter(one for one in said if one is not None)
@@ -286,9 +288,9 @@ def read_records(
     logged: Logged | None,
     trust: AuditTrust,
 ) -> Records:
-    """`logged` is None if the log is not believed.
+    """Reads and verifies statements. `logged` is None if the log is not trusted.
 
-    Statements are read one at a time: of those that are not believed, only a finding is kept.
+    They are read one at a time. If one is not believed, only a finding is kept of it.
     """
     records = Records()
     seen: set[str] = set()
@@ -305,7 +307,7 @@ def read_records(
             finding = Finding(Fault.NOT_LOGGED, who, f"{text}was cut off", (digest,))
             records.findings.append(finding)
         _read(records, head, digest, name, envelope, trust)
-    # A file that was removed hides nothing: the log has the whole statement.
+    # Removing a file hides nothing, because the log has the whole statement.
     for digest, entry in logged.without(seen) if logged is not None else ():
         if entry.startswith(_STATEMENT_STARTS):
             _read(records, head, digest, f"the log's entry {digest[:12]}", entry, trust)
@@ -316,7 +318,7 @@ def read_records(
 
 
 def _counted(records: Records, *, named_owners: bool) -> tuple[list[Made], list[Made]]:
-    """What is said by an owner, or by all ranks alike; and what single workers say."""
+    """The records of an owner or of all ranks alike, and those of single workers."""
     counted = [one for one in records.made if one.rank is None]
     by_content: dict[object, dict[int, Made]] = {}
     for one in records.made:
@@ -331,7 +333,7 @@ def _counted(records: Records, *, named_owners: bool) -> tuple[list[Made], list[
 
 
 def _essence(one: Transformation) -> object:
-    """All but the times, which differ between ranks that did the same."""
+    """All fields but the times, which differ between ranks that did the same work."""
     lists = tuple(map(tuple, (one.inputs, one.outputs, one.code)))
     return one.kind, one.name, lists, one.parameters
 
@@ -357,7 +359,7 @@ def _read(
     if strange:
         party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
         text = f"{name} is {strange}, and this is run {head.run} of job {head.job}"
-        # It may be true where it belongs, and its signer need not be the one who put it here.
+        # It may be true where it belongs, and others than its signer may have put it here.
         refuse(Fault.OTHER_JOB, text, party, "the disk")
         return
     records.payloads[digest] = found.payload.decode()
@@ -384,7 +386,7 @@ def _fault_of(problem: SealringError) -> Fault:
 
 
 def _signer_said(envelope: bytes) -> str:
-    """Whom a statement that is not believed names as its signer. Nothing of it is proved."""
+    """The signer that an unbelieved statement names. Nothing of it is proved."""
     try:
         (signature,) = read_json(envelope)["signatures"]
         pem = base64.b64decode(signature["certificate"], validate=True)

@@ -1,4 +1,4 @@
-"""Parts of the run are executed again: what records state becomes what was checked."""
+"""Executes parts of a run again, so that what records state is also checked."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ NAME = "replay"
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What an auditor wants repeated."""
+    """What an auditor wants to be repeated."""
 
     count: int
     arguments: Sequence[str] = ()
-    """Of the script: they name a copy of the vault."""
+    """Arguments of the script. They name a copy of the vault."""
     timeout: float = 600.0
-    """Seconds, for each part."""
+    """The time limit in seconds for each part."""
     tolerance: float = 0.0
-    """How far numbers may be from the recorded ones; 0: the same bits."""
+    """How far numbers may be from the recorded ones. 0: exactly the same bits."""
     compare: Compare | None = None
-    """Needed for a tolerance."""
+    """The comparison that a tolerance needs."""
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    """With the witnesses' cosignatures it chooses the parts. An earlier one repeats its choice."""
+    """Chooses the parts, together with the witnesses' cosignatures. The same seed repeats a
+    choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,10 @@ class Repetitions:
     """Parts of the run that were executed again."""
 
     seed: str
-    """By which another audit repeats the same ones, as long as the log stays as it is."""
+    """The seed with which another audit repeats the same parts, as long as the log is unchanged."""
     tolerance: float
     parts: int
-    """That could have been."""
+    """The number of parts that could have been drawn."""
     outcomes: tuple[Outcome, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Repetitions:
 
 def _as_json(outcome: Outcome) -> dict[str, Any]:
     part, found = outcome.stretch, outcome.difference
-    # JSON has no infinite number: what cannot be measured has no size.
+    # JSON has no infinite number, so a difference that cannot be measured has no size.
     size = None if found is None or not math.isfinite(found.size) else found.size
     return {
         "first_step": part.first_step,
@@ -84,7 +85,7 @@ def spot_check(
     wanted: Repetition, records: Records, run: RunFolder, log: SignedCheckpoint | None,
     trust: AuditTrust, stage: Callable[[str], None],
 ) -> tuple[Answer, list[Finding], Repetitions | None]:  # fmt: skip
-    """Draws parts, and executes each of them again."""
+    """Draws parts and executes each of them again."""
     if log is None:
         text = "the log is not believed, so that nothing says which parts to repeat"
         return Answer(NAME, Said.NOT_SHOWN, text), [], None
@@ -111,7 +112,7 @@ def spot_check(
 
 
 def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:
-    """Of all ranks that say that they saved, so that none of them chooses what can be drawn."""
+    """The parts of all ranks that say that they saved. So no single rank limits what is drawn."""
     found: dict[tuple[object, ...], Stretch] = {}
     for part in (part for chain in chains for part in stretches(chain)):
         start = None if part.start is None else part.start.content

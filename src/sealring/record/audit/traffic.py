@@ -1,8 +1,8 @@
-"""What went between ranks: links, of which both ends commit to the same records, and collectives,
-in which all members of a group took part alike.
+"""Checks what went between ranks: the links between two ranks, and the collectives of a group.
 
-A commitment is a running hash. Where both ends name the same number of records, the hashes are
-equal or one of the two ends lies. At the ends of the chains the numbers must be equal too.
+Both ends of a link must commit to the same records, and all members of a group must have taken part
+in the same collectives. A commitment is a running hash. If both ends name the same number of
+records and the hashes differ, one end lies. At the ends of the chains the numbers must be equal.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Wire(NamedTuple):
 
 @dataclass(slots=True)
 class Account:
-    """What one end says of one direction, by the number of records."""
+    """What one end says about one direction of a link, by the number of records."""
 
     said: dict[int, tuple[str, Turn]] = field(default_factory=dict)
     last: tuple[int, Turn] | None = None
     kept: bool = True
-    """False: a statement says that the tags were not kept."""
+    """False if a statement says that the tags were not kept."""
 
     def reaches(self, other: Account) -> bool:
-        """Whether both go equally far, so that nothing of either is left uncompared."""
+        """Whether both accounts end at the same count, so that nothing is left uncompared."""
         ends = [one.last[0] for one in (self, other) if one.kept and one.last is not None]
         return len(ends) == 2 and ends[0] == ends[1]
 
@@ -60,9 +60,9 @@ class _Clash:
 class LinksChecked:
     findings: list[Finding]
     wires: int
-    """Directions of links that some rank names."""
+    """The number of directions of links that some rank names."""
     compared: int
-    """Those of which both ends' last accounts name as many records, and could be compared."""
+    """The number of directions whose two ends' last accounts have the same count."""
 
 
 def check_links(records: Records) -> LinksChecked:
@@ -94,13 +94,13 @@ def check_links(records: Records) -> LinksChecked:
 
 
 _Named = dict[tuple[int, str, str], dict[tuple[int, str], None]]
-"""By (rank, group, epoch): peer and kind of each link that the rank has named."""
+"""The peer and kind of each link that a rank has named, by (rank, group, epoch)."""
 
 
 def _links_left_out(
     sent: dict[Wire, Account], received: dict[Wire, Account], named: _Named, turn: Turn
 ) -> Iterator[Finding]:
-    """Accounts are cumulative: a link of a group that is still named does not disappear."""
+    """Finds links that are no longer named, although their group is: accounts are cumulative."""
     present: _Named = {(turn.rank, one.name, one.epoch): {} for one in turn.interval.groups}
     for link in turn.interval.links:
         present[turn.rank, link.group, link.epoch][link.peer, link.kind] = None
@@ -117,14 +117,14 @@ def _links_left_out(
                 "its own earlier statement counts records"
             )
             yield blame(Fault.LINK, text, turn, against=known)
-            break  # one of them is enough
+            break  # one finding is enough
         before.update(links)
 
 
 def _note(
     account: Account, wire: Wire, commitment: Commitment | None, turn: Turn
 ) -> Iterator[Finding]:
-    """Adds one statement's word, and compares it with the same rank's earlier ones."""
+    """Adds one statement's account, and compares it with the same rank's earlier ones."""
     if commitment is None:
         account.kept = False
         return
@@ -149,7 +149,7 @@ def _note(
 def _compare(
     wire: Wire, sent: Account, received: Account, ends: dict[tuple[int, str, str], Turn]
 ) -> _Clash | None:
-    """The first point at which both ends' accounts cannot both be true."""
+    """The first point at which the accounts of both ends cannot both be true."""
     for count in sorted(sent.said.keys() & received.said.keys()):
         (one, sender), (other, receiver) = sent.said[count], received.said[count]
         if one != other:
@@ -170,10 +170,10 @@ def _compare(
 
 
 def settled(records: Records) -> dict[tuple[int, str, str], Turn]:
-    """By (rank, group, epoch): the statement after which no more traffic of the group came.
+    """The statement after which a group had no more traffic, by (rank, group, epoch).
 
-    It is the last one that names the group, if the group was closed by then or the chain ends with
-    it. A group that failed has none: its ends may have seen different parts of what was under way.
+    It is the last statement that names the group, if the group was closed by then or the chain ends
+    with it. A failed group has none: its members may have seen different parts of its last traffic.
     """
     found: dict[tuple[int, str, str], Turn] = {}
     for chain in records.chains.values():
@@ -187,7 +187,7 @@ def settled(records: Records) -> dict[tuple[int, str, str], Turn]:
 
 
 def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:
-    """A rank that contradicts several peers, each of which contradicts it alone, is named alone."""
+    """Names a rank alone if it contradicts several peers, and they contradict only that rank."""
     peers: dict[int, set[int]] = {}
     for clash in clashes:
         peers.setdefault(clash.wire.sender, set()).add(clash.wire.receiver)
@@ -195,7 +195,7 @@ def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:
     seen: set[frozenset[int]] = set()
     for clash in clashes:
         pair = frozenset((clash.wire.sender, clash.wire.receiver))
-        if pair in seen:  # the other direction, or another group, of the same two
+        if pair in seen:  # the same two ranks, in the other direction or another group
             continue
         seen.add(pair)
         turns = {turn.rank: turn for turn in (clash.sender, clash.receiver)}
@@ -218,9 +218,9 @@ def _blamed(clashes: list[_Clash]) -> Iterator[Finding]:
 
 
 GroupKey = tuple[str, str]
-"""Name and epoch."""
+"""The name and the epoch of a group."""
 _Kinds = dict[str, int]
-"""Calls that were completed, by their kind."""
+"""The number of completed calls of each kind."""
 
 
 def check_collectives(records: Records) -> list[Finding]:
@@ -232,7 +232,7 @@ def check_collectives(records: Records) -> list[Finding]:
 
 
 def uncompared(records: Records) -> list[str]:
-    """Groups with collectives of which not all members give the same last count."""
+    """Groups with collectives whose members do not all give the same last count."""
     counts = _Counts(records)
     members: dict[GroupKey, set[int]] = {}
     last: dict[GroupKey, dict[int, _Kinds]] = {}
@@ -251,7 +251,7 @@ def uncompared(records: Records) -> list[str]:
 
 
 class _Counts:
-    """What each statement counts in each group: looked up, not searched for each time."""
+    """What each statement counts in each group, in a table for fast lookup."""
 
     def __init__(self, records: Records) -> None:
         self._found: dict[tuple[str, str, str], _Kinds] = {}
@@ -299,10 +299,10 @@ def _wrong(turn: Turn, members: tuple[int, ...]) -> str:
 
 
 def _groups_left_out(records: Records) -> Iterator[Finding]:
-    """How a group ended is named by every member, or by none: closed, failed, or open at the end.
+    """All members name how a group ended, or none does: closed, failed, or open at the end.
 
-    A process that was started again does not know the groups of the one before it. So where a group
-    was closed before the final statements, only chains without a new start are compared.
+    A restarted process does not know the groups of the process before it. So if a group was closed
+    before the final statements, only chains without a restart are compared.
     """
     finals = {rank: chain[-1] for rank, chain in records.chains.items() if chain[-1].interval.final}
     whole = {
@@ -332,7 +332,7 @@ def _groups_left_out(records: Records) -> Iterator[Finding]:
 
 
 def _failed(records: Records) -> Iterator[Finding]:
-    """Final statements agree on which groups failed: the accounts of those are not compared."""
+    """Final statements must agree on which groups failed: their accounts are not compared."""
     said: dict[GroupKey, dict[int, tuple[Turn, str]]] = {}
     for turn in (turn for turn in records.turns if turn.interval.final):
         for group in turn.interval.groups:
@@ -349,7 +349,7 @@ def _failed(records: Records) -> Iterator[Finding]:
 
 
 def _went_back(records: Records, counts: _Counts) -> Iterator[Finding]:
-    """Counts are cumulative: a rank's own never go back, and no kind disappears."""
+    """Counts are cumulative: a rank's own counts never go back, and no kind disappears."""
     for chain in records.chains.values():
         before: dict[GroupKey, tuple[Turn, _Kinds]] = {}
         for turn in chain:
@@ -368,13 +368,13 @@ def _went_back(records: Records, counts: _Counts) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Moment:
-    """What members say of a group at the same number of their chains."""
+    """What members say about a group in statements with the same number."""
 
     turns: dict[int, Turn] = field(default_factory=dict)
     under_way: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By sender and receiver: records that were sent, less those that were received."""
+    """By sender and receiver: the number of records sent, minus those received."""
     known: bool = True
-    """False: tags were not kept, or a rank signed two statements."""
+    """False if tags were not kept, or a rank signed two statements."""
 
     def add(self, turn: Turn) -> None:
         self.known &= turn.rank not in self.turns
@@ -396,7 +396,10 @@ class _Moment:
 
 
 def _disagreeing(records: Records, counts: _Counts) -> Iterator[Finding]:
-    """Compared where no traffic of the group was under way, as all members' links say."""
+    """Compares members' counts at moments when no traffic of the group was under way.
+
+    The accounts of all members' links show such moments.
+    """
     members: dict[GroupKey, set[int]] = {}
     moments: dict[tuple[int, GroupKey], _Moment] = {}
     for turn in records.turns:
@@ -423,7 +426,7 @@ def _disagreeing(records: Records, counts: _Counts) -> Iterator[Finding]:
             continue
         clash = clash_of((turn, _sorted(counts.of(key, turn))) for turn in turns.values())
         if clash is not None:
-            done.add(key)  # counts are cumulative: later ones differ by the same
+            done.add(key)  # counts are cumulative, so later ones differ too
             yield clash.finding(
                 Fault.COUNTS,
                 f"{clash.one.where} counts {_words(dict(clash.says))} in group {key[0]}, and "
