@@ -1,4 +1,4 @@
-"""From torch's tensors and options to the engine's memory and numbers."""
+"""Checks torch's tensors and options, and converts them to what the engine takes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ DTYPES: Final = {
 }
 
 _KINDS: Final = {kind.name: kind for kind in ReduceKind if kind is not ReduceKind.NONE}
-"""By torch's own name of the ReduceOp, which is ours too."""
+"""The reductions by name; torch's ReduceOp uses the same names."""
 
 
 def one(tensors: list[torch.Tensor], operation: str) -> torch.Tensor:
-    """The only tensor of a list that c10d made for several GPUs per process."""
+    """Returns the only tensor of a list. (c10d passes lists, for several GPUs per process.)"""
     if len(tensors) != 1:
         raise Unsupported(f"{operation} takes one tensor per call, not {len(tensors)}")
     return tensors[0]
@@ -74,7 +74,7 @@ def check_on_cpu(tensor: torch.Tensor, what: str) -> None:
 
 
 def device_of(tensors: Sequence[torch.Tensor], operation: str) -> torch.device:
-    """The one device that all tensors of a call are on."""
+    """Returns the device of a call's tensors; raises Unsupported if they are on several."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         names = " and ".join(sorted(map(str, devices)))
@@ -83,12 +83,12 @@ def device_of(tensors: Sequence[torch.Tensor], operation: str) -> torch.device:
 
 
 def moved_dtype(tensor: torch.Tensor) -> DType:
-    """The dtype as bound into records; one that cannot be reduced still can be moved."""
+    """The dtype that records name. A tensor of any dtype can be moved, if not reduced, as bytes."""
     return DTYPES.get(tensor.dtype, DType.BYTES)
 
 
 def reduction(op: Any, tensor: torch.Tensor, operation: str) -> tuple[DType, ReduceKind, float]:
-    """(dtype, kind, factor) of a reduction, refused where it has no meaning."""
+    """Returns (dtype, kind, factor) of a reduction; raises Unsupported if it is not defined."""
     red_op = op.op if hasattr(op, "op") else op
     kind = _KINDS.get(red_op.name)
     dtype = DTYPES.get(tensor.dtype)
@@ -108,9 +108,10 @@ def reduction(op: Any, tensor: torch.Tensor, operation: str) -> tuple[DType, Red
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its memory is one run in its own order, else a copy that is.
+    """Returns the tensor if its memory holds its elements one after the other, else such a copy.
 
-    Lazy conjugation and negation are bits on the tensor, not in its memory: they are resolved too.
+    Lazy conjugation and negation are flags of the tensor and not in its memory, so the copy
+    resolves them, too.
     """
     if is_one_run(tensor):
         return tensor
@@ -118,7 +119,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_one_run(tensor: torch.Tensor) -> bool:
-    """Whether its memory holds its elements, one after the other."""
+    """Whether the tensor's memory holds exactly its elements, one after the other."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
@@ -129,7 +130,7 @@ def timeout_seconds(opts: Any, default: timedelta) -> float:
 
 
 def message_tag(tag: int) -> int:
-    """torch's tags are C ints; the record has 32 bits for one."""
+    """Returns the tag if it fits: torch's tags are C ints, and a record has 32 bits for a tag."""
     if not 0 <= tag < 1 << 31:
         raise Unsupported(f"a message's tag must be between 0 and {(1 << 31) - 1}, not {tag}")
     return tag

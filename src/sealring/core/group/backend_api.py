@@ -1,10 +1,10 @@
-"""What torch asks of a group's backend, which a SealedProcessGroup is, and its hooks around calls.
+"""The methods that torch calls on a group's backend, and torch's hooks around calls.
 
-From torch 2.14 on these are its flight recorder (2.15), its check for NaN and the hooks that a user
-registers. Torch's operators call them, around a call of the Backend that the group has for the
-tensors' device. A ProcessGroup subclass has no Backend unless it registers one. C++ keeps the
-group's name in the Backend too. Before 2.14 there are no such hooks, and Python cannot subclass
-Backend.
+A SealedProcessGroup is its own backend. From torch 2.14 on, torch has hooks: its check for NaN, its
+flight recorder (2.15), and the hooks that a user registers. Torch's operators call the hooks around
+a call of the Backend object that the group has for the tensors' device, so a group registers such
+an object. (C++ also keeps the group's name in it.) Before 2.14 there are no such hooks, and Python
+cannot subclass Backend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BackendApi(dist.ProcessGroup):
     def options(self) -> Backend.Options:
         """A description of the group. To change its timeout, call set_timeout()."""
         options = Backend.Options("sealring", self._timeout)
-        # A group that was made apart from torch's world is not in its table.
+        # A group that was made without torch's init functions is not in torch's table.
         ranks = c10d._world.pg_group_ranks.get(self)
         options.global_ranks_in_group = list(ranks or range(self.size()))
         options.group_name = self.group_name
@@ -55,26 +55,27 @@ class BackendApi(dist.ProcessGroup):
         return self._arrivals.store
 
     def _set_sequence_number_for_group(self) -> None:
-        """The number starts at 0 on every rank: there is nothing to agree on."""
+        """Does nothing: the number starts at 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives were called; equal on all ranks that have made the same calls."""
+        """How many collectives were called; equal on ranks that made the same calls."""
         return self.dispatcher.submitted
 
     use_pg_for_symm_mem_rendezvous = False
 
     supports_reconfigure = False
-    """Members cannot be exchanged: a group whose members change is made anew."""
+    """A group's members cannot change: make a new group instead."""
 
 
 TORCH_HAS_HOOKS: Final = hasattr(dist.ProcessGroup, "register_pre_hook")
 
 
 class TorchHooks(dist.ProcessGroup):
-    """The part of SealedProcessGroup that knows whether torch has hooks to call."""
+    """The part of SealedProcessGroup that knows whether torch has hooks for its calls."""
 
     _hooks: set[int]
-    """Those that were registered with this object. Torch's own are registered in C++."""
+    """The ids of hooks that were registered on this object. Torch registers its own hooks in
+    C++."""
     _checks_nan: bool
 
     def _register_torch_backend(self) -> None:
@@ -88,7 +89,7 @@ class TorchHooks(dist.ProcessGroup):
         self._set_default_backend(kind)
 
     def has_torch_hooks(self) -> bool:
-        """Whether calls have to take the way through torch's operators, which call the hooks."""
+        """Whether calls must go through torch's operators, because there are hooks to call."""
         if not TORCH_HAS_HOOKS:
             return False
         recorded: Any = getattr(c10d._world, "pg_flight_recorder_hooks", ())
@@ -104,15 +105,15 @@ class TorchHooks(dist.ProcessGroup):
 
 
 def _backend_class(group_type: type) -> Callable[[Any], Backend]:
-    """A Backend whose methods are the group's collectives.
+    """Returns a Backend class whose methods are the group's collectives.
 
-    It is made where it is needed, because before torch 2.14 making it fails.
+    The class is made in this function, because before torch 2.14 its definition would fail.
     """
 
     class TorchBackend(Backend):
         def __init__(self, group: dist.ProcessGroup) -> None:
             super().__init__(group.rank(), group.size())
-            # C++ holds the Backend, and is not searched for cycles.
+            # Weak, because C++ holds the Backend, and Python finds no cycles through C++.
             self._group = weakref.ref(group)
 
         supports_reconfigure = False

@@ -1,19 +1,19 @@
-"""DDP's backward pass ends with the exception that a collective raised, and with Ctrl-C.
+"""Makes backward() raise the exception of a failed collective, and end at Ctrl-C.
 
-DDP waits for its all-reduces in C++, inside the autograd engine, and torch turns whatever fails
-there into a RuntimeError that has our text but not our type: `except sealring.errors.PeerLost`
-would not see it. The engine object that `backward()` calls is a plain attribute of torch's; ours
-is torch's own with three additions: on the way out it puts the original exception back, and raises
-a deferred error (deferred_errors.py), and while it waits Ctrl-C gets through.
+DDP waits for its all-reduces in C++, inside the autograd engine. Torch converts an error there into
+a RuntimeError with our text but not our type, so `except sealring.errors.PeerLost` would not catch
+it. The engine object that `backward()` uses is an attribute of a torch class, and this module
+replaces it. The replacement behaves like torch's engine, with three additions: it raises the
+original exception, it raises deferred errors (deferred_errors.py), and Ctrl-C interrupts its wait.
 
-Python's own handler only notes the signal there, for when the main thread runs Python again; with a
-dead peer that is at the timeout. So while a backward pass runs, Python also writes each signal's
-number into a pipe, and a thread that reads it interrupts the groups under way: the collective
-fails, C++ returns, and the KeyboardInterrupt is raised.
+During that wait, Python's signal handler only records the signal for the time when the main thread
+runs Python again. With a dead peer that would be at the timeout. So during a backward pass Python
+also writes each signal's number into a pipe. A thread reads the pipe and interrupts all groups: the
+collective fails, C++ returns, and Python raises KeyboardInterrupt.
 
-Only SIGINT with Python's own handler, because only then is it certain that the script wants to
-end. A handler of the script's may do no more than set a flag, and losing the group for that would
-be wrong; it runs when the collective has ended.
+This is done only for SIGINT with Python's default handler, because only then the script certainly
+ends. A script's own handler may just set a flag, and must not cost the group; such a handler runs
+when the collective has ended.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _recent_failures: Final[deque[GroupError]] = deque(maxlen=16)
 
 
 def remember(failure: BaseException) -> None:
-    """Keep a collective's failure for the backward pass that may be waiting for it."""
+    """Keeps a collective's failure for the backward pass that may be waiting for it."""
     if isinstance(failure, GroupError):
         _recent_failures.append(unraised(failure))
 
 
 def restore_errors_in_backward() -> None:
-    """Called when a group is made; once per process is enough."""
+    """Replaces torch's engine object, once per process. Called when a group is made."""
     if not isinstance(Variable._execution_engine, _RestoringEngine):
         Variable._execution_engine = _RestoringEngine()
 
@@ -75,22 +75,22 @@ class Interruptible(Protocol):
 
 
 _under_way: Final[weakref.WeakSet[Interruptible]] = weakref.WeakSet()
-# A forked child has no part in its parent's groups.
+# A forked child is not a member of its parent's groups.
 os.register_at_fork(after_in_child=_under_way.clear)
 _lock: Final = threading.Lock()
 _pipe: tuple[int, int] | None = None
 _owner = 0
-"""The process that the pipe's reader lives in; a forked child has the pipe and no reader."""
+"""The process id of the pipe's reading thread. A forked child inherits the pipe but no thread."""
 
 
 def interrupt_on_signal(engine: Interruptible) -> None:
-    """Called once for each group, which is forgotten with its engine."""
+    """Registers a group's engine, so that SIGINT interrupts it as long as the engine exists."""
     _under_way.add(engine)
 
 
 @contextmanager
 def heeding_interrupts() -> Iterator[None]:
-    """In it, on the main thread, SIGINT ends collectives that other threads run."""
+    """Within it, on the main thread, SIGINT ends collectives that other threads run."""
     wanted = (
         threading.current_thread() is threading.main_thread()
         and len(_under_way) > 0
@@ -107,7 +107,7 @@ def heeding_interrupts() -> Iterator[None]:
         return
     before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
     if before != -1:
-        # Somebody (an event loop) reads signals in the same way: it stays with that.
+        # Something else (an event loop) reads signals in this way: leave it to that.
         signal.set_wakeup_fd(before)
         yield
         return

@@ -1,4 +1,4 @@
-"""From init_process_group's arguments to a group: identity, handshake, links, engine."""
+"""Makes a group from init_process_group's arguments: identity, handshake, links, engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from sealring.core.schedule import Selection
 from sealring.core.settings import CERTIFICATE
 from sealring.errors import ConfigurationError, Unsupported
 
-# ---- what the group is to be
+# ---- a group's options
 
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -59,16 +59,16 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     store: Any
-    """Where the ranks meet; no other group uses the same keys of it."""
+    """The store where the ranks meet. No other group uses the same keys in it."""
     group_rank: int
     members: tuple[int, ...]
-    """The job's ranks that are in the group, in the group's order."""
+    """The number in the job of each rank of the group."""
     world: int
-    """How many ranks the job has, in this group or not."""
+    """The number of ranks of the job, inside and outside this group."""
     timeout: timedelta = DEFAULT_TIMEOUT
     name: str = ""
     within: str = ""
-    """The `run` of torch's default group, for the groups that torch makes within it."""
+    """The `run` of torch's default group if torch makes this group within it, else ''."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.group_rank < len(self.members):
@@ -83,7 +83,7 @@ class GroupOptions:
 
 
 def options_of_torch(options: Any) -> GroupOptions:
-    """From what torch passes to a backend's creator."""
+    """The options of a group that torch makes; `options` is what torch passes to a backend."""
     return _options(
         options.store,
         options.group_rank,
@@ -105,7 +105,7 @@ def options_of_call(
     job_ranks: Any = None,
     job_size: int | None = None,
 ) -> GroupOptions:
-    """From the arguments of sealring.create_group."""
+    """The options of a group made by sealring.create_group, from its arguments."""
     return _options(store, rank, size, job_ranks, job_size, timeout=timeout, name=name)
 
 
@@ -131,23 +131,23 @@ def _options(
 
 
 def _run_around(ranks: Any, place: int) -> str:
-    """Of the default group within which torch makes the group of these ranks.
+    """The `run` of the default group within which torch makes the group of these ranks.
 
-    Nothing for the default group itself, within one of another backend, and for a framework that
-    calls the creator with ranks that are not the default group's.
+    It is '' for the default group itself, if the default group has another backend, and if a
+    framework passes ranks that are not those of the default group.
     """
     if not ranks or not dist.is_initialized():
         return ""
     if max(ranks) >= dist.get_world_size() or ranks[place] != dist.get_rank():
         return ""
     run = getattr(dist.group.WORLD, "run", "")
-    return run if isinstance(run, str) else ""  # a foreign group's may be anything
+    return run if isinstance(run, str) else ""  # another backend's `run` may be anything
 
 
 def _job_size(members: tuple[int, ...]) -> int:
-    """Of torch's default group, if the members are ranks of it.
+    """The size of torch's default group, or the least size that includes all members.
 
-    They need not be: a process may belong to several jobs of torch's, or to none.
+    The members need not be ranks of the default group: a process may belong to several jobs.
     """
     least = max(members) + 1
     if not dist.is_initialized():
@@ -159,9 +159,9 @@ def _job_size(members: tuple[int, ...]) -> int:
 
 
 def create_group(options: GroupOptions) -> SealedProcessGroup:
-    """Called on every rank of the new group; returns when all of them are linked."""
+    """Makes a group. Called on every rank of it; returns when all ranks are linked."""
     settings = read_settings(os.environ)
-    # Before ranks meet: a wrong setting is refused, and what they need is imported.
+    # Before ranks meet, so that a wrong setting is refused and modules are imported early.
     observers = [observe(os.environ) for observe in group_observers.wanted(os.environ)]
     shut_out_debuggers()
     members, group_rank, group_world = options.members, options.group_rank, len(options.members)
@@ -225,8 +225,8 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         gpu = GpuCalls(engine, settings.cuda_wait, settings.gpu_wire)
         try:
             objection = _problem_of(gpu)
-            # Messages between two ranks must not wait behind a collective, nor the other way round:
-            # they have pipes and keys of their own.
+            # Messages have their own pipes and keys, so that a message does not wait behind a
+            # collective, and a collective does not wait behind a message.
             mailbox = Mailbox(
                 group_rank,
                 group_world,
@@ -244,7 +244,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
                 exchange=exchange,
             )
         except BaseException:
-            engine.close()  # the error's traceback may keep it, with its links and keys
+            engine.close()  # the error's traceback may keep the engine alive
             raise
         finally:
             agreed.wipe()
@@ -272,7 +272,7 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
             run=run_of(agreed.transcript),
         )
     if mesh.sparse:
-        # There are no pipes yet over which all members could hear of an objection.
+        # There are no pipes for messages yet, so the ranks agree by a collective.
         _require_agreement(group, objection)
     try:
         restore_errors_in_backward()
@@ -289,12 +289,12 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
         for observer in [*observers, *late_observers]:
             observer(made)
         if enrolment is not None:
-            # Every other member, also those that this worker has no session and no link with.
+            # The keys of every other member, also without a session or a link with it.
             keys = {place_of[each]: member.key for each, member in agreed.members.items()}
             keys.pop(group_rank)
             enrolment.watch(group, keys)
     except BaseException:
-        # The others have the group. The error's traceback may keep this end of it.
+        # The other ranks have the group, and the error's traceback may keep this end alive.
         group.abort()
         raise
     return group
@@ -302,9 +302,10 @@ def create_group(options: GroupOptions) -> SealedProcessGroup:
 
 @contextmanager
 def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[None]:
-    """The others have the group. Where this end of it fails, they are to see that at once.
+    """Closes mailbox and engine if an error occurs within the context.
 
-    The error's traceback keeps the engine, with its links and keys.
+    The other ranks already have the group and must learn at once that this rank failed. Without
+    this, the error's traceback would keep the engine with its links and keys.
     """
     try:
         yield
@@ -317,9 +318,10 @@ def _closed_on_failure(engine: CollectiveEngine, mailbox: Mailbox) -> Iterator[N
 
 
 def _threads(host: str, hosts: Mapping[int, str]) -> int:
-    """This rank's part of the cores that the ranks of its machine share."""
+    """The number of threads of this rank: its part of the cores that its host's ranks share."""
     here = sum(each == host for each in hosts.values())
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun's: also those in no common group
+    # Torchrun's number also counts ranks of the host that are not in this group.
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return threads_by_default(usable_cores(), max(here, int(local) if local.isdecimal() else 0))
 
 
@@ -330,7 +332,10 @@ def _identity(enrolment: Enrolment | None) -> Literal["secret", "certificate", "
 
 
 def _certificate_ends(first: x509.Certificate, enrolment: Enrolment | None) -> Callable[[], float]:
-    """Refers to the certificate alone: the key goes with the group."""
+    """Returns a function that tells when this worker's newest certificate expires.
+
+    It refers only to the certificate, so that it does not keep the key after the group has ended.
+    """
 
     def ends() -> float:
         newest = first if enrolment is None else enrolment.certificate
@@ -340,7 +345,10 @@ def _certificate_ends(first: x509.Certificate, enrolment: Enrolment | None) -> C
 
 
 def _torch_groups() -> list[tuple[str, str, int, bool]]:
-    """Called on another thread than the script's: copies first."""
+    """Name, backend, size and "is sealed" of each of torch's groups.
+
+    Observers call this on another thread than the script's, so it copies torch's tables first.
+    """
     world = c10d._world
     configurations, names = dict(world.pg_backend_config), dict(world.pg_names)
     return [
@@ -357,7 +365,11 @@ def _torch_groups() -> list[tuple[str, str, int, bool]]:
 def _pipes_for_messages(
     mesh: Mesh, members: Sequence[int], objection: Unsupported | None, deadline: float
 ) -> list[Link]:
-    """To all members, where all pairs are linked; there an objection of one ends it for all."""
+    """Opens the pipes for messages to all members, if all pairs are linked when the group forms.
+
+    If a rank has an objection, this raises Unsupported on all ranks. In a group that is not fully
+    linked it returns [].
+    """
     if mesh.sparse:
         return []
     if mesh.exchange is None:
@@ -373,7 +385,7 @@ def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None)
     try:
         group.require_agreement("" if objection is None else str(objection))
     except Unsupported:
-        group.shutdown()  # and not abort(): ranks further down the tree are still being told
+        group.shutdown()  # not abort(): ranks further down the tree are still being told
         raise
     except BaseException:
         group.abort()
@@ -381,7 +393,7 @@ def _require_agreement(group: SealedProcessGroup, objection: Unsupported | None)
 
 
 def _problem_of(gpu: GpuCalls) -> Unsupported | None:
-    """Why this process's GPU cannot serve the group; now, and not in the middle of training."""
+    """Why this process's GPU cannot be used; found now and not in the middle of training."""
     if (device := in_use(os.environ)) is None:
         return None
     try:

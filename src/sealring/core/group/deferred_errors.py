@@ -1,8 +1,8 @@
-"""Errors that the script has not seen yet.
+"""Deferred errors: errors of failed calls that the script has not seen yet.
 
-Where only a stream waits for a call, the call fails after its caller has gone on. The error is
-deferred until something can raise it: the next call, a wait(), backward(), a barrier, and at the
-latest destroy_process_group() or the end of the process.
+If only a stream waits for a call, the call may fail when its caller has already gone on. The error
+is then deferred until something can raise it: the next call, a wait(), backward(), a barrier, and
+at the latest destroy_process_group() or the end of the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 
 
 class DeferredError:
-    """Of one group. Once the script has seen the group's error, no other is deferred."""
+    """A group's deferred error. Once the script has seen the group's error, none is deferred."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,13 +30,13 @@ class DeferredError:
                 self._error = error
 
     def clear(self) -> None:
-        """The script has seen the group's error, from here or from elsewhere."""
+        """Notes that the script has seen the group's error, here or elsewhere."""
         with self._lock:
             self._seen = True
             self._error = None
 
     def take(self) -> BaseException | None:
-        """The error, if there is one. The caller must raise it."""
+        """Returns and forgets the deferred error, if there is one. The caller must raise it."""
         if self._error is None:
             return None
         with self._lock:
@@ -46,7 +46,7 @@ class DeferredError:
 
 
 _of_all_groups: Final[weakref.WeakSet[DeferredError]] = weakref.WeakSet()
-# A forked child has no part in its parent's groups.
+# A forked child is not a member of its parent's groups.
 os.register_at_fork(after_in_child=_of_all_groups.clear)
 
 
@@ -58,7 +58,10 @@ def raise_deferred_errors() -> None:
 
 
 def end_process(why: str, error: BaseException) -> NoReturn:
-    """For an error that no exception can tell; the other ranks see PeerLost."""
+    """Prints an error that cannot be raised any more, and ends the process with exit code 1.
+
+    The other ranks see PeerLost.
+    """
     traceback.print_exception(error)
     print(f"sealring: {why}. The process ends here.", file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,7 +1,7 @@
-"""One thread per group that runs its collectives in the order they were called.
+"""The thread of a group that runs its collectives in the order of the calls.
 
-DDP calls all_reduce from the thread that computes the backward pass: the call must return at once,
-or nothing would overlap.
+DDP calls all_reduce on the thread that computes the backward pass. The call must return at once, so
+that communication and computation overlap.
 """
 
 from __future__ import annotations
@@ -27,35 +27,37 @@ from sealring.core.schedule import Operation
 from sealring.errors import GroupClosed, GroupError, SealringError, Unsupported, named
 
 _TOLD: Final = 300
-"""How many letters of an exception the other ranks are told."""
+"""How many characters of an exception's text the other ranks get."""
 _CALLBACK: Final = 0
-"""The number of a call that comes from a future's callback: it never waits in the queue."""
+"""The number of every call that a future's callback makes. Such a call is never queued."""
 
 
 @dataclass(slots=True)
 class Job:
-    """One call."""
+    """One call of the script, or of the group itself."""
 
     name: str
     collectives: Collective | Iterable[Collective]
-    """Mostly one. Of several, each has been run to its end before the next is asked for."""
+    """Usually one. If there are several, each has ended before the iterator is asked for the
+    next."""
     timeout_s: float
     work: SealedWork
     kept: tuple[object, ...] = ()
-    """Alive until the call is done: its tensors, their storages, as the script may give a tensor
-    other memory (`.data = ...`) meanwhile, and the event after which a GPU's may be used."""
+    """Objects to keep until the call is done: its tensors, the CUDA event, and the tensors'
+    storages, because the script may meanwhile give a tensor other memory (`.data = ...`)."""
     on_success: Callable[[], None] | None = None
-    """Copies the result to where the user wants it, if it could not be written there at once."""
+    """Copies the result to the user's tensors, if it could not be written there directly."""
     called: Operation | None = None
-    """What the script called, by which calls are counted; None for the group's own exchanges."""
+    """The operation that the script called, for the count of calls; None for a call of the
+    group."""
     stream: StreamCaller | None = None
-    """Where streams are to wait for it. Otherwise its caller waits, or asks."""
+    """The caller, if streams wait for the call; None if the host waits or polls."""
     submitted: _native.Completion | None = None
-    """What streams wait for, once it is queued."""
+    """The completion that streams wait for; set when the call is queued."""
 
     @property
     def known(self) -> Collective | None:
-        """The only collective, where it is known ahead."""
+        """The call's collective if it has only one, which is then known in advance; else None."""
         return self.collectives if isinstance(self.collectives, Collective) else None
 
 
@@ -68,7 +70,8 @@ class Dispatcher:
         on_failure: Callable[[GroupError], GroupError],
         deferred: DeferredError,
     ) -> None:
-        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        """`on_failure` ends the group's messages, and returns the error that the group ended
+        with."""
         self._process = _native.ProcessMark()
         self._engine = engine
         self._recorder = recorder
@@ -77,17 +80,19 @@ class Dispatcher:
         self._failure: GroupError | None = None
         self.submitting = threading.Lock()
         self.turn = threading.Lock()
-        """Held while a collective runs; taken in the order in which they were called.
+        """Held while a collective runs; acquired in the order of the calls.
 
-        Taken by `with` alone: an interrupt between acquire() and try would leave it locked.
+        Use it only in a `with` statement: with acquire() and try, an interrupt between the two
+        would leave it locked.
         """
         self._running_thread: int | None = None
-        """The thread that holds the turn. A future's callback runs on it, before the next turn."""
+        """The thread that holds `turn`. A future's callback runs on it, before `turn` is
+        released."""
         self._closed = False
         self._submitted = 0
         self._finished = 0
         self._ran = 0
-        """Collectives, in the order in which they ran: the number that all ranks agree on."""
+        """How many collectives ran. This numbers the collectives, equally on all ranks."""
         self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
         self._at_end: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._loop, name=f"sealring {label}", daemon=True)
@@ -95,19 +100,20 @@ class Dispatcher:
 
     @property
     def submitted(self) -> int:
-        """How many jobs were queued or run, those of callbacks not counted."""
+        """How many jobs were queued or run, without those of callbacks."""
         return self._submitted
 
     def submit(self, job: Job, *, wait: bool) -> None:
-        """Queues the job; with `wait` it may be run at once, on the caller's own thread.
+        """Queues the job. With `wait`, may instead run it at once on the caller's thread.
 
-        That saves a caller that waits anyway two changes of thread, which cost more than a small
-        collective itself.
+        A caller that waits anyway is then spared two thread switches, which take longer than a
+        small collective.
 
-        A callback's own collectives run at once, before any that are queued. No other thread could
-        run them, as PowerSGD's callbacks wait for theirs; and whether a rank had queued the next
-        bucket by then is chance, while this order is the same on all ranks: if the future was done
-        before the callback was attached, the caller runs it, before it calls anything else.
+        A collective that a future's callback calls runs at once, before all that are queued. No
+        other thread could run it: PowerSGD's callbacks wait for theirs. The order is then also the
+        same on all ranks, while it is chance whether a rank has already queued the next bucket. (If
+        the future is done when the callback is attached, the caller runs the callback at once,
+        before it calls anything else.)
         """
         if self.runs_here:
             if self._engine.runs_here:
@@ -118,7 +124,7 @@ class Dispatcher:
                 )
             self._run(_CALLBACK, job)
             return
-        # Streams can wait only for what another thread does.
+        # Streams can wait only for what another thread runs.
         if wait and self.idle and job.stream is None:
             with self.turn:
                 if (call := self._begin_at_once(job)) is not None:
@@ -134,10 +140,10 @@ class Dispatcher:
                 self._engine.submit_ahead(job.known, job.stream, queue_it)
 
     def _queue_ahead(self, job: Job, stream: StreamCaller, submitted: _native.Completion) -> None:
-        """Streams can wait for the job from here on, unless it must be run as it is."""
+        """Lets streams wait for the job from now on, if they can; then queues it."""
         if submitted.streams_wait:
             job.submitted = submitted
-            job.on_success = None  # the GPU is given it
+            job.on_success = None  # the engine queues the copy on the GPU instead
             job.work.complete_on_stream(StreamWait(stream.streams, submitted, in_order=True))
         self._queue(job)
 
@@ -147,7 +153,10 @@ class Dispatcher:
             self._jobs.put((call, job))
 
     def _begin_at_once(self, job: Job) -> int | None:
-        """The call's number if nothing was called meanwhile. By the thread that has the turn."""
+        """Returns the call's number, or None if other calls were queued meanwhile.
+
+        The calling thread must hold `turn`.
+        """
         with self.submitting:
             self._require_open()
             return self._count(job) if self.idle else None
@@ -165,15 +174,16 @@ class Dispatcher:
     def run_again(
         self, call: _native.Call, like: Collective, address: int, timeout_s: float
     ) -> BaseException | bool:
-        """Runs a prepared call on the caller's thread; True when it is done, or its error.
+        """Runs a prepared call on the caller's thread. Returns True on success, else the error.
 
-        False, and nothing is done, where another call is queued or under way. This is `submit` for
-        callers that wait, without what a call needs only if another thread may run it.
+        Returns False, and does nothing, if another call is queued or under way. This is a faster
+        `submit` for callers that wait: it leaves out what is needed only if another thread may run
+        the call.
         """
         thread = threading.get_ident()
         if self._running_thread == thread or self._finished != self._submitted:
             return False
-        # By `with`, and the count within `try`: an interrupt may come between any two calls.
+        # `with`, and counting within `try`, because an interrupt may come between any two calls.
         with self.turn:
             number, ended = 0, self._ran
             try:
@@ -199,26 +209,28 @@ class Dispatcher:
 
     @property
     def failure(self) -> GroupError | None:
-        """What has ended the group, once it has failed in a collective."""
+        """The error with which a collective ended the group, if one did."""
         return None if self._failure is None else unraised(self._failure)
 
     @property
     def runs_here(self) -> bool:
-        """In a callback of a collective's future, or in the handler of a signal during one."""
+        """Whether this thread runs a collective: the caller is a future's callback or a signal
+        handler."""
         return self._running_thread == threading.get_ident()
 
     @property
     def idle(self) -> bool:
-        """Everything that was called is done."""
+        """Whether every call is done."""
         return self._finished == self._submitted
 
     def close(self, *, abort: bool = False) -> None:
-        """Lets what was called run to its end (or, aborting, cuts it short) and stops.
+        """Runs all queued calls, or with `abort` interrupts them; then stops the thread.
 
-        Within a collective of its own thread it does not wait for that.
+        If this is called during a collective on the same thread, it does not wait for the end.
         """
         if abort:
-            self._engine.interrupt()  # first: a caller that launches ahead may be in there
+            # Before the lock: a caller that launches kernels ahead may hold it.
+            self._engine.interrupt()
         with self.submitting:
             closed, self._closed = self._closed, True
         if not closed:
@@ -227,7 +239,7 @@ class Dispatcher:
             self._thread.join()
 
     def abandon(self, at_end: Callable[[], None]) -> None:
-        """The same for a group without references, without waiting and without a lock.
+        """Closes the dispatcher of a dropped group, without waiting and without taking a lock.
 
         `at_end` is called on the group's thread, unless the group was closed before.
         """
@@ -238,7 +250,7 @@ class Dispatcher:
         while (entry := self._jobs.get()) is not None:
             with self.turn:
                 self._run_called(*entry)
-            # The last reference to a tensor must not be kept by an idle thread.
+            # An idle thread must not keep the last reference to a tensor.
             del entry
         with self.turn:
             self._engine.close()
@@ -269,29 +281,30 @@ class Dispatcher:
                 job.on_success()
             if job.called is not None:
                 self._recorder.call_done(job.called)
-        except BaseException as raised:  # whatever it is belongs to the one who waits
+        except BaseException as raised:  # any error: the waiter of this work gets it
             error = self._settled(raised, ended)
         try:
             if error is not None:
                 self._recorder.ended(error)
-        finally:  # Ctrl-C may come while the record is being written
+        finally:  # Ctrl-C may come while the recorder is written
             self._release_streams(job, error)
             self._finished += call != _CALLBACK
             job.work.finish(error)
 
     def _settled(self, raised: BaseException, ended: int) -> BaseException:
-        """What the one who waits is told; the rest of the group has then ended with it.
+        """Ends the group if the error requires it; returns the error that the waiter gets.
 
-        `ended` is the last collective that has: in a later one the other ranks wait for this one.
+        `ended` is the number of the last collective that has ended. If a later one was under way,
+        the other ranks wait in it for this rank, so the group ends.
         """
         if isinstance(raised, GroupError):
-            if raised.native is None:  # found here, between two collectives: the others wait
+            if raised.native is None:  # found here, between two collectives: tell the other ranks
                 self._engine.fail(failure_of(raised))
             self._engine.close_links(unraised(raised))
             raised = self._on_failure(raised)
             self._failure = unraised(raised)
         elif ended != self._ran or not isinstance(raised, Exception):
-            # Ctrl-C, or what a handler raised, between two lines of ours.
+            # Ctrl-C, or an exception of a signal handler, between two lines of this code.
             self._end_interrupted(raised)
         remember(raised)
         return raised
@@ -304,11 +317,11 @@ class Dispatcher:
             self._failure = unraised(self._on_failure(interrupted))
 
     def _release_streams(self, job: Job, error: BaseException | None) -> None:
-        """They find the result, or poison that cannot be taken for one."""
+        """Lets waiting streams go on: they find the result or, after an error, NaN."""
         if job.stream is None or job.submitted is None:
             return
         if error is not None:
-            self._deferred.defer(error)  # first: a script that sees the poison can ask why
+            self._deferred.defer(error)  # first, so that a script that sees NaN finds the error
             self._engine.release_streams(job.submitted)
         job.stream.streams.free_later(job)
 
@@ -320,10 +333,11 @@ def _steps(job: Job) -> Iterable[Collective]:
 
 
 def _several(name: str, collectives: Iterable[Collective]) -> Iterator[Collective]:
-    """The collectives of a call that is made of several.
+    """Yields the collectives of a call that consists of several.
 
-    What fails before the next one ends the group, as the other ranks wait in it. Errors of our own
-    are raised on all ranks, or end the group by themselves.
+    An error between two collectives becomes GroupClosed and so ends the group, because the other
+    ranks wait in the next one. A SealringError is passed on: it is raised on all ranks, or ends the
+    group itself.
     """
     try:
         yield from collectives

@@ -1,8 +1,8 @@
-"""The end of a group: by its script, by its process's exit, or because no reference to it is left.
+"""The end of a group: the script ends it, the process exits, or no reference to it is left.
 
-The last comes at any time and on any thread: in a garbage collection, with any lock held. So it
-takes no lock and starts no thread. It puts one entry into the group's queue, and the group's own
-thread does the rest. What was called before comes first in that queue, and is done first.
+The last of these can happen at any time and on any thread, in a garbage collection and with any
+lock held. So that code takes no lock and starts no thread. It puts one entry into the group's
+queue, and the group's own thread does the rest, after all calls that were queued before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that must be closed. None of it refers to the group itself."""
+    """The parts of a group that must be closed. None of them refers to the group itself."""
 
     process: _native.ProcessMark
     dispatcher: Dispatcher
@@ -43,17 +43,18 @@ class Parts:
         self._close_the_rest(abort=abort)
 
     def leave(self) -> None:
-        """At the process's exit: no caller waits any more for what is still in the queue.
+        """Called at the process's exit.
 
-        Unless only a stream was to wait for it: to the script those calls are done.
+        Aborts the calls in the queue, because no caller waits for them any more. If streams wait
+        for calls, the queue is run to its end: for the script those calls are done.
         """
         self.close(abort=not self.dispatcher.idle and not self.gpu.streams_wait)
         self._tell("the script ended without having seen this error")
 
     def abandon(self) -> None:
-        """No reference to the group is left. Takes no lock.
+        """Called when no reference to the group is left. Takes no lock.
 
-        A forked child has only a copy of what its parent's group is made of.
+        Does nothing in a forked child, which has only a copy of its parent's group.
         """
         if self.process.here:
             self.dispatcher.abandon(self._close_abandoned)
@@ -77,11 +78,11 @@ class Parts:
 
 
 def close_when_dropped(group: _Group, parts: Parts) -> None:
-    """Sees to the ends that the script does not ask for."""
+    """Makes the group end properly at the process's exit, and when its last reference goes."""
     leave = _Leaving(weakref.ref(group))
     atexit.register(leave)
     finalizer = weakref.finalize(group, _dropped, parts, leave)
-    finalizer.atexit = False  # `leave` comes then, which knows that the process ends
+    finalizer.atexit = False  # at exit, `leave` does this instead
 
 
 def _dropped(parts: Parts, leave: _Leaving) -> None:
@@ -91,7 +92,7 @@ def _dropped(parts: Parts, leave: _Leaving) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Leaving:
-    """A script that ends without destroy_process_group still says goodbye to its peers."""
+    """The exit handler: a script that ends without destroy_process_group still tells its peers."""
 
     group: weakref.ref[_Group]
 

@@ -1,15 +1,15 @@
-"""How a call of torch's object API reaches a collective: at once, or through torch's dispatcher.
+"""How a call of a group's method reaches a collective: directly, or through torch's dispatcher.
 
-A process group of torch's own turns each call into an operator: ProcessGroup.allreduce calls
-torch.ops.c10d.allreduce_, and the dispatcher calls the backend. On the way, dispatch modes see the
-operator (CommDebugMode, FakeTensorMode), tensor subclasses are unwrapped (DTensor, TwoTensor),
-functorch and the profiler have their turn. The detour costs as much as a small collective.
+Torch's own process groups turn each call into an operator: ProcessGroup.allreduce calls
+torch.ops.c10d.allreduce_, and the dispatcher calls the backend. On the way, dispatch modes
+(CommDebugMode, FakeTensorMode), functorch and the profiler see the operator, and tensor subclasses
+(DTensor, TwoTensor) are unwrapped. This detour takes as long as a small collective.
 
-So a method made by `entry` takes the detour only where it matters: something watches, torch has
-hooks to call (backend_api.py), a tensor is of a type of its own, or the arguments are not in the
-form that torch's own functions use. Then the base class's method parses them, as it does for every
-backend, and calls the operator. Its kernel for our groups (operators.py) calls the collective with
-the arguments in that one form.
+So a method made by `entry` takes the detour only if it is needed: a mode watches, torch has hooks
+to call (backend_api.py), a tensor is of a subclass, or the arguments are not in the form that
+torch's own functions use. Then the method of torch's base class parses the arguments and calls the
+operator. The operator's kernel for our groups (operators.py) calls the collective with the
+arguments in that form.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _OLD_NAMES: Final = {
 SINGLE: Final = {
     new: new if hasattr(dist.ProcessGroup, new) else old for new, old in _OLD_NAMES.items()
 }
-"""By the new name: the name that this torch looks for.
+"""Maps the new name of a method to the name that the installed torch looks for.
 
-Torch renamed five methods between 2.11 and 2.15 and kept the old names for callers. A subclass
-must define one of the two: where it defines both, torch's base class calls one from the other
-without end.
+Torch renamed five methods between 2.11 and 2.15 and kept the old names for callers. A subclass must
+define only one of the two. If it defines both, torch's base class calls one from the other for
+ever.
 """
 
 
 Direct = Callable[..., Any]
-"""A collective: takes the group, the tensors and one options object, and returns its work."""
+"""A collective's function: takes the group, the tensors and one options object; returns a work."""
 
 _PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter, int, timedelta, NoneType))
 
 
 def observed() -> bool:
-    """Whether this thread's calls must be visible to torch's dispatcher."""
+    """Whether something watches this thread's calls through torch's dispatcher."""
     return (
         _len_torch_dispatch_stack() > 0
         or profiler._is_profiler_enabled
@@ -69,18 +69,18 @@ def observed() -> bool:
 
 @dataclass(slots=True)
 class DispatchedCall:
-    """A call on its way through the dispatcher; the operators' kernels leave their works here."""
+    """A call on its way through the dispatcher. The operators' kernels add their works to it."""
 
     arguments: tuple[Any, ...]
     works: list[tuple[dist.Work | None, SealedWork]] = field(default_factory=list)
-    """What a kernel returned to the dispatcher, and the collective's own work. None where torch's
-    own kernel called the collective (backend_api.py), and nothing could stand in between."""
+    """For each collective: what its kernel returned to the dispatcher, and the collective's own
+    work. The first is None if torch's own kernel called the collective (backend_api.py)."""
 
     def own_work(self, returned: Any) -> Any:
-        """The collective's own work, unless a mode or a subclass has put another in its place.
+        """Returns the collective's own work, unless a mode or a subclass returned another object.
 
-        A subclass that holds several tensors returns the work of one of them: it is done when
-        all of them are.
+        A subclass that wraps several tensors makes several collectives and returns one work. This
+        returns a work that is done when all of them are.
         """
         if all(given is not returned and given is not None for given, _ in self.works):
             return returned
@@ -103,7 +103,7 @@ def current_call() -> DispatchedCall | None:
 
 @contextmanager
 def dispatched(call: DispatchedCall) -> Iterator[DispatchedCall]:
-    """Makes it the current call of this thread."""
+    """Makes `call` the current call of this thread."""
     _calls.under_way.append(call)
     try:
         yield call
@@ -114,10 +114,10 @@ def dispatched(call: DispatchedCall) -> Iterator[DispatchedCall]:
 def entry(
     first: type | None, last: type, count: int, *, hooks: bool = True
 ) -> Callable[[Direct], Direct]:
-    """Makes a method of ProcessGroup out of a collective.
+    """Makes a method of ProcessGroup from a collective's function.
 
-    The form that torch's functions use has `count` arguments. The first is of the type `first`
-    and the last of the type `last`. `hooks` says whether torch calls its hooks around it.
+    Torch's own functions call the method with `count` arguments, the first of type `first` and the
+    last of type `last`. `hooks` says whether torch calls its hooks around the method.
     """
 
     def make(direct: Direct) -> Direct:
@@ -129,7 +129,7 @@ def entry(
 def define_single(
     owner: type, name: str, direct: Direct, first: type, last: type, count: int
 ) -> None:
-    """Adds a method that torch has renamed, under the name that this torch looks for."""
+    """Adds a method that torch has renamed, under the name that the installed torch looks for."""
     setattr(owner, SINGLE[name], _method(SINGLE[name], direct, first, last, count))
 
 
@@ -139,7 +139,7 @@ def _method(
     base = getattr(dist.ProcessGroup, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs and kwargs.keys() == {"opts"}:  # so it is called by dist.barrier
+        if kwargs and kwargs.keys() == {"opts"}:  # dist.barrier calls it like this
             args, kwargs = (*args, kwargs["opts"]), {}
         plain = (
             len(args) == count
@@ -150,20 +150,20 @@ def _method(
             and _are_plain(args[:-1])
         )
         hooked = hooks and self.has_torch_hooks()
-        # Without a tensor torch has no kernel to choose. Only a barrier brings its own.
+        # Without a tensor torch has no kernel to choose; only barrier brings its own tensor.
         if plain and not (hooked and (count == 1 or _has_tensor(args))):
             try:
                 return direct(self, *args)
             except NoMemory:
-                plain = False  # torch may unwrap it
+                plain = False  # torch may be able to unwrap the tensor
         if not plain:
             self._register_operators()
         call = DispatchedCall((*args, *kwargs.values()))
         with dispatched(call):
             return call.own_work(base(self, *args, **kwargs))
 
-    # pybind11 knows from the name of the calling frame that the base class is meant, and not the
-    # override, which would be called without end.
+    # pybind11 looks at the name of the calling frame: with the method's own name it calls the base
+    # class, otherwise this override again, for ever.
     code: CodeType = method.__code__
     method.__code__ = code.replace(co_name=name, co_qualname=direct.__qualname__)
     method.__name__ = name
@@ -181,7 +181,7 @@ def _has_tensor(values: Sequence[Any]) -> bool:
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    # Every call comes here: a list of tensors is looked through by a loop, lists in it by a call.
+    # Every call runs this, so only lists within lists cost a recursive call.
     for value in values:
         kind = type(value)
         if kind in _PLAIN:

@@ -1,4 +1,5 @@
-"""What every collective needs: an algorithm, the queue, and the result where the user wants it."""
+"""The base of all collectives: choosing an algorithm, queueing, and results in the user's
+memory."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from sealring.core.group.work import Result
 from sealring.core.schedule import Algorithm, Operation
 
 Key = tuple[object, ...]
-"""Equal for calls that differ in their tensors' addresses alone."""
+"""Identifies calls that differ only in their tensors' addresses."""
 
 
 class Calling(dist.ProcessGroup):
-    """The part of SealedProcessGroup that the collectives stand on."""
+    """The methods of SealedProcessGroup that the collectives' classes call."""
 
     _rank: int
     _world: int
@@ -33,7 +34,8 @@ class Calling(dist.ProcessGroup):
         raise NotImplementedError
 
     def _gathering(self, own: torch.Tensor, slots: list[Slot]) -> Collective:
-        """The all_gather of one tensor per rank, all of one size; the last slot is our own's."""
+        """An all_gather of one tensor per rank, all of one size. The last slot is this rank's
+        input."""
         _, size = slots[-1]
         return Collective(
             Operation.ALL_GATHER,
@@ -54,26 +56,31 @@ class Calling(dist.ProcessGroup):
         on_success: Callable[[], None] | None = None,
         called: Operation | None = None,
     ) -> dist.Work:
-        """`keep` is the memory that is read and written. `called` is the operation where it is made
-        of several collectives."""
+        """Queues a call, or runs it at once; returns its work.
+
+        `keep` has the tensors whose memory is read and written. `called` is the operation that the
+        script called, if the call consists of several collectives.
+        """
         raise NotImplementedError
 
     def _prepare(self, key: Key, collective: Collective, tensor: torch.Tensor) -> None:
-        """Called with a call's only collective and tensor, so that the next like it is quick."""
+        """Prepares a call with one collective and one tensor, so that the next such call is
+        fast."""
         raise NotImplementedError
 
     def _run_prepared(
         self, key: Key, tensor: torch.Tensor, result: list[torch.Tensor], opts: Any
     ) -> dist.Work | None:
-        """Runs a call like an earlier one; None where it must be made anew."""
+        """Runs a call that was prepared under `key`; None if the call must be made anew."""
         raise NotImplementedError
 
 
 class Results:
-    """Memory that a collective writes: the user's own where that is possible, else a copy of it.
+    """The memory that a collective writes: the user's tensors if possible, else copies of them.
 
-    It is not possible where the elements are not one run of memory, and where two tensors of one
-    call share memory. All that a call reads is read before its results are written there.
+    Copies are needed if a tensor's elements are not one after the other in memory, and if two
+    tensors of one call share memory. Copies are written back after the call has read all its
+    inputs.
     """
 
     def __init__(self, operation: str) -> None:
@@ -82,11 +89,11 @@ class Results:
         self._last: Callable[[], None] | None = None
 
     def then(self, last: Callable[[], None]) -> None:
-        """What is to be done with the results when they are there."""
+        """Sets a function to be called when the results are there."""
         self._last = last
 
     def of_one(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Slot]:
-        """Memory that begins with the tensor's elements and ends with the result."""
+        """Returns memory that holds the tensor's elements first and then the result."""
         if not arguments.is_one_run(tensor):
             memory.check_can_hold(tensor, self._operation)
             memory.extent(tensor)
@@ -96,7 +103,10 @@ class Results:
     def of(
         self, tensors: Sequence[torch.Tensor], read: Sequence[Slot]
     ) -> tuple[list[torch.Tensor], list[Slot]]:
-        """Memory for results, of which nothing is read; `read` is what else the call reads."""
+        """Returns memory for results; the call does not read it before it writes it.
+
+        `read` has the memory that the call reads. Results that overlap it are written to copies.
+        """
         held = [
             tensor if arguments.is_one_run(tensor) else self._private(tensor) for tensor in tensors
         ]
@@ -108,11 +118,11 @@ class Results:
         return held, slots
 
     def snapshot(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy that takes the tensor's place in the call, elements and result."""
+        """Returns a copy that the call uses instead of the tensor, both as input and as result."""
         memory.check_can_hold(tensor, self._operation)
         memory.extent(tensor)
         plain = tensor.detach().resolve_conj().resolve_neg()
-        # Contiguous: a copy with other strides would be copied once more, and not back.
+        # Contiguous, because `of_one` would copy any other clone again, and not copy that back.
         return self._copy(tensor, plain.clone(memory_format=torch.contiguous_format))
 
     def _private(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -130,7 +140,7 @@ class Results:
         return self._copy_to_user if self._copies or self._last is not None else None
 
     def _copy_to_user(self) -> None:
-        """Called when the call is done, on any thread; what it raises the waiter gets."""
+        """Called on any thread when the call is done. The waiter gets the exceptions it raises."""
         for tensor, private in self._copies:
             memory.extent(tensor)  # the script may have resized its storage meanwhile
             with torch.inference_mode(tensor.is_inference()), torch.no_grad():

@@ -1,8 +1,8 @@
 """Several collectives in one call, and torch's coalescing manager.
 
-Each is a collective of its own: they run back to back without coming up for air, which is all that
-there is to gain over links of our own. Collectives of one group finish in order, and one that fails
-closes the group, so the last one's work speaks for all of them.
+Each is run as a separate collective, one directly after the other; merging them would gain nothing
+more. Collectives of a group finish in order, and one that fails closes the group. So the work of
+the last one is returned for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sealring.errors import Unsupported
 class Coalescing(Reducing, Copying):
     @entry(list, AllreduceCoalescedOptions, 2)
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """Tensors that share memory are all read before the first is written."""
+        """All tensors are read before the first is written, if some of them share memory."""
         _need_some(tensors, "all_reduce_coalesced")
         for tensor in tensors:
             arguments.check_tensor(tensor, "all_reduce_coalesced")
@@ -49,7 +49,7 @@ class Coalescing(Reducing, Copying):
         input_list: list[torch.Tensor],
         opts: Any = None,
     ) -> dist.Work:
-        """output_lists[r] takes what rank r gives, tensor by tensor."""
+        """output_lists[r] gets the tensors of rank r, in their order."""
         _need_some(input_list, "all_gather_coalesced")
         if len(output_lists) != self._world:
             raise Unsupported(
@@ -109,7 +109,7 @@ define_single(
 def _before_any_is_written(
     inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The inputs, as they are now: copies if the first collective could write to another's."""
+    """Returns the inputs, or copies of them if a collective could write to a later one's input."""
     for tensor in (*inputs, *outputs):
         arguments.check_tensor(tensor, "a coalesced call")
     if len(inputs) == 1 or not clash([extent(t) for t in outputs], [extent(t) for t in inputs]):

@@ -1,4 +1,4 @@
-"""broadcast, barrier, all_gather, gather and scatter: bytes that arrive as they left."""
+"""broadcast, barrier, all_gather, gather and scatter: collectives that copy and do not reduce."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Copying(Calling):
         read = slot(own)
         held, (whole,) = results.of([output], [])
         written = parts(whole, self._world)
-        # A rank may gather in place: its input already is its part of the output.
+        # A rank may gather in place: its input may be its own part of the output.
         if read != written[self._rank] and clash([whole], [read]):
             own = own.clone()
             read = slot(own)
@@ -195,7 +195,8 @@ class Copying(Calling):
     def _at_root_only(
         self, lists: list[list[torch.Tensor]], opts: Any, operation: str, does: str
     ) -> list[torch.Tensor]:
-        """The root's list of one tensor per rank; the others may not give one."""
+        """Returns the root's list of one tensor per rank; [] on other ranks, which may pass
+        none."""
         if self._rank == shapes.root_of(opts, self._world, operation):
             return shapes.one_list(lists, self._world, operation)
         if any(lists):
@@ -212,7 +213,8 @@ class Copying(Calling):
         *,
         result: list[torch.Tensor],
     ) -> dist.Work:
-        """Slots as core/schedule/direct.py has them: the root's parts before its own tensor."""
+        """`slots` are in the order of core/schedule/direct.py: the root's parts, then its
+        tensor."""
         name = operation.name.lower()
         own = keep[-1]
         _, size = slots[-1]

@@ -1,4 +1,4 @@
-"""all_to_all: a message from every rank to every other, each of a length that its two ends know."""
+"""all_to_all: every rank sends a message to every other. Only its two ends know its length."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Exchanging(Calling):
         input_split_sizes: list[int],
         opts: Any = None,
     ) -> dist.Work:
-        """Splits are counted in rows, the tensors' first dimension; none means equal ones."""
+        """Split sizes count rows, the tensors' first dimension. An empty list means equal
+        splits."""
         _check([input, output])
         sent = contiguous(input)
         read = slot(sent)

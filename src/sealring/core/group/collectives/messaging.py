@@ -1,4 +1,4 @@
-"""send and recv: one rank to one rank, matched by tag."""
+"""send and recv: messages between two ranks, matched by tag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Messaging(Calling):
         raise NotImplementedError
 
     def _called(self, work: MessageWork) -> dist.Work:
-        """Every message passes here, so that a batch of them can be waited for as one."""
+        """Called with every message's work, so that the script can wait for a batch of them."""
         raise NotImplementedError
 
     @entry(list, int, 3)

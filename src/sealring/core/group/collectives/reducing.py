@@ -62,7 +62,7 @@ class Reducing(Calling):
         result: list[torch.Tensor],
         key: Key | None = None,
     ) -> dist.Work:
-        """`key` says which calls are like this one, where the tensor is the script's own."""
+        """`key` identifies like calls, which can be prepared; None if this call cannot be."""
         dtype, kind, factor = arguments.reduction(_op(opts), tensor, "all_reduce")
         memory, (address, total) = results.of_one(tensor)
         algorithm = self._choose(Operation.ALL_REDUCE, total, memory.device)
@@ -84,7 +84,7 @@ class Reducing(Calling):
 
     @entry(list, ReduceOptions, 2)
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
-        """The root's tensor becomes the result; all others stay as they are."""
+        """Writes the result to the root's tensor; the other ranks' tensors do not change."""
         tensor = one(tensors, "reduce")
         arguments.check_tensor(tensor, "reduce")
         root = shapes.root_of(opts, self._world, "reduce")
@@ -180,8 +180,8 @@ _REDUCE_OPS: Final = [
 _code: Final[Callable[[Any], object]] = (
     hash if len({hash(op) for op in _REDUCE_OPS}) == len(_REDUCE_OPS) else lambda op: op
 )
-"""What tells a ReduceOp from others: its hash, if torch gives each one of its own, because its
-comparison takes as long as much of what else a small call does."""
+"""Maps a ReduceOp to what identifies it: its hash, if torch's hashes are all different, because
+comparing ReduceOps is slow compared with a small call. Otherwise the ReduceOp itself."""
 
 
 def _op(opts: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Whether the tensors of a call fit together, the parts they fall into, and several in one's place.
+"""Checks that the tensors of a call fit together, and handles lists of several tensors per rank.
 
-Several tensors are c10d's form for several devices per process; torch.distributed itself always
-passes lists of one. A list of several is one call on tensors that are first brought together on
-this rank, and filled from the result at the end, as Gloo does it.
+c10d's methods take lists, for several devices per process; torch.distributed always passes lists of
+one tensor. As with Gloo, a list of several tensors is one call: this rank first combines its
+tensors, and at the end fills all of them from the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def root_of(opts: Any, world: int, operation: str) -> int:
 
 
 def root_tensor(opts: Any, count: int) -> int:
-    """Which of the root's tensors is broadcast."""
+    """The index of the root's tensor that is broadcast."""
     index = int(opts.rootTensor) if opts is not None else 0
     if not 0 <= index < count:
         raise Unsupported(f"broadcast: there is no tensor {index} among the {count} given")
@@ -34,7 +34,7 @@ def root_tensor(opts: Any, count: int) -> int:
 
 
 def check_alike(tensors: Sequence[torch.Tensor], like: torch.Tensor, operation: str) -> None:
-    """All of one size and dtype, and dense."""
+    """Raises Unsupported unless all tensors are dense and have the size and dtype of `like`."""
     for tensor in tensors:
         arguments.check_tensor(tensor, operation)
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
@@ -52,7 +52,7 @@ def check_dtype(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> Non
 
 
 def one_list(lists: list[list[torch.Tensor]], world: int, operation: str) -> list[torch.Tensor]:
-    """The only list of those that c10d made for several GPUs per process: one tensor per rank."""
+    """Returns the only list of `lists`, which must have one tensor per rank."""
     if len(lists) != 1 or len(lists[0]) != world:
         raise Unsupported(f"{operation} needs one list of {world} tensors, one per rank")
     return lists[0]
@@ -83,7 +83,7 @@ _FOLDS: Final[dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] =
 
 
 def folded(tensors: Sequence[torch.Tensor], op: Any, operation: str) -> torch.Tensor:
-    """What this rank gives to a reduction: the reduction of its own tensors."""
+    """Reduces this rank's own tensors to the one that it gives to the collective."""
     check_alike(tensors, tensors[0], operation)
     red_op = op.op if hasattr(op, "op") else op
     fold = _FOLDS.get(red_op)
@@ -99,14 +99,14 @@ def folded(tensors: Sequence[torch.Tensor], op: Any, operation: str) -> torch.Te
 
 
 def fill(tensors: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-    """Every tensor becomes the result."""
+    """Copies the result into every tensor."""
     for tensor in tensors:
         extent(tensor)
         tensor.copy_(result.view_as(tensor))
 
 
 def fill_lists(lists: Sequence[Sequence[torch.Tensor]], parts: torch.Tensor) -> None:
-    """Every list becomes the parts, one after the other."""
+    """Copies the parts into the tensors of every list, in order."""
     for outputs in lists:
         for output, part in zip(outputs, parts, strict=True):
             extent(output)
@@ -116,7 +116,7 @@ def fill_lists(lists: Sequence[Sequence[torch.Tensor]], parts: torch.Tensor) -> 
 def check_lists(
     lists: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], world: int
 ) -> None:
-    """One list per input, with one tensor for each input of each rank."""
+    """Checks that there is one list per input, with one tensor for each input of each rank."""
     check_alike([*inputs, *(tensor for each in lists for tensor in each)], inputs[0], "all_gather")
     if len(lists) != len(inputs) or any(len(each) != world * len(inputs) for each in lists):
         raise Unsupported(
