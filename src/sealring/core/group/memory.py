@@ -1,8 +1,8 @@
-"""From a tensor to the memory that the engine reads and writes: the one place that asks for it.
+"""Checks a tensor's memory before the engine gets its address. Only this module asks for addresses.
 
-A tensor need not have memory where it says: wrapper subclasses and fake tensors have none, a
-storage may have been resized, a mapped file may be read-only or cut. The engine is given addresses,
-and a wrong one would end the process. So each address is checked here, and refused by name.
+A tensor may lack the memory that it claims: wrapper subclasses and fake tensors have none, a
+storage may have been resized, a mapped file may be read-only or truncated. A wrong address would
+crash the process, so this module raises Unsupported instead.
 """
 
 from __future__ import annotations
@@ -19,34 +19,41 @@ import torch
 from sealring.errors import Unsupported
 
 Slot = tuple[int, int]
-"""Where a run of memory begins, and its length in bytes."""
+"""The address of contiguous memory, and its length in bytes."""
 
 
 class NoMemory(Unsupported):
-    """The tensor stands for others. Callers see Unsupported, if torch cannot unwrap it either."""
+    """The tensor has no memory of its own; it may wrap other tensors that torch can unwrap.
+
+    If torch cannot unwrap it either, callers get Unsupported.
+    """
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
-    """What must live as long as the tensors' memory is used; a tensor may be given another."""
+    """The tensors' storages, which must live as long as their memory is used.
+
+    Keeping the tensors is not enough: a script may give a tensor another storage.
+    """
     return (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
 
 
 def slot(tensor: torch.Tensor, *, written: bool = False) -> Slot:
-    """Where a contiguous tensor's memory is. `written`: the engine will write to it."""
+    """The memory of a contiguous tensor, checked. `written` says that the engine will write to
+    it."""
     size = tensor.nbytes
     if size == 0:
         return 0, 0
     address, storage = _check_room(tensor, size)
-    # Torch's own allocations can be resized. Memory that was lent to it may be of any kind.
+    # Torch's own allocations are resizable. Memory that torch was lent may be of any kind.
     if not storage.resizable() and tensor.device.type == "cpu":
         _check_mapped(tensor, address, size, written=written)
     return address, size
 
 
 def place_of_torchs_own(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStorage] | None:
-    """Where torch allocated so much memory for it, and what must live as long as that is used.
+    """The address and the storage of a tensor whose memory torch allocated, if it has `size` bytes.
 
-    None where more must be looked at.
+    None for all other tensors, which need more checks (`slot`).
     """
     try:
         address, storage = _check_room(tensor, size)
@@ -76,14 +83,14 @@ def _check_room(tensor: torch.Tensor, size: int) -> tuple[int, torch.UntypedStor
 
 
 def parts(whole: Slot, count: int) -> list[Slot]:
-    """A run of memory in `count` equal parts."""
+    """Cuts contiguous memory into `count` equal parts."""
     address, size = whole
     each = size // count
     return [(address + index * each, each) for index in range(count)]
 
 
 def clash(written: Sequence[Slot], read: Sequence[Slot]) -> bool:
-    """Whether a byte that is written is also read, or written as part of another slot."""
+    """Whether a byte that is written is also read, or belongs to two slots that are written."""
     if len(written) + len(read) < 2:
         return False
     runs = [(address, size, True) for address, size in written if size]
@@ -101,7 +108,7 @@ def clash(written: Sequence[Slot], read: Sequence[Slot]) -> bool:
 
 
 def extent(tensor: torch.Tensor) -> Slot:
-    """From the first to the last element of a tensor of any strides, all of which exist."""
+    """The memory from the first to the last element of a tensor with any strides; checks it."""
     if tensor.numel() == 0:
         return 0, 0
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -111,7 +118,7 @@ def extent(tensor: torch.Tensor) -> Slot:
 
 
 def check_can_hold(tensor: torch.Tensor, operation: str) -> None:
-    """Refuses an output whose elements share memory: it cannot hold the result."""
+    """Raises Unsupported if elements of an output share memory: it cannot hold the result."""
     if 0 in tensor.shape:
         return
     reach = 0
@@ -132,10 +139,10 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def _check_mapped(tensor: torch.Tensor, address: int, size: int, *, written: bool) -> None:
-    """Refuses memory that the processor would not let us read or write.
+    """Raises Unsupported if reading or writing the memory would end the process by a fault.
 
-    The kernel touches the pages and reports what would have been a fault. Before Linux 5.14, and
-    with memory of a device, it cannot; then its list of mappings says what is allowed.
+    The kernel touches the pages and reports a fault as an error. Before Linux 5.14, and with memory
+    of a device, it cannot do this; then its list of mappings says what is allowed.
     """
     start = address // mmap.PAGESIZE * mmap.PAGESIZE
     advice = _MADV_POPULATE_WRITE if written else _MADV_POPULATE_READ
@@ -152,7 +159,7 @@ def _check_mapped(tensor: torch.Tensor, address: int, size: int, *, written: boo
 
 
 def is_mapped(start: int, end: int, permission: str) -> bool:
-    """Whether the whole range has the permission, by the kernel's list of mappings."""
+    """Whether the whole range has the permission in the kernel's list of mappings."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             place, permissions, *_ = line.split()

@@ -1,11 +1,11 @@
-"""Messages from rank to rank, as torch sees them.
+"""A group's messages from rank to rank, and the works that torch gets for them.
 
-The thread that waits for a message moves the messages of the whole group. A thread of the group
-does so for messages that no thread waits for; it starts with the first message.
+A thread that waits for a message moves the messages of the whole group. For messages that no thread
+waits for, a thread of the group does so. It starts with the first message.
 
-A message of a CUDA tensor begins when the caller's stream reaches the call. It is done when the GPU
-has sealed the last byte, or checked and written it. wait() returns then; or at once, and the
-current stream waits, where it can (engine/streams.py).
+A message of a CUDA tensor begins when the caller's stream reaches the call. A send is done when the
+GPU has sealed the last byte, a receive when the GPU has checked and written it. wait() returns
+then. If streams can wait (engine/streams.py), wait() returns at once and the current stream waits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Messages:
         gpu: GpuCalls,
         deferred: DeferredError,
     ) -> None:
-        """`on_failure` ends the rest of the group, and returns the error that it ended with."""
+        """`on_failure` ends the collectives, and returns the error that the group ended with."""
         self._process = _native.ProcessMark()
         self.gpu = gpu
         self.deferred = deferred
@@ -59,7 +59,7 @@ class Messages:
         self._under_way: dict[_native.Completion, MessageWork] = {}
         self._ended: GroupError | None = None
         self.abandoned: list[MessageWork] = []
-        """Those with which the group has ended: a GPU may still write to their memory."""
+        """Works that were under way when the group ended: a GPU may still write to their memory."""
         self._thread: threading.Thread | None = None
 
     def send(
@@ -117,7 +117,7 @@ class Messages:
             self._recorder.message_ended(entry, None, settled)
             self.deferred.clear()
             raise settled from None
-        except (RuntimeError, ValueError):  # it was refused
+        except (RuntimeError, ValueError):  # the message was refused; the group goes on
             raise
         except BaseException:  # Ctrl-C: the message may be under way
             self.abandoned.append(work)
@@ -147,12 +147,15 @@ class Messages:
             work.when_done(driver_calls.end)
         work.on_success = self.gpu.finished(copy_back, device)
         streams_wait = caller.streams_wait and work.message.streams_wait and copy_back is None
-        # The receiver of a message from anyone asks next from whom it came: so the host waits.
+        # After a receive from anyone, the caller asks who sent the message: so the host waits.
         if streams_wait and work.entry.peer != ANYONE:
             work.complete_on_stream(StreamWait(caller.streams, work.message))
 
     def _register(self, work: MessageWork) -> None:
-        """It is under way, unless it is done already, or the group has ended meanwhile."""
+        """Notes that the work is under way, unless it is already done or the group has ended.
+
+        Starts the group's thread for messages if it does not run yet.
+        """
         assert work.message is not None
         lack = ""
         with self._lock:
@@ -174,7 +177,10 @@ class Messages:
             self._deliver(work.message)
 
     def _start_thread(self) -> str:
-        """Returns '' or why it cannot be started. It is kept once it runs: `close` waits for it."""
+        """Starts the group's thread for messages; returns '' or why that failed.
+
+        `_thread` is set only when the thread runs, because `close` joins it.
+        """
         thread = threading.Thread(
             target=self._report_finished, name=f"sealring messages {self._label}", daemon=True
         )
@@ -186,6 +192,7 @@ class Messages:
         return ""
 
     def drive(self, work: MessageWork) -> None:
+        """Moves the group's messages until `work` is done. The waiting thread calls this."""
         self._process.require("this message")
         assert work.message is not None
         try:
@@ -200,23 +207,26 @@ class Messages:
         self._deliver(work.message)
 
     def _current_device_kept(self) -> AbstractContextManager[object]:
-        """The thread that moves messages works on the group's GPU, which need not be its own."""
+        """Restores this thread's current CUDA device afterwards.
+
+        A thread that moves messages switches to the group's GPU, which may be another one.
+        """
         if not self.mailbox.has_gpu:
             return nullcontext()
         return torch.cuda.device(torch.cuda.current_device())
 
     def give_up(self) -> None:
-        """The script waits no longer for a message: the group ends."""
+        """Ends the group, because the script no longer waits for a message."""
         self._fail(GroupClosed("a rank gave up waiting for a message"))
 
     def fail(self, error: GroupError) -> None:
-        """The group saw a failure elsewhere; the messages end with it."""
+        """Ends the messages with a failure that happened elsewhere in the group."""
         self.mailbox.fail(failure_of(error))
 
     def fail_elsewhere(self, error: GroupError) -> None:
-        """The same on another thread, where it needs CUDA's driver.
+        """Like `fail`, but on another thread if that calls CUDA's driver.
 
-        The caller may still have to release streams, and CUDA may wait for those.
+        The caller may still have to release streams, and the driver may wait for those.
         """
         if self.mailbox.has_gpu:
             threading.Thread(target=self.fail, args=(error,), daemon=True).start()
@@ -227,7 +237,7 @@ class Messages:
         return self.mailbox.account()
 
     def close(self, *, abort: bool = False) -> None:
-        """Messages that only streams wait for are finished first, unless aborting."""
+        """Ends the messages. Without `abort`, first finishes those that only streams wait for."""
         if not abort:
             with self._lock:
                 held = [work for work in self._under_way.values() if work.awaited_by_stream]
@@ -256,7 +266,8 @@ class Messages:
             self._end(GroupClosed("the group was closed before the message was done"))
 
     def _deliver(self, message: _native.Completion) -> None:
-        """It is done. Several threads may find out; one of them tells the work."""
+        """Finishes the work of a message that is done. If several threads find it, one does
+        this."""
         with self._lock:
             work = self._under_way.pop(message, None)
         if work is not None:
@@ -264,7 +275,7 @@ class Messages:
             work.arrived(message.peer)
 
     def _fail(self, error: GroupError) -> GroupError:
-        # First the mailbox: a script that gets the error may use the message's memory again.
+        # The mailbox first: when the script gets the error, it may reuse the message's memory.
         self.mailbox.fail(failure_of(error))
         settled = self._on_failure(error)
         self._end(settled)
@@ -279,12 +290,12 @@ class Messages:
     def _end_works(self, abandoned: list[MessageWork], error: GroupError) -> None:
         if self.mailbox.has_gpu:
             self.abandoned += abandoned
-        self._defer(abandoned, error)  # first: a script that sees the results can then ask why
+        self._defer(abandoned, error)  # first, so that a script that sees NaN finds the error
         self.mailbox.release_streams()
         for work in abandoned:
             self._recorder.message_ended(work.entry, None, error)
             work.finish(error)
-        self._defer(abandoned, error)  # for a wait() that came just before it was done
+        self._defer(abandoned, error)  # again, for a wait() that came just before `finish`
 
     def _defer(self, abandoned: list[MessageWork], error: GroupError) -> None:
         if any(work.awaited_by_stream for work in abandoned):

@@ -1,9 +1,9 @@
-"""monitored_barrier: a barrier that can say which ranks did not come.
+"""monitored_barrier: a barrier that names the ranks that did not arrive.
 
-A rank that does not come cannot be asked over its link, so arrivals are written to the store, and
-rank 0 looks there for whom to name. The store is not believed: the ranks then meet in a sealed
-barrier, and only that lets them pass. A store that lies, or answers no more, can at most make rank
-0 name a wrong rank.
+A rank that has not arrived does not answer over its link. So every rank writes its arrival to the
+store, and rank 0 reads there which ranks to name. The store is not trusted: ranks pass only by a
+sealed barrier that follows. A store that lies or does not answer can at most make rank 0 name a
+wrong rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = 0
 
 
 class Arrivals:
-    """Who has reached which monitored barrier of one group, by the store's word."""
+    """The arrivals at one group's monitored barriers, as the store has them."""
 
     def __init__(self, store: Store, rank: int, world: int, epoch: str) -> None:
         self._store: Store | None = store
@@ -32,20 +32,20 @@ class Arrivals:
         self._count = 0
 
     def close(self) -> None:
-        """Lets the store go: an error's traceback may keep the group for longer than its life."""
+        """Drops the store, because an error's traceback may keep the group alive after its end."""
         self._store = None
 
     def note_own(self, timeout_s: float) -> None:
         self._count += 1
         key, store = self._key(self._rank), self.store
         calls = StoreCalls(time.monotonic() + timeout_s)
-        # A store that does not answer, or whose process has ended: rank 0 may name this rank, and
-        # the ranks do not meet. That is what they are told, and not what the store says.
+        # If the store does not answer, rank 0 names this rank and the barrier fails with that
+        # error, not with the store's.
         with suppress(RuntimeError, TimeoutError):
             calls.make(lambda: store.set(key, "here"))
 
     def missing(self, timeout_s: float, *, wait_all_ranks: bool) -> list[int]:
-        """The ranks that have not come in time: the first of them, or all."""
+        """The ranks that have not arrived in time: only the first, or with `wait_all_ranks` all."""
         deadline = time.monotonic() + timeout_s
         calls = StoreCalls(deadline)
         missing = []
@@ -61,7 +61,7 @@ class Arrivals:
         keys, store = [self._key(rank)], self.store
         remaining_s = deadline - time.monotonic()
         try:
-            # A store counts milliseconds, and takes none of them for "without end".
+            # A store counts milliseconds, and treats 0 as no time limit.
             if remaining_s >= 0.001:
                 calls.make(lambda: store.wait(keys, timedelta(seconds=remaining_s)))
                 return True
@@ -88,7 +88,7 @@ def pass_barrier(
     meet: Callable[[], object],
     give_up: Callable[[], None],
 ) -> None:
-    """Returns once all ranks have met; the words of the errors are those that Gloo has for them."""
+    """Returns when all ranks have arrived; raises PeerSilent with Gloo's texts if some did not."""
     in_time = f"in {timeout_s * 1000:.0f} ms. The group is closed."
     if timeout_s <= 0:
         give_up()

@@ -1,8 +1,8 @@
-"""torch.ops.c10d.*: kernels that serve our groups and pass all other groups on.
+"""Kernels of torch.ops.c10d.* that serve our groups, and pass calls of other groups on to torch's.
 
-They are registered for the dispatch key BackendSelect, which comes after everything that watches or
-unwraps and before the backends' own kernels. No kernel of torch's is replaced; a process that
-never needs the operators (entry.py) does not have these kernels.
+They are registered for the dispatch key BackendSelect. It comes after everything that watches calls
+or unwraps tensors, and before the backends' own kernels. No kernel of torch is replaced. The
+kernels are registered only when a call needs the operators (entry.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _OPERATORS: Final[dict[str, tuple[str, type | None]]] = {
     "recv_": ("recv", None),
     "recv_any_source_": ("recv_anysource", None),
 }
-"""By operator: the method that does it, and the type of its options."""
+"""For each operator: the group's method that does it, and the type of its options."""
 
 _IN_OPTIONS: Final = {
     "reduce_op": "reduceOp",
@@ -77,7 +77,7 @@ _IN_OPTIONS: Final = {
     "timeout": "timeout",
     "device_ids": "device_ids",
 }
-"""By the name of an operator's argument: the attribute of the options that it stands for."""
+"""Maps an operator's argument to the attribute of the options object that has this value."""
 
 _library: Any = None
 _registering: Final = OwnLock()
@@ -140,7 +140,7 @@ def _runner(operator: str) -> Callable[[Any, tuple[Any, ...]], Any]:
             positional.append(options)
         try:
             work = _boxed(direct(*positional))
-        except NoMemory as problem:  # nothing further can unwrap it
+        except NoMemory as problem:  # nothing after this kernel could unwrap the tensor
             raise Unsupported(str(problem)) from None
         return (args[0], work) if returns_tensors else work
 
@@ -148,11 +148,11 @@ def _runner(operator: str) -> Callable[[Any, tuple[Any, ...]], Any]:
 
 
 def _run_with_hooks(torch_kernel: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Torch's kernel calls the hooks, and the collective through the group's Backend."""
+    """Runs torch's kernel, which calls the hooks, and the collective on the group's Backend."""
     with dispatched(DispatchedCall(args)) as call:
         try:
             returned = torch_kernel(*(_without_subclass(each) for each in args))
-        except NoMemory as problem:  # nothing further can unwrap it
+        except NoMemory as problem:  # nothing after this kernel could unwrap the tensor
             raise Unsupported(str(problem)) from None
     ((_, work),) = call.works
     return (args[0], _boxed(work)) if isinstance(returned, tuple) else _boxed(work)
@@ -174,7 +174,8 @@ def _set(options: Any, name: str, value: Any) -> None:
 
 
 def _reduce_op(script_object: Any) -> Any:
-    """The operator's argument as the Python type, which alone holds PREMUL_SUM's factor."""
+    """Converts the operator's argument to Python's ReduceOp, which alone has PREMUL_SUM's
+    factor."""
     kind = dist.ReduceOp.RedOpType(script_object.op())
     if kind != dist.ReduceOp.PREMUL_SUM:
         return dist.ReduceOp(kind)
@@ -189,10 +190,10 @@ def _reduce_op(script_object: Any) -> Any:
 
 
 def _boxed(work: SealedWork) -> Any:
-    """As the dispatcher takes it: an object of C++ that keeps the Python object.
+    """Wraps a work in the C++ object that the dispatcher takes, and which keeps the Python object.
 
-    The Python object on its own would go with its last reference in Python, and the rest of it
-    would never be done.
+    Otherwise the Python object would be freed with its last Python reference, while C++ still uses
+    its C++ part.
     """
     given = PythonCallbackWork(lambda timeout: work.wait(timeout))
     call = current_call()
@@ -216,7 +217,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _without_subclass(value: Any) -> Any:
-    """The same memory as plain tensors: a subclass's own methods are not asked about it."""
+    """Replaces tensors of subclasses by plain tensors with the same memory.
+
+    No method of a subclass is called for this.
+    """
     if isinstance(value, (list, tuple)):
         return [_without_subclass(each) for each in value]
     if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter):

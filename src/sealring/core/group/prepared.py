@@ -1,8 +1,8 @@
-"""Calls that are like an earlier one: of as many elements, of one type, by one reduction.
+"""Prepared calls: a fast path for calls with the size, type and reduction of an earlier call.
 
 What such a call needs from the core is made once and kept, without an address or a tensor. Each
-call then checks its own tensor and runs, on the thread that waits for it. For a small tensor all
-else that a call does takes longer than its records do (docs/performance.md, "A small message").
+call then only checks its own tensor, and runs on the thread that waits for it. For a small tensor
+the rest of a normal call takes longer than its records (docs/performance.md, "A small message").
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_TIME: Final = timedelta(0)
 class _Prepared(NamedTuple):
     call: _native.Call
     like: Collective
-    """Its memory is that of the first such call, and not used."""
+    """The first such call. Its memory is not used."""
     bytes: int
     chosen_by: Selection
 
@@ -50,7 +50,7 @@ class Prepared(Calling):
     _prepared: dict[Key, _Prepared]
 
     def _prepare(self, key: Key, collective: Collective, tensor: torch.Tensor) -> None:
-        """Keeps what calls like this one need, if they may be run by `_run_prepared`."""
+        """Prepares calls like this one, if `_run_prepared` may run them."""
         total = collective.total
         if total is None or not 0 < total <= limits.PREPARED_BYTES or not _is_plain(tensor):
             return
@@ -65,14 +65,14 @@ class Prepared(Calling):
     def _run_prepared(
         self, key: Key, tensor: torch.Tensor, result: list[torch.Tensor], opts: Any
     ) -> dist.Work | None:
-        """Runs the call; None if it is none that was prepared, or cannot be run at once."""
+        """Runs a prepared call; None if none was prepared for `key`, or it cannot run at once."""
         prepared = self._prepared.get(key)
         if (
             prepared is None
             or prepared.chosen_by is not self.selection
             or opts.asyncOp
             or self._coalesced is not None
-            # As _is_plain; the key has the dtype and the layout in it.
+            # The checks of _is_plain; the key includes the dtype and the layout.
             or not tensor.is_cpu
             or not tensor.is_contiguous()
             or tensor.is_neg()
@@ -92,7 +92,7 @@ class Prepared(Calling):
             address,
             (timeout if timeout > _NO_TIME else self._timeout).total_seconds(),
         )
-        del storage  # until here: another thread may give the tensor other memory meanwhile
+        del storage  # kept until here: another thread may give the tensor other memory meanwhile
         if ended is False:
             return None
         if ended is True:

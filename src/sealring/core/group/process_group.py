@@ -1,9 +1,9 @@
-"""The face to torch: a ProcessGroup whose collectives run on the sealed engine.
+"""SealedProcessGroup: the ProcessGroup that torch uses, whose collectives run on the sealed engine.
 
-A subclass of ProcessGroup and not of Backend: that is the one route that torch 2.11 to 2.15 share,
-and the one that TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap in a plaintext Gloo group.
+It is a subclass of ProcessGroup and not of Backend. Only this way works with torch 2.11 to 2.15,
+and TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap such a group in a plaintext Gloo group.
 
-The collectives themselves are in group/collectives/.
+The collectives are in group/collectives/.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
     ) -> None:
         super().__init__(rank, world)  # type: ignore[call-arg]  # the stub lacks this overload
         self._process = _native.ProcessMark()
-        """In a forked child the threads are gone and locks may be taken: nothing may be called."""
+        """Refuses calls in a forked child, where the threads are missing and locks may be held."""
         self._rank = rank
         self._world = world
         self.engine = engine
@@ -75,15 +75,16 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         self._prepared = {}
         self._register_torch_backend()
         self.selection = selection
-        """Which algorithm each collective takes; to be replaced on all ranks at the same call."""
+        """Chooses each collective's algorithm. If replaced, then on all ranks before the same
+        call."""
         self.recorder = recorder
-        """What the last calls were: recorder.collective(number), recorder.account()."""
+        """Records the last calls: see recorder.collective(number) and recorder.account()."""
         self.run = run
-        """Names the processes that formed this group: those of the groups that torch makes within
-        it, if it is the default group, must be of them."""
+        """Identifies the processes that formed this group. If it is the default group, the groups
+        that torch makes within it must consist of the same processes."""
 
-        # A group is whole or closed: what ends the one ends the other. Neither knows the group
-        # itself, so that it goes, with its store, with the script's last reference to it.
+        # A failure of the collectives ends the messages, and the other way round. Neither refers
+        # to the group itself, so that it is freed with the script's last reference to it.
         def end_collectives(error: GroupError) -> GroupError:
             settled = engine.settle(error)
             engine.fail(failure_of(settled))
@@ -114,9 +115,9 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         close_when_dropped(self, self._parts)
 
     _register_operators = staticmethod(operators.register)
-    """Called before a call takes the way through torch's dispatcher (entry.py)."""
+    """Called before a call goes through torch's dispatcher (entry.py)."""
 
-    # ---- who we are
+    # ---- name, rank and properties
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "sealring"
@@ -132,7 +133,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
-        # C++ keeps it in the registered Backend, if there is one.
+        # C++ keeps the name in the registered Backend, if there is one.
         super()._set_group_name(name)  # type: ignore[arg-type]
 
     @property
@@ -154,7 +155,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
 
     @property
     def topology(self) -> Topology:
-        """Who shares a host with whom, by the names that the ranks gave of their hosts."""
+        """Which ranks share a host, by the host names that the ranks gave."""
         return self.engine.topology
 
     @property
@@ -163,9 +164,9 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         return self.engine.threads
 
     def account(self) -> Account:
-        """What was sealed, opened and waited for so far.
+        """What this rank has sealed, opened and waited for so far.
 
-        Bytes and memory are those of collectives and of messages, all else of collectives alone.
+        Bytes and memory include messages; everything else counts only collectives.
         """
         account, messages = self.engine.account(), self.messages.account()
         account["sealed_bytes"] += messages["sealed_bytes"]
@@ -173,8 +174,8 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         account["memory_bytes"] += messages["memory_bytes"]
         return account
 
-    # ---- a GPU that init_process_group(device_id=...) names: torch asks for its backend, and has
-    # ---- one that can split itself connect at once
+    # ---- init_process_group(device_id=...): torch asks for the backend of that GPU, and if that
+    # ---- supports splitting, lets it connect at once
 
     @property
     def supports_splitting(self) -> bool:
@@ -187,11 +188,11 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         try:
             self._gpu.attach(device)
         except Unsupported as problem:
-            # The others are done with making the group: they hear it in their first call.
+            # The other ranks have made the group already: they get the error in their next call.
             self._end_with(Failure(FailureCode.CLOSED, str(problem), self._rank))
             raise
 
-    # ---- several at once: what is called between the two is what the returned work stands for
+    # ---- coalescing: the returned work is done when all calls between start and end are done
 
     @property
     def supports_coalescing(self) -> bool:
@@ -205,7 +206,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         works, self._coalesced = self._coalesced or [], None
         return SealedWork.of_all(works, give_up=self.engine.interrupt)
 
-    # ---- a barrier that says who did not come
+    # ---- a barrier that names the ranks that did not arrive
 
     @entry(None, bool, 2, hooks=False)
     def monitored_barrier(
@@ -228,7 +229,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
     # ---- the end
 
     def shutdown(self) -> None:
-        """Runs what was called, says goodbye to the peers and wipes the keys.
+        """Finishes all calls, sends a goodbye to the peers and wipes the keys.
 
         Then raises the deferred error, if there is one.
         """
@@ -239,20 +240,21 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             raise error
 
     def abort(self) -> None:
-        """Ends at once; what is under way fails with GroupClosed here and on every peer."""
+        """Ends at once: calls under way fail with GroupClosed, here and on every peer."""
         if not self._process.here:
             return
         self._deferred.clear()
         self._parts.close(abort=True)
 
     def deferred_error(self) -> BaseException | None:
-        """What a call failed with that only a GPU's stream waited for. It is not raised again."""
+        """The error of a failed call for which only a stream waited. It is not raised again."""
         return self._deferred.take()
 
     def expel(self, member: int, why: str) -> None:
-        """Ends the group on every rank, because a member (by its rank here) has no place in it.
+        """Ends the group on every rank, because a member may no longer be in it.
 
-        `why` follows the name of the member, if there is one: it "was taken out", for instance.
+        `member` is its rank in the group, or -1. The error's text is the member's name followed by
+        `why`, which is for instance "was taken out".
         """
         text = f"{self.engine.name_of(member)} {why}" if member >= 0 else why
         self._end_with(Failure(FailureCode.NO_LONGER_ADMITTED, text, member))
@@ -264,11 +266,11 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         self.engine.fail(failure)
 
     def leave(self) -> None:
-        """At the process's exit. A forked child that ends has no part in the group."""
+        """Called at the process's exit. Does nothing in a forked child, which is not a member."""
         if self._process.here:
             self._parts.leave()
 
-    # ---- in and out of the queue
+    # ---- making and queueing calls
 
     def _require_process(self) -> None:
         self._process.require("this process group")
@@ -283,7 +285,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         )
 
     def require_agreement(self, objection: str) -> None:
-        """Called on every rank; Unsupported on all of them if one of them has an objection."""
+        """Called on every rank; raises Unsupported on all ranks if one has an objection."""
         self._introduce(self.engine.require_agreement(objection))
 
     def _introduce(self, exchanges: Iterable[Collective]) -> None:
@@ -294,7 +296,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         work.wait()
 
     def use_gpu_calls(self, gpu: GpuCalls) -> None:
-        """From here on, `gpu` says which calls are a GPU's, and how they are made."""
+        """Replaces the object that says which calls use a GPU, and prepares them."""
         self._gpu = self.messages.gpu = gpu
 
     def _message_timeout(self) -> float:
@@ -320,7 +322,7 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
         self._require_process()
         if (error := self._deferred.take()) is not None:
             raise error
-        # What can be refused comes first: a work that is never run would never be done.
+        # Everything that may be refused comes before the work: a work that is not run never ends.
         device = arguments.device_of(keep, name)
         prepared = stream = event = None
         if self._gpu.serves(device) and isinstance(collectives, Collective):
@@ -332,12 +334,12 @@ class SealedProcessGroup(BackendApi, TorchHooks, Prepared, Coalescing, Exchangin
             collectives, stream, event = prepared.collective, prepared.stream, prepared.event
             on_success = prepared.copy_back
         if stream is not None and (failure := self.dispatcher.failure) is not None:
-            raise failure  # a wait() on its work would not raise it
+            raise failure  # wait() on the call's work would not raise it
         work = SealedWork(result, self.engine.interrupt, self._deferred)
         if self._coalesced is not None:
             self._coalesced.append(work)
         timeout = arguments.timeout_seconds(opts, self._timeout)
-        # A caller that did not ask for async_op calls wait() next, whatever we do.
+        # A caller that did not set async_op calls wait() next, so the call may run on its thread.
         waits = not getattr(opts, "asyncOp", True)
         if isinstance(collectives, Collective):
             called = collectives.operation

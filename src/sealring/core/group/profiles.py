@@ -1,6 +1,6 @@
-"""Collectives and messages in torch.profiler's timeline, each with the bytes that this rank seals.
+"""Shows collectives and messages in torch.profiler's timeline, with the bytes that this rank seals.
 
-Ranges are not free, so they are made only for a profiler.
+Making a range takes time, so ranges are made only while a profiler runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sealring.core.engine.flight import MessageEntry
 
 
 def range_name(name: str, collective: Collective | None, engine: CollectiveEngine) -> str:
-    """In the name, because that is what tables and every trace show, whatever was recorded."""
-    if collective is None:  # several, of which only the first is known yet
+    """The range's name. It includes the bytes, because every table and every trace shows the
+    name."""
+    if collective is None:  # a call of several collectives, which are not known in advance
         return name
     return f"{name} ({engine.sealed_bytes(collective)} bytes sealed)"
 
@@ -24,10 +25,10 @@ def range_name(name: str, collective: Collective | None, engine: CollectiveEngin
 def shown(
     name: str, collective: Collective | None, engine: CollectiveEngine
 ) -> AbstractContextManager[object]:
-    """A range on the calling thread: the call itself, and the run on the thread that runs it.
+    """A range on the current thread; used around the call and around the run of a collective.
 
-    A profiler watches the threads it knows, and the group's own is not among them unless it is told
-    (profile_all_threads): a queued collective then shows where it was called.
+    A profiler does not watch the group's thread unless profile_all_threads is set. Without it, a
+    queued collective shows only the range of its call.
     """
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
@@ -35,7 +36,7 @@ def shown(
 
 
 def message_shown(entry: MessageEntry, *, waiting: bool = False) -> AbstractContextManager[object]:
-    """A range for the call, and one for the wait that moves the message's bytes."""
+    """A range for a message's call, or with `waiting` for the wait that moves its bytes."""
     if not torch.autograd.profiler._is_profiler_enabled:
         return nullcontext()
     happens = "sealed" if entry.way == "send" else "opened"

@@ -1,4 +1,4 @@
-"""What can be set from outside, read once when a group is made."""
+"""A group's settings, read from the environment once, when the group is made."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from sealring.formats.files import read_public
 @dataclass(frozen=True, slots=True)
 class Settings:
     transport: Transport = "auto"
-    """Shared memory between ranks of one host and TCP otherwise, or one of them for all."""
+    """auto: shared memory between ranks of one host, TCP otherwise. Or one of the two for all."""
     record_bytes: int = limits.RECORD_BYTES
     rekey_bytes: int = limits.REKEY_BYTES
     algorithms: Mapping[Operation, Algorithm] = field(default_factory=dict)
-    """Instead of the table's choice; the same on all ranks."""
+    """Algorithms that replace the table's choice; must be equal on all ranks."""
     table: AlgorithmTable = field(default_factory=shipped_table)
-    """The same on all ranks."""
+    """Chooses algorithms by size; must be equal on all ranks."""
     host: str = field(default_factory=lambda: socket.gethostname() or "unnamed")
-    """What this worker's host is called: ranks with one name share one."""
+    """The name of this worker's host. Ranks with equal names count as ranks of one host."""
     gpu_wire: Wire = Wire.AUTO
-    """Which way records take between GPUs; the same on all ranks."""
+    """The way of records between GPUs; must be equal on all ranks."""
     cuda_wait: CudaWait = "auto"
-    """Who waits for a call with CUDA tensors: the host, or only the current stream."""
+    """Whether the host or only the current stream waits for a call with CUDA tensors."""
     threads: int | None = None
-    """How many threads share a large collective; None: as many as this rank has cores."""
+    """How many threads share a large collective. None: chosen by this rank's share of the cores."""
 
     @property
     def shared(self) -> dict[str, int]:
-        """What every rank must have set alike; the handshake compares it."""
+        """The settings that must be equal on all ranks; the handshake compares them."""
         return {
             "record_bytes": self.record_bytes,
             "ring_bytes": limits.RING_BYTES,
@@ -69,7 +69,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     )
 
 
-# Parsed when this module is loaded: when a group forms, all ranks would wait for it.
+# Parsed at import and not when a group forms, because then all ranks would wait for it.
 shipped_table()
 
 

@@ -1,7 +1,7 @@
-"""all_reduce of sparse tensors: the ranks' entries are gathered and added up on every rank.
+"""all_reduce of sparse tensors: every rank gathers the entries of all ranks and adds them up.
 
-How many entries the others have is known only once they have said so: one call, several
-collectives. What a peer says of its entries is checked before memory is made or indexed by it.
+A call runs several collectives, because the ranks first tell each other how many entries they have.
+What a peer tells is checked before memory is allocated or indexed by it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from sealring.core.group.memory import Slot, slot
 from sealring.errors import OutOfStep, Unsupported
 
 Gather = Callable[[torch.Tensor, list[Slot]], Collective]
-"""The all_gather of one tensor per rank, all of one size; the last slot is our own's."""
+"""Makes an all_gather of one tensor per rank, all of one size. The last slot is this rank's."""
 
 Agree = Callable[[str], Iterable[Collective]]
-"""The collectives that raise Unsupported on all ranks, if one has an objection other than ''."""
+"""Makes the collectives that raise Unsupported on all ranks if one has an objection other than
+''."""
 
 _OBJECTS: Final = -1
-"""In place of the number of entries: this rank cannot sum its tensor."""
+"""Sent instead of the number of entries by a rank that cannot sum its tensor."""
 
 
 def check(tensor: torch.Tensor, op: Any) -> None:
@@ -42,9 +43,9 @@ def check(tensor: torch.Tensor, op: Any) -> None:
 def all_reduce(
     tensor: torch.Tensor, world: int, gather: Gather, agree: Agree
 ) -> Iterator[Collective]:
-    """The collectives of one call, each to be run before the next is asked for.
+    """Yields the collectives of one call. Run each before asking for the next.
 
-    A tensor that one rank cannot sum is Unsupported on all ranks, and the group goes on.
+    If one rank cannot sum its tensor, this raises Unsupported on all ranks, and the group goes on.
     """
     own, objection = _prepared(tensor)
     count = _OBJECTS if objection else own._nnz()
@@ -55,7 +56,7 @@ def all_reduce(
         yield from agree(objection)
     counts = agreed_counts(told, facts)
 
-    # all_gather moves equal parts, so each is filled up to the longest.
+    # all_gather moves parts of equal length, so each part is padded to the longest.
     longest = max(counts)
     indices = own.indices().new_zeros((own.sparse_dim(), longest))
     indices[:, :count] = own.indices()
@@ -72,18 +73,18 @@ def all_reduce(
         _check_indices(rank, each, own)
     their_values = [part[:count] for part, count in zip(all_values, counts, strict=True)]
     total = _sparse(torch.cat(their_indices, 1), torch.cat(their_values), own.shape)
-    # An inference tensor can be written in inference mode alone; any other one must not be.
+    # An inference tensor can be written only in inference mode, any other only outside of it.
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.copy_(total.coalesce())
 
 
 def _prepared(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """The tensor with each place once, and why this rank cannot sum such tensors, or ''."""
+    """Returns the coalesced tensor, and why this rank cannot sum such tensors, or ''."""
     try:
         own = tensor.detach()
         _sparse(own._indices(), own._values(), own.shape)
         own = own.coalesce()
-        # Adds two entries: coalesce() does nothing where no place has more than one.
+        # Tries a sum of two entries, because coalesce() adds nothing if no place has two.
         twice, dense = own.indices().new_zeros((own.sparse_dim(), 2)), own.values().shape[1:]
         place = torch.Size((*[1] * own.sparse_dim(), *dense))
         _sparse(twice, own.values().new_zeros((2, *dense)), place).coalesce()
@@ -93,7 +94,7 @@ def _prepared(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    # Without the check, an index outside the shape would be an address in this process.
+    # Without the check, an index outside the shape would write to other memory of this process.
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
 
 
@@ -102,7 +103,10 @@ def _gathered(gather: Gather, parts: list[torch.Tensor], own: torch.Tensor) -> C
 
 
 def agreed_counts(told: list[torch.Tensor], own: torch.Tensor) -> list[int]:
-    """The number of entries by rank; every rank sees the same and so decides the same."""
+    """Checks what the ranks told; returns the number of entries by rank.
+
+    Every rank sees the same values and so raises the same error.
+    """
     _, sparse_dim, *shape = own.tolist()
     most = math.prod(shape[:sparse_dim])
     counts = []
@@ -124,7 +128,7 @@ def _check_indices(rank: int, indices: torch.Tensor, own: torch.Tensor) -> None:
 
 
 def _out_of_step(rank: int, found: str) -> OutOfStep:
-    # Not about that rank: what is gathered is not signed, and members pass it on.
+    # The error does not blame that rank: gathered bytes are not signed, and members forward them.
     return OutOfStep(
         f"all_reduce of a sparse tensor: gathered as rank {rank}'s: {found}. That rank sent it, or "
         "a member that passed it on changed it. The group is closed."

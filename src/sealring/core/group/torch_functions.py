@@ -1,12 +1,12 @@
-"""Where torch itself must be told of our groups: its functions that know backends by name, Dynamo.
+"""Changes to torch for our groups: functions that know only certain backends, and Dynamo.
 
-Functions of torch.distributed that serve only groups of certain backends are wrapped so that a
-group of ours gets the call. Groups of other backends are served by torch's own function.
+Some functions of torch.distributed serve only groups of certain backends. They are wrapped so that
+our groups get the call; groups of other backends still get torch's own function.
 
-Dynamo compiles every Python function that runs under torch.compile, also those that it reaches
-after a graph break. A collective of torch's own backends is C++ and so never traced. Ours is
-Python: locks, queues and addresses, which no graph can hold. So Dynamo is told to run it as it is,
-and breaks the graph where it does with Gloo.
+Dynamo compiles every Python function that runs under torch.compile, also after a graph break. The
+collectives of torch's own backends are C++ and so never traced. Ours are Python with locks, queues
+and addresses, which no graph can contain. So Dynamo is told not to compile them, and breaks the
+graph at the same places as with Gloo.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Served(Protocol):
 
 
 def pass_calls_to_groups(group_type: type[Served]) -> None:
-    """Called when a group is made; a second call changes nothing."""
+    """Wraps torch's functions for groups of this type. A second call changes nothing."""
 
     def ours(group: Any) -> Any:
         group = c10d._get_default_group() if group is None else group
@@ -53,7 +53,7 @@ def pass_calls_to_groups(group_type: type[Served]) -> None:
 
     _wrap("monitored_barrier", monitored_barrier)
     _wrap("_set_pg_timeout", set_timeout)
-    _wrap("set_timeout", set_timeout)  # its public name, in the versions of torch that have one
+    _wrap("set_timeout", set_timeout)  # the public name, in versions of torch that have it
     watch_symmetric_memory()
 
 
@@ -78,19 +78,19 @@ def _wrap(name: str, call: Callable[..., Any]) -> None:
 
 
 def not_traced(owner: type) -> None:
-    """Marks all methods of a class that sealring defines, its bases' included."""
+    """Excludes from Dynamo all methods that sealring defines in a class and its bases."""
     for base in owner.__mro__:
         if base.__module__.startswith("sealring."):
             for member in vars(base).values():
                 if isinstance(member, property):
-                    # It tells what the group knows. torch 2.11 reads the group's name in a graph.
+                    # Not excluded, only not compiled: torch 2.11 reads group_name in a graph.
                     _not_compiled(member.fget)
                 elif isinstance(function := getattr(member, "__func__", member), FunctionType):
                     not_traced_function(function)
 
 
 def not_traced_function(function: Any) -> None:
-    """Dynamo skips the function and all that it calls, and does not inline it elsewhere."""
+    """Makes Dynamo skip the function and all that it calls, and not inline it elsewhere."""
     _not_compiled(function)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = "sealring moves the bytes"

@@ -1,4 +1,4 @@
-"""Collectives and messages under way, as torch sees them."""
+"""The works that torch gets for collectives and messages."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from sealring.core.group.deferred_errors import DeferredError
 from sealring.errors import GroupError, PeerSilent
 
 Result = Sequence[torch.Tensor] | Sequence[Sequence[torch.Tensor]]
-"""What a future holds: a call's tensors, or a list of them for each of its lists."""
+"""A future's value: a call's tensors, or a list of tensors for each of the call's lists."""
 
 
 def tensors_of(result: Result) -> list[torch.Tensor]:
-    """All of a result's, in one list."""
+    """All tensors of a result, in one list."""
     lists = [[each] if isinstance(each, torch.Tensor) else each for each in result]
     return [tensor for each in lists for tensor in each]
 
 
 class SealedWork(dist.Work):
-    """Done when every byte of the result has been opened, checked and written.
+    """A call under way; done when every byte of the result has been opened, checked and written.
 
-    The host waits for that, or a GPU's stream does while the host goes on.
+    The host waits for that, or a GPU's stream waits while the host goes on.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class SealedWork(dist.Work):
         self._result = result
         self.give_up = give_up
         self._waits: tuple[StreamWait, ...] = ()
-        """What streams wait for; empty where the host waits."""
+        """The operations that streams wait for; empty if the host waits."""
         self._deferred = deferred
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        # What waiters sleep on: locked until the work is done. A lock costs less than an Event, and
-        # every call makes one. Waiters hold it for a moment each, so it does not say whether the
-        # work is done; the flag does.
+        # `pending` is locked until the work is done; waiters acquire it. Every call makes one, and
+        # a lock is cheaper than an Event. Each waiter holds it for a moment, so its state does not
+        # say whether the work is done; `done` does.
         self.done = False
         self.pending = threading.Lock()
         self.pending.acquire()
@@ -60,7 +60,8 @@ class SealedWork(dist.Work):
 
     @classmethod
     def of_all(cls, works: Sequence[SealedWork], give_up: Callable[[], None]) -> SealedWork:
-        """Done when all of them are, with the first error among theirs."""
+        """Returns a work that is done when all `works` are done. Its error is the first of
+        theirs."""
         together = SealedWork(
             [tensor for work in works for tensor in tensors_of(work._result)],
             give_up,
@@ -86,7 +87,7 @@ class SealedWork(dist.Work):
         return together
 
     def complete_on_stream(self, wait: StreamWait) -> None:
-        """Streams wait for the work, and the host only with a time limit."""
+        """Makes streams wait for the work. The host then waits only in a wait() with a timeout."""
         self._waits = (wait,)
 
     @property
@@ -95,15 +96,16 @@ class SealedWork(dist.Work):
 
     @property
     def awaited_by_stream(self) -> bool:
-        """A stream waits for it, so the script takes the work for done."""
+        """Whether a stream waits for the work. The script then treats it as done."""
         return any(wait.awaited for wait in self._waits)
 
     def stand_for(self, result: Result) -> None:
-        """Take the results of the calls before this one for its own; they are done first."""
+        """Makes `result` the work's result: that of earlier calls, too, which are done before
+        it."""
         self._result = result
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Calls back once, from the thread that finishes the work, or at once if it is done."""
+        """Calls `callback` once: on the thread that finishes the work, or at once if it is done."""
         with self._lock:
             done = self.done
             if not done:
@@ -125,20 +127,20 @@ class SealedWork(dist.Work):
         if not self._waits:
             return self._block(timeout)
         if timeout > timedelta(0) or self.done:
-            self._block(timeout)  # raises its error
-        # Also when it is done: what copies the result may still be to come on the GPU.
+            self._block(timeout)  # raises the work's error
+        # Also when it is done: the GPU may still have to copy the result.
         for each in self._waits:
             each.begin()
-        # It may have failed meanwhile, before it was known that a stream waits for it.
+        # It may have failed just before the stream began to wait, without deferring the error.
         return not self.done or self._block(timeout)
 
     def _block(self, timeout: timedelta) -> bool:
         if not self.done:
-            self._process.require("this work")  # a forked child has no thread that would finish it
+            self._process.require("this work")  # no thread would finish it in a forked child
         limit = timeout.total_seconds() if timeout > timedelta(0) else -1
         try:
             in_time = self.pending.acquire(timeout=limit)
-        except BaseException:  # Ctrl-C, or what a script's handler of a signal raised
+        except BaseException:  # Ctrl-C, or an exception of the script's signal handler
             self.end_at_once()
             raise
         if not in_time:
@@ -157,30 +159,30 @@ class SealedWork(dist.Work):
         return True
 
     def settle(self) -> None:
-        """Returns when it is done, however it ended."""
+        """Waits until the work is done; does not raise its error."""
         if not self.done:
             self._process.require("this work")
         self.pending.acquire()
         self._release_waiters()
 
     def _tell(self) -> None:
-        """The script gets the error now, so it need not be deferred."""
+        """Clears the deferred error, because the script gets the error now."""
         if self._deferred is not None:
             self._deferred.clear()
 
     def end_at_once(self) -> None:
-        """The script goes on without the result: close the group, as a synchronous call does.
+        """Ends the group, because the script goes on without the result.
 
-        The memory is still being written until the collective has ended.
+        Then waits for the end of the collective, which may still write to the memory.
         """
         self.give_up()
-        # An interrupt may have come just when wait() had got the lock; then the work is done.
+        # The interrupt may have come just after wait() acquired the lock; then the work is done.
         if not self.done:
             self.pending.acquire()
         self._release_waiters()
 
     def _release_waiters(self) -> None:
-        """Leaves the lock open once the work is done; any of the waiters may do this."""
+        """Releases `pending` for the other waiters. Only called when the work is done."""
         with suppress(RuntimeError):
             self.pending.release()
 
@@ -206,12 +208,12 @@ class SealedWork(dist.Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        # Torch's own would wait for the future, which says nothing where the stream waits.
+        # Torch's own method waits for the future, which is done at once if streams wait.
         self.wait()
 
     def get_future(self) -> torch.futures.Future[Result]:
         if self._waits and self._error is None:
-            # Its error, if there will be one, is deferred: DDP's C++ would not wait for it anyway.
+            # If the call fails later, its error is deferred: DDP's C++ does not wait for it.
             done = future_of(self._waits, self._result)
             if self._error is None:
                 return done
@@ -227,13 +229,13 @@ class SealedWork(dist.Work):
             finally:
                 driver_calls.end()
 
-        # A callback may call a collective, which then runs before all that the script has called
-        # meanwhile. So nothing of that may be launched ahead, on any rank.
+        # A callback may call a collective, which then runs before the calls that the script has
+        # queued meanwhile. So on every rank none of those may be launched ahead.
         driver_calls.begin()
         self.when_done(resolve)
-        # DDP's C++ reads a future's value without asking for its error: an exception set from
-        # Python is invisible to it, and it would take the exception object for tensors. One raised
-        # in a callback is a C++ error of the new future, which DDP rethrows in backward().
+        # DDP's C++ reads a future's value without asking for its error. It would take an exception
+        # that Python has set for tensors. An exception that a callback raises becomes a C++ error
+        # of the new future, and DDP rethrows that in backward().
         return future.then(lambda done: done.wait())
 
 
@@ -242,10 +244,10 @@ def _nothing_is_under_way() -> None:
 
 
 class FinishedWork(SealedWork):
-    """Of a call that went well before its work was made: nothing waits for it, so it has no lock.
+    """The work of a call that succeeded before its work was made. It needs no lock.
 
-    Every small call makes one. So it is made by torch alone, and all that these works share is
-    on the class; `stand_for` gives it its results.
+    Every small call makes one, so its construction must be fast: `__init__` is torch's, and the
+    attributes are on the class. `stand_for` sets its result.
     """
 
     __init__ = dist.Work.__init__
@@ -270,7 +272,7 @@ class FinishedWork(SealedWork):
 
 
 class FailedWork(FinishedWork):
-    """The same of a call that failed."""
+    """The work of a call that failed before its work was made."""
 
     def __init__(self, result: Result, error: BaseException, deferred: DeferredError) -> None:
         dist.Work.__init__(self)
@@ -303,18 +305,20 @@ class MessageWork(SealedWork):
         self.entry = entry
         self._drive = drive
         self.on_success: Callable[[], None] | None = None
-        """Copies the message to where the user wants it, if it could not be written there."""
+        """Copies the message to the user's tensor, if it could not be written there directly."""
         self._source = -1
         self.message: _native.Completion | None = None
         self.kept: tuple[object, ...] = ()
-        """Alive until the work goes: the message's memory, its storage, the event of its stream.
+        """Objects to keep as long as the work: the message's memory, its storage, its stream's
+        event.
 
-        The storage too, because the script may give the tensor other memory meanwhile.
+        The storage is kept, too, because the script may give the tensor other memory meanwhile.
         """
         self._group: object = None
 
     def keep_group(self, group: object) -> None:
-        """A group closes with its last reference, so a message under way refers to it."""
+        """Keeps the group alive until the message is done: it would close with its last
+        reference."""
         self._group = group
         self.when_done(self._drop_group)
 
@@ -322,7 +326,7 @@ class MessageWork(SealedWork):
         self._group = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        # With a limit of its own it only watches: the group's thread drives the traffic.
+        # A wait() with a timeout only watches: the group's thread moves the messages.
         if not self._waits and timeout <= timedelta(0) and not self.is_completed():
             with profiles.message_shown(self.entry, waiting=True):
                 self._drive(self)
