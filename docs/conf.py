@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tools import threats  # noqa: E402
 
 from sealring.version import __version__  # noqa: E402
 
@@ -46,6 +48,12 @@ html_show_sourcelink = False
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _leave_out_drawings)
+    app.connect("source-read", _name_the_tests_of_each_threat)
+
+
+def _name_the_tests_of_each_threat(_app: Any, page: str, source: list[str]) -> None:
+    if page == "docs/threat-model":
+        source[0] = threats.with_tests(source[0])
 
 
 def _leave_out_drawings(

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tools import errors_page, settings_page
+from tools import errors_page, settings_page, threats
 
 from sealring import errors
 from sealring.core import settings
@@ -17,8 +17,9 @@ from sealring.core import settings
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 BUILD_OPTIONS = set(re.findall(r"\bSEALRING_[A-Z_]+\b", (ROOT / "CMakeLists.txt").read_text()))
-THREAT_MODEL = (ROOT / "docs" / "threat-model.md").read_text()
 TEST = re.compile(r"`((?:native/)?tests/[\w/]+\.(?:py|cpp))::(\w+)`")
+
+CLAIMS = (ROOT / "docs" / "claims.md").read_text()
 
 each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
 
@@ -60,13 +61,28 @@ def test_every_test_that_a_document_names_exists(path: Path) -> None:
     assert not missing
 
 
-def test_every_row_of_the_threat_model_names_its_test() -> None:
-    covered = rows(between(THREAT_MODEL, "## Covered", "## Not covered"))
-    assert len(covered) > 50
-    for row in covered:
-        assert len(row) == 3, row
-        assert TEST.findall(row[2]), f"{row[0]!r} names no test"
-        assert TEST.sub("", row[2]).strip(" ,") == "", f"{row[0]!r} names something else: {row[2]}"
+def test_every_row_of_the_threat_model_has_a_test_that_bears_its_mark() -> None:
+    listed = threats.ROW.findall(threats.PAGE.read_text())
+    assert len(listed) > 250
+    assert len(listed) == len(set(listed))
+    marked = threats.tests_by_row()
+    assert set(listed) == marked.keys(), "rows without a test, or marks without a row"
+
+
+def test_rows_that_the_claims_name_are_in_the_threat_model() -> None:
+    named = re.findall(
+        r"\b[A-Z]\d{1,2}\b", between(CLAIMS, "## What is promised", "## What is not")
+    )
+    assert len(named) > 10
+    assert set(named) <= set(threats.ROW.findall(threats.PAGE.read_text()))
+
+
+def test_the_site_names_the_tests_of_each_row() -> None:
+    page = threats.with_tests(threats.PAGE.read_text())
+    heads = [line for line in page.splitlines() if line.startswith("| | attack |")]
+    assert set(heads) == {"| | attack | what happens | shown by |"}
+    (row,) = [line for line in page.splitlines() if line.startswith("| W1 |")]
+    assert "`tests/core/engine/test_attacks.py::test_nothing_of_the_tensor_is_seen`" in row
 
 
 @each_document

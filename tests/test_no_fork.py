@@ -44,6 +44,7 @@ def ends_well(child: Callable[[], object]) -> bool:
     return False
 
 
+@pytest.mark.threat("K19")
 def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
     left = False
     entered = threading.Event()
@@ -106,6 +107,7 @@ def use_openssl() -> None:
     _native.Secret.random(32).derive(b"", b"", 32)
 
 
+@pytest.mark.threat("K19")
 def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
     enough = threading.Event()
     made = 0

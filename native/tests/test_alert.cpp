@@ -83,6 +83,7 @@ TEST(unreadable_alert_is_still_an_alert) {
   CHECK(decode_alert(std::span(whole).first(17), 9, 12, 16).code == FailureCode::replayed);
 }
 
+// threat: W12
 TEST(text_is_cut_and_cleaned) {
   const Failure loud(FailureCode::tampered, 1, std::string(2000, 'a'));
   CHECK(encode_alert(loud, 0).size() == 17 + kMaxAlertText);
@@ -95,6 +96,7 @@ TEST(text_is_cut_and_cleaned) {
   CHECK(std::string(decode_alert(bytes, 0, 12, 16).what()).size() == kMaxAlertText);
 }
 
+// threat: W13
 TEST(any_bytes_are_survived) {
   std::mt19937 random(1);
   for (int i = 0; i < 20000; ++i) {

@@ -58,6 +58,7 @@ TEST(records_that_carry_no_data_do_not_count) {
   CHECK(received(ends.one).records == 0);
 }
 
+// threat: L19
 TEST(a_changed_record_is_not_counted_by_its_receiver) {
   TwoEnds ends;
   ends.zero.enqueue({1, 2, 3});

@@ -145,6 +145,7 @@ TEST(interrupt_from_another_thread_ends_every_rank) {
 }
 
 // Nothing tells the rank whose lease ends: it finds out by itself, before a collective and within one.
+// threat: B21
 TEST(ended_lease_ends_every_rank) {
   constexpr int64_t kNever = INT64_MAX;
   const auto now = [](clockid_t clock) {
@@ -178,6 +179,7 @@ TEST(ended_lease_ends_every_rank) {
 }
 
 // While records move all the time nothing sleeps; the end comes all the same.
+// threat: B21
 TEST(ended_lease_ends_a_collective_that_moves) {
   World world(2, Transport::shm);
   const auto lease = std::make_shared<Lease>();
@@ -246,6 +248,7 @@ TEST(closing_twice_and_side_by_side_is_harmless) {
   });
 }
 
+// threat: F12
 TEST(failed_engine_repeats_its_failure) {
   World world(2, Transport::tcp);
   world.engines[1]->close();

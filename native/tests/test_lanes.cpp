@@ -140,6 +140,7 @@ TEST(lanes_of_slots_that_differ_in_length) {
   CHECK(none(failures));
 }
 
+// threat: N1
 TEST(no_two_lanes_share_a_key) {
   const KeyBytes key = pair_key(0, 1);
   const KeyBytes lanes = lanes_key(key);
@@ -152,6 +153,7 @@ TEST(no_two_lanes_share_a_key) {
 }
 
 // A record that is moved from one lane of a pair to another has a header, and a key, of another lane.
+// threat: N1
 TEST(record_of_another_lane_is_refused) {
   const auto [near, far] = tcp_pair();
   Engine zero(0, 2, Context{}, group_key(0), kSegment, 50'000);
@@ -178,6 +180,7 @@ TEST(record_of_another_lane_is_refused) {
 }
 
 // Whatever ends one lane ends the others, on all ranks with one error.
+// threat: N6
 TEST(lane_whose_thread_fails_ends_every_rank) {
   over_both([](Transport transport) {
     LanedWorld world(2, transport, 2);
@@ -248,6 +251,7 @@ TEST(signal_ends_lanes_that_outlast_the_first) {
   CHECK(failures[0] && failures[0]->code == FailureCode::closed);
 }
 
+// threat: N2
 TEST(lanes_that_do_not_fit_are_refused) {
   LanedWorld world(2, Transport::tcp, 2);
   Engine& engine = *world.engines[0];
@@ -301,6 +305,7 @@ TEST(a_pair_whose_lanes_are_dropped_leaves_the_others_theirs) {
 }
 
 // With those keys, what lanes sealed under keys that they have replaced could be opened later.
+// threat: N3
 TEST(keys_of_lanes_are_forgotten_when_all_are_made) {
   LanedWorld world(2, Transport::tcp, 2);
   const auto [a, b] = tcp_pair();
@@ -316,6 +321,7 @@ TEST(keys_of_lanes_are_forgotten_when_all_are_made) {
   CHECK(none(failures));
 }
 
+// threat: N3
 TEST(link_forgets_the_keys_of_its_lanes) {
   BufferPool pool(kSegment);
   Keyring keyring{.rank = 0, .context = {}, .own_group = nullptr, .groups = {}};

@@ -83,6 +83,7 @@ TEST(stream_longer_than_the_pipe_goes_through) {
 
 // The record is checked and used from the private copy: the host may change the shared one after
 // it was read, without any effect.
+// threat: R5
 TEST(whole_record_is_private_before_it_is_opened) {
   for (Kind kind : {Kind::pair, Kind::group}) {
     SharedMemory memory;
@@ -97,6 +98,7 @@ TEST(whole_record_is_private_before_it_is_opened) {
 }
 
 // The header's check and the payload's length come from the same copy, too.
+// threat: R5
 TEST(header_is_private_before_it_is_checked) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -115,6 +117,7 @@ TEST(header_is_private_before_it_is_checked) {
 
 // The payload, changed after its first half was read: what was not read yet is changed, and the
 // tag says so.
+// threat: R5, R8
 TEST(bytes_changed_before_they_are_read_do_not_open) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -130,6 +133,7 @@ TEST(bytes_changed_before_they_are_read_do_not_open) {
 
 // A record is sealed in private memory and copied out by flush(); test_private_sealing.cpp looks at that
 // while it happens.
+// threat: R8
 TEST(nothing_reaches_shared_memory_before_it_is_sealed) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -196,6 +200,7 @@ TEST(impossible_positions_are_seen_wherever_they_are_read) {
   }
 }
 
+// threat: R2
 TEST(position_that_goes_back_is_seen) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -209,6 +214,7 @@ TEST(position_that_goes_back_is_seen) {
 
 // ---- sequence ----------------------------------------------------------------------------------
 
+// threat: R4
 TEST(old_record_put_back_is_a_replay) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -222,6 +228,7 @@ TEST(old_record_put_back_is_a_replay) {
   check_fails(FailureCode::replayed, [&] { ends.one.receive(); }, 0);
 }
 
+// threat: W5
 TEST(record_left_out_is_missed) {
   SharedMemory memory;
   TwoEnds ends(&memory);
@@ -233,6 +240,7 @@ TEST(record_left_out_is_missed) {
   check_fails(FailureCode::missing, [&] { ends.one.receive(); }, 0);
 }
 
+// threat: W8
 TEST(record_sent_back_to_its_sealer_is_refused) {
   for (Kind kind : {Kind::pair, Kind::group}) {
     SharedMemory memory;
@@ -303,6 +311,7 @@ TEST(published_record_waits_until_it_is_expected) {
 
 // ---- ends --------------------------------------------------------------------------------------
 
+// threat: W9
 TEST(end_within_a_record_names_the_peer) {
   TwoEnds ends;
   Header header;

@@ -86,6 +86,7 @@ TEST(closing_under_a_waiter_ends_it) {
 }
 
 // A waiter, and one who comes later; the peer is told why.
+// threat: B21
 TEST(ended_lease_ends_messages_at_both_ends) {
   over_both([](Post& post) {
     const auto lease = std::make_shared<Lease>();
@@ -129,6 +130,7 @@ TEST(ended_lease_refuses_the_next_message) {
 }
 
 // A receive from any rank fails when every rank that could send has left.
+// threat: M9
 TEST(receive_from_anyone_ends_when_all_have_left) {
   over_both([](Post& post) {
     uint8_t byte = 0;
@@ -168,6 +170,7 @@ TEST(another_size_is_out_of_step_at_both_ends) {
 }
 
 // One byte changed on the way, wherever: the receiver says so and its memory is as it was.
+// threat: M2
 TEST(changed_message_is_not_delivered) {
   const size_t size = 100;
   for (size_t at = 0; at < kRecordOverhead + size; at += 7) {
@@ -217,6 +220,7 @@ TEST(devices_messages_arrive_on_each_driving_thread) {
 }
 
 // One byte of the record changed in shared memory, wherever: nothing of it is written.
+// threat: C3
 TEST(devices_changed_message_is_not_delivered) {
   const size_t size = 100;
   for (size_t at = 0; at < kRecordOverhead + size; at += 7) {

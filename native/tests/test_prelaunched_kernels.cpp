@@ -103,6 +103,7 @@ void run_collective(Kernels& kernels, Stream& user, uint32_t commands, uint32_t 
 }  // namespace
 
 // A kernel that seals may be queued when the last reference to its key goes.
+// threat: V5
 TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
   Stream stream;
   std::atomic<bool> go{false};
@@ -125,6 +126,7 @@ TEST(keys_are_overwritten_behind_the_kernels_that_use_them) {
   CHECK(given_back == KeyBytes{});
 }
 
+// threat: C17
 TEST(no_kernel_is_launched_on_a_stream_that_is_captured) {
   Stream stream;
   stream.captured = true;

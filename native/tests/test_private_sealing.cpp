@@ -38,6 +38,7 @@ void check_opens(End& end, const InterruptedPlaintext& text) {
 
 }  // namespace
 
+// threat: R6
 TEST(link_seals_in_private_memory) {
   Watch watch;
   const auto [near, far] = tcp_pair();
@@ -55,6 +56,7 @@ TEST(link_seals_in_private_memory) {
 }
 
 // A collective's records: for one peer, published for one, published for several.
+// threat: R6
 TEST(collective_seals_in_private_memory) {
   struct Way {
     Action action;
@@ -96,6 +98,7 @@ TEST(collective_seals_in_private_memory) {
 }
 
 // A message that travels with its announcement, and one that is announced first, by a record without payload.
+// threat: R6
 TEST(mailbox_seals_in_private_memory) {
   constexpr size_t kLong = Mailbox::kShortBytes + (8u << 10);
   for (const auto& [bytes, announced] :
@@ -116,6 +119,7 @@ TEST(mailbox_seals_in_private_memory) {
 
 // What a GPU seals may be put together in memory that others can write, since nothing of it is read back.
 // Here the CPU computes what the GPU does, and everything that it has written is changed meanwhile.
+// threat: C12
 TEST(tag_of_the_gpus_arithmetic_does_not_depend_on_its_output) {
   const KeyBytes key = pair_key(0, 1);
   const Nonce nonce = make_nonce(1, 7);

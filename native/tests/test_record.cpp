@@ -180,6 +180,7 @@ TEST(ratchet_is_hkdf_expand) {
   CHECK(ratchet(kOnce) == kTwice);
 }
 
+// threat: K17
 TEST(record_is_sealed_as_specified) {
   SealingKey key(counting_key(), 1u << 30);
   Header header = of_sealed();
@@ -198,6 +199,7 @@ TEST(record_opens) {
   CHECK(std::equal(plain, plain + 5, "hello"));
 }
 
+// threat: W2
 TEST(no_changed_byte_opens) {
   for (size_t i = 0; i < sizeof kSealed; ++i) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -216,6 +218,7 @@ TEST(no_changed_byte_opens) {
   }
 }
 
+// threat: W8
 TEST(every_byte_of_the_context_is_bound) {
   for (size_t i = 0; i < kContextBytes; ++i) {
     Context other = counting_context();
@@ -229,6 +232,7 @@ TEST(every_byte_of_the_context_is_bound) {
   }
 }
 
+// threat: K2
 TEST(key_seals_no_more_than_its_limit) {
   SealingKey key(counting_key(), 100);
   const size_t sizes[] = {50, 10, 60, 200, 0, 0, 30, 90};
@@ -248,6 +252,7 @@ TEST(key_seals_no_more_than_its_limit) {
   CHECK(generation == 4);
 }
 
+// threat: K2
 TEST(opening_follows_one_generation_at_a_time) {
   SealingKey sealing(counting_key(), 1);  // a new key for every record
   std::vector<std::vector<uint8_t>> records;
@@ -272,6 +277,7 @@ TEST(opening_follows_one_generation_at_a_time) {
   CHECK(authentic(3));
 }
 
+// threat: W3
 TEST(forged_generation_does_not_move_the_ratchet) {
   SealingKey sealing(counting_key(), 1u << 30);
   Header header = of_sealed();

@@ -97,6 +97,7 @@ TEST(several_threads_read_what_several_threads_wrote) {
   }
 }
 
+// threat: V1
 TEST(a_changed_chunk_is_refused_in_every_thread) {
   auto sealed = sealed_of(plain_of(70 * kChunkBytes), Suite::aes_256_gcm, 2);
   auto reader = reader_of(sealed, Suite::aes_256_gcm, 3);

@@ -93,6 +93,7 @@ std::vector<uint8_t> sealed_with(SealingKey& key) {
 
 }  // namespace
 
+// threat: K21
 TEST(a_child_finds_zeros_where_the_key_was) {
   const KeyBytes key = some_key();
   for (const Way way : kWays) {
@@ -101,6 +102,7 @@ TEST(a_child_finds_zeros_where_the_key_was) {
   CHECK(key == some_key());
 }
 
+// threat: K18
 TEST(a_child_neither_seals_nor_opens_nor_derives) {
   SealingKey sealing(some_key(), 1u << 20);
   OpeningKey opening(some_key());
@@ -118,6 +120,7 @@ TEST(a_child_neither_seals_nor_opens_nor_derives) {
   CHECK(!refused([&] { sealed_with(sealing); }));
 }
 
+// threat: K18
 TEST(a_child_of_a_child_is_refused_and_so_is_one_that_has_keys_of_its_own) {
   SealingKey parents(some_key(), 1u << 20);
   for (const Way way : kWays) {
@@ -134,6 +137,7 @@ TEST(a_child_of_a_child_is_refused_and_so_is_one_that_has_keys_of_its_own) {
   }
 }
 
+// threat: K22
 TEST(a_key_of_zeros_never_seals) {
   const auto thrown = [](const std::function<void()>& call) {
     try {
@@ -165,6 +169,7 @@ TEST(a_freed_key_is_overwritten_and_its_place_used_again) {
   CHECK(secret_memory_report().mapped_bytes == mapped);
 }
 
+// threat: K21
 TEST(core_files_leave_the_keys_out) {
   const KeyBytes key = some_key();
   const SecretBytes large(100000);

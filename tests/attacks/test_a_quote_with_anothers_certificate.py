@@ -12,6 +12,7 @@ from tests.attest.minting import CHALLENGE
 from tests.attest.minting.intel import Intel, tdx_body
 
 
+@pytest.mark.threat("E9")
 def test_a_barred_machine_shows_the_certificate_of_another() -> None:
     """The collateral was fetched for the barred machine: its certificates there must not count."""
     barred = Intel()

@@ -12,6 +12,7 @@ from sealring.errors import ConfigurationError, RolledBack
 from sealring.vault import Vault, keys, trees
 
 
+@pytest.mark.threat("V15")
 def test_a_ledger_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

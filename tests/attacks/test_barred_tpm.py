@@ -94,6 +94,7 @@ def other_spelling(certificate: bytes) -> bytes:
     return b"\x30\x82" + len(content).to_bytes(2, "big") + content
 
 
+@pytest.mark.threat("B22")
 def test_a_barred_tpm_under_another_spelling_of_its_certificate(chip: Chip, tmp_path: Path) -> None:
     spelled = other_spelling(chip.p256)
     parsed = x509.load_der_x509_certificate(spelled)
@@ -109,6 +110,7 @@ def test_a_barred_tpm_under_another_spelling_of_its_certificate(chip: Chip, tmp_
 
 
 @pytest.mark.parametrize("by", ["rank", "machine"])
+@pytest.mark.threat("B22")
 def test_a_barred_tpm_with_its_other_endorsement_key(by: str, chip: Chip, tmp_path: Path) -> None:
     place = chip.place(tmp_path)
     with running(place) as broker:
@@ -125,6 +127,7 @@ def test_a_barred_tpm_with_its_other_endorsement_key(by: str, chip: Chip, tmp_pa
                 broker.join(1)
 
 
+@pytest.mark.threat("B22")
 def test_a_key_that_is_learned_later_is_barred_then(chip: Chip, tmp_path: Path) -> None:
     place = chip.place(tmp_path)
     place.attester = TpmAttester(chip.machine(chip.p256))
@@ -142,6 +145,7 @@ def test_a_key_that_is_learned_later_is_barred_then(chip: Chip, tmp_path: Path) 
             broker.join(3)
 
 
+@pytest.mark.threat("B23")
 def test_another_tpms_key_cannot_be_claimed(chip: Chip, tmp_path: Path) -> None:
     """A machine that expects to be barred wants an innocent one to be barred with it."""
     victim = Maker().ek.der

@@ -104,6 +104,7 @@ def sweep_at(broker: Running, now: float) -> None:
         pass
 
 
+@pytest.mark.threat("B2")
 def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock_is_behind(
     etcd: Cluster, place: Place
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
         behind.join(1)
 
 
+@pytest.mark.threat("B2")
 def test_a_used_token_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock_is_behind(
     etcd: Cluster, place: Place
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_used_token_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
             again(behind, worker)
 
 
+@pytest.mark.threat("B2")
 def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_back(
     etcd: Cluster, place: Place
 ) -> None:
@@ -148,6 +151,7 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
         broker.join(2)
 
 
+@pytest.mark.threat("B2")
 def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_moved_back(
     etcd: Cluster, place: Place
 ) -> None:
@@ -163,6 +167,7 @@ def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_mov
         broker.join(2)
 
 
+@pytest.mark.threat("B2")
 def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_moved_back(
     etcd: Cluster, place: Place
 ) -> None:
@@ -175,6 +180,7 @@ def test_hardware_whose_chain_has_ended_stays_out_when_a_live_brokers_clock_is_m
                 broker.join(1)
 
 
+@pytest.mark.threat("B2")
 def test_brokers_whose_clocks_differ_give_each_rank_once(etcd: Cluster, place: Place) -> None:
     wall = Wall()
     wall.shift = -HOUR
@@ -204,6 +210,7 @@ def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
         again(one, worker, body)
 
 
+@pytest.mark.threat("B2")
 def test_a_live_broker_whose_clock_jumps_ahead_decides_nothing_and_the_others_go_on(
     etcd: Cluster, place: Place
 ) -> None:

@@ -42,6 +42,7 @@ def versions(vault: Vault) -> list[int]:
     return sorted(int(one.name) for one in folder.iterdir())
 
 
+@pytest.mark.threat("P10")
 def test_a_save_that_ends_while_another_looks_for_what_was_left(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_save_that_ends_while_another_looks_for_what_was_left(
     assert vault.find("run", 1).manifest.kind == "checkpoint"
 
 
+@pytest.mark.threat("P10")
 def test_what_is_being_read_is_removed_by_a_later_save(vault: Vault) -> None:
     for value in (1.0, 2.0):
         save(vault, value)
@@ -96,6 +98,7 @@ def test_what_is_being_read_is_removed_by_a_later_save(vault: Vault) -> None:
     assert bool((into["w"] == 4).all())
 
 
+@pytest.mark.threat("P10")
 def test_many_saves_of_one_name_at_once(vault: Vault) -> None:
     failed: list[BaseException] = []
 

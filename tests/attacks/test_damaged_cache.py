@@ -28,6 +28,7 @@ class Group:
         self.ended.set()
 
 
+@pytest.mark.threat("B13")
 def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = Place(tmp_path, minutes=0.05)
     folder = tmp_path / "cache"
@@ -57,6 +58,7 @@ def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureF
         trust_in(read_policy(place.policy)[0], folder)
 
 
+@pytest.mark.threat("B13")
 def test_a_broker_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
     """Whatever it answers but that the worker is out, workers try again until their end."""
     place = Place(tmp_path, minutes=0.2)

@@ -48,6 +48,7 @@ class OwnLoads(DefaultLoadPlanner):
 
 
 @pytest.mark.parametrize("planner", [DefaultLoadPlanner, OwnLoads])
+@pytest.mark.threat("P9")
 def test_a_name_that_two_unpicklers_understand_differently(
     planner: type[DefaultLoadPlanner], vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +69,7 @@ class NamesItsPickle:
         return OrderedDict, (), {"__reduce_ex__": torch.Size}
 
 
+@pytest.mark.threat("P9")
 def test_an_entry_that_says_how_it_is_pickled(vault: Vault) -> None:
     dcp.save({"entry": NamesItsPickle()}, storage_writer=CheckpointWriter(vault, "run"))
     reader = CheckpointReader(vault, "run")

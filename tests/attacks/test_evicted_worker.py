@@ -52,6 +52,7 @@ def refusal_by_rank_0(mesh: World, credentials: Credentials, own: Terms) -> Hand
         (NOW + 5 * HOUR, "handshake.certificate_not_yet_valid"),
     ],
 )
+@pytest.mark.threat("J29")
 def test_a_certificate_outside_its_dates_does_not_end_the_set_up(issued: Any, error: str) -> None:
     with world(4) as mesh:
         mesh.start(0)
@@ -93,6 +94,7 @@ def own_terms(credentials: Credentials, **changes: Any) -> Terms:
     return terms(EVICTED, settings=credentials.settings, **changes)
 
 
+@pytest.mark.threat("J29")
 def test_a_revoked_worker_does_not_end_the_set_up() -> None:
     evicted = attested(EVICTED)
     with group_without(evicted) as mesh:
@@ -100,6 +102,7 @@ def test_a_revoked_worker_does_not_end_the_set_up() -> None:
         assert named(refused) == "handshake.certificate_revoked"
 
 
+@pytest.mark.threat("J29")
 def test_a_worker_that_the_policy_no_longer_lists_does_not_end_the_set_up() -> None:
     old = judging.policy(judging.OTHER)
     evicted = judging.credentials(EVICTED, judging.attest(judging.OTHER), old)
@@ -110,6 +113,7 @@ def test_a_worker_that_the_policy_no_longer_lists_does_not_end_the_set_up() -> N
             dial(sock, evicted, own_terms(evicted), 0, soon())
 
 
+@pytest.mark.threat("J29")
 def test_a_worker_without_attestation_does_not_end_the_set_up() -> None:
     bare = judging.Worker(Ed25519PrivateKey.generate(), b"", b"")
     evicted = judging.credentials(EVICTED, bare, judging.policy())
@@ -119,6 +123,7 @@ def test_a_worker_without_attestation_does_not_end_the_set_up() -> None:
         )
 
 
+@pytest.mark.threat("J29")
 def test_a_revoked_worker_gains_nothing_by_another_world_size() -> None:
     """Its certificate of an earlier, larger run is refused as revoked, not as a disagreement."""
     evicted = attested(EVICTED)
@@ -140,6 +145,7 @@ def test_a_revoked_worker_gains_nothing_by_another_world_size() -> None:
             dial(sock, evicted, larger, 0, soon())
 
 
+@pytest.mark.threat("J29")
 def test_a_revoked_worker_gains_nothing_by_another_key_exchange(tmp_path: Path) -> None:
     """Its certificate is judged before what TLS negotiated."""
     evicted = attested(EVICTED)
@@ -188,6 +194,7 @@ def listening(answer: Callable[[socket.socket], object]) -> Iterator[tuple[bytes
     ],
     ids=["expired", "foreign"],
 )
+@pytest.mark.threat("J29")
 def test_an_evicted_worker_at_a_false_address_does_not_end_the_set_up(
     credentials: Credentials, error: str
 ) -> None:

@@ -67,6 +67,7 @@ CANONICAL: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("name", list(cases()))
+@pytest.mark.threat("E1")
 def test_a_signature_that_somebody_respelled(name: str) -> None:
     evidence, challenge, trust, part, *place = cases()[name]
     raw = evidence.parts[part]
@@ -78,6 +79,7 @@ def test_a_signature_that_somebody_respelled(name: str) -> None:
     assert CANONICAL[part](other) == raw
 
 
+@pytest.mark.threat("E1")
 def test_a_devices_signature_that_somebody_respelled() -> None:
     nonce = CHALLENGE.device_nonce("snp")
     device = GPU.evidence(nonce)
@@ -117,6 +119,7 @@ def test_a_tpm_is_known_by_its_key_however_its_certificate_is_spelled() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tdx", "sgx"])
+@pytest.mark.threat("E1")
 def test_a_quote_whose_certificates_somebody_ended_with_a_zero(kind: str) -> None:
     evidence, trust = INTEL.evidence(kind), INTEL.trust(INTEL.collateral(kind))
     raw = evidence.parts["quote"]

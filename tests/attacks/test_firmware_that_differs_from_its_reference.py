@@ -17,6 +17,7 @@ AMD, GPU = Amd(), Nvidia()
 
 
 @pytest.mark.parametrize(("version", "index"), [(VBIOS, 8), (DRIVER, 9)])
+@pytest.mark.threat("E7")
 def test_a_device_that_differs_from_the_one_reference_that_is_at_hand(
     version: str, index: int
 ) -> None:

@@ -42,6 +42,7 @@ def rows(place: Place) -> list[str]:
     return found
 
 
+@pytest.mark.threat("B8")
 def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
     with running(place) as broker:
         broker.join(0)
@@ -118,6 +119,7 @@ def half_send(place: Place, port: int) -> tuple[socket.socket, SSL.Connection]:
     return sock, connection
 
 
+@pytest.mark.threat("B9")
 def test_half_sent_requests_take_bounded_memory(place: Place) -> None:
     port = free_port()
     command = [

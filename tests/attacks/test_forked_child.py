@@ -65,6 +65,7 @@ def child_speaks(rank: int, world: int) -> tuple[str, list[float]]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.threat("K18")
 def test_a_forked_child_calls_a_collective(workers: Workers, transport: str) -> None:
     (zero, one) = workers.run(child_speaks, env={"SEALRING_TRANSPORT": transport})
     assert one == ("", [3.0, 3.0, 3.0])
@@ -82,6 +83,7 @@ def child_calls(rank: int, world: int) -> tuple[dict[str, str], float]:
     return said, total(rank + 1)
 
 
+@pytest.mark.threat("K18")
 def test_a_forked_child_calls_anything_else(workers: Workers) -> None:
     (said, zero), (_, one) = workers.run(child_calls)
     assert set(said.values()) == {"ForkedProcess"}, said
@@ -105,6 +107,7 @@ def child_waits(rank: int, world: int) -> tuple[str, float]:
     return said, float(tensor[0]) + total(1)
 
 
+@pytest.mark.threat("K18")
 def test_a_forked_child_waits_for_its_parents_work(workers: Workers) -> None:
     assert workers.run(child_waits) == [("ForkedProcess", 4.0), ("", 4.0)]
 
@@ -122,6 +125,7 @@ def bare_child_calls(rank: int, world: int) -> tuple[list[str], float]:
 
 
 @pytest.mark.skipif(CLONE is None, reason="the number of the system call is not known here")
+@pytest.mark.threat("K18")
 def test_a_child_that_no_fork_handler_knows_of(workers: Workers) -> None:
     assert workers.run(bare_child_calls) == [(["ForkedProcess"] * 4, 1.0), ([], 1.0)]
 
@@ -162,6 +166,7 @@ def children_leave(rank: int, world: int) -> tuple[list[str], float]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.threat("K20")
 def test_a_child_that_ends_leaves_its_parents_group_alone(workers: Workers, transport: str) -> None:
     environment = {"SEALRING_TRANSPORT": transport}
     expected = ["left"] * len(_WAYS) + ["ForkedProcess"]
@@ -238,6 +243,7 @@ def forks_while_links_are_made(rank: int, world: int, sign: str) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.threat("K20")
 def test_a_child_does_not_keep_its_dead_parents_links_open(
     workers: Workers, transport: str, tmp_path: Path
 ) -> None:
@@ -251,6 +257,7 @@ def test_a_child_does_not_keep_its_dead_parents_links_open(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.threat("K20")
 def test_a_child_forked_while_links_are_made_does_not_keep_them_open(
     workers: Workers, transport: str, tmp_path: Path
 ) -> None:
@@ -281,6 +288,7 @@ def train_with_loader(rank: int, world: int) -> float:
         return sum(total(float(batch.sum())) for _ in range(2) for batch in loader)
 
 
+@pytest.mark.threat("K20")
 def test_data_loaders_fork_while_training_goes_on(workers: Workers) -> None:
     expected = 2 * 2 * sum(at * at for at in range(24))
     assert workers.run(train_with_loader) == [expected, expected]
@@ -320,5 +328,6 @@ def fork_in_a_handler(rank: int, world: int) -> tuple[str, float]:
     return heard, value
 
 
+@pytest.mark.threat("K18")
 def test_a_signals_handler_forks_in_the_middle_of_a_collective(workers: Workers) -> None:
     assert workers.run(fork_in_a_handler) == [("ForkedProcess", 3.0), ("", 3.0)]

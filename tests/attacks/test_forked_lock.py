@@ -39,6 +39,7 @@ def child(fork: Callable[[], int]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fork", FORKS)
+@pytest.mark.threat("V16")
 def test_a_child_does_not_hold_what_its_parent_has_released(
     fork: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_child_does_not_hold_what_its_parent_has_released(
         running.__exit__(None, None, None)
 
 
+@pytest.mark.threat("V16")
 def test_a_child_does_not_hold_what_a_killed_parent_held(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()

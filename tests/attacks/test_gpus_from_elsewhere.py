@@ -44,12 +44,14 @@ def test_devices_that_belong_together() -> None:
     assert failed(gpu(0), gpu(1), gpu(2), switch(0), switch(1)) == []
 
 
+@pytest.mark.threat("E5")
 def test_a_gpu_that_is_linked_to_none_of_the_switches() -> None:
     for links in (b"", bytes(144), bytes(range(8)) * 18, OWN[0][::-1]):
         shown = (gpu(0), gpu(1), gpu(2, links), switch(0), switch(1))
         assert failed(*shown) == [("links of gpus", "policy.device_not_allowed")]
 
 
+@pytest.mark.threat("E5")
 def test_a_switch_that_none_of_the_gpus_is_linked_to() -> None:
     other = Nvidia("LS_10", serial="48B02DFE0092CDDF", root=ROOT)
     foreign = other.evidence(NONCE, opaque=own_fields("LS_10", 3) | {22: b"foreign."})
@@ -57,18 +59,21 @@ def test_a_switch_that_none_of_the_gpus_is_linked_to() -> None:
     assert failed(*shown) == [("links of gpus", "policy.device_not_allowed")]
 
 
+@pytest.mark.threat("E5")
 def test_a_gpu_on_the_same_switches_that_is_not_shown() -> None:
     assert failed(gpu(0), gpu(1), switch(0), switch(1)) == [
         ("links of switches", "policy.device_not_allowed")
     ]
 
 
+@pytest.mark.threat("E5")
 def test_switches_that_are_linked_to_different_gpus_or_tell_none() -> None:
     for links in (b"", (b"another." + b"\x90" * 8 + b"\x91" * 8).ljust(128, b"\0")):
         shown = (gpu(0), gpu(1), gpu(2), switch(0), switch(1, links=links))
         assert failed(*shown) == [("links of switches", "policy.device_not_allowed")]
 
 
+@pytest.mark.threat("E6")
 def test_a_switch_whose_list_of_gpus_is_cut() -> None:
     cut = switch(1, links=b"\x90" * 8)
     with pytest.raises(MalformedEvidence, match="list of GPUs is cut"):
@@ -78,6 +83,7 @@ def test_a_switch_whose_list_of_gpus_is_cut() -> None:
 @pytest.mark.parametrize(
     "says", [{21: b"\xaa"}, {36: b"\2\0"}, {21: b"\x55", 36: b"\2\0"}, {21: b"\1"}]
 )
+@pytest.mark.threat("E6")
 def test_gpus_in_protected_pcie_mode_whose_switches_are_left_out(says: dict[int, bytes]) -> None:
     rules = device_rules(gpus=2, switches=0, require_reference=False)
     protected = [

@@ -74,6 +74,7 @@ def attack(secret: str) -> None:
 
 
 @pytest.mark.parametrize("secret", GUESSABLE.values(), ids=GUESSABLE.keys())
+@pytest.mark.threat("K13")
 def test_a_secret_that_can_be_guessed_from_one_connection_is_refused(secret: str) -> None:
     with pytest.raises(
         BadCredential, match="openssl rand -hex 32", check=coded("configuration.bad_secret")
@@ -88,6 +89,7 @@ def decoded(secret: str) -> bytes:
     return bytes(key)
 
 
+@pytest.mark.threat("K13")
 def test_random_bytes_are_accepted() -> None:
     for _ in range(2000):
         key = secrets.token_bytes(32)

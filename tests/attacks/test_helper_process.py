@@ -63,6 +63,7 @@ def save(vault: Vault) -> None:
 
 
 @needs_unprivileged
+@pytest.mark.threat("P8")
 def test_another_process_of_the_user_takes_neither_key_nor_plaintext() -> None:
     victim = start(
         [sys.executable, "-m", "tests.attacks.helper_thief", "victim"],
@@ -99,6 +100,7 @@ def started_as(number: int) -> subprocess.Popen[bytes]:
     pytest.skip("other processes took the number each time")
 
 
+@pytest.mark.threat("P8")
 def test_a_process_that_had_the_helpers_number_does_not_pass_for_it() -> None:
     """It connects, leaves its connection with a child and ends, before the helper is started."""
     door = Door()
@@ -118,6 +120,7 @@ def test_a_process_that_had_the_helpers_number_does_not_pass_for_it() -> None:
         thief.stdout.close()
 
 
+@pytest.mark.threat("P8")
 def test_modules_of_the_working_directory_do_not_run_in_it(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +133,7 @@ def test_modules_of_the_working_directory_do_not_run_in_it(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.threat("P8")
 def test_a_helper_that_is_traced_gets_nothing(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +153,7 @@ def test_a_helper_that_is_traced_gets_nothing(
     assert "ended with status 1" in str(problem)
 
 
+@pytest.mark.threat("P8")
 def test_a_helper_that_hangs_is_ended(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     real: Any = subprocess.Popen
@@ -186,6 +191,7 @@ def in_place_of_helpers(
 
 
 @pytest.mark.parametrize("kind", [*ANSWERS, "killed", "four gigabytes"])
+@pytest.mark.threat("P7", "P20")
 def test_what_a_helper_answers_ends_the_save_by_name(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +213,7 @@ def test_what_a_helper_answers_ends_the_save_by_name(
 
 
 @pytest.mark.parametrize("kind", ["stopped", "a byte at a time"])
+@pytest.mark.threat("P7")
 def test_a_helper_that_does_not_end_its_answer_is_ended(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +229,7 @@ def test_a_helper_that_does_not_end_its_answer_is_ended(
     assert started[0].returncode in ([-9] if kind == "stopped" else [-9, 1])
 
 
+@pytest.mark.threat("P7")
 def test_saves_go_on_while_the_helper_of_another_hangs(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:

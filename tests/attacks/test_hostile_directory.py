@@ -63,6 +63,7 @@ def objects_of(vault: Vault) -> Path:
 
 
 @pytest.mark.parametrize("number", ["0000000002", "9999999999"])
+@pytest.mark.threat("V48")
 def test_an_empty_version_with_any_number_hides_no_later_one(
     number: str, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_an_empty_version_with_any_number_hides_no_later_one(
     assert get(Vault.open(vault.path, keys.key_file(key)), tmp_path / "out") == "two"
 
 
+@pytest.mark.threat("V49")
 def test_symlinks_in_the_place_of_an_object(vault: Vault, tmp_path: Path) -> None:
     """A save that removes old versions would remove what the link leads to."""
     state: Any = {"a": torch.ones(2)}
@@ -110,6 +112,7 @@ def test_something_else_than_a_file_in_the_place_of_a_part(
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.threat("V49")
 def test_removal_follows_no_symlink(level: int, tmp_path: Path) -> None:
     """Also if the link appears after the names were read."""
     inside = Path("objects", "id", "version")
@@ -156,6 +159,7 @@ def test_empty_folders_come_back(vault: Vault, tmp_path: Path) -> None:
 # ---- another vault, and what a killed process leaves ---------------------------------------------
 
 
+@pytest.mark.threat("V23")
 def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     assert Vault.open(vault.path, keys.key_file(key)).header.id == made.header.id
 
 
+@pytest.mark.threat("V42")
 def test_control_characters_in_a_header(vault: Vault, key: Path) -> None:
     path = vault.path / "vault.json"
     document = json.loads(path.local.read_text())
@@ -186,6 +191,7 @@ def test_control_characters_in_a_header(vault: Vault, key: Path) -> None:
     assert "\x1b" not in str(raised.value)
 
 
+@pytest.mark.threat("V42")
 def test_a_header_that_is_large(vault: Vault, key: Path) -> None:
     with (vault.path / "vault.json").local.open("r+b") as file:
         file.truncate(1 << 40)
@@ -194,6 +200,7 @@ def test_a_header_that_is_large(vault: Vault, key: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.threat("V43")
 def test_plaintext_of_a_process_that_was_ended(
     end: signal.Signals, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +276,7 @@ def test_a_file_system_without_exclusive_renames(
 
 
 @pytest.mark.parametrize("keep", [1, 2, None])
+@pytest.mark.threat("V48")
 def test_versions_that_only_look_complete(
     keep: int | None, vault: Vault, key: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

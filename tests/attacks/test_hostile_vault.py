@@ -49,6 +49,7 @@ def seal(vault: Vault, name: str) -> None:
     trees.seal_path(vault, Path(__file__), name, None, lambda _: None)
 
 
+@pytest.mark.threat("V11")
 def test_an_object_that_is_removed_whole(vault: Vault) -> None:
     """Its directory is gone: a list of what is there would not miss it."""
     for name in ("one", "two"):
@@ -62,6 +63,7 @@ def test_an_object_that_is_removed_whole(vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("file", ["vault.json", "key.json", "ledger.json"])
+@pytest.mark.threat("V42")
 def test_json_nested_too_deeply(file: str, vault: Vault, key: Path) -> None:
     seal(vault, "object")
     (path,) = vault.path.local.rglob(file)
@@ -80,6 +82,7 @@ def test_a_list_of_files_nested_too_deeply(vault: Vault, tmp_path: Path) -> None
         trees.open_object(hostile, tmp_path / "out", lambda _: None)
 
 
+@pytest.mark.threat("V42")
 def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -> None:
     """Anyone can wrap anything for a public key."""
     person = keys.make_identity(tmp_path / "me")
@@ -91,6 +94,7 @@ def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -
             headers.open_header(forged, person, "the vault")
 
 
+@pytest.mark.threat("V42")
 def test_a_persons_grant_of_random_bytes(vault: Vault, tmp_path: Path) -> None:
     person: Person = keys.make_identity(tmp_path / "me")
     for size in (0, 1, 16, 1119, 1120, 1121, 1168, 5000):
@@ -102,6 +106,7 @@ def _fields(header: headers.Header) -> dict[str, Any]:
     return {name: getattr(header, name) for name in header.__dataclass_fields__}
 
 
+@pytest.mark.threat("V26")
 def test_a_revocation_that_is_killed_never_shares_the_next_key(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +136,7 @@ def test_a_revocation_that_is_killed_never_shares_the_next_key(
     assert steps > 5
 
 
+@pytest.mark.threat("P7")
 def test_the_helper_process_finds_no_secret_in_its_environment(
     vault: Vault, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -239,6 +245,7 @@ def no_type(document: dict[str, Any]) -> None:
     ],
 )
 @pytest.mark.parametrize("when", ["before the commit", "after the commit"])
+@pytest.mark.threat("P3")
 def test_a_rank_that_signs_for_what_it_did_not_write(
     when: str, change: Callable[[dict[str, Any]], None], error: type[Exception], vault: Vault,
     monkeypatch: pytest.MonkeyPatch,
@@ -274,6 +281,7 @@ def test_a_rank_that_signs_for_what_it_did_not_write(
 
 
 @pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.threat("P2")
 def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> None:
     """The same salt gives the same commitment: only a signature over the plaintext tells."""
     dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
@@ -296,6 +304,7 @@ def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> 
     assert bool((into["w"] == 0).all())
 
 
+@pytest.mark.threat("P2")
 def test_a_list_of_digests_that_a_holder_of_the_key_changes(vault: Vault) -> None:
     dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
     copy = vault.find("run").copy
@@ -343,6 +352,7 @@ def own(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])
+@pytest.mark.threat("P3")
 def test_a_rank_that_signs_for_another_ranks_part(ranks: tuple[int, int], vault: Vault) -> None:
     """A part belongs to the rank that its name has; a rank signs once."""
     saved = {"a": torch.arange(8.0), "b": torch.zeros(8)}

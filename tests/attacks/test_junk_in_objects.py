@@ -80,6 +80,7 @@ PIPES = ("a pipe as key.json", "a pipe as manifest")
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", ["no manifest", "files that are none", *PIPES, *CLOSED])
+@pytest.mark.threat("V50")
 def test_junk_keeps_no_holder_from_being_revoked(
     verb: str, kind: str, vault: Vault, key: keys.SymmetricKey, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,

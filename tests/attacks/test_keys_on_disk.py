@@ -105,17 +105,20 @@ def run(folder: Path) -> str:
 
 
 @needs_unprivileged
+@pytest.mark.threat("K21")
 def test_keys_in_a_core_file_while_the_group_lives(written: Written) -> None:
     assert written.found(OWN_MEMORY) == []
 
 
 @needs_unprivileged
 @needs_core
+@pytest.mark.threat("K21")
 def test_keys_in_a_core_file_after_the_groups_end(written: Written) -> None:
     assert written.found("core*") == []
 
 
 @needs_unprivileged
+@pytest.mark.threat("K21")
 def test_keys_in_a_forked_childs_memory(written: Written) -> None:
     assert written.found(CHILDS_MEMORY) == []
 

@@ -52,6 +52,7 @@ def as_another_user(path: Path) -> str:
 
 @needs_root
 @needs_unprivileged
+@pytest.mark.threat("K8")
 def test_another_user_gets_no_answer(folder: Path) -> None:
     directory = PrivateDirectory(folder / "live", create=True)
     server = StatusServer(directory, {"status": lambda: b"mine\n"})
@@ -68,6 +69,7 @@ def test_another_user_gets_no_answer(folder: Path) -> None:
 
 
 @needs_root
+@pytest.mark.threat("K9")
 def test_a_directory_of_another_user_is_refused(folder: Path) -> None:
     (folder / "live").mkdir(mode=0o700)
     os.chown(folder / "live", USER, USER)
@@ -77,6 +79,7 @@ def test_a_directory_of_another_user_is_refused(folder: Path) -> None:
         read_all(WorkerStatus, folder / "live")
 
 
+@pytest.mark.threat("K9")
 def test_a_symbolic_link_in_place_of_the_directory_is_refused(folder: Path) -> None:
     (folder / "real").mkdir(mode=0o700)
     (folder / "live").symlink_to(folder / "real")
@@ -97,6 +100,7 @@ def test_a_file_in_place_of_the_directory_is_refused(folder: Path) -> None:
         PrivateDirectory(folder / "live", create=True)
 
 
+@pytest.mark.threat("K10")
 def test_a_flood_of_readers_is_not_accepted_and_a_reader_after_it_is_served(folder: Path) -> None:
     directory = PrivateDirectory(folder / "live", create=True)
     computed: list[int] = []
@@ -157,6 +161,7 @@ print("served")
 """
 
 
+@pytest.mark.threat("K11")
 def test_a_forked_child_does_not_answer_and_does_not_remove_the_socket(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, str(folder / "live")],
@@ -166,6 +171,7 @@ def test_a_forked_child_does_not_answer_and_does_not_remove_the_socket(folder: P
     assert os.listdir(folder / "live") == []
 
 
+@pytest.mark.threat("K9")
 def test_training_goes_on_where_the_directory_cannot_be_used(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

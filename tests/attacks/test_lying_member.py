@@ -104,6 +104,7 @@ def neighbours(rank: int) -> set[int]:
     return forming.first_links(range(SIZE), rank, everybody=False)
 
 
+@pytest.mark.threat("J7")
 def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """To know the group's secret it needs no lie; to choose it, it would have to replace all."""
     chosen = _native.Secret.random(32)
@@ -114,6 +115,7 @@ def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.Monkey
     outcome("handshake.malformed_setup")
 
 
+@pytest.mark.threat("J7")
 def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """The victim is told its own words, all others are told something else."""
     chosen = _native.Secret.random(32)
@@ -135,6 +137,7 @@ def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> 
     [{"addresses": b'[["127.0.0.1",9]]'}, {"commitment": commitment_to(bytearray(32))}],
     ids=["address", "commitment"],
 )
+@pytest.mark.threat("J7")
 def test_words_of_the_liars_choice(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, bytes]
 ) -> None:
@@ -153,6 +156,7 @@ def test_words_of_the_liars_choice(
     [(VICTIM, "handshake.wrong_group"), (LIAR, "handshake.wrong_rank")],
     ids=["of another process of that rank", "of the liar itself"],
 )
+@pytest.mark.threat("J7")
 def test_another_certificate_in_a_members_place(
     monkeypatch: pytest.MonkeyPatch, rank: int, error: str
 ) -> None:
@@ -168,6 +172,7 @@ def test_another_certificate_in_a_members_place(
 
 
 @pytest.mark.parametrize("victim", [5, 7])
+@pytest.mark.threat("J8")
 def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
     monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
@@ -187,6 +192,7 @@ def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
 
 
 @pytest.mark.parametrize("told", [6, 0])
+@pytest.mark.threat("J8")
 def test_a_contribution_of_zeros_in_anothers_name(
     monkeypatch: pytest.MonkeyPatch, told: int
 ) -> None:
@@ -204,6 +210,7 @@ def test_a_contribution_of_zeros_in_anothers_name(
         assert "rank 5 contributed no randomness (reported by rank 4" in str(errors[6])
 
 
+@pytest.mark.threat("J8")
 def test_an_innocent_member_accused_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The liar says that it saw rank 9 lie. Its word reaches all, and is no proof to any."""
 
@@ -220,6 +227,7 @@ def test_an_innocent_member_accused_in_a_refusal(monkeypatch: pytest.MonkeyPatch
     assert f"rank {LIAR} at " in str(errors[0])
 
 
+@pytest.mark.threat("J7")
 def test_a_member_left_out_or_spoken_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(way: int, _: int, entries: Entries) -> None:
         if way == UP:
@@ -229,6 +237,7 @@ def test_a_member_left_out_or_spoken_for(monkeypatch: pytest.MonkeyPatch) -> Non
     outcome("handshake.malformed_setup")
 
 
+@pytest.mark.threat("J7")
 def test_a_signature_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(way: int, _: int, entries: Entries) -> None:
         if way == UP and len(entries[VICTIM]) == 64:
@@ -242,6 +251,7 @@ def test_a_signature_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kinds <= {"handshake.wrong_group", "handshake.malformed_setup"}
 
 
+@pytest.mark.threat("J9")
 def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """That member refuses. Without a round in which all confirm, the others had the group."""
     said_down = 0
@@ -257,6 +267,7 @@ def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("made_of", ["the liar's own", "the commitment", "another group's"])
+@pytest.mark.threat("J9")
 def test_a_confirmation_that_the_member_did_not_show(
     monkeypatch: pytest.MonkeyPatch, made_of: str
 ) -> None:
@@ -286,6 +297,7 @@ def test_a_confirmation_that_the_member_did_not_show(
         assert {made[rank][0] for rank in set(range(SIZE)) - {LIAR}} == {"handshake.wrong_group"}
 
 
+@pytest.mark.threat("J9")
 def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.MonkeyPatch) -> None:
     """They refuse when others have the group already, which find them lost."""
     said_down = 0
@@ -310,6 +322,7 @@ def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("liar", [0, LIAR])
+@pytest.mark.threat("J10")
 def test_ready_before_the_members_have_agreed(monkeypatch: pytest.MonkeyPatch, liar: int) -> None:
     """Nothing is read after it, so its neighbours would wait for the liar until time is up."""
     plain = settling.Settling.say_linked
@@ -329,6 +342,7 @@ def test_ready_before_the_members_have_agreed(monkeypatch: pytest.MonkeyPatch, l
         }
 
 
+@pytest.mark.threat("J10")
 def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a group whose pairs are all linked: rank 3 is no neighbour of rank 0 in the tree."""
     plain = settling.Settling.say_linked
@@ -349,6 +363,7 @@ def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.outcomes[0].peer == 3
 
 
+@pytest.mark.threat("J10")
 def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those below the liar refuse it, and to the others the liar or one of them is lost."""
     plain = tree.TreeExchange.pass_on
@@ -366,6 +381,7 @@ def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("before", ["all rounds", "the last round"])
+@pytest.mark.threat("J10")
 def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, before: str) -> None:
     """A parent that calls an earlier round the last one, or the last one an earlier one."""
     plain = tree.TreeExchange.__init__
@@ -387,6 +403,7 @@ def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, be
 
 
 @pytest.mark.parametrize("size", [4, SIZE])
+@pytest.mark.threat("J15")
 def test_one_key_on_the_links_and_another_in_the_statement(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -432,6 +449,7 @@ def test_an_error_of_a_library_is_named_after_the_neighbour(
     outcome("handshake.malformed_setup")
 
 
+@pytest.mark.threat("J12")
 def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -243,6 +243,7 @@ def end_of(connection: Connection) -> None:
 
 @pytest.mark.parametrize("by", ["tls", "session"])
 @pytest.mark.parametrize("name", LIES)
+@pytest.mark.threat("J13")
 def test_a_member_that_lies_when_it_makes_a_link(
     monkeypatch: pytest.MonkeyPatch, name: str, by: str
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_member_that_lies_when_it_makes_a_link(
         assert message(one, LIAR, VICTIM) == {VICTIM, LIAR}
 
 
+@pytest.mark.threat("J13")
 def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every lie, again and again, with as many connections at once as it likes."""
     monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
@@ -431,6 +433,7 @@ HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.threat("J13")
 def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
     """The call that needs the link ends by its timeout, about the liar; so does the group."""
     behave, expected = HOSTS[name]
@@ -451,6 +454,7 @@ def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
         (BYSTANDER, BYSTANDER, f"^rank {LIAR} says that rank {BYSTANDER} reported: "),
     ],
 )
+@pytest.mark.threat("J8")
 def test_a_member_says_that_an_innocent_one_saw_another_tamper(
     witness: int, reporter: int, said: str
 ) -> None:

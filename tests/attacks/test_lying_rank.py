@@ -127,6 +127,7 @@ def other_names(vault: Vault, content: dict[str, Any]) -> dict[str, Any]:
         (other_names, "another plan"),
     ],
 )
+@pytest.mark.threat("P5")
 def test_a_rank_that_replaces_more_than_its_own_bytes(
     change: Change, words: str, vault: Vault
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_rank_that_replaces_more_than_its_own_bytes(
     assert words in str(problem)
 
 
+@pytest.mark.threat("P5")
 def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None:
     """Its signature is genuine: the ledger of the ranks that saved tells."""
     save(vault, {"a": torch.arange(8.0)}, {"b": torch.ones(8)})
@@ -170,6 +172,7 @@ def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None
     assert bool((loaded["b"] == 666).all())
 
 
+@pytest.mark.threat("P5")
 def test_ranks_that_have_nothing_to_save_sign_too(vault: Vault) -> None:
     save(vault, {"a": torch.arange(8.0), "b": torch.ones(8)}, {}, {})
     content = json.loads(vault.find("run").manifest.content)
@@ -178,6 +181,7 @@ def test_ranks_that_have_nothing_to_save_sign_too(vault: Vault) -> None:
     assert torch.equal(load(vault)["a"], torch.arange(8.0))
 
 
+@pytest.mark.threat("P5")
 def test_some_ranks_alone_save_nothing(vault: Vault) -> None:
     writer = CheckpointWriter(vault, "run")
     writer.set_up_storage_writer(True)

@@ -72,6 +72,7 @@ def lied_to(rank: int, world: int) -> list[str]:
     return found
 
 
+@pytest.mark.threat("P4")
 def test_a_rank_that_describes_what_it_cannot_hold(workers: Workers) -> None:
     first, _, third = workers.run(lied_to, world=3)
     assert first == third
@@ -114,6 +115,7 @@ def plan_and_send(rank: int, world: int, lie: str) -> str:
     ("lie", "refused"),
     [("more", OutOfStep), ("fewer", OutOfStep), ("dies", PeerLost), ("another plan", ForeignPart)],
 )
+@pytest.mark.threat("P4")
 def test_a_rank_that_sends_something_else_or_ends(
     workers: Workers, lie: str, refused: type[SealringError]
 ) -> None:
@@ -150,6 +152,7 @@ def told_differently(rank: int, world: int) -> list[float] | str:
     return wanted["b"].tolist()
 
 
+@pytest.mark.threat("P4")
 def test_ranks_that_were_told_different_layouts_do_not_mix_their_tensors(workers: Workers) -> None:
     results = workers.run(told_differently, world=3, errors=True)
     assert results[:2] == ["sent", "lied"]

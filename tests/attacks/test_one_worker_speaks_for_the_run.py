@@ -61,6 +61,7 @@ def answer(result: AuditResult, claim: str) -> tuple[Said, str]:
     return found.said, found.text
 
 
+@pytest.mark.threat("A3")
 def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
     """Its certificate names no world, so it states a world of 1: "all 1 ranks" had signed."""
     made = MadeRun(world=1)
@@ -73,6 +74,7 @@ def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
     assert "whose certificates name the world's size" in text
 
 
+@pytest.mark.threat("A3")
 def test_rank_3_alone_exports_a_foreign_file(made: MadeRun, tmp_path: Path) -> None:
     """It was answered with yes, and the exit status was 0."""
     made.made = made.made[:2]
@@ -86,6 +88,7 @@ def test_rank_3_alone_exports_a_foreign_file(made: MadeRun, tmp_path: Path) -> N
     assert "no: rank 3 alone signed it" in page(result)
 
 
+@pytest.mark.threat("A3")
 def test_rank_3_exports_a_foreign_file_beside_the_owners(made: MadeRun, tmp_path: Path) -> None:
     run = made.write(tmp_path / "run")
     signed_by_workers(made, run, [3], EXPORT)
@@ -98,6 +101,7 @@ def test_rank_3_exports_a_foreign_file_beside_the_owners(made: MadeRun, tmp_path
     assert "as the owner " in text
 
 
+@pytest.mark.threat("A3")
 def test_all_ranks_but_one_export_a_foreign_file(made: MadeRun, tmp_path: Path) -> None:
     made.made = []
     run = made.write(tmp_path / "run")
@@ -117,6 +121,7 @@ def test_an_export_that_all_ranks_sign_counts_where_no_owner_is_named(
     assert answer(ask(run, made.trust, FOREIGN), "model")[0] is Said.NOT_SHOWN
 
 
+@pytest.mark.threat("A3")
 def test_rank_3_signs_how_data_was_made_that_no_owner_approved(
     made: MadeRun, tmp_path: Path
 ) -> None:
@@ -157,6 +162,7 @@ def test_answers_about_data_name_who_signed_its_stages(made: MadeRun, tmp_path: 
         assert "how data was made is signed by the owner " in text
 
 
+@pytest.mark.threat("A3")
 def test_a_single_worker_contradicts_no_owner(made: MadeRun, tmp_path: Path) -> None:
     """Else one worker could have any run refuted: it says that a dataset was made otherwise."""
     run = made.write(tmp_path / "run")
@@ -165,6 +171,7 @@ def test_a_single_worker_contradicts_no_owner(made: MadeRun, tmp_path: Path) -> 
     assert ask(run, made.trust, MODEL).status is Status.SHOWN
 
 
+@pytest.mark.threat("A3")
 def test_papers_take_no_export_of_a_worker(made: MadeRun, tmp_path: Path) -> None:
     made.evidence = [b"packages"]
     for rank in range(4):

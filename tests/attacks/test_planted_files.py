@@ -32,6 +32,7 @@ def a_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "ledger.json.lock"])
 @pytest.mark.parametrize("kind", ["symlink", "directory", "socket"])
+@pytest.mark.threat("V41")
 def test_what_is_no_file_in_the_place_of_a_lock(
     kind: str, name: str, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,7 @@ def test_what_is_no_file_in_the_place_of_a_lock(
 
 
 @pytest.mark.parametrize("level", ["objects", "object"])
+@pytest.mark.threat("V41")
 def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) -> None:
     """It was a bare FileExistsError or NotADirectoryError."""
     folder = vault.folder_of("run")
@@ -68,6 +70,7 @@ def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) 
 
 
 @pytest.mark.parametrize("kind", ["dangling link", "link", "file", "pipe", "directory of another"])
+@pytest.mark.threat("V41")
 def test_what_is_planted_as_an_unfinished_output_stops_no_open(
     kind: str, vault: Vault, tmp_path: Path
 ) -> None:
@@ -92,6 +95,7 @@ def test_what_is_planted_as_an_unfinished_output_stops_no_open(
     assert os.path.lexists(planted) == (kind != "directory of another" or os.getuid() != 0)
 
 
+@pytest.mark.threat("V41")
 def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault: Vault) -> None:
     """`rm` ended with a bare IsADirectoryError, and the object could not be removed."""
     save(vault, 1)

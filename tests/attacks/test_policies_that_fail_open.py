@@ -52,6 +52,7 @@ def without(policy: str, rule: str) -> str:
     return "".join(line for line in policy.splitlines(True) if not line.startswith(rule))
 
 
+@pytest.mark.threat("E17")
 def test_a_host_whose_firmware_has_known_holes() -> None:
     forgetful = without(SNP, "minimum_tcb")
     said = bad(forgetful)
@@ -63,12 +64,14 @@ def test_a_host_whose_firmware_has_known_holes() -> None:
     assert failed(forgetful + 'unchecked = ["minimum_tcb"]\n', worker) == []
 
 
+@pytest.mark.threat("E18")
 def test_a_guest_launched_before_the_hosts_firmware_was_repaired() -> None:
     worker = snp(launch_tcb=TCB | {"snp": 5})
     assert failed(SNP, worker) == [("launch tcb snp", "policy.tcb_too_old")]
     assert failed(SNP + 'unchecked = ["launch_tcb"]\n', worker) == []
 
 
+@pytest.mark.threat("E18")
 def test_a_report_by_a_cloud_providers_key() -> None:
     vlek = Amd(vlek=True)
     worker = verify_evidence(vlek.evidence(), CHALLENGE, vlek.trust())
@@ -76,6 +79,7 @@ def test_a_report_by_a_cloud_providers_key() -> None:
     assert failed(SNP + "vlek = true\n", worker) == []
 
 
+@pytest.mark.threat("E18")
 def test_a_host_whose_memory_was_not_checked_for_aliases() -> None:
     forgetful = without(SNP, "platform_info")
     assert "snp.platform_info is missing" in bad(forgetful)
@@ -88,6 +92,7 @@ def test_a_host_whose_memory_was_not_checked_for_aliases() -> None:
     ]
 
 
+@pytest.mark.threat("E17")
 def test_an_older_image_of_the_same_signer() -> None:
     signed = SNP.replace("measurements", "signers").replace(MEASUREMENT.hex(), SIGNER.hex())
     assert "snp.guest_svn is missing: every older image that the signer signed" in bad(signed)
@@ -98,6 +103,7 @@ def test_an_older_image_of_the_same_signer() -> None:
     assert failed(signed + 'unchecked = ["guest_svn"]\n', old) == []
 
 
+@pytest.mark.threat("E17")
 def test_an_older_enclave_or_another_product_of_the_same_signer() -> None:
     signed = f'{NO_LISTS}[sgx]\nsigners = ["{MRSIGNER.hex()}"]\n'
     said = bad(signed)
@@ -110,6 +116,7 @@ def test_an_older_enclave_or_another_product_of_the_same_signer() -> None:
     assert failed(strict, worker) == [("tcb isvsvn", "policy.tcb_too_old")]
 
 
+@pytest.mark.threat("E17")
 def test_another_kernel_under_the_same_tdx_firmware() -> None:
     by_firmware = f'{NO_LISTS}[tdx]\nmeasurements = ["{MRTD.hex()}"]\n'
     said = bad(by_firmware)
@@ -123,6 +130,7 @@ def test_another_kernel_under_the_same_tdx_firmware() -> None:
     assert [name for name, _ in failed(strict % ("a2" * 48), worker)] == ["rtmr1"]
 
 
+@pytest.mark.threat("E17")
 def test_a_boot_loader_that_extends_pcr_11_as_the_listed_image_does() -> None:
     hostile = Maker(events=(Measured(4, 0x80000003, b"hostile"), Measured(11, 13, b"image")))
     worker = verify_evidence(hostile.evidence(), hostile.challenge(), hostile.trust())
@@ -140,6 +148,7 @@ pcrs = {{11 = ["{worker.registers["pcr11"]}"]}}
 STRICT_LISTS = SNP.replace("require_revocation_lists = false", "")
 
 
+@pytest.mark.threat("E21")
 def test_one_list_for_a_chain_of_several_issuers() -> None:
     maker = Maker()
     between = issue("TPM maker, 2nd level", maker.signer, ca=True)
@@ -165,6 +174,7 @@ def test_one_list_for_a_chain_of_several_issuers() -> None:
     assert failed(named, verify_evidence(evidence, maker.challenge(), one)) == []
 
 
+@pytest.mark.threat("E21")
 def test_a_list_that_speaks_of_other_certificates_only() -> None:
     only_leaves = x509.IssuingDistributionPoint(None, None, True, False, None, False, False)
     root = AMD.root
@@ -204,6 +214,7 @@ def responder(issuer: Holder, *purposes: x509.ObjectIdentifier) -> Holder:
     return issue("OCSP", issuer, ca=False, usage=["digital_signature"], extensions=[usage])
 
 
+@pytest.mark.threat("E21")
 def test_a_gpu_whose_own_revocation_was_not_asked() -> None:
     assert failed(GPU_POLICY, with_gpu(gpu_trust())) == [
         ("revocation", "evidence.stale_revocation_list")
@@ -231,6 +242,7 @@ def test_a_gpu_whose_own_revocation_was_not_asked() -> None:
     ],
     ids=["by a stranger", "by a server", "by the device", "about another", "of a look-alike"],
 )
+@pytest.mark.threat("E21")
 def test_an_answer_about_a_gpu_that_nvidia_did_not_give(
     answer: Callable[[], ocsp.OCSPResponse],
 ) -> None:
@@ -239,6 +251,7 @@ def test_an_answer_about_a_gpu_that_nvidia_did_not_give(
 
 
 @pytest.mark.parametrize("reason", [None, x509.ReasonFlags.certificate_hold])
+@pytest.mark.threat("E21")
 def test_a_gpu_that_nvidia_revoked_or_put_on_hold(reason: x509.ReasonFlags | None) -> None:
     gone = GPU.provisioner.answer(GPU.boot, status=ocsp.OCSPCertStatus.REVOKED, reason=reason)
     with pytest.raises(
@@ -255,6 +268,7 @@ def test_a_gpu_that_nvidia_revoked_or_put_on_hold(reason: x509.ReasonFlags | Non
         with_gpu(gpu_trust(unknown))
 
 
+@pytest.mark.threat("E21")
 def test_an_old_answer_about_a_gpu() -> None:
     late = GPU.provisioner.answer(GPU.boot, days_old=9, days_left=-1)
     with pytest.raises(
@@ -274,5 +288,6 @@ def test_an_old_answer_about_a_gpu() -> None:
         ("snp.x = 1\n", "line 9: snp.snp is not known here"),
     ],
 )
+@pytest.mark.threat("E20")
 def test_a_key_that_is_not_known_is_refused_with_its_line(more: str, said: str) -> None:
     assert said in bad(SNP + more)

@@ -91,6 +91,7 @@ def trains(rank: int, world: int, flag: str, how: str) -> tuple[str, int | None]
 
 
 @pytest.mark.parametrize("how", ["collectives", "messages"])
+@pytest.mark.threat("B21")
 def test_groups_end_with_the_certificate_whatever_happens_to_renewal(
     how: str, workers: Workers, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def unwrapped_from(text: str, ring: headers.KeyRing) -> list[_native.Secret]:
 
 
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
+@pytest.mark.threat("V17")
 def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
     change: str, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
 
 
 @pytest.mark.parametrize("change", ["revoke", "a damaged object", "rotate"])
+@pytest.mark.threat("V17")
 def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_holder_knows(
     change: str, vault: Vault, tmp_path: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
     assert not unfinished.exists()
 
 
+@pytest.mark.threat("V17")
 def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
     vault: Vault, tmp_path: Path
 ) -> None:
@@ -165,6 +168,7 @@ def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
 
 
 @pytest.mark.parametrize("presented", [False, True])
+@pytest.mark.threat("V18")
 def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
     presented: bool, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -189,6 +193,7 @@ def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
             Vault.open(vault.path, person)
 
 
+@pytest.mark.threat("V18")
 def test_people_who_are_presented_keep_their_grants(vault: Vault, tmp_path: Path) -> None:
     bob, carol = (keys.make_identity(tmp_path / name) for name in ("bob", "carol"))
     for name, one in (("bob", bob), ("carol", carol)):
@@ -199,6 +204,7 @@ def test_people_who_are_presented_keep_their_grants(vault: Vault, tmp_path: Path
         Vault.open(vault.path, carol)
 
 
+@pytest.mark.threat("V22")
 def test_a_header_by_a_revoked_holder_with_a_later_number(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -220,6 +226,7 @@ def test_a_header_by_a_revoked_holder_with_a_later_number(
         Vault.open(vault.path, keys.key_file(key))
 
 
+@pytest.mark.threat("V11")
 def test_an_older_header_under_a_vault_that_is_open(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +244,7 @@ def test_an_older_header_under_a_vault_that_is_open(
         job.grant("third", keys.key_file(tmp_path / "second"))
 
 
+@pytest.mark.threat("V23")
 def test_another_vault_under_a_path_that_is_open_or_expected(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +259,7 @@ def test_another_vault_under_a_path_that_is_open_or_expected(
         put(vault, tmp_path, "data", "secret")
 
 
+@pytest.mark.threat("V24")
 def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path: Path) -> None:
     """Its wrapped key is copied to another object, with files that are sealed under it."""
     put(vault, tmp_path, "mine", "x")
@@ -271,6 +280,7 @@ def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path
     assert opened.find("model").manifest.object_version == 1
 
 
+@pytest.mark.threat("V24", "P7")
 def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -> None:
     """It is all that a helper process gets."""
     put(vault, tmp_path, "data", "x" * 100)
@@ -325,6 +335,7 @@ def kept_by_a_revoked_holder(vault: Vault, folder: Path) -> objects.Copy:
 
 
 @pytest.mark.parametrize("wanted", [None, 1])
+@pytest.mark.threat("V20")
 def test_a_revoked_holder_changes_what_was_sealed_before(
     wanted: int | None, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -345,6 +356,7 @@ def test_a_revoked_holder_changes_what_was_sealed_before(
 
 
 @pytest.mark.parametrize("action", ["open", "verify", "rotate"])
+@pytest.mark.threat("V20")
 def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
     action: str, vault: Vault, tmp_path: Path
 ) -> None:
@@ -368,6 +380,7 @@ def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.threat("V21")
 def test_another_copys_version_under_a_number_that_the_ledger_knows(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,6 +399,7 @@ def test_another_copys_version_under_a_number_that_the_ledger_knows(
 
 
 @pytest.mark.parametrize("name", ["00000000", "ffffffff"])
+@pytest.mark.threat("V21")
 def test_another_copys_version_beside_the_one_that_the_ledger_knows(
     name: str, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -407,6 +421,7 @@ def test_another_copys_version_beside_the_one_that_the_ledger_knows(
 
 
 @pytest.mark.parametrize("length", [0, 1, 16384, (8 << 20) - 1, 8 << 20, (8 << 20) + 16384])
+@pytest.mark.threat("V20")
 def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> None:
     """A reader computes them in blocks, and a writer in one go."""
     put(vault, tmp_path, "data", "x" * length)
@@ -418,6 +433,7 @@ def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> N
 # ---- a ledger of another reader ------------------------------------------------------------------
 
 
+@pytest.mark.threat("V11")
 def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +457,7 @@ def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
         as_reader()
 
 
+@pytest.mark.threat("V22")
 def test_a_forged_generation_does_not_keep_the_next_key_out(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -460,6 +477,7 @@ def test_a_forged_generation_does_not_keep_the_next_key_out(
     assert late.ledger.state() == (2, late.header.generation)
 
 
+@pytest.mark.threat("V8")
 def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,6 +506,7 @@ def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
     assert opened_text(Vault.open(vault.path, alice), tmp_path) == "genuine"
 
 
+@pytest.mark.threat("V9")
 def test_a_holder_is_not_granted_twice(vault: Vault, tmp_path: Path) -> None:
     """It would open the vault by the second grant after the first one was revoked."""
     alice = keys.PublicKey(keys.make_identity(tmp_path / "alice").public)

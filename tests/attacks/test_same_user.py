@@ -44,6 +44,7 @@ def attacked(debuggers: str) -> dict[str, Any]:
 
 
 @needs_unprivileged
+@pytest.mark.threat("R7", "K16")
 def test_a_neighbour_reaches_no_memory_and_no_descriptor_of_a_worker() -> None:
     told = attacked("0")
     assert told["training"] == dict.fromkeys(ATTEMPTS, "PermissionError")
@@ -62,6 +63,7 @@ def _ptrace_scope() -> int:
 
 @needs_unprivileged
 @pytest.mark.skipif(_ptrace_scope() != 0, reason="Yama keeps neighbours out in any case here")
+@pytest.mark.threat("K16")
 def test_the_setting_lets_debuggers_in() -> None:
     assert attacked("1")["training"] == dict.fromkeys(ATTEMPTS, "reached")
 
@@ -98,6 +100,7 @@ def leaves_core(debuggers: str, folder: Path) -> bool:
     return os.WCOREDUMP(status)
 
 
+@pytest.mark.threat("K16")
 def test_a_process_that_holds_keys_leaves_no_core_file(tmp_path: Path) -> None:
     if not leaves_core("1", tmp_path):
         pytest.skip("this machine writes no core files")

@@ -11,6 +11,7 @@ from sealring.errors import ForkedProcess
 from tests.attacks.children import in_child
 
 
+@pytest.mark.threat("K21")
 def test_a_secret_in_a_forked_child() -> None:
     secret = _native.Secret.random(32)
     for use in (
@@ -28,6 +29,7 @@ def test_a_secret_in_a_forked_child() -> None:
     assert repr(secret) == "<Secret of 32 bytes>"
 
 
+@pytest.mark.threat("K22")
 def test_a_wiped_secret_never_seals() -> None:
     secret = _native.Secret.random(32)
     sealed = secret.seal(bytes(12), b"text", b"")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Final
 
+import pytest
+
 from tests.attacks.ring_writer import WRONG
 from tests.attacks.unprivileged import CHECKOUT
 
@@ -22,6 +24,7 @@ READS_BACK: Final = {
 }
 
 
+@pytest.mark.threat("R6")
 def test_a_byte_changed_in_the_ring_while_it_is_sealed_is_never_delivered() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attacks.ring_writer", str(SECONDS)],

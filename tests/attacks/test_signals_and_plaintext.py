@@ -52,6 +52,7 @@ def run(out: Path, first: int, later: Sequence[int], when: str) -> Any:
 
 
 @pytest.mark.parametrize("first", ENDING, ids=[one.name for one in ENDING])
+@pytest.mark.threat("V43")
 def test_every_signal_that_ends_a_process(first: signal.Signals, tmp_path: Path) -> None:
     done = run(tmp_path / "out", first, ENDING, "while it is written")
     assert list(tmp_path.iterdir()) == []
@@ -60,6 +61,7 @@ def test_every_signal_that_ends_a_process(first: signal.Signals, tmp_path: Path)
 
 
 @pytest.mark.parametrize("when", ["when it is finished", "after an error"])
+@pytest.mark.threat("V43")
 def test_signals_while_it_is_removed(when: str, tmp_path: Path) -> None:
     """They end the process afterwards."""
     done = run(tmp_path / "out", 0, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], when)

@@ -17,6 +17,7 @@ from tests.core.links.test_mesh import assert_linked
 from tests.core.links.worlds import world
 
 
+@pytest.mark.threat("S7")
 def test_a_group_forms_among_thousands_of_silent_and_slow_strangers() -> None:
     """All of them, and all workers, have one source address."""
     with world(4, timeout=60.0) as mesh:
@@ -51,6 +52,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
             met = condition()
 
 
+@pytest.mark.threat("S8")
 def test_strangers_that_use_up_the_descriptors_give_them_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

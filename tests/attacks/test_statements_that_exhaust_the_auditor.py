@@ -68,6 +68,7 @@ def overlapping(world: int, count: int) -> MadeRun:
 
 
 @pytest.mark.parametrize("world", [1024, MAX_WORLD])
+@pytest.mark.threat("A8")
 def test_150_overlapping_ranges_of_one_worker(world: int, tmp_path: Path) -> None:
     """It took 4.2 GB at a world of 1,024, and ended with MemoryError at 4,096."""
     result, most = audited(overlapping(world, 150), tmp_path / "run")
@@ -78,6 +79,7 @@ def test_150_overlapping_ranges_of_one_worker(world: int, tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.threat("A8")
 def test_a_certificate_without_a_world_does_not_say_how_large_it_is(tmp_path: Path) -> None:
     """The other ranks' certificates do."""
     made = MadeRun(world=4, count=1)
@@ -111,6 +113,7 @@ def test_absent_ranks_are_named_as_ranges(tmp_path: Path) -> None:
     assert [one.parties for one in of(result, Fault.GAP)] == [(f"ranks 1 to {MAX_WORLD - 1}",)]
 
 
+@pytest.mark.threat("A8")
 def test_many_intervals_of_a_world_of_the_largest_size(tmp_path: Path) -> None:
     """Whether a group has all ranks was asked with a set of all ranks, for each statement."""
     made = MadeRun(world=1, count=60)
@@ -150,6 +153,7 @@ def chain_of(intervals: Iterable[Interval]) -> Records:
     )
 
 
+@pytest.mark.threat("A8")
 def test_two_numbers_of_a_chain_signed_many_times_are_not_compared_in_pairs() -> None:
     first, second = MadeRun(world=1, count=2).turns.values()
 
@@ -163,6 +167,7 @@ def test_two_numbers_of_a_chain_signed_many_times_are_not_compared_in_pairs() ->
     assert work(lambda: check_chains(signed(200))) < 3 * work(lambda: check_chains(signed(100)))
 
 
+@pytest.mark.threat("A8")
 def test_a_chain_that_goes_back_in_each_statement_is_gone_through_once() -> None:
     """Each statement read the checkpoint of the step that it begins with."""
 
@@ -177,6 +182,7 @@ def test_a_chain_that_goes_back_in_each_statement_is_gone_through_once() -> None
     assert work(lambda: check_data(twice)) < 3 * work(lambda: check_data(records))
 
 
+@pytest.mark.threat("A8")
 def test_ranges_with_gaps_between_them_are_not_all_named_for_each_gap() -> None:
     one = MadeRun(world=1, count=1).turns[0, 0]
 
@@ -232,6 +238,7 @@ def test_unnamed_checkpoints_of_later_steps_are_not_gone_through_each_time() -> 
     assert len(unrepeatable(chain)) == len(late)
 
 
+@pytest.mark.threat("A8")
 def test_very_many_findings_are_shown_in_part(tmp_path: Path) -> None:
     made = MadeRun(world=1, count=1)
     run = made.write(tmp_path / "run")
@@ -244,6 +251,7 @@ def test_very_many_findings_are_shown_in_part(tmp_path: Path) -> None:
     assert "And 200 more" in html
 
 
+@pytest.mark.threat("A8")
 def test_a_long_name_is_not_repeated_whole_in_each_finding(tmp_path: Path) -> None:
     made = MadeRun(world=1, count=1)
     long = "n" * 20_000

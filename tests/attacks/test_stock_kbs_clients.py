@@ -33,6 +33,7 @@ def place(tmp_path: Path) -> Place:
     return kbs(tmp_path, AMD.trust(), SNP)
 
 
+@pytest.mark.threat("B15")
 def test_a_nonce_and_its_evidence_are_sent_again(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -58,6 +59,7 @@ def client_at(broker: Running, guest: KbsClient, session: str) -> KbsClient:
     return guest
 
 
+@pytest.mark.threat("B15")
 def test_a_nonce_whose_evidence_failed_is_used_up(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -71,6 +73,7 @@ def test_a_nonce_whose_evidence_failed_is_used_up(place: Place) -> None:
 ADDITIONAL = {"additional_evidence": ""}
 
 
+@pytest.mark.threat("B15")
 def test_evidence_that_was_made_for_another_key(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -84,6 +87,7 @@ def test_evidence_that_was_made_for_another_key(place: Place) -> None:
         assert guest.refused(lambda: guest.fetch(PATH)) == NO_TOKEN
 
 
+@pytest.mark.threat("B15")
 def test_a_token_or_session_of_another_guest_fetches_nothing_that_opens(place: Place) -> None:
     with running(place) as broker:
         honest, thief = client(broker), client(broker)
@@ -96,6 +100,7 @@ def test_a_token_or_session_of_another_guest_fetches_nothing_that_opens(place: P
                 thief.fetch(PATH, token=token)
 
 
+@pytest.mark.threat("B15")
 def test_a_token_counts_and_not_the_cookie_beside_it(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -115,6 +120,7 @@ def test_a_token_counts_and_not_the_cookie_beside_it(place: Place) -> None:
             assert refused == NO_TOKEN
 
 
+@pytest.mark.threat("B15")
 def test_sessions_that_were_never_attested(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -125,6 +131,7 @@ def test_sessions_that_were_never_attested(place: Place) -> None:
             assert guest.refused(lambda: guest.fetch(PATH)) == NO_TOKEN
 
 
+@pytest.mark.threat("B14")
 def test_paths_that_lead_elsewhere(place: Place) -> None:
     put(place, "gpt/key/secret", b"not granted")
     with running(place) as broker:
@@ -141,6 +148,7 @@ def test_paths_that_lead_elsewhere(place: Place) -> None:
             assert guest.refused(lambda path=path: guest.ask("GET", path).good()) == NOWHERE
 
 
+@pytest.mark.threat("B16")
 def test_strangers_leave_nothing_in_the_store(place: Place) -> None:
     def keys() -> set[str]:
         with sqlite3.connect(place.database) as connection:
@@ -157,6 +165,7 @@ def test_strangers_leave_nothing_in_the_store(place: Place) -> None:
         assert len([key for key in keys() if key.startswith("guest/")]) == 1
 
 
+@pytest.mark.threat("B16")
 def test_a_guest_is_given_only_so_much_in_one_session(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +186,7 @@ def test_a_guest_is_given_only_so_much_in_one_session(
         assert len(entries(broker)) == 6 + 1 + 8
 
 
+@pytest.mark.threat("B15")
 def test_sessions_at_the_same_time_are_apart(place: Place) -> None:
     with running(place) as broker:
 
@@ -203,6 +213,7 @@ def attempt(guest: KbsClient, body: dict[str, Any]) -> str:
     return "attested"
 
 
+@pytest.mark.threat("B15")
 def test_a_session_ends_and_is_forgotten(place: Place) -> None:
     start = place.clock()
     now = [start]
@@ -220,6 +231,7 @@ def test_a_session_ends_and_is_forgotten(place: Place) -> None:
         assert guest.refused(lambda: guest.fetch(PATH)) == NO_TOKEN
 
 
+@pytest.mark.threat("B14")
 def test_a_revoked_machine_gets_nothing_more(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -237,6 +249,7 @@ def test_a_revoked_machine_gets_nothing_more(place: Place) -> None:
     assert (last["event"], last["error"]) == ("refused", "broker.worker_revoked")
 
 
+@pytest.mark.threat("B14")
 def test_a_guests_token_makes_no_worker(tmp_path: Path) -> None:
     """Neither a certificate, nor what only workers are granted."""
     workers = '[[resources]]\npath = "gpt/key/workers"\n'

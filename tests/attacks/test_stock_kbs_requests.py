@@ -28,6 +28,7 @@ def place(tmp_path: Path) -> Place:
     return kbs(tmp_path, AMD.trust(), SNP)
 
 
+@pytest.mark.threat("B16")
 def test_every_field_of_a_request_changed_in_turn(place: Place) -> None:
     with running(place, Limits(requests_per_second=1e6, burst=1 << 30)) as broker:
         guest = client(broker)
@@ -61,6 +62,7 @@ def test_every_field_of_a_request_changed_in_turn(place: Place) -> None:
             assert guest.refused(lambda data=data: guest.attest(data)) == MALFORMED
 
 
+@pytest.mark.threat("B16")
 def test_keys_and_algorithms_that_are_weak_or_wrong(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
@@ -92,6 +94,7 @@ def test_keys_and_algorithms_that_are_weak_or_wrong(place: Place) -> None:
             assert guest.refused(lambda body=body: guest.attest(body)) == MALFORMED, jwk
 
 
+@pytest.mark.threat("B16")
 def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
     """Python's bytes(n) is n zeros: a report's field that says 10**10 must not become them."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -118,6 +121,7 @@ def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
     assert grown < 256 << 10, f"{grown >> 10} MiB"
 
 
+@pytest.mark.threat("B16")
 def test_chains_that_are_long_are_not_followed(place: Place) -> None:
     """A search for each issuer among thousands of certificates would take seconds."""
 
@@ -138,6 +142,7 @@ def test_chains_that_are_long_are_not_followed(place: Place) -> None:
         assert guest.refused(guest.handshake) == malformed
 
 
+@pytest.mark.threat("B16")
 def test_requests_that_are_too_large(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)

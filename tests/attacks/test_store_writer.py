@@ -79,6 +79,7 @@ def certified_key(broker: Running, change: Callable[[], None]) -> bytes:
     return certified
 
 
+@pytest.mark.threat("B10")
 def test_a_key_written_into_a_row_is_not_certified(place: Place) -> None:
     thief = Ed25519PrivateKey.generate()
     with running(place) as broker:
@@ -129,6 +130,7 @@ def nothing_left_but_the_log(rows: Rows, earlier: Rows) -> dict[str, bytes | Non
         state_of_an_earlier_time, nothing_left_but_the_log,
     ],
 )  # fmt: skip
+@pytest.mark.threat("B10")
 def test_rows_changed_while_no_broker_runs(
     attack: Callable[[Rows, Rows], dict[str, bytes | None]], place: Place
 ) -> None:
@@ -146,6 +148,7 @@ def test_rows_changed_while_no_broker_runs(
 
 
 @pytest.mark.parametrize("older", ["copy", "empty"])
+@pytest.mark.threat("B11")
 def test_an_older_copy_of_the_whole_store_is_noticed(older: str, place: Place) -> None:
     kept = place.directory / "older.sqlite"
     with running(place) as broker:
@@ -178,6 +181,7 @@ def call(etcd: Cluster, verb: str, request: dict[str, Any]) -> Any:
 
 
 @needs_etcd
+@pytest.mark.threat("B10")
 def test_a_key_written_into_etcd_is_not_certified(etcd: Cluster, place: Place) -> None:
     from sealring.attest.broker.etcd import EtcdStore
 

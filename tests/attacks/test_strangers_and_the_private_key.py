@@ -16,6 +16,7 @@ from sealring.core.identity.kept_key import KeptKey
 from tests.core.links.worlds import ISSUER, world
 
 
+@pytest.mark.threat("J19")
 def test_openings_of_unknown_sessions_load_no_private_key(monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[int] = []
     plain = module.load_der_private_key  # type: ignore[attr-defined]
@@ -36,6 +37,7 @@ def test_openings_of_unknown_sessions_load_no_private_key(monkeypatch: pytest.Mo
         assert not loads
 
 
+@pytest.mark.threat("J19")
 def test_an_rsa_key_is_not_checked_anew_for_each_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,6 +73,7 @@ def strange_statement() -> bytes:
     )
 
 
+@pytest.mark.threat("L17")
 def test_a_certificate_of_version_8_is_refused_by_every_loader() -> None:
     """cryptography's InvalidVersion is no ValueError."""
     der = of_version_8(MadeRun(world=1, count=1).workers[0].certificate.public_bytes(Encoding.DER))
@@ -155,6 +156,7 @@ def own_statements(folder: RunFolder, world: int = 1) -> int:
 
 
 @pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.threat("L17")
 def test_training_goes_on_after_a_strangers_statement(
     plant: Plant, tmp_path: Path, strange_statement: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,6 +170,7 @@ def test_training_goes_on_after_a_strangers_statement(
     assert (logged(folder), own_statements(folder)) == (4, 4)
 
 
+@pytest.mark.threat("L14")
 def test_many_strangers_files_fill_neither_the_log_nor_the_terminal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -197,6 +200,7 @@ def test_many_strangers_files_fill_neither_the_log_nor_the_terminal(
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "A.dsse.json", "\u202ex.dsse.json", ".nfs0001"])
+@pytest.mark.threat("L17")
 def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Path) -> None:
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         for step in records.steps(3):
@@ -208,6 +212,7 @@ def test_training_goes_on_beside_a_file_that_no_run_has(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("plant", [a_statement, a_link, a_link_to_nothing, a_fifo, a_link_to_shm])
+@pytest.mark.threat("L14")
 def test_training_goes_on_where_a_stranger_took_the_name_of_the_folder_for_unfinished_files(
     plant: Plant, tmp_path: Path, strange_statement: bytes
 ) -> None:
@@ -222,6 +227,7 @@ def test_training_goes_on_where_a_stranger_took_the_name_of_the_folder_for_unfin
 
 
 @pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.threat("L17")
 def test_training_goes_on_where_a_stranger_took_the_name_of_the_next_statement(
     plant: Plant, tmp_path: Path, strange_statement: bytes
 ) -> None:
@@ -271,6 +277,7 @@ def test_a_second_worker_of_the_rank_still_ends_the_recording(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.threat("L17")
 def test_a_strangers_file_in_the_place_of_evidence_is_replaced(
     plant: Plant, tmp_path: Path, strange_statement: bytes
 ) -> None:
@@ -286,6 +293,7 @@ def test_a_strangers_file_in_the_place_of_evidence_is_replaced(
         assert folder.evidence(digest) == text
 
 
+@pytest.mark.threat("L17")
 def test_an_audit_goes_on_after_a_statement_with_a_certificate_of_version_8(
     tmp_path: Path, strange_statement: bytes
 ) -> None:

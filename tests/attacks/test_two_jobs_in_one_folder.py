@@ -51,6 +51,7 @@ def ask(folder: RunFolder, made: MadeRun, job: str | None = None) -> AuditResult
 @pytest.mark.parametrize(
     ("job", "run"), [("job2", RUN), ("job2", "run-2"), (JOB, "run-2"), (JOB, RUN + " ")]
 )
+@pytest.mark.threat("A5")
 def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) -> None:
     first = a_run()
     result = ask(mixed(first, a_run(first, job, run), tmp_path / "run"), first)
@@ -65,6 +66,7 @@ def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) ->
     }  # fmt: skip
 
 
+@pytest.mark.threat("A5")
 def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
     """Both sign with valid certificates of the job: every number of the chains is there twice."""
     first = a_run()
@@ -75,6 +77,7 @@ def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
     assert result.status is Status.REFUTED
 
 
+@pytest.mark.threat("A5")
 def test_the_ranks_of_a_larger_job_beside_those_of_a_smaller(tmp_path: Path) -> None:
     """Ranks 2 and 3 are of a second start, of four ranks: they are no ranks of the first."""
     first = a_run()
@@ -85,6 +88,7 @@ def test_the_ranks_of_a_larger_job_beside_those_of_a_smaller(tmp_path: Path) -> 
     assert {one.claim: one.said for one in result.answers}["ranks"] is Said.NO
 
 
+@pytest.mark.threat("A5")
 def test_the_owners_export_of_another_job(tmp_path: Path) -> None:
     """An owner's record names no run: the checkpoint that went into it tells."""
     first = a_run()
@@ -101,6 +105,7 @@ def test_the_owners_export_of_another_job(tmp_path: Path) -> None:
     assert "exported from something that no rank of this run wrote" in answer.text
 
 
+@pytest.mark.threat("A5")
 def test_a_workers_stage_of_another_job(tmp_path: Path) -> None:
     first = a_run()
     second = a_run(first, "job2")
@@ -129,6 +134,7 @@ def rewrite_head(found: RunFolder, **fields: str) -> None:
     head.write_text(json.dumps({**json.loads(head.read_text()), **fields}))
 
 
+@pytest.mark.threat("A7")
 def test_workers_of_another_job_do_not_pass_for_those_of_the_auditors(tmp_path: Path) -> None:
     made, found = wholly_of_another_job(tmp_path / "run")
     result = audit(found.path, replace(made.trust, job=JOB))
@@ -158,6 +164,7 @@ def signed_as(origin: str) -> MadeRun:
     return MadeRun(world=2, count=2, signer=Signer.generate(origin, Kind.NOTE))
 
 
+@pytest.mark.threat("A7")
 def test_a_recorded_runs_log_holds_no_other_run(tmp_path: Path) -> None:
     """The disk has the key of a run's log: it logs another run's records, and rewrites run.json."""
     made = signed_as("sealring.run/expected")
@@ -169,6 +176,7 @@ def test_a_recorded_runs_log_holds_no_other_run(tmp_path: Path) -> None:
     assert result.run == "expected"
 
 
+@pytest.mark.threat("A7")
 def test_a_name_that_was_changed_in_run_json_alone_is_named(tmp_path: Path) -> None:
     made = signed_as(f"sealring.run/{RUN}")
     found = made.write(tmp_path / "run")

@@ -70,6 +70,7 @@ class Relay:
             end.close()
 
 
+@pytest.mark.threat("J26")
 def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     store = DictStore()
     events: list[tuple[str, int, int, str]] = []

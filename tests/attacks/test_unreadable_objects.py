@@ -43,6 +43,7 @@ def vault(tmp_path: Path, key: keys.SymmetricKey) -> Vault:
     return made
 
 
+@pytest.mark.threat("V50")
 def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
     vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_file_that_cannot_be_read_is_named(
     assert [one.manifest.name for one in vault.newest()] == ["one", "two"]
 
 
+@pytest.mark.threat("V49")
 def test_a_symlink_in_the_place_of_all_objects(
     vault: Vault, key: keys.SymmetricKey, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
     )
 
 
+@pytest.mark.threat("V42")
 def test_a_manifest_with_anothers_name_or_version(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
 @pytest.mark.parametrize(
     "lacking", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE]
 )
+@pytest.mark.threat("V28")
 def test_a_process_that_lacks_something_is_not_given_an_older_version(
     lacking: int, vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:

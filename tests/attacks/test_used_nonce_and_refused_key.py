@@ -42,6 +42,7 @@ def attest(broker: Running, worker: Worker, body: bytes) -> None:
     asyncio.run(act())
 
 
+@pytest.mark.threat("B1")
 def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> None:
     kept: list[tuple[Worker, bytes]] = []
 
@@ -70,6 +71,7 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
         attest(broker, worker, body)
 
 
+@pytest.mark.threat("B14")
 def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
     place.write_policy('[[resources]]\npath = "data/key/granted"\n')
     with running(place) as broker:

@@ -37,6 +37,7 @@ def test_plans_know_every_fault() -> None:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.threat("W14")
 def test_engines_in_one_process(tmp_path: Path) -> None:
     chaos = Chaos(SEED, tmp_path)
     chaos.local(LOCAL_S)
@@ -55,6 +56,7 @@ def test_light_workers_whose_links_are_made_in_the_traffic(tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.threat("W14")
 def test_worker_processes(tmp_path: Path) -> None:
     chaos = Chaos(SEED, tmp_path)
     chaos.processes(PROCESSES_S)

@@ -120,6 +120,7 @@ dist.init_process_group()
 """
 
 
+@pytest.mark.threat("J28")
 def test_a_worker_notices_by_itself_that_its_certificate_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_witness_has_its_verifier_key_beside_its_key(tmp_path: Path) -> None:
     assert not key.exists()
 
 
+@pytest.mark.threat("L1")
 def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path: Path) -> None:
     folder, vkey = log
     run("append", folder, "--lines", tmp_path / "lines")
@@ -179,6 +180,7 @@ def test_a_second_log_does_not_replace_the_first(log: tuple[Path, str]) -> None:
         run("init", folder, "--log", "example.com/run")
 
 
+@pytest.mark.threat("A14")
 def test_an_origin_does_not_steer_the_terminal(tmp_path: Path) -> None:
     shown = run("init", tmp_path / "odd", "--log", "example.com/\u202e\x9b31m\x7f")
     shown += run("log", tmp_path / "odd", "--policy", (tmp_path / "odd.vkey").read_text().strip())

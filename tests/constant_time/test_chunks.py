@@ -71,6 +71,7 @@ def test_a_chunk_opens_at_any_address(ptx: str) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 100, 129, 130, 145])
+@pytest.mark.threat("V3")
 def test_a_forged_chunk_leaves_nothing(ptx: str, at: int) -> None:
     forged = bytearray(sealed(130))
     forged[at] ^= 1

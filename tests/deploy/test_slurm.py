@@ -67,6 +67,7 @@ def sealed_result(rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.threat("S1")
 def test_a_job_with_a_secret_is_sealed_and_slurm_never_learns_the_secret(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def slurm_files(cluster: Cluster) -> Iterator[Path]:
             yield from (file for file in files if file.is_file())
 
 
+@pytest.mark.threat("S2")
 def test_a_job_with_certificates_is_sealed_and_its_keys_stay_on_their_machines(
     cluster: Cluster, tmp_path: Path
 ) -> None:

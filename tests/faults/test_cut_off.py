@@ -125,6 +125,7 @@ def cut_off(rank: int, world: int, wire: Wire, how: str, idle: bool, folder: Pat
 
 @pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
 @pytest.mark.parametrize("how", ["cut_link", "drop_packets"])
+@pytest.mark.threat("F4")
 def test_a_rank_that_is_cut_off_is_named_within_the_timeout(
     wire: Wire, own_workers: Workers, how: str, idle: bool, tmp_path: Path
 ) -> None:

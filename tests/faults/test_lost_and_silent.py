@@ -73,6 +73,7 @@ def dies(rank: int, world: int, idle: bool) -> str:
 
 @both_transports
 @pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
+@pytest.mark.threat("F3")
 def test_a_killed_rank_is_lost_to_every_other(
     expendable: Expendable, transport: str, idle: bool
 ) -> None:
@@ -112,6 +113,7 @@ def stops(rank: int, world: int, idle: bool) -> str:
 
 @both_transports
 @pytest.mark.parametrize("idle", [False, True], ids=["in-a-collective", "while-idle"])
+@pytest.mark.threat("F4")
 def test_a_stopped_rank_is_silent_to_every_other(
     workers: Workers, transport: str, idle: bool
 ) -> None:
@@ -133,6 +135,7 @@ def is_slow(rank: int, world: int, seconds: float) -> str:
     return "done"
 
 
+@pytest.mark.threat("F4")
 def test_a_rank_slower_than_the_timeout_is_silent_and_is_told_so(workers: Workers) -> None:
     results = workers.run(is_slow, 3.0, world=3, errors=True)
     for rank in (0, 2):

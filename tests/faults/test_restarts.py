@@ -106,6 +106,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> s
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.threat("F7")
 def test_a_killed_worker_comes_back_and_training_ends_at_the_same_loss(
     tmp_path: Path, undisturbed: str, nodes: int
 ) -> None:

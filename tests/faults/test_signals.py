@@ -108,6 +108,7 @@ def interrupted(rank: int, world: int, how: str, number: int) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
+@pytest.mark.threat("F5")
 def test_a_signal_ends_what_waits_and_the_others_are_told(
     workers: Workers, how: str, number: int, transport: str
 ) -> None:
@@ -156,6 +157,7 @@ def marked(mark: str) -> list[int]:
     [(signal.SIGINT, "backward", 130), (signal.SIGTERM, "collective", 143)],
     ids=["SIGINT", "SIGTERM"],
 )
+@pytest.mark.threat("F5")
 def test_a_signal_ends_a_job_and_nothing_is_left(
     tmp_path: Path, number: signal.Signals, how: str, status: int
 ) -> None:

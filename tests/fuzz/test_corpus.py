@@ -28,6 +28,7 @@ def test_every_target_has_a_corpus_and_a_harness() -> None:
 @pytest.mark.parametrize(
     ("target", "path"), ENTRIES, ids=[f"{target}-{path.name}" for target, path in ENTRIES]
 )
+@pytest.mark.threat("W13", "T2")
 def test_entry_and_mutations(target: str, path: Path) -> None:
     check, entry = TARGETS[target], path.read_bytes()
     others = [other.read_bytes() for other in sorted(path.parent.iterdir())]

@@ -99,6 +99,7 @@ def all_refused(rank: int, mode: str, first: bool) -> tuple[list[str], float]:
 
 @pytest.mark.parametrize("wait", ["stream", "host"])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.threat("C17")
 def test_a_captured_call_would_not_be_replayed_so_it_is_refused(mode: str, wait: str) -> None:
     assert in_group(all_refused, "auto", wait, mode, False) == [([], 30.0)] * 2
 
@@ -119,6 +120,7 @@ def wait_in_a_capture(rank: int, mode: str) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.threat("C17")
 def test_a_graph_that_waits_for_an_earlier_call(mode: str) -> None:
     """The wait of a replay would wait for nothing."""
     found = in_group(wait_in_a_capture, "auto", "stream", mode)
@@ -166,6 +168,7 @@ def compiled(rank: int, kind: str) -> list[Any]:
 
 @pytest.mark.parametrize("wait", ["stream", "host"])
 @pytest.mark.parametrize("kind", ["functional", "rewritten"])
+@pytest.mark.threat("C17")
 def test_compiled_with_graphs_a_collective_is_right_or_refused(kind: str, wait: str) -> None:
     """torch's own check may find memory of a call under way first. It rewrites dist.all_reduce."""
     for found in in_group(compiled, "auto", wait, kind):
@@ -186,6 +189,7 @@ def test_compiled_with_graphs_a_group_method_breaks_the_graph_and_is_right() -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.threat("C17")
 def test_a_replayed_park_would_seal_under_the_same_nonces(mode: str) -> None:
     parking, data = Parking("cuda"), torch.arange(100_000, device="cuda", dtype=torch.float32)
     parked = parking.park(data)
@@ -207,6 +211,7 @@ def test_saved_tensors_are_not_parked_by_a_graph() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.threat("C17")
 def test_the_launch_of_a_kernel_that_seals_asks_for_itself(mode: str) -> None:
     """Whatever calls it: the kernel's argument has the nonce."""
     device = torch.device("cuda", 0)

@@ -65,6 +65,7 @@ def sizes(record_bytes: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("record_bytes", "parts"), [(65536, 1), (131072, 8), (1 << 20, 1)])
+@pytest.mark.threat("C12")
 def test_tags_do_not_depend_on_what_others_write_into_the_output(
     record_bytes: int, parts: int
 ) -> None:
@@ -204,6 +205,7 @@ def nan_bytes(array: Any, dtype: DType) -> Any:
     return np.repeat(nan, dtype.itemsize)
 
 
+@pytest.mark.threat("C1")
 def test_every_changed_bit_is_seen_and_nothing_is_written() -> None:
     record_bytes, size = 65536, 70001
     plain = os.urandom(size)
@@ -228,6 +230,7 @@ def test_every_changed_bit_is_seen_and_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("change", ["context", "count", "segment", "key", "total"])
+@pytest.mark.threat("C14")
 def test_a_record_opens_only_as_what_it_was_sealed_as(change: str) -> None:
     from dataclasses import replace
 
@@ -248,6 +251,7 @@ def test_a_record_opens_only_as_what_it_was_sealed_as(change: str) -> None:
     assert bool((result == 0xAA).all())
 
 
+@pytest.mark.threat("C2")
 def test_a_forged_record_is_not_sent_on() -> None:
     plain = torch.randn(2048, device=device())
     wire, further = wire_for(8192, 4096), wire_for(8192, 4096)

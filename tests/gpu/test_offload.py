@@ -27,6 +27,7 @@ def test_a_tensor_comes_back(shape: tuple[int, ...], dtype: torch.dtype) -> None
         assert torch.equal(found, expected)
 
 
+@pytest.mark.threat("V4")
 def test_host_memory_has_no_plaintext() -> None:
     parking = Parking("cuda")
     tensor = torch.full((1 << 18,), 7, dtype=torch.uint8, device="cuda")
@@ -37,6 +38,7 @@ def test_host_memory_has_no_plaintext() -> None:
 
 
 @pytest.mark.parametrize("record", [0, 3, PART_RECORDS, 2 * PART_RECORDS + 1])
+@pytest.mark.threat("V4")
 def test_changed_host_memory_is_refused(record: int) -> None:
     """The error names the record within the tensor, in whatever part it travels."""
     parking = Parking("cuda")
@@ -59,6 +61,7 @@ def test_a_conjugate_comes_back() -> None:
     assert torch.equal(parking.fetch(parking.park(tensor)), tensor)
 
 
+@pytest.mark.threat("V4")
 def test_an_older_content_is_refused() -> None:
     parking = Parking("cuda")
     old = parking.park(torch.zeros(1 << 10, device="cuda"))

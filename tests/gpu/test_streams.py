@@ -320,6 +320,7 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
 
 
 @pytest.mark.parametrize("told", ["next call", "barrier", "backward", "destroy"])
+@pytest.mark.threat("C15")
 def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
     """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -362,6 +363,7 @@ def received_from_rank_1(data: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("call", [reduced_with_rank_1, received_from_rank_1])
 @pytest.mark.parametrize("wire", ["auto", "nccl"])
+@pytest.mark.threat("C8")
 def test_a_stream_that_waits_for_the_dead_is_let_go(call: Callable[..., None], wire: str) -> None:
     environment = environment_of(wire, **STREAMS_WAIT)
     assert dict(run_workers(2, left_alone, call, environment=environment))[0] == (True, 1)
@@ -388,6 +390,7 @@ def dies_on_the_way(rank: int, report: Report) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.threat("C7")
 def test_a_peer_that_dies_while_the_communicator_is_made() -> None:
     environment = environment_of("nccl", **STREAMS_WAIT)
     found = dict(run_workers(3, dies_on_the_way, environment=environment))

@@ -63,6 +63,7 @@ def test_rows_of_different_lengths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [56, 56 + 16384, 56 + 16400 + 5])
+@pytest.mark.threat("V3")
 def test_a_changed_chunk_is_named_and_nothing_of_its_batch_is_given_out(
     tmp_path: Path, at: int
 ) -> None:

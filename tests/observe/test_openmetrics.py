@@ -236,6 +236,7 @@ def test_connections_beyond_the_bound_are_closed_and_a_later_one_is_served() -> 
         pytest.fail("no connection was served after the silent ones had ended")
 
 
+@pytest.mark.threat("K12")
 def test_over_tls_only_clients_with_a_certificate_are_served(tmp_path: Path) -> None:
     (tmp_path / "stranger").mkdir()
     files, stranger = Files(tmp_path), Files(tmp_path / "stranger")
@@ -268,6 +269,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.7", "::"])
+@pytest.mark.threat("K12")
 def test_without_tls_only_this_machine_is_served(address: str) -> None:
     with pytest.raises(ConfigurationError, match="only over TLS"):
         Exporter((address, 0), bytes, None)

@@ -64,6 +64,7 @@ def test_an_answer_longer_than_a_sockets_buffer_arrives_whole(start: Start) -> N
     assert asked(start(answer)) == answer
 
 
+@pytest.mark.threat("K10")
 def test_a_reader_that_does_not_read_is_dropped_and_others_are_served(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def by_verdict(process: WatchedProcess, before: set[int]) -> dict[str, list[str]
     return found
 
 
+@pytest.mark.threat("G9")
 def test_a_plaintext_group_beside_a_sealed_one_is_shown(workers: Workers, tmp_path: Path) -> None:
     live = tmp_path / "live"
     workers.run(with_a_plaintext_group, world=2, env=environment(live))
@@ -139,6 +140,7 @@ def test_links_that_are_made_later_are_shown_as_sealed(tmp_path: Path) -> None:
     assert found[3] == [[to[2]], [to[0], to[1], to[2]]]
 
 
+@pytest.mark.threat("G9")
 def test_of_a_process_that_gives_no_status_nothing_is_claimed(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         (process,) = [

@@ -55,6 +55,7 @@ BEFORE = Answered(2, 5, [entry(ONE, 3), entry(TWO, 1)])
         Answered(3, 6, [entry(ONE, 2), entry(TWO, 9)]),
     ],
 )
+@pytest.mark.threat("V12")
 def test_an_older_answer_is_refused_also_when_the_vault_is_opened_again(
     broker: Broker, older: Answered
 ) -> None:
@@ -73,6 +74,7 @@ def test_an_older_answer_is_refused_also_when_the_vault_is_opened_again(
     assert ledger.entries()[ONE] == Entry(ONE, 4, "b" * 64)
 
 
+@pytest.mark.threat("V12")
 def test_an_older_answer_to_a_record_is_refused(broker: Broker) -> None:
     told = Entry(ONE, 4, "b" * 64)
     broker.answers = [

@@ -135,6 +135,7 @@ def test_what_was_saved_is_loaded(vault: Vault, helper: bool) -> None:
     assert same(load(vault, version=1), state(1))
 
 
+@pytest.mark.threat("V44")
 def test_a_checkpoint_shows_nothing_on_the_disk(vault: Vault) -> None:
     before = state(3)
     save(vault, 3)
@@ -215,6 +216,7 @@ def test_a_rotation_in_the_middle_of_a_save(
 
 @pytest.mark.parametrize("step", ["write_data", "finish"])
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
+@pytest.mark.threat("V25")
 def test_a_new_key_in_the_middle_of_a_save(
     step: str, change: str, vault: Vault, key: Path, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -286,6 +288,7 @@ class Runs:
         return os.system, ("echo owned > owned",)
 
 
+@pytest.mark.threat("P9")
 def test_a_pickle_that_runs_code_is_neither_saved_nor_loaded(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +310,7 @@ def test_a_pickle_that_runs_code_is_neither_saved_nor_loaded(
     assert not (tmp_path / "owned").exists()
 
 
+@pytest.mark.threat("P1")
 def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
     for seed in (1, 2):
         save(vault, seed)
@@ -330,6 +334,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault) -> None:
     assert same(load(vault), state(2))
 
 
+@pytest.mark.threat("V11")
 def test_an_older_checkpoint_put_back_is_seen(vault: Vault) -> None:
     for seed in (1, 2):
         save(vault, seed)
@@ -360,6 +365,7 @@ def test_the_error_of_a_missing_checkpoint(vault: Vault) -> None:
     refused(lambda: load(vault), NoSuchObject, "'run' is not in")
 
 
+@pytest.mark.threat("P2")
 def test_a_manifest_by_a_worker_of_another_authority(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +376,7 @@ def test_a_manifest_by_a_worker_of_another_authority(
     refused(lambda: load(vault), UnadmittedSigner, "handshake.unknown_authority")
 
 
+@pytest.mark.threat("P2")
 def test_a_manifest_of_another_job(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_JOB", "other")
     save(vault)
@@ -392,6 +399,7 @@ def change_statement(signed: dict[str, Any], old: str, new: str) -> None:
     signed["statement"] = signed["statement"].replace(old, new)
 
 
+@pytest.mark.threat("P2")
 def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None:
     for seed in (1, 2):
         save(vault, seed)
@@ -423,6 +431,7 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
     assert same(load(vault), state(2))
 
 
+@pytest.mark.threat("P2")
 def test_a_signature_outside_the_certificates_dates() -> None:
     credentials = signing.credentials_of(0, 1)
     late = signing.sign(credentials, 1, {"time": "2199-01-01T00:00:00+00:00"})
@@ -448,6 +457,7 @@ def test_planners_that_reuse_plans_are_refused(vault: Vault) -> None:
     assert same(load(vault), state(1))
 
 
+@pytest.mark.threat("P13")
 def test_a_writer_does_not_travel(vault: Vault) -> None:
     import pickle
 
@@ -457,6 +467,7 @@ def test_a_writer_does_not_travel(vault: Vault) -> None:
         pickle.dumps(CheckpointReader(vault, "run"))
 
 
+@pytest.mark.threat("V40")
 def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +487,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_stays(
     assert same(load(vault), state(3))
 
 
+@pytest.mark.threat("V40")
 def test_killed_at_every_step_of_a_save_the_one_before_is_whole(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:

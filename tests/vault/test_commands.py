@@ -76,6 +76,7 @@ def test_verify_names_what_is_not_authentic(sh: Shell) -> None:
     assert sh.status == 2
 
 
+@pytest.mark.threat("V10")
 def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
     """The manifest lists a part's commitment to its key, so a changed salt is no wrong key."""
     sh("seal", "v", "f")
@@ -260,6 +261,7 @@ def test_people_stay_granted_by_their_public_keys(sh: Shell) -> None:
 @pytest.mark.parametrize(
     "verb", [["revoke", "v", "two"], ["rotate", "v", "--keys-only"], ["rotate", "v"]]
 )
+@pytest.mark.threat("V19")
 def test_dropped_grants_are_named_also_if_an_object_does_not_open(
     verb: list[str], sh: Shell
 ) -> None:
@@ -314,6 +316,7 @@ def test_a_command_in_a_pipe_writes_no_empty_lines(sh: Shell) -> None:
 
 
 @pytest.mark.parametrize("kind", ["\x1b[2J", "k" * 101])
+@pytest.mark.threat("V38")
 def test_a_kind_that_cannot_be_printed(kind: str, sh: Shell) -> None:
     """Of a vault that somebody else made; it reached the terminal as it was."""
     vault = Vault.open("v", keys.key_file(Path("k")))

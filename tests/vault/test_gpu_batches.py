@@ -95,6 +95,7 @@ def test_batches_before_one_that_cannot_be_read_are_given_out(tmp_path: Path) ->
             next(found)
 
 
+@pytest.mark.threat("V3")
 def test_batches_behind_a_changed_one_are_not_given_out(tmp_path: Path) -> None:
     with sealed_parts(tmp_path, [bytes(3 * CHUNK_BYTES)]) as files:
         with (tmp_path / "0.sealed").open("r+b") as file:

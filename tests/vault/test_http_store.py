@@ -66,6 +66,7 @@ def test_a_checkpoint_is_loaded(server: HttpStore, key: Path) -> None:
     "fault",
     ["503", "403", "401", "429", "200 without a length", "lost", "204", "300", "302", "304"],
 )
+@pytest.mark.threat("V27")
 def test_an_outage_yields_no_older_version(
     fault: str, name: str, ledger: str, server: HttpStore, key: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_an_outage_yields_no_older_version(
     assert loaded(server, key) == 2
 
 
+@pytest.mark.threat("V27")
 def test_a_question_whose_second_attempt_fails(server: HttpStore, key: Path) -> None:
     """The client asks with HEAD and then with GET: the last answer decides."""
     statuses = {"HEAD": 404, "GET": 503}
@@ -98,6 +100,7 @@ def test_a_question_whose_second_attempt_fails(server: HttpStore, key: Path) -> 
     assert loaded(server, key) == 1
 
 
+@pytest.mark.threat("V27")
 def test_a_server_that_is_down_has_no_word_on_the_vault(server: HttpStore, key: Path) -> None:
     """It was told that `sealring vault init` makes one."""
     server.answer = lambda method, path: Answer(503)
@@ -122,6 +125,7 @@ def test_what_a_server_says_is_gone_is_gone(status: int, server: HttpStore, key:
 
 
 @pytest.mark.parametrize("url", ["gs://b/v", "sftp://h/v", "simplecache::http://h/v", "zip://v"])
+@pytest.mark.threat("V27")
 def test_a_kind_of_store_that_cannot_tell_failure_from_absence(url: str, key: Path) -> None:
     with pytest.raises(Unsupported, match="may call a file absent that it could not read"):
         Vault.open(url, keys.key_file(key))
@@ -138,6 +142,7 @@ def test_a_kind_of_store_that_cannot_tell_failure_from_absence(url: str, key: Pa
         "s3://me:hunter2@bucket/vault",
     ],
 )
+@pytest.mark.threat("V30")
 def test_a_password_in_a_url_is_neither_shown_nor_recorded(
     url: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +175,7 @@ TRICKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.threat("V32")
 def test_names_in_a_listing_that_lead_elsewhere(server: HttpStore, key: Path) -> None:
     """Only names of the vault's own form are used, and only below the vault's folder."""
 
@@ -189,6 +195,7 @@ def test_names_in_a_listing_that_lead_elsewhere(server: HttpStore, key: Path) ->
 
 
 @pytest.mark.parametrize("body", [b"<a" + b" " * 100_000, b"<a href" * 100_000, b"href=" * 100_000])
+@pytest.mark.threat("V33")
 def test_a_listing_that_takes_hours_to_read(body: bytes, server: HttpStore, key: Path) -> None:
     """fsspec looks for links with an expression whose time grows with the third power."""
     pages = {"/vault/objects/": body}
@@ -197,6 +204,7 @@ def test_a_listing_that_takes_hours_to_read(body: bytes, server: HttpStore, key:
 
 
 @pytest.mark.parametrize("name", ["vault.json", "objects/", "manifest", "rank-00000"])
+@pytest.mark.threat("V27")
 def test_an_answer_without_an_end(
     name: str, server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +223,7 @@ def test_an_answer_without_an_end(
 
 
 @pytest.mark.parametrize("name", ["vault.json", "/", "manifest", "rank-00000"])
+@pytest.mark.threat("V33")
 def test_a_byte_a_second(
     name: str, server: HttpStore, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +242,7 @@ def test_a_byte_a_second(
 
 @pytest.mark.parametrize("length", [0, 1, 10_000, -1])
 @pytest.mark.parametrize("name", ["vault.json", "key.json", "manifest", "rank-00000"])
+@pytest.mark.threat("V27")
 def test_a_length_that_is_not_the_files(
     name: str, length: int, server: HttpStore, key: Path
 ) -> None:
@@ -256,6 +266,7 @@ def test_a_length_that_is_not_the_files(
     assert type(found) is error
 
 
+@pytest.mark.threat("V27")
 def test_a_file_that_changes_between_two_ranges(server: HttpStore, key: Path) -> None:
     """With another ETag and the same length: the older version's part behind the newer's start."""
     older, newer = (

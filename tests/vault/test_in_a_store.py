@@ -87,6 +87,7 @@ def test_a_bucket_is_not_made(s3: str, key: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "s3"])
+@pytest.mark.threat("V10")
 def test_parts_that_are_missing_cut_exchanged_or_changed(
     kind: str, request: pytest.FixtureRequest, key: Path
 ) -> None:
@@ -124,6 +125,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("half", [False, True])
+@pytest.mark.threat("V40")
 def test_killed_at_every_step_of_a_save_the_one_before_is_whole(
     half: bool, in_memory: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def test_what_killed_saves_have_left_is_removed_when_a_later_one_is_complete(
     assert same(load(in_memory), state(2))
 
 
+@pytest.mark.threat("V25")
 def test_a_new_key_while_a_save_commits(
     in_memory: Vault, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_store_that_fails_while_it_is_read(
     refused(lambda: load(in_memory), StoreFailed, "the network is down")
 
 
+@pytest.mark.threat("V27")
 def test_a_store_that_answers_with_more_than_it_was_asked_for(
     in_memory: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:

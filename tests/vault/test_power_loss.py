@@ -43,6 +43,7 @@ def save_again(vault: Vault) -> None:
     ],
     ids=["save", "seal", "rekey", "rotate"],
 )
+@pytest.mark.threat("V26")
 def test_a_power_cut_after_each_sync(
     action: Callable[[Vault], None], vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_the_disk_of_this_test_loses_what_was_not_synced(tmp_path: Path) -> None
     ],
     ids=["key file", "identity", "public", "private"],
 )
+@pytest.mark.threat("V26")
 def test_a_key_that_was_written_is_there_after_a_power_cut(
     write: Callable[[Path], object], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ def seal(vault: Vault, content: str, name: str = "data") -> int:
     return trees.seal_path(vault, source.local, name, None, lambda _: None)
 
 
+@pytest.mark.threat("V11")
 def test_an_object_is_gone_and_can_be_sealed_anew(vault: Vault, key: Path) -> None:
     for content in ("one", "two"):
         seal(vault, content)

@@ -102,6 +102,7 @@ def goes_on(rank: int, world: int, folder: str) -> list[float]:
 @pytest.mark.parametrize(
     ("helper", "background"), [(False, False), (True, True)], ids=["here", "background"]
 )
+@pytest.mark.threat("V36")
 def test_the_checkpoint_before_is_whole_and_the_next_is_saved(
     revoked: int, helper: bool, background: bool, workers: Workers, tmp_path: Path
 ) -> None:

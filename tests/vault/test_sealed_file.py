@@ -64,6 +64,7 @@ def opened(sealed: bytes, **others: object) -> bytes:
 
 @pytest.mark.parametrize("suite", [AES, CHACHA])
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.threat("V6")
 def test_what_the_native_core_seals_opens_elsewhere(size: int, suite: str, tmp_path: Path) -> None:
     plain = data(size)
     sealed = seal(tmp_path / "f", [plain], suite)
@@ -75,6 +76,7 @@ def test_what_the_native_core_seals_opens_elsewhere(size: int, suite: str, tmp_p
 
 @pytest.mark.parametrize("suite", [AES, CHACHA])
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.threat("V6")
 def test_what_others_seal_opens_here(size: int, suite: str) -> None:
     plain = data(size)
     assert opened(slow.seal(KEY, suite, b"s" * 24, CONTEXT, plain), suite=suite) == plain
@@ -174,6 +176,7 @@ def test_boxes_that_do_not_fit_are_refused(box: tuple[bytearray, int, int, objec
 
 
 @pytest.mark.parametrize("suite", [AES, CHACHA])
+@pytest.mark.threat("V1")
 def test_every_byte_flipped_is_refused(suite: str) -> None:
     sealed = slow.seal(KEY, suite, b"s" * 24, CONTEXT, data(300))
     for at in range(len(sealed)):
@@ -183,6 +186,7 @@ def test_every_byte_flipped_is_refused(suite: str) -> None:
             opened(bytes(changed), suite=suite)
 
 
+@pytest.mark.threat("V1")
 def test_a_flip_in_any_chunk_is_refused_when_that_chunk_is_read() -> None:
     plain = data(4 * CHUNK + 10)
     sealed = slow.seal(KEY, AES, b"s" * 24, CONTEXT, plain)
@@ -207,6 +211,7 @@ def test_a_flip_in_any_chunk_is_refused_when_that_chunk_is_read() -> None:
         assert other == plain[4 * CHUNK :]
 
 
+@pytest.mark.threat("V2")
 def test_every_truncation_is_refused() -> None:
     sealed = slow.seal(KEY, AES, b"s" * 24, CONTEXT, data(300))
     for size in range(len(sealed)):
@@ -214,6 +219,7 @@ def test_every_truncation_is_refused() -> None:
             opened(sealed[:size])
 
 
+@pytest.mark.threat("V2")
 def test_truncation_and_extension_at_chunks_are_refused_before_anything_is_read() -> None:
     sealed = slow.seal(KEY, AES, b"s" * 24, CONTEXT, data(2 * CHUNK + 8))
     for cut in (HEADER + CHUNK + TAG, HEADER + 2 * (CHUNK + TAG), HEADER):
@@ -224,6 +230,7 @@ def test_truncation_and_extension_at_chunks_are_refused_before_anything_is_read(
             reader_of(sealed + more)
 
 
+@pytest.mark.threat("V1")
 def test_swapped_chunks_are_refused() -> None:
     sealed = slow.seal(KEY, AES, b"s" * 24, CONTEXT, data(2 * CHUNK))
     first, second = HEADER + CHUNK + TAG, HEADER + 2 * (CHUNK + TAG)
@@ -237,6 +244,7 @@ def test_swapped_chunks_are_refused() -> None:
     [{"key": KEY[::-1]}, {"context": CONTEXT + b"x"}, {"context": b""}, {"suite": CHACHA}],
     ids=["key", "context", "no context", "suite"],
 )
+@pytest.mark.threat("V1")
 def test_another_key_context_or_suite_opens_nothing(others: dict[str, object]) -> None:
     with pytest.raises(WrongKey):
         opened(slow.seal(KEY, AES, b"s" * 24, CONTEXT, b"plain"), **others)
@@ -248,6 +256,7 @@ def test_keys_of_another_length_are_refused(key: bytes) -> None:
         reader_of(bytes(100), key)
 
 
+@pytest.mark.threat("V2")
 def test_a_file_that_becomes_shorter_while_it_is_read(tmp_path: Path) -> None:
     seal(tmp_path / "f", [data(10 * CHUNK)])
     file = os.open(tmp_path / "f", os.O_RDWR)
@@ -300,6 +309,7 @@ def test_an_error_of_the_source_reaches_the_caller_from_every_thread() -> None:
         reader.read_into(0, bytearray(reader.length))
 
 
+@pytest.mark.threat("P21")
 def test_a_forked_child_can_use_neither_end(tmp_path: Path) -> None:
     sealed = seal(tmp_path / "f", [data(CHUNK)])
     reader = reader_of(sealed)

@@ -119,6 +119,7 @@ def save_in_background(rank: int, world: int, folder: str, helper: bool) -> None
 
 
 @pytest.mark.parametrize("helper", [False, True])
+@pytest.mark.threat("P12")
 def test_saving_in_the_background(
     helper: bool, vault: Vault, workers: Workers, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def fail_on_one(rank: int, world: int, folder: str) -> list[tuple[int, str]]:
     return []
 
 
+@pytest.mark.threat("P11")
 def test_an_error_of_one_rank_reaches_all(vault: Vault, workers: Workers, tmp_path: Path) -> None:
     for failures in workers.run(fail_on_one, str(tmp_path), world=2):
         assert failures == [(1, "[Errno 28] no room")]
@@ -173,6 +175,7 @@ def load_tampered(rank: int, world: int, folder: str) -> list[tuple[int, str, st
     return []
 
 
+@pytest.mark.threat("P1")
 def test_a_changed_part_names_the_rank_that_wrote_it(
     vault: Vault, workers: Workers, tmp_path: Path
 ) -> None:
@@ -213,6 +216,7 @@ def save_twice(rank: int, world: int, folder: str) -> None:
         dist.barrier()
 
 
+@pytest.mark.threat("P6")
 def test_ranks_that_see_different_copies_of_the_vault(
     vault: Vault, workers: Workers, tmp_path: Path
 ) -> None:
@@ -223,6 +227,7 @@ def test_ranks_that_see_different_copies_of_the_vault(
         assert "rank 1 found version 1 of 'run', and rank 0 version 2" in failures[0][2]
 
 
+@pytest.mark.threat("P12")
 def test_torchs_own_helper_process_is_refused_by_name(
     vault: Vault, workers: Workers, tmp_path: Path
 ) -> None:

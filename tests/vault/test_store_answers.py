@@ -51,6 +51,7 @@ def between(
 
 
 @pytest.mark.parametrize("part", ["rank-00000", "rank-00000.digests"])
+@pytest.mark.threat("V31")
 def test_a_version_that_is_removed_while_it_is_read(
     part: str, in_memory: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_version_that_is_removed_while_it_is_read(
 
 
 @pytest.mark.parametrize("name", ["vault.json", "key.json", "manifest"])
+@pytest.mark.threat("V31")
 def test_a_small_file_that_is_removed_before_it_is_read(
     name: str, in_memory: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_small_file_that_is_removed_before_it_is_read(
     refused(lambda: load(in_memory), NotAVault, "cannot be read: No such file")
 
 
+@pytest.mark.threat("V31")
 def test_a_header_that_is_replaced_by_a_longer_one_before_it_is_read(
     in_memory: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +85,7 @@ def test_a_header_that_is_replaced_by_a_longer_one_before_it_is_read(
 
 
 @pytest.mark.parametrize("name", ["key.json", "manifest"])
+@pytest.mark.threat("V27")
 def test_an_answer_that_is_cut_hides_no_newer_checkpoint(
     name: str, in_memory: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +107,7 @@ def test_an_answer_that_is_cut_hides_no_newer_checkpoint(
     )
 
 
+@pytest.mark.threat("V27")
 def test_a_success_of_s3_without_the_file_hides_no_newer_checkpoint(
     stored: Vault, proxy: Proxy, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +141,7 @@ def test_empty_files_of_an_attacker_hide_no_genuine_version(
     assert same(load(Vault.open(URL, keys.key_file(key))), state(1))
 
 
+@pytest.mark.threat("V39")
 def test_a_store_that_says_of_every_number_that_it_is_taken(
     in_memory: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +169,7 @@ def test_a_store_that_does_not_say_which_condition_failed(stored: Vault, proxy: 
     assert stored.find("run").manifest.object_version == 3
 
 
+@pytest.mark.threat("V37")
 def test_a_manifest_that_the_store_takes_and_does_not_have(
     in_memory: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +228,7 @@ def test_a_bucket_that_is_gone_in_the_middle_of_a_save(
         ("PUT", "/key.json$"),
     ],
 )
+@pytest.mark.threat("V27")
 def test_an_answer_that_does_not_end(
     method: str, path: str, stored: Vault, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +248,7 @@ def test_an_answer_that_does_not_end(
     assert same(load(stored), state(1))
 
 
+@pytest.mark.threat("V32")
 def test_names_in_a_listing_of_s3_that_lead_elsewhere(stored: Vault, proxy: Proxy) -> None:
     """Only names of the vault's own form are used, below the vault's folder. NUL comes as %00."""
     save(stored, 1)

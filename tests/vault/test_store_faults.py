@@ -147,6 +147,7 @@ def once(fault: str, method: str, path: str) -> Fault:
 @pytest.mark.parametrize(
     "path", ["/taken$", "/key.json$", "/rank-00000$", "/rank-00000.digests$", "/manifest$"]
 )
+@pytest.mark.threat("V27")
 def test_a_put_whose_answer_is_lost(path: str, stored: Vault, proxy: Proxy) -> None:
     """The client repeats it, and finds what it has put itself."""
     save(stored, 1)
@@ -157,6 +158,7 @@ def test_a_put_whose_answer_is_lost(path: str, stored: Vault, proxy: Proxy) -> N
 
 
 @pytest.mark.parametrize("path", ["/key.json$", "/manifest$", "/rank-00000$", "list-type"])
+@pytest.mark.threat("V27")
 def test_a_body_that_is_cut_is_asked_for_again(path: str, stored: Vault, proxy: Proxy) -> None:
     save(stored, 1)
     proxy.fault = once("cut", "GET", path)
@@ -164,6 +166,7 @@ def test_a_body_that_is_cut_is_asked_for_again(path: str, stored: Vault, proxy: 
 
 
 @pytest.mark.parametrize("path", ["/taken$", "/key.json$", "/rank-00000$", "/manifest$"])
+@pytest.mark.threat("V27")
 def test_a_put_that_is_refused(path: str, stored: Vault, proxy: Proxy) -> None:
     save(stored, 1)
     proxy.fault = once("refused", "PUT", path)
@@ -184,6 +187,7 @@ def test_a_put_that_is_refused(path: str, stored: Vault, proxy: Proxy) -> None:
         (save, "PUT", "/manifest$"),
     ],
 )
+@pytest.mark.threat("V27")
 def test_a_server_that_says_nothing(
     action: Callable[[Vault], object], method: str, path: str,
     stored: Vault, proxy: Proxy, monkeypatch: pytest.MonkeyPatch,

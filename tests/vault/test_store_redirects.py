@@ -40,6 +40,7 @@ def attacker(tmp_path: Path) -> Iterator[HttpStore]:
 @pytest.mark.parametrize("header", ["Location", "URI"])
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("name", ["vault.json", "manifest", "rank-00000", "objects/"])
+@pytest.mark.threat("V29")
 def test_a_redirect_to_another_address_is_not_followed(
     name: str, status: int, header: str, server: HttpStore, attacker: HttpStore, key: Path
 ) -> None:
@@ -95,6 +96,7 @@ def certificate(folder: Path) -> ssl.SSLContext:
     return context
 
 
+@pytest.mark.threat("V29")
 def test_a_redirect_from_https_to_http_is_not_followed(
     server: HttpStore, key: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +134,7 @@ def in_the_place_of_s3(
 
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("region", [{}, {"x-amz-bucket-region": "eu-west-1"}])
+@pytest.mark.threat("V29")
 def test_s3_sends_no_token_to_another_address(
     region: dict[str, str],
     status: int,

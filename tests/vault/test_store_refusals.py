@@ -42,6 +42,7 @@ def refused_deletes(files: str) -> Answer:
     return answer
 
 
+@pytest.mark.threat("V34")
 def test_files_that_a_store_refuses_to_remove_are_told(
     stored: Vault, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def page(number: int, names: int, letters: int) -> bytes:
     ).encode()
 
 
+@pytest.mark.threat("V27")
 def test_a_listing_whose_pages_do_not_end(
     stored: Vault, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_listing_whose_pages_do_not_end(
     assert stored.find("data").manifest.object_version == 1
 
 
+@pytest.mark.threat("V35")
 def test_an_error_that_a_store_writes_steers_no_terminal(
     stored: Vault, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_request_that_is_interrupted_does_not_go_on(
 
 
 @pytest.mark.parametrize("lost", ["manifest", "00000000"])
+@pytest.mark.threat("V37")
 def test_a_store_that_does_not_keep_what_a_rotation_puts(
     lost: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +167,7 @@ def test_a_store_that_does_not_keep_what_a_rotation_puts(
 
 @pytest.mark.parametrize("left_out", ["objects", "versions", "copies"])
 @pytest.mark.parametrize("change", ["rotate", "rekey"])
+@pytest.mark.threat("V34")
 def test_a_key_change_while_a_listing_leaves_something_out(
     change: str, left_out: str, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

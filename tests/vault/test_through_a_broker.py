@@ -58,6 +58,7 @@ def granted(tmp_path: Path) -> tuple[Place, Vault]:
     return place, vault
 
 
+@pytest.mark.threat("V45")
 def test_the_vaults_key_is_released_to_admitted_workers(workers: Workers, tmp_path: Path) -> None:
     place, _ = granted(tmp_path)
     with running(place) as broker:
@@ -127,6 +128,7 @@ def rolls_back(rank: int, world: int, folder: str) -> list[str]:
         dist.destroy_process_group()
 
 
+@pytest.mark.threat("V11")
 def test_a_disk_that_is_put_back_whole_is_seen_by_the_brokers_ledger(
     workers: Workers, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_key_wrap_is_the_published_one() -> None:
         assert _native.unwrap_key(wrapping, wrong) is None
 
 
+@pytest.mark.threat("V44")
 def test_a_folder_comes_back_and_no_name_or_content_is_on_the_disk(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ def test_versions_of_a_name(vault: Vault, tmp_path: Path) -> None:
 # ---- grants --------------------------------------------------------------------------------------
 
 
+@pytest.mark.threat("V17")
 def test_each_kind_of_holder_opens_it_and_a_revoked_one_does_not(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_the_last_key_that_writes_is_not_revoked(vault: Vault, tmp_path: Path) -
         vault.revoke("owner")
 
 
+@pytest.mark.threat("V8")
 def test_a_person_reads_and_does_not_write(vault: Vault, tmp_path: Path) -> None:
     """Anyone can make a header that opens with a public key: data sealed there would be theirs."""
     person = keys.make_identity(tmp_path / "me")
@@ -177,6 +180,7 @@ def test_a_person_reads_and_does_not_write(vault: Vault, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+@pytest.mark.threat("V46")
 def test_a_key_file_that_others_can_read_is_refused(mode: int, key: Path) -> None:
     key.chmod(mode)
     with pytest.raises(BadCredential, match="chmod 600", check=coded("configuration.bad_key_file")):
@@ -249,6 +253,7 @@ def change_header(vault: Vault, change: dict[str, Any]) -> None:
     path.local.write_text(json.dumps(json.loads(path.local.read_text()) | change))
 
 
+@pytest.mark.threat("V7")
 def test_a_grant_that_an_attacker_adds(vault: Vault, key: Path, tmp_path: Path) -> None:
     """It would get the next key of the vault at the next rekey."""
     attacker = keys.make_identity(tmp_path / "attacker")
@@ -281,6 +286,7 @@ def test_a_grant_that_an_attacker_adds(vault: Vault, key: Path, tmp_path: Path) 
         ({"more": 1}, "vault.not_a_vault"),
     ],
 )
+@pytest.mark.threat("V7")
 def test_a_changed_header(change: dict[str, Any], code: str, vault: Vault, key: Path) -> None:
     change_header(vault, change)
     with pytest.raises(VaultError, check=coded(code)):
@@ -293,6 +299,7 @@ def test_a_header_that_is_no_json(vault: Vault, key: Path) -> None:
         reopened(vault, key)
 
 
+@pytest.mark.threat("V10")
 def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault, tmp_path: Path) -> None:
     seal(vault, a_file(tmp_path, b"first content"), "one")
     seal(vault, a_file(tmp_path, b"other content"), "two")
@@ -331,6 +338,7 @@ def test_parts_that_are_missing_cut_exchanged_or_changed(vault: Vault, tmp_path:
         trees.verify(vault.find("one"), nothing)
 
 
+@pytest.mark.threat("V10")
 def test_manifests_and_keys_that_are_anothers(vault: Vault, tmp_path: Path) -> None:
     seal(vault, a_file(tmp_path), "one")
     seal(vault, a_file(tmp_path), "two")
@@ -357,6 +365,7 @@ def test_a_later_manifest_is_refused_by_name(vault: Vault, tmp_path: Path) -> No
         vault.find("object")
 
 
+@pytest.mark.threat("V11")
 def test_an_older_vault_put_back_is_seen(vault: Vault, key: Path, tmp_path: Path) -> None:
     seal(vault, a_file(tmp_path))
     shutil.copytree((vault.path / "objects").local, tmp_path / "old")
@@ -373,6 +382,7 @@ def test_an_older_vault_put_back_is_seen(vault: Vault, key: Path, tmp_path: Path
         vault.find("object")
 
 
+@pytest.mark.threat("V11")
 def test_an_older_header_put_back_is_seen(vault: Vault, key: Path) -> None:
     before = (vault.path / "vault.json").local.read_bytes()
     vault.rekey()
@@ -383,6 +393,7 @@ def test_an_older_header_put_back_is_seen(vault: Vault, key: Path) -> None:
         reopened(vault, key)
 
 
+@pytest.mark.threat("V11")
 def test_a_ledger_elsewhere(vault: Vault, key: Path, tmp_path: Path,
                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     (tmp_path / "ledgers").mkdir()
@@ -451,6 +462,7 @@ def test_names_that_are_not_unicode_are_not_sealed(
     assert os.listdir(tmp_path / "out") == ["\n漢\x1b"]
 
 
+@pytest.mark.threat("V47")
 def test_links_and_devices_are_not_sealed(vault: Vault, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -469,6 +481,7 @@ def test_links_and_devices_are_not_sealed(vault: Vault, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", "a//b", "./a", "a\0b"])
+@pytest.mark.threat("V47")
 def test_paths_that_leave_the_output(path: str, vault: Vault, tmp_path: Path) -> None:
     copy = vault.new_version("object")
     part = copy.write_part("0", b"")
@@ -493,6 +506,7 @@ def test_an_output_that_is_there(vault: Vault, tmp_path: Path) -> None:
 # ---- rotation ------------------------------------------------------------------------------------
 
 
+@pytest.mark.threat("V17")
 def test_rotation_leaves_nothing_under_old_keys(vault: Vault, key: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         seal(vault, a_file(tmp_path, name.encode()), name)
@@ -575,6 +589,7 @@ def test_a_seal_that_is_interrupted_behind_its_commit(
 
 
 @pytest.mark.parametrize("what", ["rotate", "rekey", "seal"])
+@pytest.mark.threat("V26")
 def test_killed_at_every_step_the_vault_opens(
     what: str, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
@@ -609,6 +624,7 @@ def test_killed_at_every_step_the_vault_opens(
 
 
 @pytest.mark.parametrize("change", ["written", "exchanged", "removed", "added", "another"])
+@pytest.mark.threat("P17")
 def test_a_source_that_changes_while_it_is_sealed(
     change: str, vault: Vault, tmp_path: Path
 ) -> None:

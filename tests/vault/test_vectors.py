@@ -61,6 +61,7 @@ def test_the_files_are_those_that_the_program_makes() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.threat("V6")
 def test_each_vector_is_opened_or_refused_as_it_says(path: Path, tmp_path: Path) -> None:
     vector = read(path)
     sealed = tmp_path / "sealed"

@@ -92,6 +92,7 @@ def test_each_sample_comes_once_and_in_one_order(report: dict[str, Any]) -> None
     assert seen == report["order"]
 
 
+@pytest.mark.threat("V44")
 def test_no_plaintext_is_left_or_sent(report: dict[str, Any]) -> None:
     places = report["places"]
     assert {name: one["found"] for name, one in places.items()} == {
@@ -103,6 +104,7 @@ def test_no_plaintext_is_left_or_sent(report: dict[str, Any]) -> None:
     assert places["network"]["bytes"] > 1_000_000
 
 
+@pytest.mark.threat("V44")
 def test_the_search_finds_plaintext_where_there_is_some(report: dict[str, Any]) -> None:
     for name, (runs, left_out) in report["runs"].items():
         assert runs > 10 * left_out, name  # zeros, of weights that are not used

@@ -67,6 +67,7 @@ def test_a_log_that_is_whole() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.threat("B26")
 def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
     rows = written()
     rows[entry(number)] = rows[entry(number)].replace(b'"joined"', b'"gained"')
@@ -97,6 +98,7 @@ def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
         audit.check(View(written(), {}), stranger)
 
 
+@pytest.mark.threat("B26")
 def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
     rows = written()
     rows[entry(2)], rows[entry(3)] = rows[entry(3)], rows[entry(2)]
@@ -118,6 +120,7 @@ def test_entries_exchanged_or_added_and_the_end_cut_off() -> None:
         check(rows)
 
 
+@pytest.mark.threat("B26")
 def test_a_log_that_was_cut_or_rewritten_contradicts_a_checkpoint_seen_earlier() -> None:
     whole = check(written(4))
     assert whole.checkpoint is not None
@@ -145,6 +148,7 @@ def test_a_log_of_an_older_form_is_not_continued() -> None:
         change(rows, lambda view: audit.append(view, KEY, 0, "joined", {}))
 
 
+@pytest.mark.threat("B26")
 def test_the_store_does_not_let_it_be_changed(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store", bytes(32))
     store.submit(lambda view: audit.append(view, KEY, 0, "joined", {})).result()

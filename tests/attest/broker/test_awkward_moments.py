@@ -43,6 +43,7 @@ def comes_late(rank: int, world: int, late: int, seconds: float) -> float:
     return total.item()
 
 
+@pytest.mark.threat("B20")
 def test_a_worker_that_waits_for_longer_than_its_certificate_lives(
     workers: Workers, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def makes_a_group_without_an_answer(rank: int, world: int, flag: str) -> float:
     return total.item()
 
 
+@pytest.mark.threat("B20")
 def test_a_group_forms_while_the_broker_is_stopped(workers: Workers, tmp_path: Path) -> None:
     """Its timeout is shorter than the time for which a worker would wait for the broker."""
     flag = str(tmp_path / "flag")
@@ -129,6 +131,7 @@ def is_revoked_while_it_forms(rank: int, world: int, flag: str) -> str:
     return str(ended.value)
 
 
+@pytest.mark.threat("B19")
 def test_a_worker_that_is_revoked_while_its_group_forms_has_no_group(
     workers: Workers, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_worker_that_is_revoked_while_its_group_forms_has_no_group(
     assert "this worker was not renewed: broker.worker_revoked" in said
 
 
+@pytest.mark.threat("B19")
 def test_a_renewal_that_overtakes_the_question_who_is_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.threat("B6")
 def test_killed_between_any_two_steps_it_gives_no_rank_twice(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attest.broker.crashing", str(tmp_path)],

@@ -65,6 +65,7 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
         held.credentials(soon(1))
 
 
+@pytest.mark.threat("J16")
 def test_strangers_who_begin_many_handshakes_have_a_worker_load_its_key_once(
     tmp_path: Path,
 ) -> None:

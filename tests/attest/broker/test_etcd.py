@@ -26,6 +26,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @needs_etcd
+@pytest.mark.threat("B5")
 def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, place: Place) -> None:
     stores = [EtcdStore(etcd.url, place.keys.name, place.keys.store_key) for _ in range(2)]
     with running(place, store=stores[0]) as one, running(place, store=stores[1]) as other:
@@ -56,6 +57,7 @@ def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, pl
 
 
 @needs_etcd
+@pytest.mark.threat("B7")
 def test_joins_go_on_when_the_leader_is_killed(etcd: Cluster, place: Place) -> None:
     with running(place, store=EtcdStore(etcd.url, place.keys.name, place.keys.store_key)) as broker:
         key = Ed25519PrivateKey.generate()

@@ -97,6 +97,7 @@ def test_a_broker_joins_workers_over_tls_with_its_certificate(
 
 @needs_etcd
 @pytest.mark.parametrize("wrong", ["its certificate", "etcd's authority"])
+@pytest.mark.threat("B12")
 def test_a_stranger_on_either_side_is_refused(
     wrong: str, etcd: Cluster, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_stranger_on_either_side_is_refused(
 
 
 @pytest.mark.parametrize("members", ["etcd.example:2379", "127.0.0.1:2379,10.0.0.1:2379"])
+@pytest.mark.threat("B12")
 def test_another_machine_is_not_spoken_to_in_the_clear(members: str) -> None:
     with pytest.raises(ConfigurationError, match="in the clear"):
         EtcdStore(f"etcd://{members}", "name", bytes(32))

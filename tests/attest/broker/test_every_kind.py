@@ -195,6 +195,7 @@ def test_a_debug_guest_another_image_and_a_replay(tmp_path: Path) -> None:
                 broker.join(0)
 
 
+@pytest.mark.threat("B18")
 def test_a_revoked_machine_cannot_come_again_with_another_key_or_rank(tmp_path: Path) -> None:
     place = at(tmp_path, CASES["snp"])
     with running(place) as broker:

@@ -101,6 +101,7 @@ def refused(broker: Running, act: Callable[[Worker], Awaitable[Any]]) -> Sealrin
     return caught.value
 
 
+@pytest.mark.threat("B1")
 def test_a_nonce_is_good_once_even_for_its_own_worker(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         await worker.auth()
@@ -111,6 +112,7 @@ def test_a_nonce_is_good_once_even_for_its_own_worker(broker: Running) -> None:
     assert refused(broker, act).code == "broker.reused_nonce"
 
 
+@pytest.mark.threat("B1")
 def test_a_nonce_is_used_up_by_evidence_that_failed(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         await worker.auth()
@@ -121,6 +123,7 @@ def test_a_nonce_is_used_up_by_evidence_that_failed(broker: Running) -> None:
     assert refused(broker, act).code == "broker.reused_nonce"
 
 
+@pytest.mark.threat("B1")
 def test_a_nonce_of_another_session_or_of_none(broker: Running) -> None:
     async def another_session(worker: Worker) -> None:
         await worker.auth()
@@ -143,6 +146,7 @@ def test_a_nonce_of_another_session_or_of_none(broker: Running) -> None:
         assert refused(broker, act).code == "broker.unknown_nonce"
 
 
+@pytest.mark.threat("B1")
 def test_an_old_nonce_and_an_old_token(place: Place) -> None:
     place.write_policy("[freshness]\nnonce_seconds = 10\n")
     now = [1_800_000_000.0]
@@ -169,6 +173,7 @@ def test_an_old_nonce_and_an_old_token(place: Place) -> None:
     store.close()
 
 
+@pytest.mark.threat("B3")
 def test_a_token_fetches_a_thing_once(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         await worker.auth()
@@ -179,6 +184,7 @@ def test_a_token_fetches_a_thing_once(broker: Running) -> None:
     assert refused(broker, act).code == "broker.reused_token"
 
 
+@pytest.mark.threat("B3")
 def test_a_token_of_ones_own_making(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         await worker.auth()
@@ -195,6 +201,7 @@ def test_a_token_of_ones_own_making(broker: Running) -> None:
     talk(broker, act)
 
 
+@pytest.mark.threat("B3")
 def test_a_stolen_token_fetches_nothing_that_opens(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         await worker.auth()
@@ -205,6 +212,7 @@ def test_a_stolen_token_fetches_nothing_that_opens(broker: Running) -> None:
     assert refused(broker, act).code == "broker.malformed_answer"
 
 
+@pytest.mark.threat("B4")
 def test_evidence_for_another_key_and_a_key_that_is_not_ones_own(broker: Running) -> None:
     async def relayed(worker: Worker) -> None:
         """Evidence of an honest worker, brought by a stranger with another key."""
@@ -230,6 +238,7 @@ def test_evidence_for_another_key_and_a_key_that_is_not_ones_own(broker: Running
     assert type(refused(broker, another_rank)) is MalformedRequest
 
 
+@pytest.mark.threat("B3")
 def test_a_token_is_worth_nothing_once_its_rank_is_anothers(place: Place) -> None:
     place.write_policy(top="rejoins = 1")
     with running(place) as broker:
@@ -243,6 +252,7 @@ def test_a_token_is_worth_nothing_once_its_rank_is_anothers(place: Place) -> Non
         assert refused(broker, act).code == "broker.rank_taken"
 
 
+@pytest.mark.threat("B14")
 def test_what_is_not_granted_is_not_there_or_outside(place: Place) -> None:
     (place.data_keys / "a" / "b").mkdir(parents=True)
     (place.data_keys / "a" / "b" / "secret").write_bytes(b"secret")
@@ -261,6 +271,7 @@ def test_what_is_not_granted_is_not_there_or_outside(place: Place) -> None:
         talk(broker, act)
 
 
+@pytest.mark.threat("B4")
 def test_every_field_of_a_request_changed_in_turn(broker: Running) -> None:
     async def collect(worker: Worker) -> bytes:
         await worker.auth()
@@ -283,6 +294,7 @@ def test_every_field_of_a_request_changed_in_turn(broker: Running) -> None:
             parse_attestation(data)
 
 
+@pytest.mark.threat("B9")
 def test_requests_that_are_too_large(broker: Running) -> None:
     async def act(worker: Worker) -> None:
         good(await worker.client.ask("POST", ATTEST, b"x" * (Limits().body_bytes + 1)))
@@ -313,6 +325,7 @@ def test_the_page_is_not_where_workers_ask(broker: Running) -> None:
     assert refused(broker, act).code == "broker.no_such_resource"
 
 
+@pytest.mark.threat("B9")
 def test_more_requests_than_the_rate_allows(place: Place) -> None:
     with running(place, Limits(requests_per_second=0.001, burst=3)) as broker:
 
@@ -324,6 +337,7 @@ def test_more_requests_than_the_rate_allows(place: Place) -> None:
         assert refused(broker, act).code == "broker.too_many_requests"
 
 
+@pytest.mark.threat("B9")
 def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
     limits = Limits(request_seconds=0.5, idle_seconds=0.5)
     with running(place, limits) as broker:
@@ -347,6 +361,7 @@ def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
         broker.join(0)
 
 
+@pytest.mark.threat("B9")
 def test_connections_beyond_the_limit_end_the_oldest_that_is_idle(place: Place) -> None:
     with running(place, Limits(connections_per_address=5)) as broker:
         address = ("127.0.0.1", broker.port)
@@ -373,6 +388,7 @@ def test_two_requests_in_one_breath_are_both_answered(broker: Running) -> None:
     talk(broker, act)
 
 
+@pytest.mark.threat("B9")
 def test_noise_instead_of_tls_and_of_http(broker: Running) -> None:
     for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), b"\x16\x03\x01\xff\xff" + bytes(500)):
         with socket.create_connection(("127.0.0.1", broker.port)) as sock:

@@ -53,6 +53,7 @@ def test_the_certificate_says_what_the_evidence_showed_and_that_it_was_simulated
     assert b"SIMULATED" in certificate.tbs_certificate_bytes
 
 
+@pytest.mark.threat("B5")
 def test_a_rank_is_given_to_one_key_alone(broker: Running) -> None:
     broker.join(0)
     with pytest.raises(BrokerRefusal, match="rank 0 of job", check=coded("broker.rank_taken")):
@@ -68,6 +69,7 @@ def test_the_same_key_renews_and_counts_no_join(broker: Running) -> None:
         broker.join(0)
 
 
+@pytest.mark.threat("B5")
 def test_a_rank_is_joined_again_as_often_as_the_policy_says(place: Place) -> None:
     place.write_policy(top="rejoins = 2")
     with running(place) as broker:
@@ -83,6 +85,7 @@ def test_a_rank_is_joined_again_as_often_as_the_policy_says(place: Place) -> Non
             broker.join(0)
 
 
+@pytest.mark.threat("B18")
 def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) -> None:
     key = Ed25519PrivateKey.generate()
     broker.join(0, key=key)
@@ -124,6 +127,7 @@ def test_what_the_policy_does_not_admit_gets_nothing(place: Place) -> None:
             broker.join(2)
 
 
+@pytest.mark.threat("B14")
 def test_data_keys_go_to_whom_the_policy_grants_them(place: Place) -> None:
     entry = '[[resources]]\npath = "data/key/{}"\nranks = "{}"\n'
     place.write_policy(entry.format("train", "0-1") + entry.format("test", "1"))
@@ -179,6 +183,7 @@ def join_through(client: BrokerClient, place: Place, seconds: float = 30.0) -> N
     asyncio.run(client.join(WorkerName(JOB, 0), 1, key, place.attester, seconds))
 
 
+@pytest.mark.threat("B17")
 def test_a_worker_believes_only_its_own_jobs_broker(broker: Running, place: Place) -> None:
     path = create_authority(place.directory / "stranger", "another")
     authority = x509.load_pem_x509_certificate(path.read_bytes())
@@ -187,6 +192,7 @@ def test_a_worker_believes_only_its_own_jobs_broker(broker: Running, place: Plac
         join_through(stranger, place)
 
 
+@pytest.mark.threat("B17")
 def test_a_worker_believes_only_the_broker_of_that_name(place: Place) -> None:
     with running(place, names=["broker.example"]) as broker:
         with pytest.raises(UntrustedBroker, match=r"is not for 127\.0\.0\.1"):

@@ -75,6 +75,7 @@ async def _ask(stream: PlainStream) -> bytes:
     return await stream.read()
 
 
+@pytest.mark.threat("B9")
 def test_strangers_at_two_addresses_do_not_keep_workers_out() -> None:
     async def attack() -> bytes:
         async with (
@@ -101,6 +102,7 @@ def test_a_stranger_behind_a_workers_address_does_not_keep_it_out() -> None:
     assert asyncio.run(attack()).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.threat("B9")
 def test_a_request_that_is_being_answered_does_not_give_way_to_a_flood() -> None:
     asked, flooded = asyncio.Event(), asyncio.Event()
 
@@ -125,6 +127,7 @@ def test_a_request_that_is_being_answered_does_not_give_way_to_a_flood() -> None
     assert asyncio.run(attack()).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.threat("B9")
 def test_half_sent_requests_of_one_network_of_ipv6_end_their_own() -> None:
     """A host has a /64 of addresses, so a limit for each address alone would be none."""
     dropped: list[str] = []

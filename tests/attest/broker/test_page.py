@@ -41,6 +41,7 @@ def test_it_shows_who_is_there_and_that_it_is_simulated(broker: Running) -> None
     assert "http://" not in body.replace("http-equiv", "")
 
 
+@pytest.mark.threat("B28")
 def test_it_can_only_be_read_and_only_from_here(broker: Running) -> None:
     assert get(broker, method="POST")[0].status == 400
     assert get(broker, "/kbs/v0/auth")[0].status == 404
@@ -48,6 +49,7 @@ def test_it_can_only_be_read_and_only_from_here(broker: Running) -> None:
     assert get(broker, host="rebound.example")[0].status == 404
 
 
+@pytest.mark.threat("B28")
 def test_whatever_a_worker_shows_is_text_there() -> None:
     evil = '<script>alert(1)</script>"'
     holder = {
@@ -62,6 +64,7 @@ def test_whatever_a_worker_shows_is_text_there() -> None:
 
 
 @needs_chromium
+@pytest.mark.threat("B28")
 def test_a_browser_shows_it(broker: Running) -> None:
     assert CHROMIUM is not None
     broker.join(2)

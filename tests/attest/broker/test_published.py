@@ -86,6 +86,7 @@ def test_what_was_decided_is_published_once_and_in_order(place: Place) -> None:
     assert [entry["event"] for entry in entries[:3]] == ["first", "second", "event 0"]
 
 
+@pytest.mark.threat("B26")
 def test_a_store_that_was_cut_or_rewritten_is_not_published(place: Place) -> None:
     note(place, "first")
     shutil.copy(place.directory / "store", place.directory / "older")
@@ -108,6 +109,7 @@ def test_a_store_that_was_cut_or_rewritten_is_not_published(place: Place) -> Non
     assert update(place) == 2
 
 
+@pytest.mark.threat("B26")
 def test_an_entry_that_was_changed_before_it_was_published_is_not(place: Place) -> None:
     note(place, "first", "second")
     with sqlite3.connect(place.directory / "store") as rows:
@@ -128,6 +130,7 @@ def test_an_entry_that_was_changed_before_it_was_published_is_not(place: Place) 
     )
 
 
+@pytest.mark.threat("B26")
 def test_as_the_operator_and_an_auditor_type_it(
     place: Place, witnesses: list[WitnessThread]
 ) -> None:
@@ -245,6 +248,7 @@ def test_witnesses_are_asked_when_the_log_grows_and_every_half_hour(
      b'{"entry":{"number":1,"x":' + b"9" * 5000 + b'},"checkpoint":"x"}'],
     ids=["cut", "deep", "no text", "text", "number", "list", "null", "no entry", "digits"],
 )  # fmt: skip
+@pytest.mark.threat("B27")
 def test_a_row_that_is_no_entry_is_named_and_not_published(
     place: Place, value: bytes | str | int
 ) -> None:
@@ -266,6 +270,7 @@ def test_a_row_that_is_no_entry_is_named_and_not_published(
 
 @pytest.mark.parametrize("value", ["text", 5])
 @pytest.mark.parametrize("row", ["state", "audit/head"])
+@pytest.mark.threat("B27")
 def test_a_row_of_another_type_is_a_tampered_store(
     place: Place, row: str, value: str | int
 ) -> None:
@@ -281,6 +286,7 @@ def published_size(place: Place) -> int:
     return open_checkpoint(read_checkpoint(place.directory / "log"), policy).size
 
 
+@pytest.mark.threat("B27", "L21")
 def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
     place: Place, witnesses: list[WitnessThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +309,7 @@ def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
     assert update(place, policy=policy) == 1
 
 
+@pytest.mark.threat("B27")
 def test_a_chore_that_fails_is_done_again_and_ends_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

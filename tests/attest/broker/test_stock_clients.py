@@ -132,6 +132,7 @@ def test_gpus_come_as_additional_evidence_and_are_judged(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.threat("B14")
 def test_only_what_the_policy_grants_to_guests_is_given(tmp_path: Path) -> None:
     workers_only = '[[resources]]\npath = "gpt/key/workers"\n'
     missing = '[[resources]]\npath = "gpt/key/missing"\nguests = true\n'
@@ -154,6 +155,7 @@ def test_only_what_the_policy_grants_to_guests_is_given(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.threat("B14")
 def test_a_policy_that_grants_nothing_to_guests_attests_none(tmp_path: Path) -> None:
     with running(kbs(tmp_path, AMD.trust(), SNP, f'[[resources]]\npath = "{PATH}"\n')) as broker:
         guest = client(broker)

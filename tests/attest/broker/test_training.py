@@ -76,6 +76,7 @@ def trains_until_it_ends(rank: int, world: int, flag: str) -> str:
     return first
 
 
+@pytest.mark.threat("B18")
 def test_a_revoked_worker_is_out_at_the_next_renewal_and_stays_out(
     workers: Workers, tmp_path: Path
 ) -> None:

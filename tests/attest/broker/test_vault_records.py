@@ -57,6 +57,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.threat("V14")
 def test_records_go_forward_alone(place: Place) -> None:
     with running(place) as broker:
         worker, other = Worker(broker, 0), Worker(broker, 1)
@@ -85,6 +86,7 @@ def test_records_go_forward_alone(place: Place) -> None:
         assert again.read() == expected
 
 
+@pytest.mark.threat("V13")
 def test_another_job_has_records_of_its_own(place: Place) -> None:
     with running(place) as broker:
         ours, theirs = Worker(broker, 0), Worker(broker, 0, "another")
@@ -94,6 +96,7 @@ def test_another_job_has_records_of_its_own(place: Place) -> None:
         assert theirs.read().entries == [entry(1, 900)]
 
 
+@pytest.mark.threat("V13")
 def test_a_worker_that_is_not_admitted_reads_and_records_nothing(place: Place) -> None:
     with running(place) as broker:
         admitted, stranger = Worker(broker, 0), Worker(broker, 0, joins=False)
@@ -107,6 +110,7 @@ def test_a_worker_that_is_not_admitted_reads_and_records_nothing(place: Place) -
                 ask()
 
 
+@pytest.mark.threat("V13")
 def test_a_worker_whose_certificate_has_ended(tmp_path: Path) -> None:
     ahead = [0.0]
     place = Place(tmp_path)
@@ -158,6 +162,7 @@ def test_requests_that_are_none(change: dict[str, Any]) -> None:
         parse_record(body)
 
 
+@pytest.mark.threat("V13")
 def test_a_request_that_was_changed_or_signed_for_something_else() -> None:
     key = Ed25519PrivateKey.generate()
     ask = {"vault": VAULT, "key": 1, "generation": 1, "entry": None}

@@ -68,6 +68,7 @@ def test_true_evidence_is_an_attested_worker() -> None:
 
 
 @pytest.mark.parametrize("part", ["hcl_report", "quote", "signature", "pcrs"])
+@pytest.mark.threat("E1")
 def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
     raw = GOOD.parts[part]
     for at in range(0, len(raw), 13):
@@ -76,6 +77,7 @@ def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
             verify(changed(**{part: bent}))
 
 
+@pytest.mark.threat("E1")
 def test_cut_and_extended_reports() -> None:
     bare = GUEST.hcl_report(pad=0)
     for raw in (bare[:-1], bare[:100], bare + b"\1", bare + bytes(50) + b"\1"):
@@ -93,6 +95,7 @@ def test_a_key_that_the_report_is_not_about() -> None:
     refused("evidence.forged_evidence", changed(hcl_report=other.hcl_report()))
 
 
+@pytest.mark.threat("E14")
 def test_an_old_nonce_and_another_workers_key() -> None:
     for other in (
         Challenge(bytes(32), CHALLENGE.public_key),
@@ -107,6 +110,7 @@ def test_a_quote_of_another_kind_of_evidence_does_not_pass() -> None:
     refused("evidence.not_bound", changed(quote=message, signature=tpm.sign(GUEST.key, message)))
 
 
+@pytest.mark.threat("E12")
 def test_chains() -> None:
     refused("evidence.untrusted_chain", replace(GOOD, chain=Amd().chain))
     refused("evidence.chain_expired", GOOD, AMD.trust(now=NOW + 101 * DAY))
@@ -147,6 +151,7 @@ def test_real_evidence_of_azure_verifies() -> None:
     assert set(range(24)) - set(pcrs) == {16, 23}
 
 
+@pytest.mark.threat("E1")
 def test_its_broken_variants_do_not() -> None:
     raw, chain, parts = real()
     trust = Trust(THEN)
@@ -226,6 +231,7 @@ def test_no_byte_of_tdx_evidence_can_be_changed(part: str) -> None:
             TD_JUDGE.verify(td_changed(**{part: bent}))
 
 
+@pytest.mark.threat("E1")
 def test_what_no_signature_covers_in_the_paravisors_report_has_one_value() -> None:
     """Every byte in turn: of the head, of the TDX report that the quote stands for, and behind."""
     for guest, judge in ((GUEST, JUDGE), (TD_GUEST, TD_JUDGE)):

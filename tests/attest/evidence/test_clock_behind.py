@@ -56,6 +56,7 @@ def test_intels_collateral_that_was_made_after_the_clocks_time() -> None:
 
 
 @pytest.mark.parametrize(("days_old", "days", "told"), [(-2, 100, BEHIND), (90, -1, "again")])
+@pytest.mark.threat("E10")
 def test_a_certificate_of_intels_statements_out_of_its_dates_is_no_forgery(
     days_old: int, days: int, told: str
 ) -> None:

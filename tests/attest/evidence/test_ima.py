@@ -62,6 +62,7 @@ def test_a_list_that_grew_after_the_quote_counts_as_far_as_it_was_quoted() -> No
     assert replay_ima(listed(*GOOD) + b"noise", pcrs) == found
 
 
+@pytest.mark.threat("E24")
 def test_entries_left_out_added_exchanged_or_changed() -> None:
     pcrs = quoted(*GOOD)
     for files in (
@@ -75,6 +76,7 @@ def test_entries_left_out_added_exchanged_or_changed() -> None:
             replay_ima(listed(*files), pcrs)
 
 
+@pytest.mark.threat("E24")
 def test_no_byte_of_what_was_extended_can_be_changed() -> None:
     log, pcrs = listed(*GOOD), quoted(*GOOD)
     good = replay_ima(log, pcrs)
@@ -88,6 +90,7 @@ def test_no_byte_of_what_was_extended_can_be_changed() -> None:
         assert (found.files, found.violations) == (good.files, 0)
 
 
+@pytest.mark.threat("E24")
 def test_a_machine_without_ima_shows_no_list() -> None:
     for pcr10 in (bytes(32), b"\xff" * 32):
         with pytest.raises(ForgedEvidence):
@@ -98,6 +101,7 @@ def test_a_machine_without_ima_shows_no_list() -> None:
         replay_ima(listed(*GOOD), PCRS)
 
 
+@pytest.mark.threat("E25")
 def test_lists_that_are_cut_or_of_another_form() -> None:
     log = listed(*GOOD)
     ends = [entry.end for entry in read_entries(log)]
@@ -126,6 +130,7 @@ def test_lists_that_are_cut_or_of_another_form() -> None:
         list(read_entries(extra))
 
 
+@pytest.mark.threat("E25")
 def test_a_list_without_an_end() -> None:
     with pytest.raises(MalformedEvidence, match="more than 8192"):
         replay_ima(PYTHON.entry * 8193, quoted(*GOOD))

@@ -66,6 +66,7 @@ def failed(policy: Policy, one: DescribedWorker) -> list[str]:
     return [rule.name for rule in judge(policy, one, None).rules if rule.refusal]
 
 
+@pytest.mark.threat("E24")
 def test_only_listed_files_pass_and_the_first_others_are_named() -> None:
     rules = policy(PYTHON, TORCH, KEY)
     assert failed(rules, worker(listed(*GOOD), quoted(*GOOD))) == []
@@ -88,6 +89,7 @@ def test_only_listed_files_pass_and_the_first_others_are_named() -> None:
         judge(rules, worker(listed(*many), quoted(*many)), None).require()
 
 
+@pytest.mark.threat("E24")
 def test_a_worker_without_a_list_does_not_pass() -> None:
     bare = replace(worker(listed(*GOOD), quoted(*GOOD)), ima_entries=0, ima_files={})
     assert failed(policy(PYTHON), bare) == ["ima"]
@@ -104,6 +106,7 @@ def test_excluded_paths_and_directories() -> None:
         assert failed(rules, one) == ([] if passes else ["ima"]), path
 
 
+@pytest.mark.threat("E25")
 def test_a_violation_does_not_pass_whatever_path_it_names() -> None:
     """The TPM did not see the path: the sender of the list can write any other there."""
     violation = File("/usr/bin/changed", b"", violation=True)
@@ -145,6 +148,7 @@ def test_policies_that_say_too_little_or_nonsense(text: str, said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.threat("E26")
 def test_a_policy_is_told_in_words_and_written_from_evidence() -> None:
     rules = policy(PYTHON, TORCH, more='exclude = ["/tmp/"]', unchecked="ima_violations")
     told = [clause.text for clause in explain(rules) if clause.about == "tpm"]
@@ -184,6 +188,7 @@ def real() -> Iterator[tuple[Tpm, Maker]]:
 
 
 @swtpm.needs_swtpm
+@pytest.mark.threat("E24")
 def test_a_real_tpm_joins_by_its_measured_files_and_leaves_by_them(
     real: tuple[Tpm, Maker], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_an_enclave_too() -> None:
     assert worker.tcb == {"isvsvn": 3, "evaluation": 17}
 
 
+@pytest.mark.threat("E1")
 def test_no_byte_of_the_quote_can_be_changed() -> None:
     for at in range(0, len(QUOTE), 41):
         bent = QUOTE[:at] + bytes([QUOTE[at] ^ 0x08]) + QUOTE[at + 1 :]
@@ -87,6 +88,7 @@ def test_no_byte_of_the_quote_can_be_changed() -> None:
         refused("evidence.forged_evidence", changed(bent))
 
 
+@pytest.mark.threat("E1")
 def test_cut_and_extended_quotes() -> None:
     for bent in (QUOTE[:-1], QUOTE[:700], QUOTE[:30], QUOTE + b"\0"):
         refused("evidence.malformed_evidence", changed(bent))
@@ -99,6 +101,7 @@ def test_unknown_versions_and_the_other_tee() -> None:
     refused("evidence.unknown_evidence", changed(sgx.parts["quote"]))
 
 
+@pytest.mark.threat("E16")
 def test_debug_and_migratable_guests() -> None:
     refused("policy.debug_guest", INTEL.evidence(attributes=1 << 28 | 1))
     known = INTEL.trust(INTEL.collateral("sgx"))
@@ -106,11 +109,13 @@ def test_debug_and_migratable_guests() -> None:
     refused("policy.guest_not_allowed", INTEL.evidence(attributes=1 << 28 | 1 << 29))
 
 
+@pytest.mark.threat("E14")
 def test_an_old_nonce_and_another_workers_key() -> None:
     for other in (Challenge(bytes(32), b"a worker's public key"), Challenge(CHALLENGE.nonce, b"x")):
         refused("evidence.not_bound", replace(INTEL.evidence(challenge=other), challenge=CHALLENGE))
 
 
+@pytest.mark.threat("E12")
 def test_a_look_alike_chain() -> None:
     alike = Intel()
     refused("evidence.untrusted_chain", alike.evidence())
@@ -131,6 +136,7 @@ def test_dates_and_revocation() -> None:
         refused("evidence.chain_revoked", GOOD, known)
 
 
+@pytest.mark.threat("E10")
 def test_collateral_that_is_stale_missing_forged_or_anothers() -> None:
     refused("evidence.stale_revocation_list", GOOD, INTEL.trust(now=NOW + 11 * DAY))
     refused("evidence.stale_revocation_list", GOOD, INTEL.trust(now=NOW - 2 * DAY))
@@ -165,6 +171,7 @@ def respelled(text: str, change: Callable[[str], str]) -> Collateral:
 
 
 @pytest.mark.parametrize("name", list(SPELLINGS))
+@pytest.mark.threat("E10")
 def test_intels_collateral_with_its_certificates_in_another_spelling(name: str) -> None:
     good, change = INTEL.collateral(), SPELLINGS[name]
     assert respelled(good.text, change).text == good.text
@@ -208,6 +215,7 @@ def test_the_newest_collateral_is_used() -> None:
     assert worker.tcb_status == "UpToDate"
 
 
+@pytest.mark.threat("E16")
 def test_a_tcb_that_intel_does_not_list() -> None:
     refused("policy.tcb_too_old", GOOD, INTEL.trust(INTEL.collateral(least=6)))
     worker = verify(GOOD, INTEL.trust(INTEL.collateral(status="OutOfDate")))
@@ -288,6 +296,7 @@ ENCLAVE_REPORT = (0, 16, 20, 48, 64, 96, 128, 160, 256, 258, 260, 320)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tdx_quote", "tdx"), ("sgx_quote", "sgx")])
+@pytest.mark.threat("E1")
 def test_every_field_of_a_real_quote_changed_in_turn(name: str, kind: str) -> None:
     raw, collateral = real(name)
     body, end = (TD_REPORT, 48 + 584) if kind == "tdx" else (ENCLAVE_REPORT, 48 + 384)
@@ -303,6 +312,7 @@ def test_every_field_of_a_real_quote_changed_in_turn(name: str, kind: str) -> No
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tdx_quote", "tdx"), ("sgx_quote", "sgx")])
+@pytest.mark.threat("E1")
 def test_their_broken_variants_do_not(name: str, kind: str) -> None:
     raw, collateral = real(name)
     for at in range(0, len(raw), 37):

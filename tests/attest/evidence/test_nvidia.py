@@ -77,6 +77,7 @@ def test_a_switch_and_a_blackwell() -> None:
     assert verify(blackwell.evidence(NONCE), blackwell.trust()).model == "GB100"
 
 
+@pytest.mark.threat("E1")
 def test_no_byte_of_the_report_can_be_changed() -> None:
     for at in range(0, len(REPORT), 61):
         bent = REPORT[:at] + bytes([REPORT[at] ^ 0x10]) + REPORT[at + 1 :]
@@ -84,6 +85,7 @@ def test_no_byte_of_the_report_can_be_changed() -> None:
             verify(changed(bent))
 
 
+@pytest.mark.threat("E1")
 def test_cut_and_extended_reports() -> None:
     for bent in (REPORT[:-1], REPORT[:40], REPORT[:2000], REPORT + b"\0"):
         refused("evidence.malformed_evidence", changed(bent))
@@ -101,6 +103,7 @@ def test_an_old_nonce() -> None:
     refused("evidence.not_bound", GPU.evidence(bytes(32)))
 
 
+@pytest.mark.threat("E12")
 def test_chains() -> None:
     refused("evidence.untrusted_chain", Nvidia().evidence(NONCE))
     refused("evidence.untrusted_chain", replace(GOOD, chain=GOOD.chain[:-1]))
@@ -147,6 +150,7 @@ def test_a_machine_with_its_gpu() -> None:
     assert shown["reference"] == ["GH100 96.00.A5.00.01", "GH100 590.12"]
 
 
+@pytest.mark.threat("E5")
 def test_another_machines_gpu_evidence() -> None:
     """A GPU elsewhere signed for this very challenge; this machine did not say that it has it."""
     elsewhere = Nvidia(root=GPU.root, serial="48B02DAAAAAAAAAA").evidence(NONCE)
@@ -157,6 +161,7 @@ def test_another_machines_gpu_evidence() -> None:
             verify_evidence(replace(honest, devices=devices), CHALLENGE, trust)
 
 
+@pytest.mark.threat("E5")
 def test_gpu_evidence_made_for_another_worker_time_or_kind_of_machine() -> None:
     for nonce in (
         Challenge(bytes(32), CHALLENGE.public_key).device_nonce("snp"),
@@ -183,6 +188,7 @@ def driver_file(**changes: object) -> bytes:
     return GPU.reference_file("590.12", some, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.threat("E8")
 def test_a_reference_is_what_nvidia_signed() -> None:
     good = driver_file()
     read = GPU.reference(good)
@@ -204,6 +210,7 @@ def test_a_reference_is_what_nvidia_signed() -> None:
             GPU.reference(bent)
 
 
+@pytest.mark.threat("E8")
 def test_a_reference_by_a_look_alike_or_without_a_signature() -> None:
     with pytest.raises(UntrustedChain):
         GPU.reference(Nvidia().reference_file("590.12", {1: bytes(48)}))
@@ -215,6 +222,7 @@ def test_a_reference_by_a_look_alike_or_without_a_signature() -> None:
         GPU.reference(bare[: bare.index(b"<ds:Signature")] + b"</SoftwareIdentity>")
 
 
+@pytest.mark.threat("E8")
 def test_a_signed_reference_wrapped_in_another_is_not_read() -> None:
     good = driver_file()
     fake = good.replace(b"590.12", b"999.99").replace(b"03" * 48, b"ff" * 48)
@@ -332,6 +340,7 @@ def real_machine() -> list[AttestedDevice]:
     return shown
 
 
+@pytest.mark.threat("E6")
 def test_a_real_machine_of_eight_gpus_and_four_switches_is_one_machine() -> None:
     devices = real_machine()
     assert refused_devices(devices) == []
@@ -350,6 +359,7 @@ def refused_devices(devices: list[AttestedDevice], gpus: int = 8, switches: int 
     return [one.name for one in rules.judge(worker) if one.refusal]
 
 
+@pytest.mark.threat("E1")
 def test_every_field_of_a_real_report_changed_in_turn() -> None:
     raw, chain = real()[1]
     blocks = 37 + 8
@@ -371,6 +381,7 @@ def test_every_field_of_a_real_report_changed_in_turn() -> None:
             verify_report(bent, chain, Trust(THEN))
 
 
+@pytest.mark.threat("E1")
 def test_their_broken_variants_do_not() -> None:
     (raw, chain), (_, others), *_ = real()
     for at in range(0, len(raw), 97):

@@ -301,6 +301,7 @@ def policy_for(*workers: DescribedWorker) -> str:
     return new_policy(None, tables_from(workers, {}))
 
 
+@pytest.mark.threat("E19")
 def test_unknown_bits_of_the_platform_are_refused_unless_the_policy_numbers_them() -> None:
     amd = Amd("Turin", tcb=TCB | {"fmc": 7})
     trust = amd.trust(amd.revocation_list())

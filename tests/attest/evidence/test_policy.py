@@ -130,6 +130,7 @@ def test_what_the_policy_describes_is_admitted() -> None:
     assert (policy.rejoins, policy.revocation_list_days, policy.nonce_seconds) == (3, 7, 120)
 
 
+@pytest.mark.threat("E16")
 def test_what_it_does_not_describe_is_refused() -> None:
     refused("policy.debug_guest", snp(policy=PLAIN_POLICY | 1 << 19))
     refused("policy.debug_guest", simulated(debug=True))
@@ -143,6 +144,7 @@ def test_what_it_does_not_describe_is_refused() -> None:
     refused("evidence.stale_revocation_list", snp(days_old=8))
 
 
+@pytest.mark.threat("E16")
 def test_a_tcb_below_the_minimum_and_another_product() -> None:
     tcb = {"bootloader": 3, "tee": 0, "snp": 7, "microcode": 99}
     old = Amd("Genoa", tcb=tcb)
@@ -173,6 +175,7 @@ def test_each_product_has_its_own_minimum() -> None:
     ]
 
 
+@pytest.mark.threat("E12")
 def test_revocation_lists_are_needed_unless_the_policy_says_otherwise() -> None:
     worker = verify_evidence(AMD.evidence(), CHALLENGE, AMD.trust())
     refused("evidence.stale_revocation_list", worker)
@@ -180,6 +183,7 @@ def test_revocation_lists_are_needed_unless_the_policy_says_otherwise() -> None:
     assert judge(parse_policy(relaxed), worker, 0).admitted
 
 
+@pytest.mark.threat("E22")
 def test_simulated_evidence_needs_to_be_named_and_says_so_everywhere() -> None:
     worker = simulated()
     with pytest.raises(PolicyRefusal, match="SIMULATED", check=coded("policy.kind_not_allowed")):
@@ -190,6 +194,7 @@ def test_simulated_evidence_needs_to_be_named_and_says_so_everywhere() -> None:
     assert parse_policy(ONLY_SNP).simulated_roots == frozenset()
 
 
+@pytest.mark.threat("E22")
 def test_simulated_evidence_is_held_to_the_same() -> None:
     good = SIMULATOR.attest(CHALLENGE, b"\xab\xcd")
     other = SIMULATOR.attest(Challenge(bytes(32), CHALLENGE.public_key), b"\xab\xcd")
@@ -291,6 +296,7 @@ def test_a_tpm_is_judged_by_its_pcrs_and_by_what_was_measured_into_them() -> Non
     assert ("pcr4 events", "policy.measurement_not_allowed") in judged(worker, WITHOUT_GPUS)
 
 
+@pytest.mark.threat("E3")
 def test_no_policy_can_rest_on_a_pcr_that_can_be_reset() -> None:
     for pcr in (16, 23, 24):
         bad = EVERY_KIND.replace("pcrs = {0 ", f"pcrs = {{{pcr} ", 1)
@@ -311,6 +317,7 @@ def test_a_virtual_tpm_needs_its_guest_to_be_known_too() -> None:
         parse_policy(pcrs)
 
 
+@pytest.mark.threat("E16")
 def test_intel_status_tcb_registers_and_debug() -> None:
     intel = Intel()
     good = verify_evidence(intel.evidence(), CHALLENGE, intel.trust())
@@ -340,6 +347,7 @@ def machine(*devices: Nvidia, references: bool = True, **changes: object) -> Att
     return verify_evidence(AMD.evidence(devices=shown), CHALLENGE, trust)
 
 
+@pytest.mark.threat("E7")
 def test_gpus_and_switches() -> None:
     gpu, switch = Nvidia(), Nvidia("LS_10", serial="48B02DFE0092CDDB")
     worker = machine(gpu, switch)
@@ -356,6 +364,7 @@ def test_gpus_and_switches() -> None:
         assert ("NVIDIA:GH100:48B02D92494BADF4 " + name, "policy.device_not_allowed") in failed
 
 
+@pytest.mark.threat("E7")
 def test_measurements_that_are_not_nvidias_or_that_no_reference_covers() -> None:
     only_gpu = EVERY_KIND.replace("switches = 1", "switches = 0")
     name = "NVIDIA:GH100:48B02D92494BADF4 measurements"
@@ -367,6 +376,7 @@ def test_measurements_that_are_not_nvidias_or_that_no_reference_covers() -> None
     assert judged(unknown, only_gpu + "require_reference = false\n") == []
 
 
+@pytest.mark.threat("E5")
 def test_a_gpu_linked_to_a_switch_of_another_machine() -> None:
     switch = Nvidia("LS_10")
     nonce = CHALLENGE.device_nonce("snp")

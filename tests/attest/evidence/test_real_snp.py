@@ -51,6 +51,7 @@ def test_real_reports_verify_under_the_pinned_root(
 
 
 @pytest.mark.parametrize(("report", "leaf", "chain", "debug"), CASES)
+@pytest.mark.threat("E1")
 def test_their_broken_variants_do_not(report: str, leaf: str, chain: str, debug: bool) -> None:
     raw, certificates = read(report, leaf, chain)
     for at in (0, 8, 0x30, 0x34, 0x48, 0x50, 0x90, 0x180, 0x1A0, 0x29F, 0x2A0, 0x2E8, 1183):
@@ -68,6 +69,7 @@ def test_their_broken_variants_do_not(report: str, leaf: str, chain: str, debug:
             check(raw, (bytes(leaf_der), *certificates[1:]))
 
 
+@pytest.mark.threat("E15")
 def test_one_machines_report_under_anothers_key() -> None:
     raw, _ = read(*CASES[1][:3])
     _, chain = read(*CASES[2][:3])

@@ -48,6 +48,7 @@ def test_a_key_of_a_cloud_provider_and_the_layout_of_turin() -> None:
 
 
 @pytest.mark.parametrize("at", [*range(0, 0x2A0, 7), *range(0x2A0, 1184, 5)])
+@pytest.mark.threat("E1")
 def test_no_byte_of_the_report_can_be_changed(at: int) -> None:
     report = bytearray(AMD.report())
     report[at] ^= 0x40
@@ -55,6 +56,7 @@ def test_no_byte_of_the_report_can_be_changed(at: int) -> None:
         verify(AMD.evidence(bytes(report)))
 
 
+@pytest.mark.threat("E1")
 def test_cut_and_extended_reports() -> None:
     report = AMD.report()
     for other in (report[:-1], report[:100], report + b"\0"):
@@ -62,10 +64,12 @@ def test_cut_and_extended_reports() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"version": 1}, {"version": 4}, {"algorithm": 2}])
+@pytest.mark.threat("E11")
 def test_unknown_versions_and_algorithms(changes: dict[str, int]) -> None:
     refused("evidence.unknown_evidence", AMD.evidence(AMD.report(**changes)))  # type: ignore[arg-type]
 
 
+@pytest.mark.threat("E12")
 def test_a_chain_that_looks_alike() -> None:
     alike = Amd()
     assert "not a pinned root" in refused("evidence.untrusted_chain", alike.evidence())
@@ -76,6 +80,7 @@ def test_a_chain_that_looks_alike() -> None:
     refused("evidence.untrusted_chain", AMD.evidence(), Trust(NOW))
 
 
+@pytest.mark.threat("E12")
 def test_a_chain_with_a_link_missing_or_too_many() -> None:
     refused("evidence.untrusted_chain", replace(AMD.evidence(), chain=()))
     refused("evidence.untrusted_chain", replace(AMD.evidence(), chain=(AMD.chain[0], AMD.chain[2])))
@@ -86,6 +91,7 @@ def test_a_chain_with_a_link_missing_or_too_many() -> None:
     )
 
 
+@pytest.mark.threat("E12")
 def test_an_issuer_that_is_no_authority() -> None:
     weak = Amd(ask_is_ca=False)
     assert "may not issue" in refused("evidence.untrusted_chain", weak.evidence(), weak.trust())
@@ -98,12 +104,14 @@ def test_a_critical_extension_that_is_not_known() -> None:
     )
 
 
+@pytest.mark.threat("E12")
 def test_dates() -> None:
     trust = AMD.trust(now=NOW + 101 * DAY)
     assert "SEV-VCEK" in refused("evidence.chain_expired", AMD.evidence(), trust)
     refused("evidence.chain_expired", AMD.evidence(), AMD.trust(now=NOW - 101 * DAY))
 
 
+@pytest.mark.threat("E12")
 def test_revocation() -> None:
     revoked = AMD.trust(AMD.revocation_list(AMD.ask))
     assert "has revoked CN=SEV-Milan" in refused("evidence.chain_revoked", AMD.evidence(), revoked)
@@ -111,10 +119,12 @@ def test_revocation() -> None:
     refused("evidence.stale_revocation_list", AMD.evidence(), old)
 
 
+@pytest.mark.threat("E13")
 def test_a_list_signed_by_another_is_no_list() -> None:
     assert verify(AMD.evidence(), AMD.trust(Amd().revocation_list(AMD.ask))).lists == ()
 
 
+@pytest.mark.threat("E14")
 def test_an_old_nonce_and_another_workers_key() -> None:
     for other in (
         Challenge(bytes(32), CHALLENGE.public_key),
@@ -123,12 +133,14 @@ def test_an_old_nonce_and_another_workers_key() -> None:
         refused("evidence.not_bound", AMD.evidence(AMD.report(challenge=other)))
 
 
+@pytest.mark.threat("E14")
 def test_the_senders_word_on_the_challenge_counts_for_nothing() -> None:
     other = Challenge(bytes(32), b"mine")
     evidence = replace(AMD.evidence(AMD.report(challenge=other)), challenge=other)
     refused("evidence.not_bound", evidence)
 
 
+@pytest.mark.threat("E15")
 def test_another_chips_key_and_another_tcbs_key() -> None:
     assert "another chip" in refused(
         "evidence.forged_evidence", AMD.evidence(AMD.report(chip=bytes(64)))
@@ -141,6 +153,7 @@ def test_another_chips_key_and_another_tcbs_key() -> None:
     )
 
 
+@pytest.mark.threat("E15")
 def test_a_key_for_another_product_or_role() -> None:
     other = Amd(stated_product="Genoa")
     refused("evidence.forged_evidence", other.evidence(), other.trust())
@@ -149,6 +162,7 @@ def test_a_key_for_another_product_or_role() -> None:
     refused("evidence.forged_evidence", AMD.evidence(vlek.report()))
 
 
+@pytest.mark.threat("E11")
 def test_a_kind_without_a_verifier_and_parts_that_do_not_belong() -> None:
     refused("evidence.unknown_evidence", replace(AMD.evidence(), kind="cca"))
     refused(
@@ -156,6 +170,7 @@ def test_a_kind_without_a_verifier_and_parts_that_do_not_belong() -> None:
     )
 
 
+@pytest.mark.threat("E23")
 def test_proof_cannot_be_made_or_copied() -> None:
     worker = verify(AMD.evidence())
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -165,6 +180,7 @@ def test_proof_cannot_be_made_or_copied() -> None:
         replace(worker, debug=False)  # type: ignore[call-arg]
 
 
+@pytest.mark.threat("E23")
 def test_only_verifiers_hold_the_seal() -> None:
     holders = {
         path.name

@@ -93,6 +93,7 @@ def test_a_tpm_worker_with_a_gpu(machine: TpmMachine, maker: Maker) -> None:
             verify_evidence(replace(evidence, devices=others), challenge, trust)
 
 
+@pytest.mark.threat("E2")
 def test_an_old_quote_does_not_answer_a_new_credential(machine: TpmMachine, maker: Maker) -> None:
     credential, challenge = asked(machine, maker.trust())
     evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
@@ -101,6 +102,7 @@ def test_an_old_quote_does_not_answer_a_new_credential(machine: TpmMachine, make
         verify_evidence(evidence, fresh, maker.trust())
 
 
+@pytest.mark.threat("E2")
 def test_a_credential_for_another_key_or_changed_on_the_way_does_not_open(
     machine: TpmMachine, maker: Maker
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_pcr_extended_after_boot_is_left_out_of_the_log(
     assert set(worker.events) == {"pcr0", "pcr4"}
 
 
+@pytest.mark.threat("E3")
 def test_pcr_16_can_be_reset_and_is_not_even_quoted(
     tpm: Tpm, machine: TpmMachine, maker: Maker
 ) -> None:

@@ -67,6 +67,7 @@ def test_true_evidence_is_an_attested_worker() -> None:
     assert not worker.debug
 
 
+@pytest.mark.threat("E3")
 def test_pcrs_that_any_program_can_reset_are_never_reported() -> None:
     worker = verify(MAKER.evidence(pcrs=tuple(range(24))))
     assert {"pcr16", "pcr23"} & set(worker.registers) == set()
@@ -74,6 +75,7 @@ def test_pcrs_that_any_program_can_reset_are_never_reported() -> None:
 
 
 @pytest.mark.parametrize("part", ["quote", "signature", "ak", "pcrs", "event_log"])
+@pytest.mark.threat("E1")
 def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
     raw = GOOD.parts[part]
     for at in range(0, len(raw), 1 if part in ("quote", "ak") else 7):
@@ -99,17 +101,20 @@ def test_cut_and_extended_parts(part: str) -> None:
             verify(changed(**{part: bent}))
 
 
+@pytest.mark.threat("E1")
 def test_signed_but_cut_or_extended_quotes() -> None:
     for bent in (GOOD.parts["quote"][:-1], GOOD.parts["quote"] + b"\0"):
         refused("evidence.malformed_evidence", requoted(bent))
 
 
+@pytest.mark.threat("E14")
 def test_an_old_nonce_and_another_workers_key() -> None:
     own = MAKER.challenge()
     for other in (replace(own, nonce=bytes(32)), replace(own, public_key=b"another's")):
         refused("evidence.not_bound", replace(MAKER.evidence(other), challenge=own))
 
 
+@pytest.mark.threat("E2")
 def test_a_credential_that_was_not_opened_or_was_made_for_another() -> None:
     own = MAKER.challenge()
     guessed = replace(own, credential=own.credential[:32] + bytes(32))
@@ -124,6 +129,7 @@ def test_a_credential_that_was_not_opened_or_was_made_for_another() -> None:
 
 
 @pytest.mark.parametrize("missing", [1 << 1, 1 << 4, 1 << 5, 1 << 16, 1 << 18])
+@pytest.mark.threat("E2")
 def test_a_key_that_may_leave_its_tpm_or_signs_anything(missing: int) -> None:
     loose = public_of(MAKER.ak_key, AK_ATTRIBUTES & ~missing)
     refused("evidence.forged_evidence", changed(ak=loose))
@@ -137,6 +143,7 @@ def test_a_key_that_decrypts_too() -> None:
     )
 
 
+@pytest.mark.threat("E2")
 def test_something_else_that_the_key_signed() -> None:
     values = {pcr: pcr_values(BOOT)[pcr] for pcr in PCRS}
     bound = MAKER.challenge().report_data("tpm")[:32]
@@ -150,6 +157,7 @@ def test_other_pcrs_than_the_quoted_ones() -> None:
     assert "not the ones that the TPM signed" in said
 
 
+@pytest.mark.threat("E4")
 def test_a_log_that_leaves_something_out_or_says_more() -> None:
     more = (*BOOT, Measured(4, 0x80000003, b"rootkit"))
     for events in (BOOT[:3], more, tuple(reversed(BOOT))):
@@ -180,6 +188,7 @@ def test_only_the_named_pcrs_of_a_log_are_kept() -> None:
     assert replay(kept)[4] == pcr_values(BOOT)[4]
 
 
+@pytest.mark.threat("E12")
 def test_chains() -> None:
     alike = Maker()
     assert "not a pinned root" in refused(
@@ -220,6 +229,7 @@ def test_credentials_differ_and_name_whom_they_are_for() -> None:
     assert check_ak(MAKER.ak).name[:2] == b"\x00\x0b"
 
 
+@pytest.mark.threat("E14")
 def test_the_senders_word_on_the_credential_counts_for_nothing() -> None:
     own = MAKER.challenge()
     other = replace(own, credential=own.credential[:32] + b"\x01" * 32)

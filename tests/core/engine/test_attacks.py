@@ -139,6 +139,7 @@ def test_the_ring_carries_both_kinds_of_records() -> None:
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver"), rings(2, 3))
+@pytest.mark.threat("W2")
 def test_every_byte_flipped_in_turn(world: int, sender: int, receiver: int) -> None:
     stream = b"".join(record.raw for record in recorded(world, sender, receiver))
 
@@ -158,6 +159,7 @@ def test_every_byte_flipped_in_turn(world: int, sender: int, receiver: int) -> N
     [(0, 0), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0), (1, 1), (1, 3), (1, 4), (1, 255)],
 )
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
+@pytest.mark.threat("W3")
 def test_kind_changed(sender: int, receiver: int, index: int, kind: int) -> None:
     """Record 0 is the pair's, record 1 a published one."""
     raw = recorded(2, sender, receiver)[index].raw
@@ -167,6 +169,7 @@ def test_kind_changed(sender: int, receiver: int, index: int, kind: int) -> None
 
 
 @pytest.mark.parametrize("length", [0, 15, 17, 64 << 10, 1 << 20, (1 << 20) + 1, 0xFFFFFFFF])
+@pytest.mark.threat("W3")
 def test_length_changed(length: int) -> None:
     """A forged length must not make anybody wait for bytes that never come."""
     record = recorded(2, 0, 1)[0]
@@ -177,6 +180,7 @@ def test_length_changed(length: int) -> None:
 
 @pytest.mark.parametrize("generation", [1, 2, 0x7FFFFFFF, 0xFFFFFFFF])
 @pytest.mark.parametrize("index", range(2))
+@pytest.mark.threat("W3")
 def test_generation_changed(index: int, generation: int) -> None:
     """A forged generation must not move the receiver's ratchet either."""
     record = recorded(2, 0, 1)[index]
@@ -185,6 +189,7 @@ def test_generation_changed(index: int, generation: int) -> None:
     assert_all(errors, TamperedRecord, seen_by=1, about=0)
 
 
+@pytest.mark.threat("W2")
 def test_tags_exchanged_between_header_and_payload() -> None:
     raw = recorded(2, 0, 1)[0].raw
     header, tag = raw[:64], raw[64:80]
@@ -194,6 +199,7 @@ def test_tags_exchanged_between_header_and_payload() -> None:
         assert_all(errors, TamperedRecord, seen_by=1, about=0)
 
 
+@pytest.mark.threat("W4")
 def test_nothing_of_a_changed_record_is_used_or_forwarded() -> None:
     """Verify before use: the payload's last byte is wrong, and no rank beyond sees the record."""
     world, beyond = 3, Tap()
@@ -210,6 +216,7 @@ def test_nothing_of_a_changed_record_is_used_or_forwarded() -> None:
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3, 4))
+@pytest.mark.threat("W5")
 def test_record_dropped(world: int, sender: int, receiver: int, index: int) -> None:
     """The next record of the same key shows the gap.
 
@@ -234,12 +241,14 @@ def test_record_dropped(world: int, sender: int, receiver: int, index: int) -> N
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
+@pytest.mark.threat("W6")
 def test_record_repeated(world: int, sender: int, receiver: int, index: int) -> None:
     errors = attack(world, {(sender, receiver): attacker.repeat(index)})
     assert_all(errors, ReplayedRecord, seen_by=receiver, about=sender)
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
+@pytest.mark.threat("W6")
 def test_earlier_record_in_place_of_a_later_one(
     world: int, sender: int, receiver: int, index: int
 ) -> None:
@@ -252,6 +261,7 @@ def test_earlier_record_in_place_of_a_later_one(
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver"), rings(3, 4))
+@pytest.mark.threat("W7")
 def test_records_of_one_key_swapped(world: int, sender: int, receiver: int) -> None:
     records = recorded(world, sender, receiver)
     for index in range(len(records) - 1):
@@ -264,6 +274,7 @@ def test_records_of_one_key_swapped(world: int, sender: int, receiver: int) -> N
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver"), rings(2, 3))
+@pytest.mark.threat("W9")
 def test_link_cut_at_any_byte(world: int, sender: int, receiver: int) -> None:
     """Both ends of the link lose each other; what each rank reports is one of the two."""
     stream = b"".join(record.raw for record in recorded(world, sender, receiver))
@@ -286,6 +297,7 @@ def test_link_cut_at_any_byte(world: int, sender: int, receiver: int) -> None:
 
 @pytest.mark.parametrize("index", range(2))
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
+@pytest.mark.threat("W8")
 def test_record_reflected_to_its_sender(sender: int, receiver: int, index: int) -> None:
     mail = Mailbox()
     middle: Middles = {
@@ -297,6 +309,7 @@ def test_record_reflected_to_its_sender(sender: int, receiver: int, index: int) 
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
+@pytest.mark.threat("W8")
 def test_record_of_another_run(world: int, sender: int, receiver: int, index: int) -> None:
     """Same group, same place, other keys."""
     foreign = recorded(world, sender, receiver, keys_seed=b"another run")[index]
@@ -307,6 +320,7 @@ def test_record_of_another_run(world: int, sender: int, receiver: int, index: in
 
 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
+@pytest.mark.threat("W8")
 def test_record_of_another_group(world: int, sender: int, receiver: int, index: int) -> None:
     """Same place, and even the same keys: the context alone tells job, group and epoch."""
     foreign = recorded(world, sender, receiver)[index]
@@ -317,6 +331,7 @@ def test_record_of_another_group(world: int, sender: int, receiver: int, index: 
 
 
 @pytest.mark.parametrize("rank", range(3))
+@pytest.mark.threat("W8")
 def test_rank_that_takes_itself_to_be_in_another_group(rank: int) -> None:
     """Nothing of one group opens in another, though the keys were the same."""
     errors = attack(3, {}, contexts={rank: b"d" * 32})
@@ -324,6 +339,7 @@ def test_rank_that_takes_itself_to_be_in_another_group(rank: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(2))
+@pytest.mark.threat("W8")
 def test_record_of_another_link(index: int) -> None:
     """A record of the pair (0, 1) in the place of one of the pair (1, 2)."""
     mail = Mailbox()
@@ -333,6 +349,7 @@ def test_record_of_another_link(index: int) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["second", "first"])
+@pytest.mark.threat("W8")
 def test_published_record_over_another_link(held: bool) -> None:
     """Everybody can open a published record, over whichever link it comes: here rank 1's comes over
     rank 2's link too. Not its key gives that away but its place and its number.
@@ -376,6 +393,7 @@ def forged(kind: Kind, **fields: int) -> bytes:
 
 @pytest.mark.parametrize("index", range(2))
 @pytest.mark.parametrize("kind", [Kind.ALERT, Kind.BYE])
+@pytest.mark.threat("W10")
 def test_forged_alert_or_goodbye(kind: Kind, index: int) -> None:
     forgery = forged(kind, sender=0, receiver=1, length=17 if kind is Kind.ALERT else 0)
     errors = attack(2, {(0, 1): attacker.replace(index, forgery)})
@@ -383,6 +401,7 @@ def test_forged_alert_or_goodbye(kind: Kind, index: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.PAIR, Kind.ALERT, Kind.BYE])
+@pytest.mark.threat("W10")
 def test_forgery_on_a_link_that_the_collective_does_not_use(kind: Kind) -> None:
     """In a ring of three, rank 2 never sends data to rank 1, but its alerts must be heard."""
     forgery = forged(kind, sender=2, receiver=1)
@@ -404,6 +423,7 @@ def test_forgery_on_a_link_that_the_collective_does_not_use(kind: Kind) -> None:
     assert_all(errors, TamperedRecord, seen_by=1, about=2)
 
 
+@pytest.mark.threat("W10")
 def test_alert_of_another_run_replayed() -> None:
     """A true alert of an earlier run cannot end this one by itself: it shows as an attack."""
     tap = Tap()
@@ -414,6 +434,7 @@ def test_alert_of_another_run_replayed() -> None:
     assert_all(errors, TamperedRecord, seen_by=0, about=1)
 
 
+@pytest.mark.threat("W11")
 def test_alert_swallowed_on_one_link_comes_over_another() -> None:
     """Rank 1 sees the attack; what it tells rank 2 is swallowed, and rank 0 tells it instead."""
     swallow = attacker.swallow_alerts(holds_open=True)
@@ -421,6 +442,7 @@ def test_alert_swallowed_on_one_link_comes_over_another() -> None:
     assert_all(errors, TamperedRecord, seen_by=1, about=0)
 
 
+@pytest.mark.threat("W11")
 def test_alert_swallowed_and_link_cut() -> None:
     """An attacker on two links can show two ranks two things. Both are errors, and both are true:
     rank 1 sees a changed record, and rank 2 a rank 1 that went without a word."""
@@ -437,6 +459,7 @@ def test_alert_swallowed_and_link_cut() -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.threat("F8")
 def test_rank_that_closes_in_order(world: int, transport: str) -> None:
     tensors = tensors_of(SUM, world)
     with LocalWorld(world, transport) as local:
@@ -452,6 +475,7 @@ def test_rank_that_closes_in_order(world: int, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("case", [SUM, GATHER], ids=str)
 @pytest.mark.parametrize("silent", range(3))
+@pytest.mark.threat("F4")
 def test_silent_rank(silent: int, case: Case, transport: str) -> None:
     """The rank that waits for the silent one gives up and tells the others whom it waited for."""
     waiting = (silent + 1) % 3
@@ -469,6 +493,7 @@ def test_silent_rank(silent: int, case: Case, transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.threat("F9")
 def test_rank_that_does_not_come_in_time_still_learns_why(transport: str) -> None:
     """The others gave up long ago. Their last words wait for the late one."""
     tensors = tensors_of(SUM, 3)
@@ -482,6 +507,7 @@ def test_rank_that_does_not_come_in_time_still_learns_why(transport: str) -> Non
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS[Operation.BROADCAST])
 @pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.threat("F8")
 def test_root_that_only_sends_learns_that_a_rank_is_gone(
     world: int, algorithm: Algorithm, transport: str
 ) -> None:
@@ -503,6 +529,7 @@ def test_root_that_only_sends_learns_that_a_rank_is_gone(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @each_program
+@pytest.mark.threat("W1")
 def test_nothing_of_the_tensor_is_seen(
     operation: Operation, algorithm: Algorithm, transport: str
 ) -> None:

@@ -204,6 +204,7 @@ def by_sequence(taps: dict[tuple[int, int], Tap]) -> dict[tuple[int, int], list[
 
 
 @pytest.mark.parametrize("rekey_bytes", [1, 20_000])
+@pytest.mark.threat("K2")
 def test_keys_ratchet_forward_and_results_stay_right(rekey_bytes: int) -> None:
     world, rounds = 3, 12
     local, taps = tapped_world(world, record_bytes=4096, rekey_bytes=rekey_bytes)
@@ -231,6 +232,7 @@ def test_keys_ratchet_forward_and_results_stay_right(rekey_bytes: int) -> None:
                 assert sealed <= rekey_bytes
 
 
+@pytest.mark.threat("K1")
 def test_no_key_and_nonce_seal_two_records() -> None:
     local, taps = tapped_world(3, record_bytes=512, rekey_bytes=3_000)
     with local:
@@ -248,6 +250,7 @@ def test_no_key_and_nonce_seal_two_records() -> None:
             assert sealed.setdefault(triple, record.raw) == record.raw
 
 
+@pytest.mark.threat("K1")
 def test_published_records_are_sealed_once_and_forwarded_as_they_are() -> None:
     world = 4
     local, taps = tapped_world(world)

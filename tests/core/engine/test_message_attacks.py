@@ -77,6 +77,7 @@ def assert_seen_by(error: BaseException | None, kind: type[GroupError], about: i
 
 
 @pytest.mark.parametrize("size", [64, 100_000])
+@pytest.mark.threat("M1")
 def test_nothing_of_a_message_is_seen(size: int) -> None:
     tap = attacker.Tap()
     letters = Letters({(0, 1): tap}, sizes=(size,))
@@ -87,6 +88,7 @@ def test_nothing_of_a_message_is_seen(size: int) -> None:
     assert not any(plain[at : at + 8] in stream for at in range(0, min(size, 4096), 8))
 
 
+@pytest.mark.threat("M2")
 def test_every_byte_of_a_message_flipped_in_turn() -> None:
     size = 4
     for offset in range(attacker.SEALED_HEADER_BYTES + size + TAG_BYTES):
@@ -98,6 +100,7 @@ def test_every_byte_of_a_message_flipped_in_turn() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in attacker.Kind if kind < attacker.Kind.ANNOUNCE])
+@pytest.mark.threat("M2")
 def test_a_message_that_claims_to_be_of_a_collective(kind: attacker.Kind) -> None:
     """Nor its answer: what tells them apart is in the header's fourth byte."""
     letters = Letters({(0, 1): attacker.Flip(3, attacker.Kind.ANNOUNCE ^ kind)})
@@ -106,6 +109,7 @@ def test_a_message_that_claims_to_be_of_a_collective(kind: attacker.Kind) -> Non
     assert_seen_by(letters.sender, TamperedRecord, about=1)
 
 
+@pytest.mark.threat("M2")
 def test_a_long_message_changed_in_its_middle() -> None:
     flip = attacker.Flip(150_000, 1)
     letters = Letters({(0, 1): flip}, sizes=(200_000,))
@@ -114,28 +118,33 @@ def test_a_long_message_changed_in_its_middle() -> None:
     assert (letters.got[0][140_000:] == FILL).all()
 
 
+@pytest.mark.threat("M3")
 def test_a_message_dropped() -> None:
     letters = Letters({(0, 1): attacker.drop(0)})
     assert_seen_by(letters.receiver, MissingRecord, about=0)
     assert letters.untouched(1), "what follows a gap is not delivered"
 
 
+@pytest.mark.threat("M3")
 def test_the_last_message_dropped() -> None:
     """Nothing follows from which it could be told; time tells."""
     letters = Letters({(0, 1): attacker.drop(0)}, sizes=(64,), timeout_s=0.5)
     assert {type(letters.sender), type(letters.receiver)} == {PeerSilent}
 
 
+@pytest.mark.threat("M4")
 def test_a_message_repeated() -> None:
     letters = Letters({(0, 1): attacker.repeat(0)})
     assert_seen_by(letters.receiver, ReplayedRecord, about=0)
 
 
+@pytest.mark.threat("M4")
 def test_two_messages_swapped() -> None:
     letters = Letters({(0, 1): attacker.swap(0)})
     assert_seen_by(letters.receiver, MissingRecord, about=0)
 
 
+@pytest.mark.threat("M5")
 def test_a_message_reflected_to_its_sender() -> None:
     taken = attacker.Mailbox()
     middle = {(0, 1): taken.collect(), (1, 0): taken.put_in_place_of(0, of=0)}
@@ -143,12 +152,14 @@ def test_a_message_reflected_to_its_sender() -> None:
     assert_seen_by(letters.sender, TamperedRecord, about=1)
 
 
+@pytest.mark.threat("M5")
 def test_a_message_of_another_group() -> None:
     letters = Letters({}, contexts={1: b"d" * 32})
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     assert letters.untouched(0)
 
 
+@pytest.mark.threat("M5")
 def test_a_collectives_record_in_place_of_a_message() -> None:
     """Even under the same keys, which the two never share."""
     tap = attacker.Tap()
@@ -160,12 +171,14 @@ def test_a_collectives_record_in_place_of_a_message() -> None:
     assert "a collective came over a messages' link" in str(letters.receiver)
 
 
+@pytest.mark.threat("M6")
 def test_a_message_cut_within_a_record() -> None:
     letters = Letters({(0, 1): attacker.CutAt(100)})
     assert_seen_by(letters.receiver, PeerLost, about=0)
     assert_seen_by(letters.sender, PeerLost, about=1)
 
 
+@pytest.mark.threat("M5")
 def test_a_receive_from_anyone_believes_no_stranger() -> None:
     """No rank passes for another without its key: rank 2 brings what rank 0 sealed for rank 1."""
     taken = attacker.Mailbox()

@@ -80,6 +80,7 @@ def assert_out_of_step(errors: list[BaseException | None]) -> list[GroupError]:
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("disagreement", DISAGREEMENTS)
+@pytest.mark.threat("F10")
 def test_both_views_are_told(disagreement: str, transport: str) -> None:
     usual, unusual = DISAGREEMENTS[disagreement]
     for world in (2, 3):
@@ -98,6 +99,7 @@ def test_both_views_are_told(disagreement: str, transport: str) -> None:
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
 @pytest.mark.parametrize("case", [SUM, GATHER, SCATTER, BARRIER], ids=str)
 @pytest.mark.parametrize("numbers", [[1, 2], [2, 1], [1, 1, 2], [2, 2, 1], [1, 3, 3]], ids=str)
+@pytest.mark.threat("F10")
 def test_rank_ahead_or_behind(numbers: list[int], case: Case, transport: str) -> None:
     """The same call, but not the same one: a rank has left one out, or made one too many."""
     with LocalWorld(len(numbers), transport) as local:
@@ -115,6 +117,7 @@ def test_rank_ahead_or_behind(numbers: list[int], case: Case, transport: str) ->
     ("world", "odd", "root"),
     [(w, odd, root) for w in (2, 3, 4) for odd in range(1, w) for root in range(1, w)],
 )
+@pytest.mark.threat("F11")
 def test_roots_differ(
     world: int, odd: int, root: int, algorithm: Algorithm, transport: str
 ) -> None:
@@ -144,6 +147,7 @@ def assert_out_of_step_or_a_gap(errors: list[BaseException | None]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[Operation.BROADCAST])
+@pytest.mark.threat("F11")
 def test_no_rank_takes_itself_to_be_the_root(algorithm: Algorithm) -> None:
     """No rank sends, so no rank can learn why."""
     usual = replace(BROADCAST, algorithm=algorithm)

@@ -96,6 +96,7 @@ def assert_only(errors: list[GroupError | None], *kinds: type[GroupError]) -> No
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.threat("R1")
 def test_random_bytes_anywhere(world: int, seed: int) -> None:
     chance = random.Random(seed)
 
@@ -109,6 +110,7 @@ def test_random_bytes_anywhere(world: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.threat("R1")
 def test_random_bytes_in_the_data(seed: int) -> None:
     """Only what the rings carry: every record is still delimited, none may open changed."""
     chance = random.Random(seed)
@@ -123,6 +125,7 @@ def test_random_bytes_in_the_data(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.threat("R2")
 def test_random_control_words(seed: int) -> None:
     chance = random.Random(seed)
 
@@ -136,6 +139,7 @@ def test_random_control_words(seed: int) -> None:
     assert_only(errors, TamperedRecord, PeerSilent, ReplayedRecord)
 
 
+@pytest.mark.threat("R3")
 def test_sleeping_flags_are_only_hints() -> None:
     """No rank may be woken, or all ranks all the time: it takes longer and stays correct."""
 
@@ -160,6 +164,7 @@ def test_nonce_field_is_not_used_any_more() -> None:
 @pytest.mark.parametrize("value", ABSURD.values(), ids=ABSURD)
 @pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 0)])
 @pytest.mark.parametrize("word", [WRITTEN, TAKEN], ids=["written", "taken"])
+@pytest.mark.threat("R2")
 def test_absurd_position(word: int, sender: int, receiver: int, value: int) -> None:
     """The rank that reads the word says so: `written` is the receiver's to read, `taken` the
     sender's. The other one, which would set it right, has not come yet."""
@@ -183,6 +188,7 @@ def test_absurd_position(word: int, sender: int, receiver: int, value: int) -> N
 
 
 @pytest.mark.parametrize("value", ABSURD.values(), ids=ABSURD)
+@pytest.mark.threat("R2")
 def test_absurd_position_seen_by_a_sleeper(value: int) -> None:
     """A rank that waits checks the words before it goes to sleep, and when it wakes."""
     tensors = tensors_of(CASE, 2)
@@ -195,6 +201,7 @@ def test_absurd_position_seen_by_a_sleeper(value: int) -> None:
     assert errors[1].peer == 0
 
 
+@pytest.mark.threat("R4")
 def test_old_ring_contents_put_back() -> None:
     """The host keeps a copy of the ring with all its records and puts it back later."""
     with LocalWorld(2, "shm") as local, mapped(local, 0, 1) as memory:

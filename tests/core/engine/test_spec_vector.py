@@ -34,6 +34,7 @@ def vector() -> dict[str, str]:
     return dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines)
 
 
+@pytest.mark.threat("K17")
 def test_record(vector: dict[str, str]) -> None:
     key, context, header = (bytes.fromhex(vector[name]) for name in ("key", "context", "header"))
     plain, payload = bytes.fromhex(vector["plaintext"]), bytes.fromhex(vector["payload"])
@@ -50,6 +51,7 @@ def test_record(vector: dict[str, str]) -> None:
     assert len(payload) == len(plain)
 
 
+@pytest.mark.threat("C18")
 def test_record_of_a_gpu(vector: dict[str, str]) -> None:
     key = HKDFExpand(hashes.SHA256(), 32, b"sealring 1 gpu").derive(bytes.fromhex(vector["key"]))
     assert key.hex() == vector["gpu-key"]

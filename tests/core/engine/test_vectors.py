@@ -38,6 +38,7 @@ def nist(name: str) -> Iterator[dict[str, Any]]:
             yield vector
 
 
+@pytest.mark.threat("K17")
 def test_nist_encryption() -> None:
     count = 0
     for vector in nist("gcmEncryptExtIV256.rsp"):
@@ -47,6 +48,7 @@ def test_nist_encryption() -> None:
     assert count == 375
 
 
+@pytest.mark.threat("K17")
 def test_nist_decryption() -> None:
     opened = refused = 0
     for vector in nist("gcmDecrypt256.rsp"):

@@ -62,6 +62,7 @@ def only_the_stream_waits(rank: int, world: int) -> list[float]:
     return values
 
 
+@pytest.mark.threat("C15")
 def test_the_host_goes_on_and_the_stream_waits(workers: Workers) -> None:
     assert workers.run(with_a_group, only_the_stream_waits, group=False) == [[3.0, 20.0]] * 2
 
@@ -116,6 +117,7 @@ def a_capture_is_refused(rank: int, world: int) -> tuple[list[str], float]:
     return refused, calls.streams.put(lambda: data[0].item()).result(PATIENCE_S)
 
 
+@pytest.mark.threat("C17")
 def test_a_call_from_a_captured_stream_is_refused_before_it_is_queued(workers: Workers) -> None:
     refused = ["all_reduce", "broadcast", "send", "recv"]
     found = workers.run(with_a_group, a_capture_is_refused, group=False)
@@ -301,6 +303,7 @@ def told_at_the_end(rank: int, world: int) -> None:
         told_at_the_end,
     ],
 )
+@pytest.mark.threat("C15")
 def test_an_error_that_comes_late_is_told(workers: Workers, by: Any) -> None:
     workers.run(with_a_group, by, group=False)
 
@@ -322,6 +325,7 @@ def all_of_a_queue(rank: int, world: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.threat("C15")
 def test_a_queue_behind_a_failure(workers: Workers) -> None:
     workers.run(with_a_group, all_of_a_queue, group=False)
 
@@ -363,6 +367,7 @@ def strided_results(rank: int, world: int) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.threat("C15")
 def test_results_that_are_copied_are_poisoned_too(workers: Workers) -> None:
     workers.run(with_a_group, strided_results, group=False)
 
@@ -545,6 +550,7 @@ def ended(script: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.threat("C16")
 def test_a_script_that_ends_without_having_seen_the_error_fails() -> None:
     done = ended("group._deferred.defer(PeerLost('rank 7 is gone'))")
     assert done.returncode == 1

@@ -182,6 +182,7 @@ def cannot_make_lanes(rank: int, world: int) -> int:
         Exchange.open_agreed = works  # type: ignore[method-assign]
 
 
+@pytest.mark.threat("N5")
 def test_without_further_pipes_one_thread_does_all(workers: Workers) -> None:
     env = {**with_settings({}, threads=2), "SEALRING_TRANSPORT": "auto"}
     assert workers.run(cannot_make_lanes, world=2, env=env) == [1, 1]
@@ -209,6 +210,7 @@ def hears_why_not(rank: int, world: int) -> list[str]:
     return [line for line in lines if "one thread" in line]
 
 
+@pytest.mark.threat("W12")
 def test_a_members_reason_is_one_line_without_terminal_codes(workers: Workers) -> None:
     line = (
         "sealring: a large collective uses one thread: "
@@ -237,6 +239,7 @@ def pipes_never_come(rank: int, world: int) -> int:
         dist.destroy_process_group()
 
 
+@pytest.mark.threat("N5")
 def test_pipes_are_given_up_before_the_group_is(workers: Workers) -> None:
     """The timeout is shorter than what a rank may take otherwise."""
     env = {**with_settings({}, threads=2), "SEALRING_TRANSPORT": "tcp"}
@@ -328,6 +331,7 @@ def disagree(rank: int, world: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.threat("N6")
 def test_ranks_that_disagree_get_one_error(workers: Workers, transport: str) -> None:
     env = {"SEALRING_TRANSPORT": transport, **with_settings({}, threads=2)}
     workers.run(disagree, world=2, env=env)

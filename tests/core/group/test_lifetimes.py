@@ -120,6 +120,7 @@ def keys_of_five_groups(rank: int, world: int) -> list[dict[str, Any]]:
     return Recorded.groups
 
 
+@pytest.mark.threat("F7")
 def test_every_group_has_keys_of_its_own(workers: Workers) -> None:
     groups = workers.run(keys_of_five_groups, world=3, group=False)
     assert [len(of_rank) for of_rank in groups] == [5, 5, 3]

@@ -338,6 +338,7 @@ def told_at_the_end(rank: int, world: int) -> None:
     "by",
     [told_by_the_next_message, told_by_the_next_collective, told_by_the_work, told_at_the_end],
 )
+@pytest.mark.threat("C4")
 def test_an_error_that_comes_late_is_told(workers: Workers, by: Any) -> None:
     workers.run(with_a_group, by, group=False)
 

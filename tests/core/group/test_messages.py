@@ -208,6 +208,7 @@ def many_short_ones(rank: int, world: int) -> None:
 
 
 @TRANSPORTS
+@pytest.mark.threat("M7")
 def test_more_messages_than_fit_wait_with_their_sender(workers: Workers, transport: str) -> None:
     workers.run(many_short_ones, env={"SEALRING_TRANSPORT": transport})
 
@@ -253,6 +254,7 @@ def other_size(rank: int, world: int) -> None:
         dist.recv(torch.zeros(11), 0)
 
 
+@pytest.mark.threat("M8")
 def test_another_size_is_out_of_step_on_both(workers: Workers) -> None:
     first, second = workers.run(other_size, errors=True, env={"CASE": "size"})
     assert type(second) is OutOfStep
@@ -270,6 +272,7 @@ def silence(rank: int, world: int) -> None:
         dist.all_reduce(torch.zeros(1), group=group)
 
 
+@pytest.mark.threat("M9")
 def test_message_that_never_comes(workers: Workers) -> None:
     """The waiter says who was silent, and the other rank's next collective says it too."""
     first, second = workers.run(silence, errors=True, env={"CASE": "silence"})
@@ -285,6 +288,7 @@ def dies(rank: int, world: int) -> None:
     dist.recv(torch.zeros(LONG), 1)
 
 
+@pytest.mark.threat("M9")
 def test_peer_that_dies() -> None:
     own = Workers(2)
     try:
@@ -314,6 +318,7 @@ def later_collective(rank: int, world: int) -> tuple[str, str]:
     raise OutOfStep(",".join(seen))
 
 
+@pytest.mark.threat("M8")
 def test_failed_message_ends_the_group(workers: Workers) -> None:
     first, second = workers.run(later_collective, errors=True, env={"CASE": "later"})
     assert str(first) == "sent,OutOfStep"

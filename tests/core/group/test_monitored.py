@@ -67,6 +67,7 @@ class SilentStore(dist.HashStore):
             raise OSError("the test should have ended")
 
 
+@pytest.mark.threat("S5")
 def test_a_store_that_answers_no_more_is_not_waited_for() -> None:
     """torch's client would wait for it without end, whatever its timeout."""
     store = SilentStore()

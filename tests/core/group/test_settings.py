@@ -97,6 +97,7 @@ def joins(rank: int, world: int) -> None:
     dist.init_process_group("sealring")
 
 
+@pytest.mark.threat("D3")
 def test_ranks_with_different_settings_do_not_form_a_group(workers: Workers) -> None:
     other = {1: with_settings({}, record_bytes=65536)}
     for error in workers.run(joins, world=2, group=False, rank_env=other, errors=True):
@@ -111,6 +112,7 @@ def test_ranks_with_different_settings_do_not_form_a_group(workers: Workers) -> 
         ("algorithm_table", "", "algorithm_table="),
     ],
 )
+@pytest.mark.threat("D3")
 def test_ranks_that_would_choose_differently_do_not_form_a_group(
     workers: Workers, tmp_path: Path, name: str, value: str, told: str
 ) -> None:

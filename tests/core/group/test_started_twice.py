@@ -6,6 +6,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from tests.workers import Workers
@@ -48,6 +49,7 @@ def one_of_two_runs(place: int, _: int, folder: str) -> tuple[list[str], list[st
     return formed, further
 
 
+@pytest.mark.threat("F6")
 def test_further_groups_are_of_the_processes_that_formed_the_first(
     workers: Workers, tmp_path: Path
 ) -> None:

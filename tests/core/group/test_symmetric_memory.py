@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -30,6 +31,7 @@ def errors(rank: int, world: int) -> tuple[str, str, str]:
     return error_of(sealed.group_name), rendezvous, error_of(plaintext.group_name)
 
 
+@pytest.mark.threat("G6")
 def test_peers_memory_is_not_reached_through_a_sealed_group(workers: Workers) -> None:
     for operator, rendezvous, others in workers.run(errors, world=2):
         assert operator.startswith("Unsupported: ")

@@ -60,6 +60,7 @@ def dies_in_training(rank: int, world: int) -> str:
     return "trained to the end"
 
 
+@pytest.mark.threat("F3")
 def test_a_killed_rank_is_peer_lost_in_backward_on_every_other_rank() -> None:
     own = Workers(3)
     try:
@@ -76,6 +77,7 @@ def disagree(rank: int, world: int) -> None:
     dist.all_reduce(torch.ones(1000 if rank else 2000))
 
 
+@pytest.mark.threat("F10")
 def test_different_sizes_are_out_of_step_on_all_ranks(workers: Workers) -> None:
     for error in workers.run(disagree, world=3, errors=True):
         assert type(error) is OutOfStep
@@ -93,6 +95,7 @@ def one_stays_away(rank: int, world: int) -> str:
     return "reduced"
 
 
+@pytest.mark.threat("F4")
 def test_a_silent_rank_is_named_when_time_is_up(workers: Workers) -> None:
     results = workers.run(one_stays_away, world=2, errors=True)
     assert type(results[0]) is PeerSilent
@@ -140,6 +143,7 @@ def after_failure(rank: int, world: int) -> str:
     return "alive"
 
 
+@pytest.mark.threat("F12")
 def test_a_new_group_can_be_made_in_the_same_processes(workers: Workers) -> None:
     assert workers.run(make_then_fail, world=2, group=False) == ["alive", "alive"]
 
@@ -156,6 +160,7 @@ def join(rank: int, world: int) -> str:
     return "joined"
 
 
+@pytest.mark.threat("J35")
 def test_without_an_identity_nothing_starts(workers: Workers) -> None:
     bare = {rank: {"SEALRING_SECRET": ""} for rank in range(2)}
     results = workers.run(_join_without_identity, world=2, group=False, rank_env=bare, errors=True)
@@ -171,6 +176,7 @@ def _join_without_identity(rank: int, world: int) -> str:
     return join(rank, world)
 
 
+@pytest.mark.threat("J1")
 def test_another_secret_and_another_job_do_not_get_in(workers: Workers) -> None:
     stranger = {1: {"SEALRING_SECRET": secrets.token_hex(32)}}
     for error in workers.run(join, world=2, group=False, rank_env=stranger, errors=True):

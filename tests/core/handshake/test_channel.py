@@ -39,6 +39,7 @@ def keys(one: Terms, zero: Terms) -> tuple[bytes, bytes]:
         return bytes(dialer.link_keys.send), bytes(dialer.link_keys.receive)
 
 
+@pytest.mark.threat("J34", "K6", "K15")
 def test_only_both_ends_have_the_same_keys() -> None:
     seen = [
         key
@@ -57,6 +58,7 @@ def test_the_peer_is_verified_and_described() -> None:
         assert (dialer.peer_hello.host, acceptor.peer_hello.host) == ("host-0", "host-1")
 
 
+@pytest.mark.threat("K6")
 def test_members_share_one_group_context() -> None:
     assert group_context(terms(0)) == group_context(terms(3))
     others: list[dict[str, object]] = [
@@ -112,6 +114,7 @@ def test_raw_bytes_after_detach() -> None:
         bare.close()
 
 
+@pytest.mark.threat("S6")
 def test_silence_ends_at_the_deadline() -> None:
     for call in (
         lambda sock: dial(sock, ONE, terms(1), 0, soon(0.2)),
@@ -125,6 +128,7 @@ def test_silence_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("rubbish", [b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" * 100_000])
+@pytest.mark.threat("S6")
 def test_rubbish_is_refused(rubbish: bytes) -> None:
     near, far = connected()
     with in_background(lambda: _flood(far, rubbish)), pytest.raises(MalformedSetup):
@@ -149,6 +153,7 @@ def test_a_peer_that_hangs_up() -> None:
         accept(near, ZERO, terms(0), soon())
 
 
+@pytest.mark.threat("S11")
 def test_a_message_that_is_too_long_is_not_read() -> None:
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         dialer, acceptor = met.channels()
@@ -184,6 +189,7 @@ def read_message(tls: ssl.SSLSocket) -> dict[str, object]:
     return parse_message(tls.recv(length))
 
 
+@pytest.mark.threat("D2")
 def test_a_dialer_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
     near, far = connected()
     near.settimeout(10)
@@ -195,6 +201,7 @@ def test_a_dialer_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
     assert "X25519MLKEM768" in str(outcome[0])
 
 
+@pytest.mark.threat("D2")
 def test_an_acceptor_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
     near, far = connected()
     far.settimeout(10)
@@ -221,6 +228,7 @@ def test_an_acceptor_without_the_hybrid_key_exchange(tmp_path: Path) -> None:
         ("no certificate", "handshake.unknown_authority"),
     ],
 )
+@pytest.mark.threat("J1", "D1")
 def test_lesser_tls_is_refused(tmp_path: Path, change: str, error: str) -> None:
     near, far = connected()
     near.settimeout(10)
@@ -250,6 +258,7 @@ def _first_byte(context: ssl.SSLContext, sock: socket.socket) -> bytes:
 # ---- housekeeping --------------------------------------------------------------------------
 
 
+@pytest.mark.threat("S8")
 def test_no_descriptor_is_left() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for changes in ({}, {"epoch": "9"}):

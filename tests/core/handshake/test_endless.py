@@ -51,6 +51,7 @@ def admitted(near: socket.socket, far: socket.socket) -> tuple[TlsConnection, In
     return dialer, incoming
 
 
+@pytest.mark.threat("J17")
 def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one call would read on for as long as the peer sends, and no deadline counts."""
     secrets: dict[bytes, bytes] = {}
@@ -84,6 +85,7 @@ def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.Mon
         incoming.close()
 
 
+@pytest.mark.threat("J18")
 def test_sending_to_a_peer_that_takes_nothing_yields_and_goes_on_later() -> None:
     near, far = connected()
     dialer, incoming = admitted(near, far)

@@ -126,6 +126,7 @@ def test_a_worker_that_has_renewed_its_certificate_meets_its_peers_again(renewed
     assert pair.counts == (2, 2)
 
 
+@pytest.mark.threat("B25")
 def test_a_certificate_of_the_authority_without_an_attestation() -> None:
     bare = Worker(Ed25519PrivateKey.generate(), b"", b"")
     dialer, acceptor = end(1, bare, policy()), end(0, attest(), policy())
@@ -134,11 +135,13 @@ def test_a_certificate_of_the_authority_without_an_attestation() -> None:
     )
 
 
+@pytest.mark.threat("B25")
 def test_a_claim_that_cannot_be_read() -> None:
     odd = replace(attest(), claims=b'{"version": 2}')
     assert_refused(end(1, odd, policy()), end(0, attest(), policy()), "handshake.not_attested", 1)
 
 
+@pytest.mark.threat("B25")
 def test_each_worker_judges_by_its_own_policy() -> None:
     """The broker had a wider one."""
     wide = policy(GOOD, OTHER)
@@ -152,6 +155,7 @@ def test_each_worker_judges_by_its_own_policy() -> None:
     )
 
 
+@pytest.mark.threat("B18")
 def test_a_worker_that_the_broker_took_out() -> None:
     dialer = end(1, attest(), policy())
     out = frozenset({key_digest(dialer[0].certificate)})
@@ -160,6 +164,7 @@ def test_a_worker_that_the_broker_took_out() -> None:
     )
 
 
+@pytest.mark.threat("B24")
 def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> None:
     """The thief signs any claim, for a key of its own."""
     rules, honest, thief = policy(evidence=True), attest(), Ed25519PrivateKey.generate()
@@ -172,6 +177,7 @@ def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> No
         met.channels()
 
 
+@pytest.mark.threat("B24")
 def test_evidence_that_is_not_the_certificates_or_not_believed() -> None:
     rules = policy(evidence=True)
     acceptor = end(0, attest(), rules)

@@ -31,6 +31,7 @@ def test_a_hello_survives() -> None:
 
 
 @given(st.binary(max_size=200))
+@pytest.mark.threat("W13")
 def test_any_bytes(raw: bytes) -> None:
     with pytest.raises((MalformedSetup, PeerIncompatible)):
         parse_hello(raw)
@@ -106,6 +107,7 @@ def test_values_out_of_bounds(field: str, value: object) -> None:
         parse_hello(encode_message(GOOD | {field: value}))
 
 
+@pytest.mark.threat("D1")
 def test_a_later_version_is_told_so_whatever_else_it_says() -> None:
     with pytest.raises(
         PeerIncompatible, match="version 4", check=coded("handshake.protocol_mismatch")

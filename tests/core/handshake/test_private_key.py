@@ -85,6 +85,7 @@ def accepting(sock: socket.socket, own: Credentials) -> None:
         (by_a_peer_that_goes, "handshake.peer_unreachable"),
     ],
 )
+@pytest.mark.threat("J16")
 def test_no_copy_stays_with_the_error_of_a_refused_connection(
     refused: Callable[[Credentials], list[Any]], error: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_no_copy_stays_with_the_error_of_a_refused_connection(
 
 
 @pytest.mark.parametrize("dialer", [True, False])
+@pytest.mark.threat("J16")
 def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
     own, key = identity(int(dialer))
     (kept,) = places(key)
@@ -112,6 +114,7 @@ def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
     assert places(key) == [kept]
 
 
+@pytest.mark.threat("J16")
 def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
     """Strangers may begin a thousand of them."""
     own, key = identity(1)

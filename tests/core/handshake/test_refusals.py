@@ -49,6 +49,7 @@ def assert_both(met: Met, error: str, *, proven: bool = True) -> None:
     ],
 )
 @pytest.mark.parametrize("side", ["dialer", "acceptor"])
+@pytest.mark.threat("J34")
 def test_other_terms(changes: dict[str, Any], error: str, side: str) -> None:
     one = terms(1, **(changes if side == "dialer" else {}))
     zero = terms(0, **(changes if side == "acceptor" else {}))
@@ -65,6 +66,7 @@ def test_other_terms(changes: dict[str, Any], error: str, side: str) -> None:
         ({"world": 5}, "handshake.wrong_world_size", True),
     ],
 )
+@pytest.mark.threat("J6", "J28")
 def test_other_certificates(changes: dict[str, Any], error: str, admitted: bool, side: str) -> None:
     odd = ISSUER.credentials(1 if side == "dialer" else 0, **changes)
     one, zero = (odd, ZERO) if side == "dialer" else (ONE, odd)
@@ -80,6 +82,7 @@ def test_other_certificates(changes: dict[str, Any], error: str, admitted: bool,
         assert refused.proven, "it is told so by an admitted worker"
 
 
+@pytest.mark.threat("J4")
 def test_another_job_of_one_authority() -> None:
     other = ISSUER.credentials(1, job="other")
     with meeting((other, terms(1, job="other")), (ZERO, terms(0))) as met:
@@ -89,23 +92,27 @@ def test_another_job_of_one_authority() -> None:
             assert not end.proven, "another job's worker is a stranger to this one"
 
 
+@pytest.mark.threat("J6")
 def test_another_world_size_without_it_in_the_certificate() -> None:
     one, zero = (ISSUER.credentials(rank, world=None) for rank in (1, 0))
     with meeting((one, terms(1)), (zero, terms(0, world=8))) as met:
         assert_both(met, "handshake.wrong_world_size")
 
 
+@pytest.mark.threat("J5")
 def test_another_rank_than_the_store_said() -> None:
     with meeting((ONE, terms(1)), (ISSUER.credentials(2), terms(2)), expecting=0) as met:
         assert named(met.dialer) == named(met.acceptor) == "handshake.wrong_rank"
         assert "was to be rank 0 and proved to be rank 2" in str(met.dialer)
 
 
+@pytest.mark.threat("J5")
 def test_a_hello_against_its_certificate() -> None:
     with meeting((ONE, terms(3)), (ZERO, terms(0))) as met:
         assert_both(met, "handshake.wrong_rank")
 
 
+@pytest.mark.threat("J26")
 def test_ones_own_rank() -> None:
     with meeting((ONE, terms(1)), (ISSUER.credentials(1), terms(1))) as met:
         assert_both(met, "handshake.duplicate_rank")
@@ -124,12 +131,14 @@ def test_what_the_listener_does_not_admit() -> None:
 
 
 @pytest.mark.parametrize("name", ["test authority", "another authority"])
+@pytest.mark.threat("J1")
 def test_another_authority(name: str) -> None:
     """Refused by the dialer first; the acceptor learns of it from the alert."""
     with meeting((Issuer(name).credentials(1), terms(1)), (ZERO, terms(0))) as met:
         assert_both(met, "handshake.unknown_authority", proven=False)
 
 
+@pytest.mark.threat("J1")
 def test_another_authority_that_knows_ours() -> None:
     """Refused by the acceptor alone; the dialer learns of it on its first read."""
     stranger = Issuer("stranger").credentials(1, trusting=(ISSUER,))
@@ -155,6 +164,7 @@ def odd_credentials(*extra: x509.ExtensionType, key_of: Credentials | None = Non
     return Credentials("job", 1, certificate, (ISSUER.certificate,), KeptKey.of(key))
 
 
+@pytest.mark.threat("J1")
 def test_a_certificate_for_servers_only_cannot_dial() -> None:
     odd = odd_credentials(
         x509.BasicConstraints(ca=False, path_length=None),
@@ -164,6 +174,7 @@ def test_a_certificate_for_servers_only_cannot_dial() -> None:
         assert named(met.dialer) == named(met.acceptor) == "handshake.unknown_authority"
 
 
+@pytest.mark.threat("J1")
 def test_an_authoritys_certificate_names_no_worker() -> None:
     odd = odd_credentials(x509.BasicConstraints(ca=True, path_length=None))
     with meeting((odd, terms(1)), (ZERO, terms(0))) as met:
@@ -182,6 +193,7 @@ def test_an_authoritys_certificate_names_no_worker() -> None:
     ],
 )
 @pytest.mark.parametrize("side", [1, 0])
+@pytest.mark.threat("D1")
 def test_other_hellos(
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
@@ -198,6 +210,7 @@ def test_other_hellos(
         assert_both(met, error)
 
 
+@pytest.mark.threat("W12")
 def test_a_refusal_carries_no_more_than_a_class_of_ours_and_clean_text() -> None:
     told = error_of(
         {"type": "refusal", "error": "handshake.wrong_job", "text": "a\x1b[31m\nb" * 500}, "x", 3

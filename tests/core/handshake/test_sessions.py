@@ -89,6 +89,7 @@ def test_only_the_first_connection_makes_a_handshake() -> None:
     assert pair.counts == (1, 2)
 
 
+@pytest.mark.threat("K4")
 def test_a_replayed_epoch_repeats_no_key() -> None:
     """The store is untrusted: it may give two attempts one epoch, and one instance cannot help."""
     pair = Pair()
@@ -142,6 +143,7 @@ def test_what_two_workers_disagree_on_is_told_as_over_tls() -> None:
 # ---- forward secrecy ----------------------------------------------------------------------------
 
 
+@pytest.mark.threat("K5")
 def test_a_stolen_session_does_not_open_what_was_before() -> None:
     """Who has the session's secret of a later step derives none of the keys of an earlier one."""
     pair = Pair()
@@ -197,6 +199,7 @@ def test_a_peer_that_was_started_again_is_met_by_tls() -> None:
     assert (pair.one.handshakes, pair.zero.handshakes) == (2, 1)
 
 
+@pytest.mark.threat("J30")
 def test_a_session_ends_with_either_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
     pair.meet()
@@ -207,6 +210,7 @@ def test_a_session_ends_with_either_certificate(monkeypatch: pytest.MonkeyPatch)
     assert pair.one.by_id == {}
 
 
+@pytest.mark.threat("J30")
 def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -> None:
     """Judged anew each time, by what the worker believes now."""
     pair = Pair()
@@ -284,6 +288,7 @@ def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
     return outcome[0]
 
 
+@pytest.mark.threat("J30")
 def test_a_changed_or_forged_opening_is_refused_and_does_no_harm() -> None:
     pair = Pair()
     pair.meet()
@@ -297,6 +302,7 @@ def test_a_changed_or_forged_opening_is_refused_and_does_no_harm() -> None:
     assert session.answering.step == step, "no step without a proof"
 
 
+@pytest.mark.threat("K4")
 def test_a_replayed_opening_is_refused() -> None:
     pair = Pair()
     pair.meet()
@@ -322,6 +328,7 @@ def test_a_replayed_opening_is_refused() -> None:
 @pytest.mark.parametrize(
     "answer", [b"\x1f\x00\x03\x00\x40" + bytes(64), b"\x1f\x00\x03\x00\x00", b"rubbish!" * 20, b""]
 )
+@pytest.mark.threat("J30")
 def test_a_server_without_the_session_is_not_believed(answer: bytes) -> None:
     pair = Pair()
     pair.meet()
@@ -340,6 +347,7 @@ def test_a_server_without_the_session_is_not_believed(answer: bytes) -> None:
     assert (pair.one.handshakes, pair.zero.handshakes) == (2, 2)
 
 
+@pytest.mark.threat("J31")
 def test_a_frame_that_was_changed_is_refused() -> None:
     pair = Pair()
     pair.meet()
@@ -397,6 +405,7 @@ def test_either_end_may_open() -> None:
     assert len(set(keys)) == 6
 
 
+@pytest.mark.threat("K4")
 def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:
     pair = Pair()
     pair.meet()
@@ -414,6 +423,7 @@ def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("changed", ["dialer", "acceptor"])
+@pytest.mark.threat("J30")
 def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str) -> None:
     """Else a link would show another key than the worker's statement in a group."""
     pair = Pair()

@@ -34,6 +34,7 @@ def run(*arguments: object, error: str | None = None) -> str:
     return str(result.exception)
 
 
+@pytest.mark.threat("K14")
 def test_init_request_issue_show(tmp_path: Path) -> None:
     ca, worker = tmp_path / "ca", tmp_path / "worker"
     run("init", ca, "--name", "ours")
@@ -64,6 +65,7 @@ def test_a_key_made_here_is_said_to_be(tmp_path: Path) -> None:
     assert mode(tmp_path / "j-rank-0.key") == 0o600
 
 
+@pytest.mark.threat("K14")
 def test_nothing_private_is_overwritten(tmp_path: Path) -> None:
     run("init", tmp_path)
     before = (tmp_path / "authority.key").read_bytes()
@@ -120,6 +122,7 @@ def odd_request(kind: str) -> bytes:
         ("a broken signature", "not signed by the key"),
     ],
 )
+@pytest.mark.threat("J32")
 def test_a_request_for_anything_else_is_refused(tmp_path: Path, kind: str, reason: str) -> None:
     create_authority(tmp_path / "ca", "ca")
     path = tmp_path / "odd.csr"
@@ -131,6 +134,7 @@ def test_a_request_for_anything_else_is_refused(tmp_path: Path, kind: str, reaso
     assert not (tmp_path / "j-rank-0.pem").exists()
 
 
+@pytest.mark.threat("K7")
 def test_an_authority_whose_key_others_can_read_does_not_issue(tmp_path: Path) -> None:
     create_authority(tmp_path, "ca")
     (tmp_path / "authority.key").chmod(0o640)

@@ -117,6 +117,7 @@ def test_no_identity_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
+@pytest.mark.threat("K7")
 def test_a_secret_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path, mode)
     with pytest.raises(
@@ -132,6 +133,7 @@ def test_a_secret_of_its_owner_is_read(tmp_path: Path, mode: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.threat("K7")
 def test_a_secret_of_somebody_else_is_refused(tmp_path: Path) -> None:
     path = secret_file(tmp_path)
     os.chown(path, 12345, -1)
@@ -141,6 +143,7 @@ def test_a_secret_of_somebody_else_is_refused(tmp_path: Path) -> None:
         load_credentials(0, 1, {"SEALRING_SECRET_FILE": str(path)})
 
 
+@pytest.mark.threat("K7")
 def test_a_secret_must_be_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
     for path, reason in ((tmp_path, "not a regular"), (tmp_path / "fifo", "not a regular")):
@@ -192,6 +195,7 @@ def test_a_certificate_for_something_else_is_refused(tmp_path: Path) -> None:
         load_credentials(2, 4, environ)
 
 
+@pytest.mark.threat("K7")
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     environ = write(tmp_path, Issuer().credentials(1))
     (tmp_path / "worker-1.key").chmod(0o644)
@@ -240,6 +244,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         load_credentials(1, 4, environ)
 
 
+@pytest.mark.threat("K15")
 def test_printing_credentials_shows_no_key() -> None:
     credentials = load_credentials(0, 1, {"SEALRING_SECRET": SECRET})
     assert "rivate" not in repr(credentials)

@@ -42,6 +42,7 @@ def test_any_text_is_parsed_or_refused(text: str) -> None:
         "",
     ],
 )
+@pytest.mark.threat("J3")
 def test_other_spellings_are_no_names(uri: str) -> None:
     assert WorkerName.parse(uri) is None
 

@@ -147,6 +147,7 @@ def test_what_no_worker_shows_is_refused_alike(certificate: x509.Certificate) ->
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.threat("J2")
 def test_changed_certificates_that_the_authority_signed_are_read_alike(seed: int) -> None:
     choose = random.Random(seed)
     seen: dict[str, int] = {}
@@ -164,6 +165,7 @@ def test_changed_certificates_that_the_authority_signed_are_read_alike(seed: int
     assert seen.keys() == {NONE, UNSIGNED, NO_WORKER, "accepted"}
 
 
+@pytest.mark.threat("J2")
 def test_bytes_changed_at_random_are_never_signed() -> None:
     choose = random.Random(1)
     der = der_of(ISSUER.credentials(1).certificate)
@@ -236,6 +238,7 @@ def test_a_key_that_workers_do_not_sign_with_is_refused(key: Any) -> None:
         signed_certificate(odd(SAN, NOT_CA, key=key), (AUTHORITY,), "10.0.0.1:5")
 
 
+@pytest.mark.threat("J3")
 def test_a_compressed_point_is_the_same_key() -> None:
     """A broker takes keys out of a job by their digest."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -50,6 +50,7 @@ def test_a_good_certificate_is_proof() -> None:
         ({"world": 5}, "handshake.wrong_world_size", True),
     ],
 )
+@pytest.mark.threat("J28")
 def test_each_disagreement_has_its_error(
     changes: dict[str, object], error: str, proven: bool
 ) -> None:
@@ -60,6 +61,7 @@ def test_each_disagreement_has_its_error(
     assert caught.value.proven is proven
 
 
+@pytest.mark.threat("J5")
 def test_a_rank_outside_the_world_is_refused() -> None:
     with pytest.raises(
         WrongPeer, match="does not exist in a world of 4", check=coded("handshake.wrong_rank")
@@ -96,6 +98,7 @@ def test_another_authority_is_refused() -> None:
         ],
     ],
 )
+@pytest.mark.threat("J1")
 def test_a_certificate_of_ours_that_is_no_workers_is_refused(
     extensions: list[x509.ExtensionType],
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_certificate_of_ours_that_is_no_workers_is_refused(
         check(ISSUER.odd_certificate(*extensions))
 
 
+@pytest.mark.threat("J33")
 def test_proof_cannot_be_made_or_copied() -> None:
     peer = check(ISSUER.credentials(1).certificate)
     with pytest.raises(TypeError):
@@ -137,6 +141,7 @@ def test_only_that_encoding_is_read(der: bytes) -> None:
     assert encode_integer(value) == der
 
 
+@pytest.mark.threat("J27")
 def test_a_known_certificate_is_judged_anew_in_all_but_its_signature(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -56,6 +56,7 @@ def test_each_sender_is_taken_once_and_its_first_descriptors_count(inbox: Inbox,
     os.close(other)
 
 
+@pytest.mark.threat("R10", "C11")
 def test_who_does_not_know_the_token_leaves_nothing(inbox: Inbox, file: int) -> None:
     for place in range(32):
         token = bytearray(inbox.address.token)
@@ -78,6 +79,7 @@ def sent(message: bytes, descriptors: list[int], inbox: Inbox) -> None:
         stranger.sendmsg([message], ancillary, socket.MSG_DONTWAIT, inbox.address.path(0))
 
 
+@pytest.mark.threat("R10")
 def test_messages_of_another_form_are_refused_even_with_the_token(inbox: Inbox, file: int) -> None:
     good = inbox.address.token + struct.pack("<I", 0)
     sent(good, [], inbox)
@@ -87,6 +89,7 @@ def test_messages_of_another_form_are_refused_even_with_the_token(inbox: Inbox, 
     assert inbox.take() == {}
 
 
+@pytest.mark.threat("R11")
 def test_strangers_do_not_fill_an_inbox(inbox: Inbox, file: int) -> None:
     for _ in range(300):
         sent(bytes(36), [file], inbox)
@@ -176,6 +179,7 @@ def left_and_forgotten(leaving: Callable[[int], None], one: socket.socket) -> No
     held.join(0.2)
 
 
+@pytest.mark.threat("R11")
 def test_a_strangers_descriptor_that_lingers_delays_no_worker() -> None:
     with lingering() as one:
         inbox = Inbox()
@@ -184,6 +188,7 @@ def test_a_strangers_descriptor_that_lingers_delays_no_worker() -> None:
         ends_in_time(inbox.take, inbox.close)
 
 
+@pytest.mark.threat("R11")
 def test_a_members_descriptor_that_lingers_delays_no_worker() -> None:
     with lingering() as one:
         memory = create_memory()
@@ -196,6 +201,7 @@ def test_a_members_descriptor_that_lingers_delays_no_worker() -> None:
         ends_in_time(take, memory.close)
 
 
+@pytest.mark.threat("R11")
 def test_a_descriptor_that_comes_when_nothing_is_taken_any_more_delays_no_worker() -> None:
     with lingering() as one:
         inbox = Inbox()

@@ -32,6 +32,7 @@ def attempt(store: Store, members: Sequence[int] = MEMBERS, seconds: float = 20)
         return list(pool.map(join, members))
 
 
+@pytest.mark.threat("F7")
 def test_every_attempt_has_one_epoch_of_its_own_in_the_same_store() -> None:
     store, threads = DictStore(), busy_threads()
     epochs = [attempt(store) for _ in range(3)]
@@ -148,6 +149,7 @@ def test_a_rank_that_is_ahead_does_not_take_the_epoch_of_the_attempt_it_has_left
 
 
 @pytest.mark.parametrize("asked_for", ["set", "check", "get"])
+@pytest.mark.threat("S5")
 def test_a_store_that_answers_no_more_is_not_waited_for(asked_for: str) -> None:
     with SilentStore(asked_for) as store:
         with (
@@ -158,6 +160,7 @@ def test_a_store_that_answers_no_more_is_not_waited_for(asked_for: str) -> None:
         assert not store.ended.is_set()
 
 
+@pytest.mark.threat("S5")
 def test_the_lowest_rank_leaves_a_store_behind_that_answers_no_more() -> None:
     with SilentStore("check") as store:
         with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 600):
@@ -178,6 +181,7 @@ class OneForAll(DictStore):
         return super().check([re.sub("/[0-9a-f]{32}/", "/", key) for key in keys])
 
 
+@pytest.mark.threat("F6")
 def test_a_store_that_leads_two_runs_together_gives_them_different_epochs() -> None:
     """So they refuse each other: the epoch is in every hello."""
     store = OneForAll()

@@ -54,6 +54,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [say_nothing, talk_http, flood, claim_a_huge_record, hang_up])
+@pytest.mark.threat("S6")
 def test_strangers_do_no_harm(
     behaviour: Callable[[socket.socket], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,6 +74,7 @@ def test_strangers_do_no_harm(
     assert behaviour is say_nothing or "was refused" in caplog.text
 
 
+@pytest.mark.threat("S12")
 def test_a_member_that_stops_half_way_can_come_again() -> None:
     """The same worker connects, is admitted and vanishes; then it comes as it should."""
     with world(2) as mesh:
@@ -115,6 +117,7 @@ def test_a_member_whose_accept_offers_what_is_no_memory(offer: dict[str, object]
         b'[["0.0.0.0",80]]',
     ],
 )
+@pytest.mark.threat("S3")
 def test_a_stale_or_wrong_address_is_corrected(lie: bytes) -> None:
     with world(2) as mesh:
         key = address_key(0)
@@ -127,6 +130,7 @@ def test_a_stale_or_wrong_address_is_corrected(lie: bytes) -> None:
         assert_linked(mesh)
 
 
+@pytest.mark.threat("S3")
 def test_an_address_that_was_overwritten_is_put_back() -> None:
     with world(2) as mesh:
         mesh.start(0)
@@ -137,6 +141,7 @@ def test_an_address_that_was_overwritten_is_put_back() -> None:
         assert_linked(mesh)
 
 
+@pytest.mark.threat("S9")
 def test_an_address_that_leads_to_a_silent_server_is_put_back() -> None:
     with world(2, timeout=60.0) as mesh, socket.create_server(("127.0.0.1", 0)) as silent:
         mesh.start(0)
@@ -191,6 +196,7 @@ def shown(address: tuple[str, int]) -> bytes:
     return f'[["{address[0]}",{address[1]}]]'.encode()
 
 
+@pytest.mark.threat("S4")
 def test_an_address_that_leads_to_another_member_ends_no_group(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -206,6 +212,7 @@ def test_an_address_that_leads_to_another_member_ends_no_group(
         assert_linked(mesh)
 
 
+@pytest.mark.threat("S4")
 def test_an_address_that_leads_into_another_group_ends_neither(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -277,6 +284,7 @@ def test_members_that_list_different_members_end_at_once(
             assert not error.misdirected
 
 
+@pytest.mark.threat("S4")
 def test_a_workers_own_address_in_another_group_is_no_second_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -301,6 +309,7 @@ def test_a_workers_own_address_in_another_group_is_no_second_worker(
         assert_linked(other)
 
 
+@pytest.mark.threat("S5")
 def test_a_store_that_fails() -> None:
     class Broken:
         def set(self, *_: object) -> bytes:
@@ -319,6 +328,7 @@ def test_a_store_that_fails() -> None:
 
 
 @pytest.mark.parametrize("asked_for", ["set", "check", "get"])
+@pytest.mark.threat("S5")
 def test_a_store_that_answers_no_more(asked_for: str) -> None:
     """torch's client would wait for it without end."""
     with SilentStore(asked_for) as store:

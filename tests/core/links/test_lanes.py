@@ -101,6 +101,7 @@ def test_a_rank_that_agrees_later_is_waited_for(one: Team) -> None:
         close(each)
 
 
+@pytest.mark.threat("N5")
 def test_a_rank_that_never_agrees_is_named_in_time(one: Team) -> None:
     open_before = len(os.listdir("/proc/self/fd"))
 
@@ -117,6 +118,7 @@ def test_a_rank_that_never_agrees_is_named_in_time(one: Team) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.threat("N5")
 def test_a_rank_that_has_given_up_refuses_for_good(one: Team) -> None:
     """So the other one need not wait until its own time is up."""
     with pytest.raises(PeerUnreachable, match="was not opened in time"):
@@ -159,6 +161,7 @@ def test_a_lower_rank_learns_that_the_higher_one_has_given_up(
             exchange(one, rank).open_agreed(names, 60.0)
 
 
+@pytest.mark.threat("N4")
 def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:
     with pytest.raises(
         PeerUnreachable, match="rank 0 has not agreed to lane 1 of collectives to rank 2 yet"
@@ -178,6 +181,7 @@ def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:
         close(each)
 
 
+@pytest.mark.threat("N4")
 def test_a_member_that_asks_without_end_leaves_nothing(one: Team) -> None:
     """For lanes that were not agreed on, of other epochs, and of its own first lane."""
 

@@ -89,6 +89,7 @@ def formed(one: Team, dead: int) -> tuple[list[int], set[str]]:
     ],
     ids=["after its confirmation", "a root that passed all on", "between two that are below it"],
 )
+@pytest.mark.threat("J9")
 def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
     monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int, without: set[int]
 ) -> None:
@@ -125,6 +126,7 @@ def test_what_a_member_outside_the_tree_said_is_heard_after_the_agreement(
 
 
 @pytest.mark.parametrize(("mute", "size"), [(7, 12), (0, 12), (3, 4)])
+@pytest.mark.threat("J11")
 def test_a_member_that_says_nothing_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, mute: int, size: int
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_member_that_says_nothing_is_named_by_all(
             assert not error.proven
 
 
+@pytest.mark.threat("J11")
 def test_half_a_word_of_one_member_loses_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,6 +119,7 @@ def test_messages_between_ranks_without_a_link() -> None:
         assert one.all(lambda rank: swap(one, rank)) == [SIZE - 1.0 - rank for rank in range(SIZE)]
 
 
+@pytest.mark.threat("J14")
 def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -139,6 +140,7 @@ def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
         assert held
 
 
+@pytest.mark.threat("J24")
 def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each acceptor is held up until both dial, and takes its own connection for the link first."""
     both = threading.Barrier(2)
@@ -172,6 +174,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
+@pytest.mark.threat("F1")
 def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None:
     """It has formed the group and calls nothing: lower ranks wait for it to dial."""
     with team() as one:
@@ -208,6 +211,7 @@ def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> Non
         del early, late
 
 
+@pytest.mark.threat("F1")
 def test_a_rank_that_is_gone_is_named_by_all() -> None:
     with team() as one:
         one.groups[7].engine._native.interrupt()
@@ -220,6 +224,7 @@ def test_a_rank_that_is_gone_is_named_by_all() -> None:
         assert set(one.all(call, 7)) == {("group.peer_lost", 7)}
 
 
+@pytest.mark.threat("F2")
 def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_to_it() -> None:
     """One rank hears of it from the broker, and has no session with that member."""
     with team() as one:
@@ -233,6 +238,7 @@ def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_
         assert set(one.all(call)) == {("group.no_longer_admitted", 11)}
 
 
+@pytest.mark.threat("F2")
 def test_every_members_key_is_known_to_every_member() -> None:
     """So a revocation ends the group at members without a session with the revoked one, too."""
     with team() as one:
@@ -243,6 +249,7 @@ def test_every_members_key_is_known_to_every_member() -> None:
         assert {group.links_at_first for group in one.groups} == {1, 2, 3, 4}
 
 
+@pytest.mark.threat("K3")
 def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,6 +272,7 @@ def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
         assert not first & second
 
 
+@pytest.mark.threat("J25")
 def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None:
     """Another process with a valid certificate of that rank, which knows the transcript."""
     with team() as one:
@@ -281,6 +289,7 @@ def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None
 
 
 @pytest.mark.parametrize("transcript", ["", "0" * 64])
+@pytest.mark.threat("J25")
 def test_a_later_link_must_state_the_groups_transcript(transcript: str) -> None:
     with team() as one:
         late = one.groups[11].engine.exchange
@@ -415,6 +424,7 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed(stated: by
     )
 
 
+@pytest.mark.threat("J25")
 def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Links are made with those certificates with which it was formed, and with no other ones."""
 

@@ -52,6 +52,7 @@ def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(exchange, "_CLOSED_SECONDS", seconds)
 
 
+@pytest.mark.threat("J22")
 def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel takes connections, and the message has a longer timeout."""
     give_up_after(monkeypatch, 0.5)
@@ -82,6 +83,7 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
         assert one.all(call, *but(3, 8)) == [8, 3]
 
 
+@pytest.mark.threat("J22")
 def test_members_that_do_not_answer_hold_up_no_other() -> None:
     """There are more of them than threads that dial."""
     reached = threading.Event()
@@ -109,6 +111,7 @@ def test_members_that_do_not_answer_hold_up_no_other() -> None:
             reaching.stop()
 
 
+@pytest.mark.threat("J22")
 def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,6 +254,7 @@ def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
         assert one.all(call, *but(3, 8)) == [("group.peer_silent", 5)] * 2
 
 
+@pytest.mark.threat("J23")
 def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
     """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
     with team() as one:
@@ -265,6 +269,7 @@ def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
         ]
 
 
+@pytest.mark.threat("J23")
 def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,6 +287,7 @@ def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
         assert one.all(call, *but(3)) == [("group.peer_silent", 5)]
 
 
+@pytest.mark.threat("J23")
 def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:
     """Rank 5 sees it at once, and has no link but the one with that member."""
     with team() as one:
@@ -355,6 +361,7 @@ def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.Mon
         assert one.all(call, *but(3, 8, 11)) == [3, 11, 8]
 
 
+@pytest.mark.threat("J18")
 def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 3 takes nothing of what rank 8 says to it; one thread serves all listeners here."""
     plain, held, goes_on = Endpoint.add_late_link, threading.Event(), threading.Event()
@@ -379,6 +386,7 @@ def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPat
         goes_on.set()
 
 
+@pytest.mark.threat("J18")
 def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 5 takes no more of a message, nor rank 3's alert; rank 8 links with rank 3 meanwhile."""
     turns: list[float] = []
@@ -425,6 +433,7 @@ def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.threat("J21")
 def test_the_kernel_lacks_memory_when_a_link_is_made(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
@@ -447,6 +456,7 @@ def test_the_kernel_lacks_memory_when_a_link_is_made(
 
 
 @pytest.mark.parametrize("victim", [3, 8])
+@pytest.mark.threat("J21")
 def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, victim: int
 ) -> None:

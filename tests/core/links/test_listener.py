@@ -177,6 +177,7 @@ def test_a_connection_without_memory_for_a_thread_is_not_counted(
     serving.stop()  # returns: it waits for threads that are counted
 
 
+@pytest.mark.threat("J21")
 def test_strangers_knock_while_no_memory_is_left() -> None:
     """The thread of all groups lives on, and a stranger is refused by name when there is some."""
     run = subprocess.run(
@@ -191,6 +192,7 @@ def test_strangers_knock_while_no_memory_is_left() -> None:
     assert (run.returncode, run.stdout.splitlines()) == (0, said)
 
 
+@pytest.mark.threat("J16")
 def test_what_strangers_caused_keeps_no_private_key() -> None:
     """A group of more than eight has its listener, and what it refused, as long as it lives."""
     one, key = identity(0)
@@ -217,6 +219,7 @@ def test_what_strangers_caused_keeps_no_private_key() -> None:
         links.release()
 
 
+@pytest.mark.threat("J18")
 def test_a_worker_that_opens_ever_more_connections_loses_its_oldest() -> None:
     one, zero = ISSUER.credentials(1), ISSUER.credentials(0)
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
@@ -270,6 +273,7 @@ os.wait()
 """
 
 
+@pytest.mark.threat("K20")
 def test_a_forked_child_does_not_keep_the_port_open() -> None:
     """Peers that dial a worker which has died must be refused, not left in a queue."""
     out = subprocess.run(
@@ -282,6 +286,7 @@ def test_a_forked_child_does_not_keep_the_port_open() -> None:
     assert out.stdout == "refused\n"
 
 
+@pytest.mark.threat("J20")
 def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has a listener for each large group, and strangers may come to all of them."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))

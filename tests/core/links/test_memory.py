@@ -49,6 +49,7 @@ def test_memory_that_was_not_left_is_missed(own: OwnMemory) -> None:
         own.take_peers()
 
 
+@pytest.mark.threat("R7", "R9")
 def test_no_other_process_can_write_and_none_can_change_the_size(own: OwnMemory) -> None:
     """Not even with the descriptor itself: the maker's one mapping is all there is."""
     fd = own.fd
@@ -65,6 +66,7 @@ def test_no_other_process_can_write_and_none_can_change_the_size(own: OwnMemory)
 
 
 @pytest.mark.parametrize("missing", [SHRINK, GROW, SEAL, FUTURE_WRITE])
+@pytest.mark.threat("R9")
 def test_other_seals_are_refused(missing: int) -> None:
     fd = memory(ALL & ~missing)
     with pytest.raises(Unsupported, match="not sealed against other writers and sizes"):
@@ -72,6 +74,7 @@ def test_other_seals_are_refused(missing: int) -> None:
     os.close(fd)
 
 
+@pytest.mark.threat("R10")
 def test_another_size_is_refused() -> None:
     fd = memory(ALL, MEMORY_BYTES - 4096)
     with pytest.raises(Unsupported, match=f"and not {MEMORY_BYTES}"):
@@ -79,6 +82,7 @@ def test_another_size_is_refused() -> None:
     os.close(fd)
 
 
+@pytest.mark.threat("R10")
 def test_memory_with_holes_is_refused() -> None:
     fd = memory(ALL)
     with pytest.raises(Unsupported, match="not allocated"):
@@ -86,6 +90,7 @@ def test_memory_with_holes_is_refused() -> None:
     os.close(fd)
 
 
+@pytest.mark.threat("R10")
 def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     read, write = os.pipe()
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)

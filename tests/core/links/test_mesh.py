@@ -95,6 +95,7 @@ def test_a_group_of_one_needs_no_peer() -> None:
     assert store.values == {}
 
 
+@pytest.mark.threat("K15")
 def test_the_sockets_are_fit_for_records() -> None:
     with world(2) as mesh:
         mesh.start_all()
@@ -140,6 +141,7 @@ def test_shared_memory_that_is_demanded_and_not_available(demanding: int) -> Non
     ],
 )
 @pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.threat("D3")
 def test_one_worker_with_other_terms(changes: dict[str, Any], error: str, odd: int) -> None:
     with world(4, timeout=8.0) as mesh:
         mesh.start_all(odd)
@@ -148,6 +150,7 @@ def test_one_worker_with_other_terms(changes: dict[str, Any], error: str, odd: i
         assert mesh.errors() == dict.fromkeys(range(4), error)
 
 
+@pytest.mark.threat("J6")
 def test_one_worker_with_another_world_size() -> None:
     with world(3, timeout=8.0) as mesh:
         mesh.start_all(2)
@@ -161,6 +164,7 @@ def test_one_worker_with_another_world_size() -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.threat("J28")
 def test_one_worker_whose_certificate_has_expired(odd: int) -> None:
     # The others wait for a worker with a valid certificate, and name this one when time is up.
     with world(3, timeout=2.0) as mesh:
@@ -171,6 +175,7 @@ def test_one_worker_whose_certificate_has_expired(odd: int) -> None:
 
 
 @pytest.mark.parametrize("double", [0, 1])
+@pytest.mark.threat("J26")
 def test_two_workers_with_one_rank(double: int) -> None:
     """Rank 1 is found by rank 0, which both dial; rank 0 by the store, which shows the other."""
     # Rank 2 stays away: without it the first of the two cannot finish before the second comes.
@@ -206,6 +211,7 @@ def test_a_worker_of_another_authority(stranger: int) -> None:
         assert mesh.errors() == {0: "handshake.unknown_authority", 1: "handshake.unknown_authority"}
 
 
+@pytest.mark.threat("J4")
 def test_a_worker_of_another_job() -> None:
     with world(2, timeout=1.5) as mesh:
         mesh.start(0)
@@ -218,6 +224,7 @@ def test_a_worker_of_another_job() -> None:
         assert mesh.errors() == {0: "handshake.wrong_job", 1: "handshake.wrong_job"}
 
 
+@pytest.mark.threat("S10")
 def test_a_strangers_failure_does_not_stop_the_others() -> None:
     """A worker of another authority is refused, and the real one is still welcome."""
     with world(2) as mesh:
@@ -234,6 +241,7 @@ def test_a_strangers_failure_does_not_stop_the_others() -> None:
         assert_linked(mesh)
 
 
+@pytest.mark.threat("J5", "S4")
 def test_a_worker_that_reached_another_rank() -> None:
     sessions = SessionTable()
     with world(3, timeout=8.0) as mesh:

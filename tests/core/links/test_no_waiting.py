@@ -39,6 +39,7 @@ def empty(sock: socket.socket) -> None:
             pass
 
 
+@pytest.mark.threat("J18")
 def test_a_dialer_that_does_not_read_is_not_waited_for() -> None:
     with channels() as (dialer, acceptor):
         acceptor.connection.deadline = soon(0.5)
@@ -58,6 +59,7 @@ def test_a_dialer_that_does_not_read_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.threat("J18")
 def test_a_link_that_comes_too_late_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, failed: bool
 ) -> None:

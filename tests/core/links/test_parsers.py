@@ -30,6 +30,7 @@ def test_addresses_survive(addresses: list[tuple[str, int]]) -> None:
 
 @given(st.binary(max_size=1100))
 @example(b"[" * 1024)
+@pytest.mark.threat("W13")
 def test_any_bytes(raw: bytes) -> None:
     with pytest.raises(MalformedSetup):
         parse_addresses(raw)
@@ -59,6 +60,7 @@ def test_any_bytes(raw: bytes) -> None:
         [["127.0.0.1\u0000", 1]],
     ],
 )
+@pytest.mark.threat("S3")
 def test_what_is_no_address(value: object) -> None:
     with pytest.raises(MalformedSetup):
         parse_addresses(json.dumps(value).encode())
@@ -104,6 +106,7 @@ def test_where_to_listen() -> None:
         ({"MASTER_ADDR": "no such host"}, "cannot be resolved"),
     ],
 )
+@pytest.mark.threat("S13")
 def test_where_not_to_listen(environ: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         own_addresses(environ)

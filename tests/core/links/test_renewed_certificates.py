@@ -39,6 +39,7 @@ class Renewed:
 
 @pytest.mark.parametrize("size", [3, 9])
 @pytest.mark.parametrize("late", ["first", "last"])
+@pytest.mark.threat("B20")
 def test_members_that_wait_for_longer_than_their_certificates_live(size: int, late: str) -> None:
     """In a tree, those whose neighbours have all come speak before the last one has."""
     missing = 0 if late == "first" else size - 1

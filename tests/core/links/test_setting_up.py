@@ -23,6 +23,7 @@ def accepted() -> list[socket.socket]:
     return [listening, dialed, taken]
 
 
+@pytest.mark.threat("K20")
 def test_a_child_closes_what_its_parent_is_setting_up() -> None:
     sockets = accepted()
     inodes = {os.fstat(each.fileno()).st_ino for each in sockets}

@@ -369,6 +369,7 @@ class FailingEpoll:
         return getattr(self._epoll, name)
 
 
+@pytest.mark.threat("J21")
 def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -383,6 +384,7 @@ def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
 
 
 @pytest.mark.parametrize("place", ["_has_listeners", "_turn_is_over", "_log_failure"])
+@pytest.mark.threat("J21")
 def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -450,6 +452,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nothing(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.threat("J21")
 def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
     """Of bytes epoll tells once, and that turn had been told."""
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
@@ -476,6 +479,7 @@ def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
     assert not failures
 
 
+@pytest.mark.threat("J21")
 def test_a_thread_of_tls_that_has_no_memory_keeps_no_one_waiting() -> None:
     """Not even for the error of the connection that it served."""
 

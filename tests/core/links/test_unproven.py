@@ -50,6 +50,7 @@ def test_one_that_has_just_come_does_not_give_way() -> None:
     assert full.to_give_way("10.0.0.1", LATER) is not None
 
 
+@pytest.mark.threat("S7")
 def test_a_flood_from_one_source_does_not_displace_another() -> None:
     worker = connection("10.0.0.9", at=0.0)
     flood = [connection("10.0.0.1", at=0.5) for _ in range(2)]
@@ -61,6 +62,7 @@ def test_a_flood_from_one_source_does_not_displace_another() -> None:
     assert full.has_room("10.0.0.3")
 
 
+@pytest.mark.threat("S7")
 def test_a_busy_source_that_answers_at_once_does_not_keep_newcomers_out() -> None:
     """An attacker with many addresses has two connections at one of them, and keeps them busy."""
     silent = [connection(f"10.0.0.{host}", at=0.1) for host in range(2, 8)]
@@ -101,6 +103,7 @@ def test_they_leave_descriptors_to_the_worker(
     assert arrivals.limits() == expected
 
 
+@pytest.mark.threat("J20")
 def test_several_listeners_share_what_one_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     silent, greeting = arrivals.limits()

@@ -27,10 +27,12 @@ def run(*names: str) -> Any:
 
 
 @pytest.mark.parametrize("name", children.WAYS)
+@pytest.mark.threat("G8")
 def test_a_child_that_lost_the_variable_runs_no_plaintext_group(name: str) -> None:
     assert run(name) == {name: SEALED}
 
 
+@pytest.mark.threat("G8")
 def test_a_child_of_a_server_that_loaded_torch_before_the_mode_was_on() -> None:
     name = "a server that had loaded torch"
     assert run(name) == {name: SEALED}
@@ -61,6 +63,7 @@ print("GOT", server.communicate("go on")[0])
 """
 
 
+@pytest.mark.threat("G8")
 def test_a_child_of_a_server_that_had_a_plaintext_group_before_the_mode_was_on() -> None:
     done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True)
     assert done.stdout.strip() == "GOT PlaintextGroup"

@@ -35,6 +35,7 @@ def run(*arguments: object, **changed: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.threat("G1")
 def test_doors_that_are_served(tmp_path: Path) -> None:
     result = run("-n", 2, served.__file__, tmp_path / "checkpoint")
     assert result.returncode == 0, result.stderr
@@ -51,6 +52,7 @@ def test_doors_that_are_served(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.threat("G2", "G7")
 def test_doors_that_are_refused() -> None:
     result = run(refused.__file__)
     assert result.returncode == 0, result.stderr
@@ -105,6 +107,7 @@ THREAD = f"{GROUP}, whose thread pt_gloo_runloop runs, exists already"
     ],
     ids=["torch's", "a class", "a class that C++ holds", "rpc"],
 )
+@pytest.mark.threat("G5")
 def test_what_is_in_plaintext_and_exists_already(make: str, told: str) -> None:
     code = f"""
 import sealring, torch, torch.distributed as dist
@@ -174,6 +177,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert told in refusal(code, **changed)
 
 
+@pytest.mark.threat("G7")
 def test_the_launcher_refuses_workers_without_the_guard() -> None:
     result = run(served.__file__, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert result.returncode == 2

@@ -42,6 +42,7 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("code", [GUARD + IMPORT + USE, IMPORT + GUARD + USE])
+@pytest.mark.threat("G3")
 def test_deepspeeds_operator_is_away_and_refused(code: str, tmp_path: Path) -> None:
     done = run(tmp_path, code)
     assert done.stdout == "None\n"
@@ -60,6 +61,7 @@ def test_without_the_mode_it_is_left_alone(tmp_path: Path) -> None:
     ("module", "name"),
     [("process_group", "ProcessGroupGloo"), ("checkpointing.http_transport", "HTTPTransport")],
 )
+@pytest.mark.threat("G4")
 def test_torchfts_plaintext_classes_are_refused(module: str, name: str, tmp_path: Path) -> None:
     done = run(tmp_path, f"{GUARD}from torchft.{module} import {name}\n{name}()\n")
     last = done.stderr.splitlines()[-1]

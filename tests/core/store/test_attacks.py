@@ -27,6 +27,7 @@ SECRET_NAME = "a name that tells something"
 SECRET_VALUE = b"a value that tells even more"
 
 
+@pytest.mark.threat("T1")
 def test_names_and_values_cannot_be_read(server: Server) -> None:
     worker = server.worker()
     worker.set(SECRET_NAME, SECRET_VALUE)
@@ -41,6 +42,7 @@ def test_names_and_values_cannot_be_read(server: Server) -> None:
         assert SECRET_NAME[at : at + 4].encode() not in everything
 
 
+@pytest.mark.threat("T1")
 def test_equal_values_look_different(server: Server) -> None:
     worker = server.worker()
     worker.set("one", SECRET_VALUE)
@@ -50,6 +52,7 @@ def test_equal_values_look_different(server: Server) -> None:
     assert len({first, server.held("one"), server.held("two")}) == 3
 
 
+@pytest.mark.threat("T2")
 def test_every_byte_changed_in_turn(server: Server) -> None:
     worker = server.worker()
     worker.set("key", SECRET_VALUE)
@@ -63,6 +66,7 @@ def test_every_byte_changed_in_turn(server: Server) -> None:
     assert worker.get("key") == SECRET_VALUE
 
 
+@pytest.mark.threat("T2")
 def test_cut_at_every_byte_and_lengthened(server: Server) -> None:
     worker = server.worker()
     worker.set("key", SECRET_VALUE)
@@ -77,6 +81,7 @@ def test_cut_at_every_byte_and_lengthened(server: Server) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"5", b"plain text", pickle.dumps([1, 2]), bytes(4096)])
+@pytest.mark.threat("T2")
 def test_a_value_that_is_not_sealed(server: Server, raw: bytes) -> None:
     worker = server.worker()
     server.put("key", raw)
@@ -93,6 +98,7 @@ def test_a_value_that_is_not_sealed(server: Server, raw: bytes) -> None:
             worker.add("key", 1)
 
 
+@pytest.mark.threat("T2")
 def test_a_value_moved_to_another_key(server: Server) -> None:
     worker = server.worker()
     worker.set("one", "1")
@@ -104,6 +110,7 @@ def test_a_value_moved_to_another_key(server: Server) -> None:
         worker.get("two")
 
 
+@pytest.mark.threat("T2")
 def test_values_exchanged_in_one_answer(server: Server) -> None:
     worker = server.worker()
     worker.multi_set(["one", "two"], ["1", "2"])
@@ -119,6 +126,7 @@ class FewerAnswers(HashStore):
         return super().multi_get(keys)[:-1]
 
 
+@pytest.mark.threat("T2")
 def test_fewer_values_than_keys() -> None:
     worker = SealedStore(FewerAnswers(), KEYS)
     worker.multi_set(["one", "two"], ["1", "2"])
@@ -128,6 +136,7 @@ def test_fewer_values_than_keys() -> None:
         worker.multi_get(["one", "two"])
 
 
+@pytest.mark.threat("T3")
 def test_a_number_is_never_taken_for_a_value(server: Server) -> None:
     worker = server.worker()
     worker.set("key", "value")
@@ -140,6 +149,7 @@ def test_a_number_is_never_taken_for_a_value(server: Server) -> None:
         worker.get("key")
 
 
+@pytest.mark.threat("T3")
 def test_the_mark_of_a_counter_moved_to_a_value(server: Server) -> None:
     worker = server.worker()
     worker.set("key", "value")
@@ -158,6 +168,7 @@ def test_a_counter_is_what_the_server_says(server: Server) -> None:
     assert worker.add("count", 1) == 101
 
 
+@pytest.mark.threat("T5")
 def test_a_value_its_reader_saw_replaced(server: Server) -> None:
     one, other = server.worker(), server.worker()
     one.set("key", "old")
@@ -170,6 +181,7 @@ def test_a_value_its_reader_saw_replaced(server: Server) -> None:
         other.get("key")
 
 
+@pytest.mark.threat("T5")
 def test_a_value_of_one_writer_that_another_had_replaced(server: Server) -> None:
     one, other, reader = server.worker(), server.worker(), server.worker()
     one.set("key", "old")
@@ -183,6 +195,7 @@ def test_a_value_of_one_writer_that_another_had_replaced(server: Server) -> None
 
 
 @pytest.mark.parametrize("replace", ["set", "compare_set", "delete_key"])
+@pytest.mark.threat("T5")
 def test_a_writer_knows_what_it_replaced_itself(server: Server, replace: str) -> None:
     worker = server.worker()
     worker.set("key", "old")
@@ -199,6 +212,7 @@ def test_a_writer_knows_what_it_replaced_itself(server: Server, replace: str) ->
         worker.get("key")
 
 
+@pytest.mark.threat("T6")
 def test_what_was_appended_cannot_be_cut_reordered_or_repeated(server: Server) -> None:
     writer, reader = server.worker(), server.worker()
     ends = []
@@ -220,6 +234,7 @@ def test_what_was_appended_cannot_be_cut_reordered_or_repeated(server: Server) -
             server.worker().get("key")
 
 
+@pytest.mark.threat("T6")
 def test_values_joined_to_one(server: Server) -> None:
     worker = server.worker()
     worker.set("key", "one")
@@ -249,6 +264,7 @@ class Restless(HashStore):
         return bytes(super().get(key)) if super().check([key]) else b"x"
 
 
+@pytest.mark.threat("T8")
 def test_a_store_that_never_exchanges() -> None:
     worker = SealedStore(Restless(), KEYS)
     worker.set("key", "value")
@@ -273,6 +289,7 @@ ENVIRONMENT = {
     ],
     ids=["secret", "job", "run", "restart"],
 )
+@pytest.mark.threat("T4")
 def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]) -> None:
     plain = HashStore()
     ours = store_under_secret(plain, ENVIRONMENT)
@@ -290,6 +307,7 @@ def test_without_a_secret_there_is_no_key_before_the_group() -> None:
         store_under_secret(HashStore(), {})
 
 
+@pytest.mark.threat("T7")
 def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:
     """A group that is made over a sealed store meets forgeries as it does over a plain one."""
     until = time.monotonic() + 60
@@ -320,6 +338,7 @@ def test_a_context_is_not_another_one_spelled_differently() -> None:
     assert len(names) == len(contexts)
 
 
+@pytest.mark.threat("T2")
 def test_a_part_says_what_it_is(server: Server) -> None:
     """The kind is authenticated: an appended part cannot be made a first one."""
     sealed = KEYS.seal(Kind.APPENDED, KEYS.value_name("key"), bytes(16), 1, b"x")

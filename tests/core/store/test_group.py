@@ -75,6 +75,7 @@ def over_a_sealed_url(rank: int, world: int, ports: list[int]) -> list[float]:
 NO_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
+@pytest.mark.threat("T1")
 def test_a_group_over_a_sealed_url(workers: Workers) -> None:
     ports = [free_port(), free_port()]
     results = workers.run(over_a_sealed_url, ports, group=False, env=NO_AGENT)
@@ -186,6 +187,7 @@ def objects_over_a_tapped_link(rank: int, world: int, number: int) -> tuple[str,
     [(1, ("TamperedRecord", 0)), (2, ("TamperedRecord", 0)), (99, ("received", 1))],
     ids=["size", "object", "neither"],
 )
+@pytest.mark.threat("T10")
 def test_no_changed_record_of_an_object_reaches_pickle(
     workers: Workers, number: int, expected: tuple[str, int]
 ) -> None:
@@ -222,6 +224,7 @@ def test_agents_meet_over_a_sealed_store(monkeypatch: pytest.MonkeyPatch) -> Non
         handler.shutdown()
 
 
+@pytest.mark.threat("T9")
 def test_no_forged_state_of_the_agents_reaches_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     server = HashStore()
@@ -238,6 +241,7 @@ def test_no_forged_state_of_the_agents_reaches_pickle(monkeypatch: pytest.Monkey
     assert loaded == []
 
 
+@pytest.mark.threat("T9")
 def test_the_same_forgery_does_run_in_torchs_own_rendezvous() -> None:
     """What the two tests above are worth: the attack is real where the store is not sealed."""
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend

@@ -188,6 +188,7 @@ def test_clones_live_with_their_store(server: Server) -> None:
     assert sealed.get("a/key") == b"value"
 
 
+@pytest.mark.threat("T11")
 def test_many_threads_and_connections_raise_no_false_alarm() -> None:
     """Reads that overtake each other, and writers that do not know of each other."""
     store = SealedStore(HashStore(), KEYS)

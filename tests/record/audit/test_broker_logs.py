@@ -139,6 +139,7 @@ def unlogged(job: Job, key: Ed25519PrivateKey, lifetime: timedelta, now: datetim
     return Credentials(JOB, 1, certificate, (keys.authority,), KeptKey.of(key))
 
 
+@pytest.mark.threat("A4")
 def test_a_key_that_the_broker_never_admitted(job: Job) -> None:
     job.publish()
     now = datetime.now(UTC)
@@ -152,6 +153,7 @@ def test_a_key_that_the_broker_never_admitted(job: Job) -> None:
     assert [one.said for one in result.answers] == [Said.NO]
 
 
+@pytest.mark.threat("A4")
 def test_a_further_certificate_for_a_key_that_was_admitted(job: Job) -> None:
     """Of another time than the log says: so a worker could stay without being attested again."""
     key = Ed25519PrivateKey.generate()
@@ -166,6 +168,7 @@ def test_a_further_certificate_for_a_key_that_was_admitted(job: Job) -> None:
 
 @pytest.mark.parametrize("finished", ["before", "after"])
 @pytest.mark.parametrize("how", ["revoked", "released"])
+@pytest.mark.threat("A4")
 def test_a_worker_that_was_taken_out_and_goes_on(job: Job, how: str, finished: str) -> None:
     before = time.time() - 2
     if how == "revoked":
@@ -223,6 +226,7 @@ def garbage(entries: list[bytes]) -> list[bytes]:
         (exchanged, REFUSED), (garbage, REFUSED),
     ],
 )  # fmt: skip
+@pytest.mark.threat("A4")
 def test_a_log_that_the_operator_signed_anew(
     job: Job, rewrite: Callable[[list[bytes]], list[bytes]], found: tuple[Fault, tuple[str, ...]]
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_log_that_the_operator_signed_anew(
     assert faults(job.audit()) == [found]
 
 
+@pytest.mark.threat("A4")
 def test_the_log_of_another_broker(job: Job, tmp_path: Path) -> None:
     job.publish()
     job.write(time.time())
@@ -280,6 +285,7 @@ def test_a_checkpoint_of_a_brokers_log_that_is_not_shown(job: Job) -> None:
     assert result.findings[0].text.startswith("log.wrong: ")
 
 
+@pytest.mark.threat("A4")
 def test_entries_signed_by_another_key_under_the_brokers_name(job: Job) -> None:
     job.publish()
     job.write(time.time())

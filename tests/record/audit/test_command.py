@@ -153,6 +153,7 @@ def test_options_of_replay_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("name", ["[/red]", "[bold", "[link=file:///]x[/link]", "a\x1b[2Jb"])
+@pytest.mark.threat("A14")
 def test_a_name_of_a_run_that_is_markup_is_printed_as_text(name: str, tmp_path: Path) -> None:
     made = MadeRun(world=2, count=2)
     head = made.write(tmp_path / "run").path / "run.json"
@@ -162,6 +163,7 @@ def test_a_name_of_a_run_that_is_markup_is_printed_as_text(name: str, tmp_path: 
     assert f"Claims about {name.replace(chr(27), '?')}" in " ".join(text.split())
 
 
+@pytest.mark.threat("A14")
 def test_a_name_of_a_file_does_not_steer_the_terminal(tmp_path: Path) -> None:
     made = MadeRun(world=2, count=2)
     (made.write(tmp_path / "run").path / "a\x1b[2J\u202e[x").write_bytes(b"")

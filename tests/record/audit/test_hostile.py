@@ -40,6 +40,7 @@ def run(made: MadeRun, tmp_path: Path) -> RunFolder:
     return made.write(tmp_path / "run")
 
 
+@pytest.mark.threat("A9")
 def test_a_symlink_anywhere(made: MadeRun, run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("secret")
     for place in ("statements/x.dsse.json", "log/tile/x", "evidence", "x"):
@@ -51,6 +52,7 @@ def test_a_symlink_anywhere(made: MadeRun, run: RunFolder, tmp_path: Path) -> No
     assert audit(run.path, made.trust).status is Status.SHOWN
 
 
+@pytest.mark.threat("A9")
 def test_a_pipe_does_not_hold_up_the_audit(made: MadeRun, run: RunFolder) -> None:
     os.mkfifo(run.path / "statements" / "x.dsse.json")
     with pytest.raises(MalformedRun, match="special file"):
@@ -64,6 +66,7 @@ def test_a_pipe_does_not_hold_up_the_audit(made: MadeRun, run: RunFolder) -> Non
         "log/x", "log/tile/0/x", "log/tile/entries/000/x", ".new/x", "\x1b[2J",
     ],
 )  # fmt: skip
+@pytest.mark.threat("A9")
 def test_a_file_that_no_run_has(made: MadeRun, run: RunFolder, name: str) -> None:
     path = run.path / name
     if name == "statements":
@@ -82,6 +85,7 @@ def test_what_a_killed_writer_leaves_is_no_fault(made: MadeRun, run: RunFolder) 
     assert audit(run.path, made.trust).status is Status.SHOWN
 
 
+@pytest.mark.threat("A9")
 def test_folders_without_end(made: MadeRun, run: RunFolder) -> None:
     deep = run.path / "log" / "/".join(["d"] * 20)
     deep.mkdir(parents=True)
@@ -97,6 +101,7 @@ def test_more_files_than_an_audit_reads(
         audit(run.path, made.trust)
 
 
+@pytest.mark.threat("A9")
 def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
     with (run.path / "statements" / "x.dsse.json").open("wb") as file:
         file.truncate(run_folder.MAX_BYTES)
@@ -105,6 +110,7 @@ def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("where", ["folder", "log"])
+@pytest.mark.threat("A9")
 def test_statements_are_held_one_at_a_time(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -150,6 +156,7 @@ def test_a_long_chain_of_stages_ends(made: MadeRun, tmp_path: Path) -> None:
     assert answer.said in (Said.NO, Said.NOT_SHOWN)
 
 
+@pytest.mark.threat("A14")
 def test_names_are_text_in_the_page_and_nothing_else(made: MadeRun, tmp_path: Path) -> None:
     for rank in range(2):
         made.each(
@@ -190,6 +197,7 @@ def test_half_a_character_is_no_text(made: MadeRun, tmp_path: Path) -> None:
     page(result).encode()
 
 
+@pytest.mark.threat("A9")
 def test_very_many_names_of_checkpoints_name_few_records_each(
     made: MadeRun, tmp_path: Path
 ) -> None:
@@ -206,6 +214,7 @@ def test_very_many_names_of_checkpoints_name_few_records_each(
     assert max(len(one.against) for one in result.findings) <= len(made.turns)
 
 
+@pytest.mark.threat("A9")
 def test_spans_that_are_listed_one_by_one_are_counted(
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +233,7 @@ def test_spans_that_are_listed_one_by_one_are_counted(
     ]
 
 
+@pytest.mark.threat("A9")
 def test_very_long_ways_through_stages_are_not_held(made: MadeRun, tmp_path: Path) -> None:
     made.made = []
     last = Named("raw", sha("raw"))
@@ -246,6 +256,7 @@ def test_very_long_ways_through_stages_are_not_held(made: MadeRun, tmp_path: Pat
     assert "too many ways" in answer.text
 
 
+@pytest.mark.threat("A9")
 def test_a_log_with_more_entries_than_an_audit_reads(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def jump(made: MadeRun) -> None:
 
 
 @pytest.mark.parametrize("what", [cut_off, without_a_beginning, jump, skipped_interval])
+@pytest.mark.threat("A10")
 def test_missing_records_could_refute_what_is_about_all(
     what: Callable[[MadeRun], None], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_missing_records_could_refute_what_is_about_all(
     assert Said.YES not in said.values()
 
 
+@pytest.mark.threat("A10")
 def test_a_log_that_is_refused(tmp_path: Path) -> None:
     made = run_of()
     run = made.write(tmp_path / "run")
@@ -103,6 +105,7 @@ def test_a_log_that_is_refused(tmp_path: Path) -> None:
     ("change", "party"),
     [(without_a_beginning, "rank 0"), (jump, "rank 0")],
 )
+@pytest.mark.threat("A10")
 def test_steps_that_no_statement_has_are_named(
     change: Callable[[MadeRun], None], party: str, tmp_path: Path
 ) -> None:

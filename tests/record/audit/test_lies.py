@@ -59,6 +59,7 @@ def test_an_honest_run_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LIES)
+@pytest.mark.threat("A1", "A6")
 def test_a_lie_is_found_and_named(name: str, tmp_path: Path) -> None:
     lie = LIES[name]
     made = MadeRun()
@@ -89,6 +90,7 @@ def check_records(lie: Lie, made: MadeRun, result: AuditResult) -> None:
     assert {node.key for node in behind} >= {f"i:{rank}:{turn}" for rank, turn in lie.blamed}
 
 
+@pytest.mark.threat("A1")
 def test_a_model_file_that_was_swapped(tmp_path: Path) -> None:
     made = MadeRun()
     result = ask(made.write(tmp_path / "run").path, made.trust, b"other weights")
@@ -140,6 +142,7 @@ def test_a_group_that_failed_may_end_differently_at_its_ends(tmp_path: Path) -> 
     assert result.findings == ()
 
 
+@pytest.mark.threat("A6")
 def test_a_run_that_is_started_again_from_a_checkpoint_is_not_accused(tmp_path: Path) -> None:
     made = MadeRun()
     started_again(made)
@@ -197,6 +200,7 @@ def test_very_many_ranges_do_not_hold_up_the_audit(
     assert found[-1].text == "the ranges of corpus overlap in too many ways to be compared"
 
 
+@pytest.mark.threat("A1")
 def test_a_model_from_a_strangers_checkpoint_too(tmp_path: Path) -> None:
     made = MadeRun()
     export = made.made[2]

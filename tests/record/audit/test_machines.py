@@ -83,6 +83,7 @@ LIES: dict[str, Lie] = {
 
 
 @pytest.mark.parametrize("name", LIES)
+@pytest.mark.threat("A1")
 def test_a_lie_about_a_machine(name: str, tmp_path: Path) -> None:
     _, before, after, fault = LIES[name]
     made = small()

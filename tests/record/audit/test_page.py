@@ -32,6 +32,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
     return audit(run.path, made.trust, Question(claims, folder / "model.bin"))
 
 
+@pytest.mark.threat("A14")
 def test_the_policy_names_the_one_style_sheet_and_the_one_script(result: AuditResult) -> None:
     html = page(result)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)

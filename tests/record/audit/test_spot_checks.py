@@ -102,6 +102,7 @@ def long_run(tmp_path: Path) -> tuple[MadeRun, RunFolder, AuditTrust]:
 WANTED = Repetition(4, seed=bytes(32))
 
 
+@pytest.mark.threat("A12")
 def test_the_witnesses_and_the_auditor_choose_the_parts(
     long_run: tuple[MadeRun, RunFolder, AuditTrust], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_witnesses_and_the_auditor_choose_the_parts(
     assert chosen(run.path, trust, WANTED, monkeypatch) != first
 
 
+@pytest.mark.threat("A12")
 def test_a_line_that_no_witness_signed_chooses_nothing(
     long_run: tuple[MadeRun, RunFolder, AuditTrust], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def ends(made: MadeRun, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[An
     return answer, [f"{one}>{part.end.name}" for one, part in zip(starts, repeated, strict=True)]
 
 
+@pytest.mark.threat("A12")
 def test_a_content_that_is_not_named_does_not_hide_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ def test_a_last_content_that_is_not_named_is_not_shown(
     assert "To model@20 (step 20) no part leads" in answer.text
 
 
+@pytest.mark.threat("A12")
 def test_a_run_that_went_back_is_repeated_from_where_it_went_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +199,7 @@ def test_a_second_checkpoint_of_a_step_is_repeated_too(
     assert sorted(parts) == [">model@10", "model@10>model@20", "model@10>model@99"]
 
 
+@pytest.mark.threat("A12")
 def test_a_rank_that_states_more_checkpoints_hides_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

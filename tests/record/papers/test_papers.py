@@ -141,6 +141,7 @@ def test_the_bill_of_materials_lists_data_code_and_packages(
     assert "no evidence" in card
 
 
+@pytest.mark.threat("A17")
 def test_names_of_strangers_are_plain_text_in_the_card(run: RunFolder, model: Path) -> None:
     facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
     bad = replace(facts, job="<script>alert(1)</script> [x](javascript:1) | `y`\n# z")
@@ -186,6 +187,7 @@ def test_files_of_two_exports_get_no_papers_together(
     assert not (tmp_path / "papers").exists()
 
 
+@pytest.mark.threat("A17")
 def test_what_gets_no_papers(run: RunFolder, model: Path, model_key: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     other.write_bytes(b"swapped")
@@ -213,6 +215,7 @@ def test_statements_of_another_run_or_job_are_not_summed_up(run: RunFolder) -> N
     assert facts_of(run, [AUTHORITY], [OWNER.public_key()]).complete
 
 
+@pytest.mark.threat("A15")
 def test_the_builder_is_the_authority_that_issued_the_workers_certificates(run: RunFolder) -> None:
     """A file of authorities may hold others before it, as when one takes the place of another."""
     other = authority_of(Ed25519PrivateKey.generate())
@@ -220,6 +223,7 @@ def test_the_builder_is_the_authority_that_issued_the_workers_certificates(run: 
     assert facts.authority == AUTHORITY.fingerprint(SHA256()).hex()
 
 
+@pytest.mark.threat("A15")
 def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
     """One builder is named: it would vouch for workers that it never admitted."""
     key = Ed25519PrivateKey.generate()
@@ -229,6 +233,7 @@ def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
         facts_of(run, [AUTHORITY, authority_of(key)], [OWNER.public_key()])
 
 
+@pytest.mark.threat("A15")
 def test_workers_of_another_job_write_no_papers_for_this_ones_model(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +244,7 @@ def test_workers_of_another_job_write_no_papers_for_this_ones_model(
     assert write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "job")
 
 
+@pytest.mark.threat("A15")
 def test_a_list_of_packages_that_was_removed_is_missed(run: RunFolder) -> None:
     facts = facts_of(run, [AUTHORITY], [OWNER.public_key()])
     (run.path / "evidence" / facts.code.packages).unlink()
@@ -275,6 +281,7 @@ def test_a_chain_that_goes_on_after_its_end_gets_no_papers(run: RunFolder) -> No
         facts_of(run, [AUTHORITY], [OWNER.public_key()])
 
 
+@pytest.mark.threat("A15")
 def test_a_chain_with_a_statement_left_out_exchanged_or_added_gets_no_papers(
     run: RunFolder,
 ) -> None:
@@ -297,6 +304,7 @@ def test_a_chain_with_a_statement_left_out_exchanged_or_added_gets_no_papers(
         facts_of(run, [AUTHORITY], [OWNER.public_key()])
 
 
+@pytest.mark.threat("A15")
 def test_an_export_of_another_run_gets_no_papers(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path
 ) -> None:
@@ -312,6 +320,7 @@ def test_an_export_of_another_run_gets_no_papers(
     write_papers(model, run, [AUTHORITY], OWNER, model_key, out)
 
 
+@pytest.mark.threat("A15")
 def test_a_folder_with_links_gets_no_papers(run: RunFolder, model: Path, tmp_path: Path) -> None:
     statements = run.path / "statements"
     statements.rename(tmp_path / "elsewhere")
@@ -320,6 +329,7 @@ def test_a_folder_with_links_gets_no_papers(run: RunFolder, model: Path, tmp_pat
         facts_of(run, [AUTHORITY], [OWNER.public_key()])
 
 
+@pytest.mark.threat("A16")
 def test_a_model_that_changes_before_it_is_signed_is_not_signed(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +349,7 @@ def test_a_model_that_changes_before_it_is_signed_is_not_signed(
     assert not (tmp_path / "papers").exists()
 
 
+@pytest.mark.threat("A16")
 def test_a_file_that_the_bundle_would_leave_out_is_named(
     run: RunFolder, model_key: Path, tmp_path: Path
 ) -> None:

@@ -215,6 +215,7 @@ def test_a_dataset_that_was_opened_before_the_recording_is_named(
     assert [(one.name, one.first, one.end) for one in last.data] == [("during", 0, 0)]
 
 
+@pytest.mark.threat("L14")
 def test_a_strangers_statement_is_not_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,6 +249,7 @@ def logged_runs(folder: RunFolder) -> set[str]:
     return {one.run for one in contents if isinstance(one, Interval)}
 
 
+@pytest.mark.threat("L14")
 def test_a_statement_of_another_run_is_not_logged_and_ends_no_chain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,6 +263,7 @@ def test_a_statement_of_another_run_is_not_logged_and_ends_no_chain(
     assert logged_runs(folder) == {folder.head.run}
 
 
+@pytest.mark.threat("L15")
 def test_a_chain_goes_on_from_no_other_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +289,7 @@ def test_a_chain_goes_on_from_no_other_statement(
     assert recorded(folder.path, 3).head == folder.head
 
 
+@pytest.mark.threat("L15")
 def test_a_statement_that_is_in_the_log_is_not_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,6 +354,7 @@ def test_a_worker_that_did_nothing_signs_nothing(
     assert recorded(folder.path, 2, final=False).statement_names() == names
 
 
+@pytest.mark.threat("L16")
 def test_a_logs_key_is_used_for_its_own_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +366,7 @@ def test_a_logs_key_is_used_for_its_own_run_alone(
         sealring.record_run(folder.path, rank=0, world=1)
 
 
+@pytest.mark.threat("L21")
 def test_a_rank_that_was_killed_while_it_made_the_log_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

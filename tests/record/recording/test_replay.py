@@ -143,6 +143,7 @@ def shown_again(again: Again, work: Path, patch: pytest.MonkeyPatch) -> None:
     known_secret(patch)
 
 
+@pytest.mark.threat("A2")
 def test_honest_parts_come_to_the_same_bits_and_a_lie_does_not(
     recorded: Path, again: Again
 ) -> None:
@@ -205,6 +206,7 @@ def test_the_right_content_of_another_manifest_shows_nothing(
 
 
 @pytest.mark.parametrize("name", LIES)
+@pytest.mark.threat("A11")
 def test_the_same_bits_from_something_else_show_nothing(
     name: str, recorded: Path, again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +260,7 @@ def test_a_script_that_fails_or_is_not_there(recorded: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["..", "", "authorities.pem", "a/b", "\0", "x" * 300])
+@pytest.mark.threat("A13")
 def test_a_script_has_any_name_and_need_not_record(
     name: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +273,7 @@ def test_a_script_has_any_name_and_need_not_record(
     assert (outcome.verdict, outcome.said.partition(":")[0]) == ("failed", "log.malformed_run")
 
 
+@pytest.mark.threat("A13")
 def test_a_script_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 

@@ -15,6 +15,7 @@ from tests.record.statements.logs import new_log, numbered
 
 
 @pytest.mark.parametrize("before", [0, 250])
+@pytest.mark.threat("L21")
 def test_killed_before_every_step_of_an_append(tmp_path: Path, before: int) -> None:
     log = new_log(tmp_path, numbered(before))
     step = outcomes = 0
@@ -38,6 +39,7 @@ def test_killed_before_every_step_of_an_append(tmp_path: Path, before: int) -> N
     assert not list((log.folder / ".new").iterdir())
 
 
+@pytest.mark.threat("L21")
 def test_everything_is_durable_before_the_checkpoint_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +74,7 @@ def test_everything_is_durable_before_the_checkpoint_is_replaced(
 
 
 @pytest.mark.parametrize("last", [True, False])
+@pytest.mark.threat("L21")
 def test_a_commit_that_fails_half_way_is_not_followed_by_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:

@@ -118,6 +118,7 @@ def each_file(log: LocalLog) -> list[Path]:
     return sorted(path for path in (log.folder / "tile").rglob("*") if path.is_file())
 
 
+@pytest.mark.threat("L1")
 def test_every_file_changed_in_turn_is_noticed(tmp_path: Path) -> None:
     log = new_log(tmp_path, numbered(600))
     assert len(each_file(log)) == 7
@@ -139,6 +140,7 @@ def test_every_file_changed_in_turn_is_noticed(tmp_path: Path) -> None:
         assert log.check() == 600
 
 
+@pytest.mark.threat("L1")
 def test_the_changed_entry_is_named(tmp_path: Path) -> None:
     log = new_log(tmp_path, numbered(300))
     path = log.folder / "tile/entries/001.p/44"
@@ -151,6 +153,7 @@ def test_the_changed_entry_is_named(tmp_path: Path) -> None:
         log.append([b"more"])
 
 
+@pytest.mark.threat("L1")
 def test_entries_rewritten_together_with_all_their_hashes(tmp_path: Path) -> None:
     log = new_log(tmp_path, numbered(300))
     other = new_log(tmp_path / "other", [*numbered(299), b"rewritten"])
@@ -168,6 +171,7 @@ def test_entries_rewritten_together_with_all_their_hashes(tmp_path: Path) -> Non
         log.opened()
 
 
+@pytest.mark.threat("L1")
 def test_a_log_that_was_put_back_is_not_continued_by_its_key(tmp_path: Path) -> None:
     log = new_log(tmp_path, numbered(10))
     shutil.copytree(log.folder, tmp_path / "old")
@@ -181,6 +185,7 @@ def test_a_log_that_was_put_back_is_not_continued_by_its_key(tmp_path: Path) -> 
         log.append([b"another eleventh"])
 
 
+@pytest.mark.threat("L2")
 def test_views_that_contradict_each_other(tmp_path: Path) -> None:
     entries = numbered(300)
     log = new_log(tmp_path, entries)
@@ -235,6 +240,7 @@ def test_a_log_that_was_made_meanwhile_is_not_made_again(
         create_log(tmp_path, signer)
 
 
+@pytest.mark.threat("L22")
 def test_folders_that_are_no_log(tmp_path: Path) -> None:
     signer = Signer.generate(ORIGIN, Kind.NOTE)
     with pytest.raises(NotALog, match="no file checkpoint"), LogWriter(tmp_path, signer):

@@ -100,6 +100,7 @@ def test_a_newer_signature_of_one_key_replaces_the_older_one() -> None:
         (("text\n\n" + "— a AAAAAAAA\n" * 65).encode(), "at most 64"),
     ],
 )
+@pytest.mark.threat("L22")
 def test_what_is_not_a_note(data: bytes, says: str) -> None:
     with pytest.raises(MalformedStatement, match=says, check=coded("log.malformed_note")):
         parse_note(data)
@@ -114,6 +115,7 @@ def test_what_is_not_a_note(data: bytes, says: str) -> None:
         EXAMPLE_KEY.replace("+Aeky", "+Beky"), "PRIVATE+KEY+" + EXAMPLE_KEY,
     ],
 )  # fmt: skip
+@pytest.mark.threat("L22")
 def test_what_is_not_a_verifier_key(key: str) -> None:
     with pytest.raises(MalformedStatement, check=coded("log.malformed_note")):
         Verifier.parse(key)

@@ -95,11 +95,13 @@ def test_two_thirds_of_the_witnesses_and_one() -> None:
         ("# x\n" * 5000 + "quorum none\n", "more than"),
     ],
 )
+@pytest.mark.threat("L22")
 def test_what_is_not_a_policy(text: str, says: str) -> None:
     with pytest.raises(BadPolicy, match=says):
         parse_policy(text.encode())
 
 
+@pytest.mark.threat("L4")
 def test_a_witness_under_another_name_counts_once() -> None:
     renamed = Verifier("other.example", Kind.COSIGNATURE, KEYS[0].public)
     with pytest.raises(BadPolicy, match="count twice"):
@@ -116,6 +118,7 @@ def cosigned(*times: int | None) -> bytes:
     return Note(note.text, (*note.lines, *lines)).encode()
 
 
+@pytest.mark.threat("L4")
 def test_a_checkpoint_counts_with_a_quorum_and_an_old_one_does_not() -> None:
     policy = byzantine_policy([Log(LOG.verifier)], [Witness(f"w{n}", KEYS[n]) for n in range(4)])
     assert len(open_checkpoint(cosigned(100, 100, 100), policy).cosigned) == 3

@@ -26,6 +26,7 @@ def proof_of(index: int, size: int, extra: bytes | None = None) -> bytes:
     return LogProof(index, hashes, signed_note(SIGNER, entries), extra).encode()
 
 
+@pytest.mark.threat("L3")
 def test_a_proof_passes_for_its_entry_and_no_other() -> None:
     data = proof_of(3, 7, b"context")
     proof = parse_proof(data)
@@ -51,6 +52,7 @@ def test_a_log_of_one_entry_needs_no_hashes() -> None:
     assert check_proof(parse_proof(data), b"entry 0", POLICY).size == 1
 
 
+@pytest.mark.threat("L3")
 def test_an_inner_node_is_not_taken_for_an_entry() -> None:
     # RFC 6962 hashes leaves and nodes differently: two children cannot pass as one entry.
     entries = numbered(2)
@@ -86,6 +88,7 @@ def test_a_proof_of_a_log_on_disk(tmp_path: Path) -> None:
         (lambda data: data + bytes(1 << 19), "at most"),
     ],
 )
+@pytest.mark.threat("L22")
 def test_what_is_not_a_proof(change: object, says: str) -> None:
     assert callable(change)
     with pytest.raises(MalformedStatement, match=says, check=coded("log.malformed_note")):

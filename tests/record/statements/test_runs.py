@@ -50,6 +50,7 @@ def test_another_rank_makes_the_folder_at_the_same_moment(
     assert create_run(tmp_path / "run", "job").head.run == "of the other"
 
 
+@pytest.mark.threat("L18")
 def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
@@ -59,6 +60,7 @@ def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
     assert list(run.statements()) == [("rank-0-0", b"zero")]
 
 
+@pytest.mark.threat("L18")
 def test_of_two_workers_that_write_one_statement_at_once_one_is_refused(tmp_path: Path) -> None:
     """A job that was started twice in one folder: a signed statement does not disappear."""
     run = create_run(tmp_path / "run", "job", "r1")
@@ -112,6 +114,7 @@ def test_heads_that_no_run_has(tmp_path: Path, head: bytes, said: str) -> None:
         open_run(tmp_path)
 
 
+@pytest.mark.threat("L18")
 def test_files_that_no_run_has(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
@@ -124,6 +127,7 @@ def test_files_that_no_run_has(tmp_path: Path) -> None:
         list(run.statements())
 
 
+@pytest.mark.threat("L18")
 def test_evidence_that_was_changed(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", "job", "r1")
     digest = run.write_evidence(b"script")

@@ -162,6 +162,7 @@ def test_a_transformation_of_a_worker_and_of_an_owner() -> None:
         verify_statement(envelope, [], owners=[Ed25519PrivateKey.generate().public_key()])
 
 
+@pytest.mark.threat("L12")
 def test_an_owner_speaks_for_no_worker() -> None:
     key = Ed25519PrivateKey.generate()
     with pytest.raises(ConfigurationError, match="by the worker"):
@@ -227,6 +228,7 @@ def with_payload(credentials: Credentials, payload: bytes) -> bytes:
     return json.dumps(envelope, separators=(",", ":")).encode()
 
 
+@pytest.mark.threat("L12")
 def test_who_did_not_sign_it() -> None:
     mine, other = worker(0), worker(1)
     envelope = signed(mine)
@@ -250,6 +252,7 @@ def test_who_did_not_sign_it() -> None:
         verify_statement(signed(stranger), [AUTHORITY])
 
 
+@pytest.mark.threat("L12", "L13")
 def test_a_worker_that_speaks_for_another() -> None:
     def other_rank(statement: Any) -> None:
         statement["predicate"]["worker"]["rank"] = 1
@@ -270,12 +273,14 @@ def test_a_worker_that_speaks_for_another() -> None:
             verify_statement(resigned(worker(0), change), [AUTHORITY])
 
 
+@pytest.mark.threat("L13")
 def test_a_world_that_is_not_the_certificates() -> None:
     for world in (1, 3):
         with pytest.raises(ForgedStatement, match=f"a world of {world}"):
             verify_statement(signed(worker(1), world=world), [AUTHORITY])
 
 
+@pytest.mark.threat("L13")
 def test_subjects_that_the_predicate_does_not_name() -> None:
     def other_subject(statement: Any) -> None:
         statement["subject"] = [{"name": "weights", "digest": {"sha256": "00" * 32}}]
@@ -284,6 +289,7 @@ def test_subjects_that_the_predicate_does_not_name() -> None:
         verify_statement(resigned(worker(0), other_subject), [AUTHORITY])
 
 
+@pytest.mark.threat("L12")
 def test_the_authority_itself_is_no_worker() -> None:
     credentials = Credentials("job", 0, AUTHORITY, (AUTHORITY,), KeptKey.of(AUTHORITY_KEY))
     with pytest.raises(ForgedStatement, match="not a sealring worker's"):
@@ -293,6 +299,7 @@ def test_the_authority_itself_is_no_worker() -> None:
         verify_statement(seal(payload, credentials), [AUTHORITY])
 
 
+@pytest.mark.threat("L12")
 def test_a_certificate_outside_its_dates() -> None:
     later, earlier = NOW + timedelta(hours=2), NOW - timedelta(hours=2)
     second = int(later.timestamp())
@@ -344,6 +351,7 @@ def test_a_certificate_outside_its_dates() -> None:
         lambda s: s["predicate"]["interval"]["groups"][0].update(members=["0"]),
     ],
 )
+@pytest.mark.threat("L20")
 def test_what_is_not_a_statement(change: Callable[[Any], None]) -> None:
     with pytest.raises(MalformedStatement):
         verify_statement(resigned(worker(), change), [AUTHORITY])
@@ -356,6 +364,7 @@ def test_what_is_not_a_statement(change: Callable[[Any], None]) -> None:
         b"[" * 40000, b'{"a":' * 9000 + b"1" + b"}" * 9000,
     ],
 )  # fmt: skip
+@pytest.mark.threat("L20")
 def test_payloads_that_are_no_json_to_use(payload: bytes) -> None:
     if payload:
         with pytest.raises(MalformedStatement):
@@ -384,6 +393,7 @@ def test_payloads_that_are_no_json_to_use(payload: bytes) -> None:
         lambda e: e["signatures"][0].update(sig=""),
     ],
 )
+@pytest.mark.threat("L20")
 def test_what_is_not_an_envelope(change: Callable[[Any], None]) -> None:
     with pytest.raises(MalformedStatement):
         verify_statement(changed(signed(), change), [AUTHORITY])
@@ -476,6 +486,7 @@ def test_an_envelope_has_one_spelling(number: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["groups", "collectives", "links"])
+@pytest.mark.threat("L20")
 def test_two_accounts_of_one_thing_in_one_statement(name: str) -> None:
     """Each reader would take another of them."""
     with pytest.raises(ConfigurationError, match="is named twice"):

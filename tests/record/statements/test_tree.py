@@ -67,6 +67,7 @@ def test_proofs_are_those_of_the_definition_and_pass(size: int, data: st.DataObj
 
 @given(sizes, st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.threat("L3")
 def test_a_changed_proof_or_another_place_does_not_pass(size: int, data: st.DataObject) -> None:
     entries = numbered(size)
     root = slow.mth(entries)
@@ -90,6 +91,7 @@ def test_a_changed_proof_or_another_place_does_not_pass(size: int, data: st.Data
 
 @given(st.integers(2, 200), st.data())
 @settings(max_examples=60, deadline=None)
+@pytest.mark.threat("L2")
 def test_no_proof_joins_two_logs_that_differ(size: int, data: st.DataObject) -> None:
     old = data.draw(st.integers(1, size - 1))
     at = data.draw(st.integers(0, old - 1))

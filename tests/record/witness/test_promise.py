@@ -38,6 +38,7 @@ def killed_in_an_answer(step: int, folder: Path, body: bytes) -> tuple[bool, boo
         return killed, bool(pipe.read())
 
 
+@pytest.mark.threat("L9")
 def test_killed_at_every_step_it_remembers_what_it_answered(tmp_path: Path) -> None:
     size, step = 3, 0
     with WitnessState(tmp_path, KEY, POLICY) as state:
@@ -62,6 +63,7 @@ def test_killed_at_every_step_it_remembers_what_it_answered(tmp_path: Path) -> N
     assert remembered_unanswered > 0
 
 
+@pytest.mark.threat("L9")
 def test_of_two_views_at_the_same_time_one_is_cosigned(tmp_path: Path) -> None:
     count = 8
     together = threading.Barrier(count)
@@ -82,6 +84,7 @@ def test_of_two_views_at_the_same_time_one_is_cosigned(tmp_path: Path) -> None:
     assert outcomes.count(OtherSize) == count - 1
 
 
+@pytest.mark.threat("L9")
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     write_signer(tmp_path / "key", witness_key())
     (tmp_path / "key").chmod(0o640)
@@ -105,6 +108,7 @@ def first(extension: str = "", copies: int = 1) -> tuple[str, bytes]:
     return text, Submission(0, (), Note(text, (LOG.sign(text),) * copies).encode()).encode()
 
 
+@pytest.mark.threat("L11")
 def test_a_signature_that_is_sent_many_times_is_kept_once(tmp_path: Path) -> None:
     """Anybody on the network can send a log's checkpoint so."""
     _, body = first(copies=MAX_SIGNATURES)
@@ -114,6 +118,7 @@ def test_a_signature_that_is_sent_many_times_is_kept_once(tmp_path: Path) -> Non
         assert dict(state.logs)[LOG.name] == 1
 
 
+@pytest.mark.threat("L11")
 def test_a_checkpoint_too_large_to_be_cosigned_does_not_end_the_witness(tmp_path: Path) -> None:
     text, _ = first("x")
     room = MAX_NOTE_BYTES - len(Note(text, (LOG.sign(text),)).encode())
@@ -130,6 +135,7 @@ def test_a_checkpoint_too_large_to_be_cosigned_does_not_end_the_witness(tmp_path
         state.add_checkpoint(submission(0, 3))
 
 
+@pytest.mark.threat("L11")
 def test_a_clock_that_goes_back_takes_no_cosignature_back(tmp_path: Path) -> None:
     text, body = first()
     again = Submission(1, (), Note(text, (LOG.sign(text),)).encode()).encode()
@@ -141,6 +147,7 @@ def test_a_clock_that_goes_back_takes_no_cosignature_back(tmp_path: Path) -> Non
     assert times == [1000, 1000, 1000, 1001]
 
 
+@pytest.mark.threat("L11")
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")

@@ -76,11 +76,13 @@ def test_it_cosigns_what_continues_and_shows_what_it_has_seen(witness: Served) -
     assert witness.status(submission(0, 5, signer=OTHER_LOG)) == 200
 
 
+@pytest.mark.threat("L10")
 def test_404_for_an_unknown_log(witness: Served) -> None:
     stranger = Signer.generate("example.com/stranger", Kind.NOTE)
     assert witness.status(submission(0, 3, signer=stranger)) == 404
 
 
+@pytest.mark.threat("L10")
 def test_403_without_a_valid_signature_of_the_log(witness: Served) -> None:
     impostor = Signer.generate(ORIGIN, Kind.NOTE)
     assert witness.status(submission(0, 3, signer=impostor)) == 403
@@ -109,6 +111,7 @@ def test_409_with_the_size_that_it_has(witness: Served) -> None:
     assert witness.post(other) == (409, b"0\n", "text/x.tlog.size")
 
 
+@pytest.mark.threat("L6")
 def test_422_for_what_does_not_continue(witness: Served) -> None:
     rewritten = [b"rewritten", *ENTRIES[1:]]
     note = signed_note(LOG, ENTRIES[:3])
@@ -142,11 +145,13 @@ def test_422_for_what_does_not_continue(witness: Served) -> None:
         submission(0, 3).replace(b"old 0\n", b"old 0\n\n"),
     ],
 )  # fmt: skip
+@pytest.mark.threat("L10")
 def test_400_for_what_is_no_submission(witness: Served, body: bytes) -> None:
     assert witness.status(body) == 400
     assert witness.status(submission(0, 3)) == 200
 
 
+@pytest.mark.threat("L10")
 def test_other_paths_methods_and_too_much(witness: Served) -> None:
     assert request(witness.port, "GET", "/add-checkpoint")[0] == 405
     assert request(witness.port, "POST", "/sign-subtree", b"")[0] == 404
@@ -159,6 +164,7 @@ def test_other_paths_methods_and_too_much(witness: Served) -> None:
     assert witness.status(submission(0, 3)) == 200
 
 
+@pytest.mark.threat("L10")
 def test_slow_and_greedy_clients(tmp_path: Path) -> None:
     limits = replace(
         LIMITS, request_seconds=0.3, idle_seconds=0.3, requests_per_second=0.0, burst=3
@@ -173,6 +179,7 @@ def test_slow_and_greedy_clients(tmp_path: Path) -> None:
         assert found == [200, 409, 409, 429]
 
 
+@pytest.mark.threat("L9")
 def test_the_state_is_on_the_disk_before_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +201,7 @@ def test_the_state_is_on_the_disk_before_the_answer(
         assert next(state.logs) == ("example.com/log", 8)
 
 
+@pytest.mark.threat("L9")
 def test_two_witnesses_do_not_share_a_state(tmp_path: Path) -> None:
     with (
         WitnessState(tmp_path, KEY, POLICY),
@@ -203,6 +211,7 @@ def test_two_witnesses_do_not_share_a_state(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.threat("L9")
 def test_a_state_that_another_wrote_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / hashlib.sha256(ORIGIN.encode()).hexdigest()
     stranger = witness_key(2)

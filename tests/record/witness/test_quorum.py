@@ -103,6 +103,7 @@ def garbage(signer: Any) -> Any:
     return lambda method, path, body: (200, b"\xe2\x80\x94 nonsense \xff\n")
 
 
+@pytest.mark.threat("L8")
 def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
     scene = processes
     answers = scene.cosign()
@@ -147,6 +148,7 @@ def cosigned(scene: Scene, history: list[bytes], lines: list[bytes]) -> bytes:
     return signed_note(scene.log.signer, history) + b"".join(lines)
 
 
+@pytest.mark.threat("L6")
 def test_a_split_view_needs_more_liars_than_the_quorum_allows(scene: Scene) -> None:
     one, other = [*numbered(10), b"one"], [*numbered(10), b"other"]
     with replaced(scene, 4, signs_anything):
@@ -168,6 +170,7 @@ def test_a_split_view_needs_more_liars_than_the_quorum_allows(scene: Scene) -> N
             assert both.root != counted.root
 
 
+@pytest.mark.threat("L5")
 def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
     assert StoredTree(scene.log.folder, 31).size == 31
 
 
+@pytest.mark.threat("L8")
 def test_liars_about_sizes_and_signatures_are_faults_and_no_proof(scene: Scene) -> None:
     def too_large(signer: Any) -> Any:
         return lambda method, path, body: (409, b"999\n") if method == "POST" else (404, b"")
@@ -230,6 +234,7 @@ def test_liars_about_sizes_and_signatures_are_faults_and_no_proof(scene: Scene) 
             assert says in str(answers.faults["w1"])
 
 
+@pytest.mark.threat("L8")
 def test_a_witness_that_answers_after_the_deadline(scene: Scene) -> None:
     waited = threading.Event()
 
@@ -249,6 +254,7 @@ def test_a_witness_that_answers_after_the_deadline(scene: Scene) -> None:
             waited.set()
 
 
+@pytest.mark.threat("L7")
 def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
     """It has every answer of the past, and no key."""
     scene.counted(scene.cosign())
@@ -270,6 +276,7 @@ def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
             scene.check_newest()
 
 
+@pytest.mark.threat("L7")
 def test_asking_no_witness_shows_nothing(scene: Scene) -> None:
     signed, stored = scene.log.opened(), scene.log.tree()
     for policy in (scene.log.policy, LogPolicy(scene.policy.logs, scene.policy.witnesses)):

@@ -24,6 +24,7 @@ def test_a_framework_is_sealed_and_computes_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("builder", ["ShareMemCommBuilder", "CCLCommBuilder"])
+@pytest.mark.threat("G3")
 def test_operators_of_deepspeed_that_move_plaintext_are_refused(builder: str) -> None:
     skip_without("deepspeed")
     code = (

@@ -47,6 +47,7 @@ def test_a_replica_group_that_died_returns_with_the_others_state(tmp_path: Path)
         ("torchft.checkpointing", "HTTPTransport(timedelta(seconds=1), 0)"),
     ],
 )
+@pytest.mark.threat("G4")
 def test_what_moves_plaintext_is_refused_in_a_sealed_job(module: str, made: str) -> None:
     name = made.partition("(")[0]
     code = (

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 
+import pytest
+
 from sealring.train.offload.parking import Counts
 
 
+@pytest.mark.threat("V4")
 def test_no_two_threads_get_one_count() -> None:
     """A count that came twice would be a nonce that came twice."""
     counts, taken = Counts(), []

@@ -43,6 +43,7 @@ def source(tmp_path: Path) -> Path:
     return json_lines(tmp_path / "source", count=8)
 
 
+@pytest.mark.threat("P14")
 def test_every_byte_of_a_shard_flipped(vault: Vault, source: Path) -> None:
     sealed(vault, source)
     path = shards(vault)[0]
@@ -57,6 +58,7 @@ def test_every_byte_of_a_shard_flipped(vault: Vault, source: Path) -> None:
     assert read_all(vault) == list(range(8))
 
 
+@pytest.mark.threat("P14")
 def test_every_truncation_of_a_shard(vault: Vault, source: Path) -> None:
     sealed(vault, source)
     path = shards(vault)[1]
@@ -73,6 +75,7 @@ def test_every_truncation_of_a_shard(vault: Vault, source: Path) -> None:
         read_all(vault)
 
 
+@pytest.mark.threat("P14")
 def test_shards_exchanged_for_others(vault: Vault, key: Path, source: Path, tmp_path: Path) -> None:
     for path in source.iterdir():  # shards of one size
         path.write_text('{"n": 0}\n')
@@ -94,6 +97,7 @@ def test_shards_exchanged_for_others(vault: Vault, key: Path, source: Path, tmp_
     assert read_all(vault) == [0, 0, 1]
 
 
+@pytest.mark.threat("P15")
 def test_an_older_index_put_back(vault: Vault, source: Path, tmp_path: Path) -> None:
     sealed(vault, source)
     (source / "2.jsonl").write_text('{"n": 8}\n')
@@ -105,6 +109,7 @@ def test_an_older_index_put_back(vault: Vault, source: Path, tmp_path: Path) -> 
     assert read_all(vault, version=1) == list(range(8))  # by its number it opens
 
 
+@pytest.mark.threat("P15")
 def test_an_older_manifest_in_the_newest_version(vault: Vault, source: Path) -> None:
     sealed(vault, source)
     (source / "2.jsonl").write_text('{"n": 8}\n')
@@ -115,6 +120,7 @@ def test_an_older_manifest_in_the_newest_version(vault: Vault, source: Path) -> 
         read_all(vault)
 
 
+@pytest.mark.threat("P15")
 def test_a_dataset_of_another_vault(vault: Vault, key: Path, source: Path, tmp_path: Path) -> None:
     other = Vault.create(tmp_path / "other", keys.key_file(key), "owner")
     sealed(other, source)

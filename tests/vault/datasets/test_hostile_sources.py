@@ -30,6 +30,7 @@ def refused(vault: Vault, source: Path, error: type[SealringError], about: str, 
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/passwd", "a/../../b", "a//b", "a/./b", ""])
+@pytest.mark.threat("P16")
 def test_paths_that_leave_a_tar(vault: Vault, tmp_path: Path, name: str) -> None:
     source = tar(tmp_path / "bad.tar", [("a.txt", b"fine"), (name, b"not")])
     refused(vault, source, UnsafePath, "leads out of the archive")
@@ -38,6 +39,7 @@ def test_paths_that_leave_a_tar(vault: Vault, tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize(
     "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
 )
+@pytest.mark.threat("P16")
 def test_links_and_devices_in_a_tar(vault: Vault, tmp_path: Path, kind: bytes) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         member = tarfile.TarInfo("a.txt")
@@ -87,6 +89,7 @@ def test_a_tar_that_names_more_bytes_than_it_has(vault: Vault, tmp_path: Path) -
     refused(vault, tmp_path / "bad.tar", BadSource, "cannot be read as a tar archive")
 
 
+@pytest.mark.threat("P16")
 def test_a_line_of_one_gibibyte(vault: Vault, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     with open(path, "wb") as file:  # a hole: it takes no disk
@@ -131,6 +134,7 @@ def test_symlinks_pipes_and_other_files_in_a_folder(vault: Vault, tmp_path: Path
     refused(vault, tmp_path / "empty", ConfigurationError, "no files to ingest")
 
 
+@pytest.mark.threat("P17")
 def test_a_file_exchanged_for_a_symlink_after_it_was_listed(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_file_exchanged_for_a_symlink_after_it_was_listed(
     refused(vault, source, BadSource, r"0\.jsonl cannot be read")
 
 
+@pytest.mark.threat("P16")
 def test_parquet_that_would_fill_the_memory(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +224,7 @@ def folded(size: int, rows: int) -> Any:
 
 
 @pytest.mark.parametrize("inside", ["struct", "list", "map"])
+@pytest.mark.threat("P16")
 def test_parquet_that_would_fill_the_memory_from_inside(
     vault: Vault, tmp_path: Path, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +265,7 @@ PARSERS = {
 
 
 @pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.threat("P16")
 def test_what_makes_a_parser_fail_otherwise(vault: Vault, tmp_path: Path, name: str) -> None:
     path, content = tmp_path / name, PARSERS[name]
     if path.suffix == ".npy":
@@ -269,6 +276,7 @@ def test_what_makes_a_parser_fail_otherwise(vault: Vault, tmp_path: Path, name: 
     refused(vault, path, BadSource, f"{name} cannot be read as")
 
 
+@pytest.mark.threat("P16")
 def test_a_tar_that_is_damaged_in_the_middle(vault: Vault, tmp_path: Path) -> None:
     path = tar(tmp_path / "bad.tar", [("a.txt", b"fine"), ("b.txt", b"lost"), ("c.txt", b"lost")])
     content = bytearray(path.read_bytes())

@@ -163,6 +163,7 @@ def test_another_suite_seals_anew(vault: Vault, tmp_path: Path) -> None:
     assert not sealed(vault, source).changed  # it keeps the suite that it has
 
 
+@pytest.mark.threat("P18")
 def test_killed_at_every_step_it_goes_on_and_ends_the_same(tmp_path: Path, key: Path) -> None:
     source = json_lines(tmp_path / "source", count=12, files=1)
 
@@ -254,6 +255,7 @@ def test_what_a_kill_left_of_another_source_is_not_taken(
     assert built.version == 1
 
 
+@pytest.mark.threat("P17")
 def test_a_source_that_changes_while_it_is_sealed(
     vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def test_nothing_of_the_data_is_on_the_disk(vault: Vault, key: Path, tmp_path: P
         sealed(vault, source, "secret-name")
 
 
+@pytest.mark.threat("P20")
 def test_a_child_gets_the_keys_of_two_shards_at_most(vault: Vault, tmp_path: Path) -> None:
     seen: list[Any] = []
 

@@ -241,6 +241,7 @@ def forge(vault: Vault, name: str, inputs: list[Input], recipe: str) -> None:
     vault.commit(copy, KIND, name, [], Index(1, [], recipe, inputs, []).text())
 
 
+@pytest.mark.threat("V38")
 def test_lineage_of_datasets_that_name_each_other(vault: Vault) -> None:
     """It did not end: the number of ways back doubled with each dataset."""
     for number in range(40):
@@ -265,6 +266,7 @@ def test_lineage_of_datasets_that_name_each_other(vault: Vault) -> None:
         recipe_of("stage", None),
     ],
 )
+@pytest.mark.threat("V38")
 def test_a_recipe_that_is_none(recipe: str, vault: Vault) -> None:
     """It ended with an error of Python's, or was printed with what steers a terminal."""
     forge(vault, "data", [], recipe)

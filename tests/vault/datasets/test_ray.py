@@ -99,6 +99,7 @@ def test_a_worker_without_a_grant_makes_nothing(cluster: str, vault: Vault, tmp_
         ingest(vault, json_lines(tmp_path / "source"), "raw", run)
 
 
+@pytest.mark.threat("P19")
 def test_ray_is_given_no_key(vault: Vault, key: Path, tmp_path: Path) -> None:
     import pickle
 

@@ -135,6 +135,7 @@ def test_the_position_is_part_of_a_checkpoint(dataset: Dataset, tmp_path: Path) 
     assert taken + list(second) == list(stream(dataset))
 
 
+@pytest.mark.threat("P19")
 def test_keys_are_in_no_pickle(dataset: Dataset) -> None:
     with pytest.raises(Unsupported, match="put into no pickle"):
         pickle.dumps(dataset)
@@ -142,6 +143,7 @@ def test_keys_are_in_no_pickle(dataset: Dataset) -> None:
         pickle.dumps(stream(dataset))
 
 
+@pytest.mark.threat("P19")
 def test_a_child_that_no_loader_made_has_no_keys(dataset: Dataset) -> None:
     child = os.fork()
     if child == 0:
@@ -155,6 +157,7 @@ def test_a_child_that_no_loader_made_has_no_keys(dataset: Dataset) -> None:
     assert dataset[0]["n"] == 0  # the parent still has them
 
 
+@pytest.mark.threat("P19")
 def test_neither_environment_nor_arguments_have_keys(dataset: Dataset, vault: Vault) -> None:
     stored = vault.find("data")
     parts = [bytes(stored.copy.place.part_key(part.name)) for part in stored.manifest.parts]
@@ -174,6 +177,7 @@ def test_neither_environment_nor_arguments_have_keys(dataset: Dataset, vault: Va
     del running
 
 
+@pytest.mark.threat("P19")
 def test_a_process_that_is_no_child_gets_no_keys(dataset: Dataset) -> None:
     """A stranger connects to the address of a worker; the worker itself still gets its keys."""
     door = Door()

@@ -260,6 +260,7 @@ def test_nothing_is_awaited_that_comes_after_what_waits(
 
 
 @each_how
+@pytest.mark.threat("C7")
 def test_a_peer_that_dies_while_the_communicator_is_made(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def test_a_peer_that_dies_while_the_communicator_is_made(
             assert error.peer == 1
 
 
+@pytest.mark.threat("C7")
 def test_a_peer_that_hangs_while_the_communicator_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks learn which one did not get there, and the links are as good as before."""
     with driven("launched", 3) as local:
@@ -311,6 +313,7 @@ def test_a_peer_that_hangs_while_the_communicator_is_made(monkeypatch: pytest.Mo
 
 
 @each_how
+@pytest.mark.threat("C8")
 def test_a_peer_that_leaves_between_two_exchanges(how: str) -> None:
     with exchanging(how, 3) as local:
         check(local, SUM)
@@ -326,6 +329,7 @@ def test_a_peer_that_leaves_between_two_exchanges(how: str) -> None:
 
 
 @each_how
+@pytest.mark.threat("C8")
 def test_a_peer_that_does_not_come_is_named(how: str) -> None:
     with exchanging(how, 2) as local:
         tensors = tensors_of(SUM, 2)
@@ -349,6 +353,7 @@ def test_ranks_that_disagree_never_get_to_an_exchange(how: str) -> None:
 
 
 @each_how
+@pytest.mark.threat("C1")
 def test_a_byte_changed_on_the_way_is_seen(how: str) -> None:
     from sealring import _stand_ins
 

@@ -189,6 +189,7 @@ def records_of(letters: Letters, tap: attacker.Tap) -> list[Record]:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("size", [0, 4, 5000])
+@pytest.mark.threat("C5")
 def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
     """Announced without a byte of it, then lane 1 under a key of its own, however short it is."""
     tap = attacker.Tap()
@@ -254,6 +255,7 @@ def forged(middle: attacker.ByRecord | attacker.Flip, **more: object) -> Letters
 
 @pytest.mark.parametrize("at", [0, 3, 5, 17, 33, 63, 64, 79, 80, 111, 335, 336, 351])
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.threat("C3")
 def test_a_changed_byte_is_seen(which: int, at: int) -> None:
     """In header, tag and payload; nothing unauthenticated reaches the user's memory."""
     record_bytes = OVERHEAD + RECORD_BYTES
@@ -269,6 +271,7 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 64, 80, 335, 336, 351])
+@pytest.mark.threat("C4")
 def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
     """They go on when everybody can know why, and find ones wherever they look."""
     letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="prelaunched")
@@ -278,12 +281,14 @@ def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(0, OVERHEAD, 7))
+@pytest.mark.threat("C3")
 def test_a_changed_announcement_is_seen(at: int) -> None:
     letters = forged(attacker.Flip(at, 0x02))
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     assert letters.untouched(0)
 
 
+@pytest.mark.threat("C3")
 def test_records_dropped_repeated_or_swapped() -> None:
     """Record 0 is the announcement."""
     assert_seen_by(forged(attacker.drop(1)).receiver, MissingRecord, about=0)
@@ -306,6 +311,7 @@ def test_a_message_of_the_cpu_under_a_gpus_name() -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 5000])
 @pytest.mark.parametrize("on_gpu", [0, 1])
+@pytest.mark.threat("C6")
 def test_tensors_on_different_kinds_of_device(on_gpu: int, size: int) -> None:
     letters = Letters({}, sizes=(size,), devices={on_gpu: 1})
     places = {0: "the CPU", 1: "the CPU", on_gpu: "a GPU"}

@@ -111,6 +111,7 @@ def test_a_device_gets_one_piece_of_work_per_step(
 # ---- what leaves it -----------------------------------------------------------------------------
 
 
+@pytest.mark.threat("C18")
 def test_records_are_the_gpus_own() -> None:
     """Lane 1, ChaCha20-Poly1305 under a key of their own, and counts without a gap."""
     tap = Tap()
@@ -136,6 +137,7 @@ LENGTH_OF_A_RECORD = HEADER_BYTES + 2 * TAG_BYTES + 24  # SUM's chunks are 24 by
 
 @pytest.mark.parametrize("at", [0, 3, 5, 17, 63, 64, 79, 80, 90, 103, 104, 119])
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.threat("C1")
 def test_a_changed_byte_is_seen(which: int, at: int) -> None:
     """In a record of the pair and in a published one; nothing of either is used."""
     errors = attack(
@@ -147,6 +149,7 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
     assert_all(errors, TamperedRecord, seen_by=1, about=0)
 
 
+@pytest.mark.threat("C2")
 def test_nothing_made_of_a_forged_record_leaves_the_rank() -> None:
     """A sum without the forged part would be authentic, and wrong: it must not be sent on."""
     tap = Tap()

@@ -133,6 +133,7 @@ SECOND_RECORD = HEADER_BYTES + 2 * TAG_BYTES + GPU_PAYLOAD_BYTES
         SECOND_RECORD, SECOND_RECORD + 66, SECOND_RECORD + FIRST_PAYLOAD + 5,
     ],
 )  # fmt: skip
+@pytest.mark.threat("C1", "C11")
 def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) -> None:
     """In the run's first record and in a later one: its header, tags and payload."""
 
@@ -150,6 +151,7 @@ def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) ->
     assert_all(errors, TamperedRecord, seen_by=1, about=0, first=FIRST)
 
 
+@pytest.mark.threat("C9")
 def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> None:
     """The receiver reads a slot once: what the host writes there later has no effect."""
     with wired(2) as local:
@@ -159,6 +161,7 @@ def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> No
                 ctypes.memset(area, seed, 4 * SLOT_BYTES)
 
 
+@pytest.mark.threat("C10")
 def test_a_header_that_names_no_slot() -> None:
     """Lanes are authentic or nothing: a host that bends one is caught before anything is read."""
 
@@ -271,6 +274,7 @@ def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
             assert "has its tensor on a GPU" in str(error)
 
 
+@pytest.mark.threat("C13")
 def test_a_peer_that_leaves_without_fetching() -> None:
     """It says goodbye in order, and the sealer's slots will never come back."""
     with wired(2) as local:
@@ -297,6 +301,7 @@ def test_out_of_step_shows_all_views_over_wires() -> None:
                 assert f"rank {rank}: collective" in str(error), str(error)
 
 
+@pytest.mark.threat("C13")
 def test_a_peer_that_fetches_nothing_is_named() -> None:
     """The sealer waits for its slots; it says for whom."""
     with wired(2) as local:
