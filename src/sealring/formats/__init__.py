@@ -1,11 +1,11 @@
-"""Forms that several parts share: how bytes from anywhere are read, and how files are written.
+"""Forms that several rooms share: reading bytes from anywhere, and writing files.
 
-strict               untrusted JSON, and dataclasses read back from it
+strict               reads untrusted JSON, and makes dataclasses of it
 signed               signatures with any kind of key, and DSSE envelopes
-files                written whole and durably or not at all, and read with a limit
+files                writes files whole and durably or not at all, and reads them with a limit
 http                 a small HTTP server with a limit on everything
 log                  the Merkle log's forms, and a log on disk
-bounded_connections  how many connections anybody may open, and which one gives way
+bounded_connections  how many connections clients may open, and which one is closed first
 
-Imports nothing of sealring but its errors, its version and the native module; no torch.
+Imports only sealring's errors, its version and the native module; never torch.
 """

@@ -1,7 +1,8 @@
-"""Connections that anybody can open: how many there may be, and which one gives way.
+"""Bounds the number of connections that anybody can open, and chooses which one is closed.
 
-They are bounded in all and per source. When there is no room, the connection gives way that has
-kept us waiting longest: a worker's turn takes milliseconds, so it is never the one for long.
+The number is bounded in all and per source. If there is no room, the connection is closed ("gives
+way") that has kept us waiting longest. A worker answers within milliseconds, so it is seldom that
+one.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 LEAST_SECONDS: Final = 0.05
-"""No connection gives way before its peer has had this long to answer."""
+"""No connection gives way before its peer has had this much time to answer."""
 
 
 class Connection(Protocol):
     waiting_since: float | None
-    """Since when we wait for the peer; None while it is being served."""
+    """The time since when we wait for the peer. None while the connection is being served."""
 
     @property
     def source(self) -> str:
-        """What counts as one source: see `source_of`."""
+        """The name of its source: see `source_of`."""
 
 
 T = TypeVar("T", bound=Connection)
 
 
 class BoundedConnections(Generic[T]):
-    """One thread uses it."""
+    """The open connections. Not thread-safe."""
 
     def __init__(self, most: int, most_of_one_source: int | None = None) -> None:
-        """Of one source half as many as in all, if nothing else is said."""
+        """By default, one source may have half of all connections."""
         self.limit_to(most, most_of_one_source)
         self._per_source: Counter[str] = Counter()
         self._all: set[T] = set()
-        # Dicts keep the order of insertion: nearly that of waiting_since, for the sources too.
+        # Dicts keep the order of insertion, which is nearly that of waiting_since.
         self._waiting: dict[str, dict[T, None]] = {}
 
     def limit_to(self, most: int, most_of_one_source: int | None = None) -> None:
@@ -44,7 +45,7 @@ class BoundedConnections(Generic[T]):
         self._most_of_one_source = max(1, most_of_one_source or self._most // 2)
 
     def too_many(self) -> list[T]:
-        """Those that give way after the limit was lowered."""
+        """The connections that must give way after the limit was lowered."""
         excess = len(self._all) - self._most
         if excess <= 0:
             return []
@@ -73,13 +74,13 @@ class BoundedConnections(Generic[T]):
             del self._per_source[one.source]
 
     def wait_for(self, one: T, since: float) -> None:
-        """It is the peer's turn."""
+        """Now it is the peer's turn."""
         self.serve(one)
         one.waiting_since = since
         self._waiting.setdefault(one.source, {})[one] = None
 
     def serve(self, one: T) -> None:
-        """It is our turn: the connection cannot give way until `wait_for`."""
+        """Now it is our turn: the connection cannot give way until `wait_for`."""
         if one.waiting_since is None:
             return
         one.waiting_since = None
@@ -89,16 +90,16 @@ class BoundedConnections(Generic[T]):
             del self._waiting[one.source]
 
     def has_room(self, source: str) -> bool:
-        """For one more of this source."""
+        """Whether there is room for one more connection of this source."""
         return len(self._all) < self._most and self._per_source[source] < self._most_of_one_source
 
     def to_give_way(self, source: str, now: float) -> T | None:
-        """Which one gives way to a newcomer from `source`; None while all are too new for that.
+        """The connection that gives way to a newcomer from `source`. None if all are too new.
 
         It is one of the same source if that has its full share, else one of the source that has
-        most, and never one of a source that has fewer than `source`: so a flood from some addresses
-        does not displace workers at others. A source whose connections are all too new is passed
-        over, or it would keep newcomers out for all the others.
+        most. It is never one of a source that has fewer than `source`, so a flood from some
+        addresses does not displace workers at others. A source whose connections are all too new is
+        skipped, or it would keep newcomers out for all others.
         """
         count = self._per_source.__getitem__
         if count(source) >= self._most_of_one_source:
@@ -118,7 +119,7 @@ class BoundedConnections(Generic[T]):
 
 @functools.lru_cache
 def source_of(host: str) -> str:
-    """An IPv4 address, or the /64 of an IPv6 one, all of which one host may have."""
+    """An IPv4 address, or the /64 network of an IPv6 address: one host may have all of it."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 4:
         return host

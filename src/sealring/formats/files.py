@@ -1,7 +1,7 @@
 """Files that are written whole and durably or not at all, and read with a limit.
 
-`write_whole` is the one way in which a file of the project appears under its name. Every write that
-fails is named by `not_written`: a full disk is `DiskFull`.
+`write_whole` is the one function through which a file of the project appears under its name.
+`not_written` names every failed write: a full disk is `DiskFull`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Final
 from sealring.errors import ConfigurationError, DiskFull, LogError, NotALog, SealringError
 
 MAX_FILE_BYTES: Final = 1 << 20
-"""For keys, certificates, policies and the like."""
+"""The limit for keys, certificates, policies and the like."""
 LEFT_BEHIND: Final = frozenset({".lock", ".new"})
-"""What a writer may leave in a folder in which it has written nothing."""
+"""Names that a writer may leave in a folder although it has written nothing there."""
 NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _LONGEST_NAME: Final = 255
-"""Bytes: what Linux's file systems take."""
+"""The most bytes of a name on Linux's file systems."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS: Final = 0.05
 _MORE_BYTES: Final = 65536
-"""Read at a time of a file that has grown since it was opened."""
+"""The bytes that are read at a time from a file that has grown since it was opened."""
 
 
 # ---- errors
@@ -42,7 +42,7 @@ def is_full(problem: OSError) -> bool:
 
 
 def not_written(what: object, problem: OSError, done: str = "written") -> ConfigurationError:
-    """The error of a file that cannot be written, or of a directory that cannot be "made"."""
+    """The error for a file that cannot be written, or for a directory that cannot be "made"."""
     text = f"{what} cannot be {done}: "
     if is_full(problem):
         why = os.strerror(problem.errno or 0)  # the native core adds what it wrote
@@ -54,7 +54,7 @@ def not_written(what: object, problem: OSError, done: str = "written") -> Config
 
 @contextlib.contextmanager
 def writing(what: object, done: str = "written") -> Iterator[None]:
-    """Raises errors of the system as `not_written` names them."""
+    """Turns the system's errors into those of `not_written`."""
     try:
         yield
     except OSError as problem:
@@ -85,11 +85,11 @@ def check_size(
 def read_limited(
     path: Path | str, limit: int, error: type[SealringError] = NotALog, *, links: bool = True
 ) -> bytes | None:
-    """A regular file of at most `limit` bytes; None if there is none, `error` for all else.
+    """Reads a regular file of at most `limit` bytes. None if there is none; else `error`.
 
-    Without `links`, a name that is a symbolic link is refused as well.
+    Without `links`, a symbolic link is refused too.
     """
-    # O_NONBLOCK: a FIFO that somebody placed there must not hang the reader.
+    # O_NONBLOCK: a FIFO that an attacker placed there must not hang the reader.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags if links else flags | os.O_NOFOLLOW)
@@ -106,7 +106,7 @@ def read_limited(
         content = os.read(fd, min(status.st_size, limit) + 1)
         while len(content) <= limit and (more := os.read(fd, _MORE_BYTES)):
             content += more
-    except OSError as problem:  # a disk or a network that fails
+    except OSError as problem:  # a disk or a network file system failed
         raise error(f"{path} cannot be read: {problem.strerror}") from None
     finally:
         os.close(fd)
@@ -116,7 +116,7 @@ def read_limited(
 
 
 def read_there(path: Path | str, limit: int, error: type[SealringError] = NotALog) -> bytes:
-    """Like `read_limited`, where the file must be there."""
+    """Like `read_limited`, but the file must be there."""
     content = read_limited(path, limit, error)
     if content is None:
         raise ConfigurationError(f"there is no file {path}")
@@ -137,10 +137,10 @@ def write_whole(
 ) -> None:
     """Makes `path` appear with all of its content, or raises OSError and leaves what was there.
 
-    Until then the content is in a file of a random name in the same folder, or in `waiting`, a
-    folder of the same file system. Without a `mode` the umask limits 0644. A file that is there is
-    replaced, or is FileExistsError without `replace`. After a power cut the new one is there if it
-    is `lasting`; else the older one may be, until the caller syncs the folder.
+    Until then the content is in a file with a random name, in the same folder or in `waiting`, a
+    folder of the same file system. Without a `mode` it is 0644, limited by the umask. An existing
+    file is replaced; without `replace` it is FileExistsError. If `lasting`, the new file is there
+    even after a power cut. Otherwise the older one may be, until the caller syncs the folder.
     """
     random = secrets.token_hex(8)
     temporary = (
@@ -148,7 +148,7 @@ def write_whole(
     )
     try:
         fd = os.open(temporary, NEW_FILE, 0o644 if mode is None else 0o600)
-        # Without a buffer, in which a copy of a secret would stay.
+        # Unbuffered, because a copy of a secret would stay in the buffer.
         with open(fd, "wb", buffering=0) as file, memoryview(content) as left:
             if mode is not None:
                 os.fchmod(fd, mode)
@@ -161,7 +161,7 @@ def write_whole(
         else:
             os.link(temporary, path)  # unlike rename(), it fails if the name is taken
     finally:
-        # On a full disk each attempt would leave a file, until there is no room for names.
+        # On a full disk each attempt would otherwise leave a file behind.
         with contextlib.suppress(OSError):
             os.unlink(temporary)
     if lasting:
@@ -169,13 +169,13 @@ def write_whole(
 
 
 def name_beside(name: str, ending: str) -> str:
-    """A hidden name that begins as this one does and is no longer than a file's name may be."""
+    """A hidden name that begins like `name`, and is no longer than a file's name may be."""
     room = _LONGEST_NAME - len(".") - len(ending)
     return f".{os.fsencode(name)[:room].decode(errors='ignore')}{ending}"
 
 
 def sync_directory(path: Path) -> None:
-    """After this a file that was made or renamed there is there after a power loss too."""
+    """Makes the names in a folder durable: after a power loss, new and renamed files are there."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -184,7 +184,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes | bytearray) -> None:
-    """Writes a new file of mode 0600, which replaces nothing."""
+    """Writes a new file of mode 0600. An existing file is not replaced."""
     try:
         write_whole(path, content, 0o600, replace=False)
     except FileExistsError:
@@ -208,7 +208,7 @@ def replace_private(path: Path, content: bytes) -> None:
 def _replace(path: Path, content: bytes, mode: int) -> None:
     with contextlib.suppress(OSError):
         if not stat.S_ISREG((found := path.stat()).st_mode) and not stat.S_ISDIR(found.st_mode):
-            # A rename would put a file in the place of /dev/stdout, for every program.
+            # A rename would replace /dev/stdout itself by a file, for every program.
             raise ConfigurationError(f"{path} is not a regular file, and is not replaced")
     with writing(path):
         write_whole(path, content, mode)
@@ -217,8 +217,8 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
 class Batch:
     """Files below `root` that must be on the disk before something else is written.
 
-    `sync` makes their names durable. Files that are not whole yet are in `root`/.new, so that a
-    reader can tell them, and the next writer removes what a killed one left.
+    `sync` makes their names durable. Unfinished files are in `root`/.new, so that a reader can tell
+    them apart, and the next writer removes what a killed one left.
     """
 
     def __init__(self, root: Path) -> None:
@@ -227,7 +227,7 @@ class Batch:
         self._changed: set[Path] = set()
 
     def clear(self) -> None:
-        """Removes what a writer that was killed left behind."""
+        """Removes what a killed writer left behind."""
         shutil.rmtree(self._waiting, ignore_errors=True)
 
     def write(self, name: str, content: bytes, *, replace: bool = True) -> None:
@@ -239,7 +239,7 @@ class Batch:
 
     def new_name(self) -> Path:
         """A name for an unfinished file, in a folder that all processes of a run share."""
-        # A stranger may have put a file or a link to elsewhere in its place.
+        # Another user may have put a file or a link in the folder's place.
         with contextlib.suppress(OSError):
             if not stat.S_ISDIR(os.lstat(self._waiting).st_mode):
                 os.unlink(self._waiting)
@@ -247,9 +247,9 @@ class Batch:
         return self._waiting / secrets.token_hex(8)
 
     def write_new(self, name: str, content: bytes) -> bool:
-        """Writes and syncs a file that another process may write as well: the first one stays.
+        """Writes and syncs a file that another process may also write. The first one stays.
 
-        False: there was one already.
+        Returns False if there was one already.
         """
         try:
             self.write(name, content, replace=False)
@@ -259,7 +259,7 @@ class Batch:
         return True
 
     def sync(self) -> None:
-        for folder in sorted(self._changed, reverse=True):  # a folder before the one that names it
+        for folder in sorted(self._changed, reverse=True):  # inner folders before outer ones
             sync_directory(folder)
         self._changed.clear()
 
@@ -273,7 +273,7 @@ class Batch:
 
 @contextlib.contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Holds the folder's lock, for which it waits up to `seconds`. It ends with the process."""
+    """Holds the folder's lock, waiting up to `seconds` for it. It ends with the process."""
     until = time.monotonic() + seconds
     try:
         fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

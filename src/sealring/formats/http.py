@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server, with a limit on everything that the other side chooses.
 
-Connections are counted and timed, the requests of one address are limited, and each is answered
-alone. What speaks TLS beneath is the caller's.
+Connections are counted and timed, the requests of one address are limited, and an error in one
+request does not affect others. The caller provides TLS, if there is any.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _LOG = logging.getLogger("sealring.http")
 _NO_STORE: Final = "broker.store_unavailable"
 _BACKLOG: Final = 2048
 _TURNS: Final = 3
-"""Of asyncio's loop, in which a connection that it has just taken becomes a stream."""
+"""Turns of asyncio's loop until a connection that it has just accepted becomes a stream."""
 _CHUNK: Final = 64 << 10
 _ADDRESSES: Final = 1 << 16
-"""Remembered at most. The one that is forgotten had not asked for the longest time."""
+"""The most addresses remembered. The one that has not asked for the longest time is dropped."""
 
 
 class Stream(Protocol):
@@ -55,7 +55,7 @@ class Stream(Protocol):
 
 
 class PlainStream:
-    """Without TLS, for the page, which never leaves this host."""
+    """A stream without TLS, for pages that never leave this host."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -83,14 +83,14 @@ class Limits:
     connections_per_address: int = 2048
     head_bytes: int = 16 << 10
     body_bytes: int = 576 << 10
-    """A worker's evidence, of 512 KiB at most, and what goes with it."""
+    """Room for a worker's evidence, of at most 512 KiB, and the rest of its request."""
     all_body_bytes: int = 32 << 20
-    """Of all requests together that are not answered yet (`Bodies`)."""
+    """The bytes of all unanswered requests together (`Bodies`)."""
     request_seconds: float = 15.0
-    """For TLS's handshake, and again for each request, from its first byte to its last."""
+    """The limit for the TLS handshake, and for each request from its first byte to its last."""
     idle_seconds: float = 30.0
     answer_seconds: float = 30.0
-    """For an answer to be taken."""
+    """The limit for a client to take an answer."""
     requests_per_second: float = 200.0
     burst: int = 4000
 
@@ -114,7 +114,7 @@ class Response:
 
 Handle = Callable[[Request], Awaitable[Response]]
 Explain = Callable[[SealringError, str, str], Response]
-"""The answer to a request of this address, for this path, that was refused."""
+"""Makes the answer to a refused request, from the error, the client's address and the path."""
 MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Stream]
 
 
@@ -127,7 +127,7 @@ class _Open:
 
 
 class Listener:
-    """Serves tables of routes, each at one address. The limits are for all of them together."""
+    """Serves tables of routes, each at its own address, with common limits."""
 
     def __init__(self, limits: Limits, explain: Explain) -> None:
         self._limits = limits
@@ -143,7 +143,7 @@ class Listener:
     async def listening(
         self, host: str, port: int, routes: Handle, make_stream: MakeStream
     ) -> AsyncIterator[int]:
-        """Yields the port, which the system chooses if `port` is 0."""
+        """Yields the port. The system chooses it if `port` is 0."""
 
         async def limited(request: Request) -> Response:
             if not self._rates.allow(source_of(request.address), time.monotonic()):
@@ -153,7 +153,7 @@ class Listener:
                 )
             return await _guarded(routes, request)
 
-        # Not a coroutine: one that is cancelled before it runs would leave its connection open.
+        # Not a coroutine: if one were cancelled before it runs, its connection would stay open.
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             peer = writer.get_extra_info("peername")
             if peer is None or not self._make_room(source_of(peer[0])):
@@ -178,7 +178,7 @@ class Listener:
         try:
             yield server.sockets[0].getsockname()[1]
         finally:
-            # A connection that is taken, and no stream yet when the server is closed, stays open.
+            # Otherwise a connection that was accepted but is no stream yet would stay open.
             for each in server.sockets:
                 asyncio.get_running_loop().remove_reader(each.fileno())
             for _ in range(_TURNS):
@@ -187,16 +187,16 @@ class Listener:
             # Idle clients do not delay the stop.
             for stream in list(self._streams.values()):
                 stream.abort()
-            await asyncio.sleep(0)  # in which they are closed
+            await asyncio.sleep(0)  # lets the streams close
 
     def _make_room(self, source: str) -> bool:
-        """False if all connections are served, or too new to give way."""
+        """Closes a connection if necessary. False if all are being served or are too new."""
         if self._open.has_room(source):
             return True
         oldest = self._open.to_give_way(source, time.monotonic())
         if oldest is None:
             return False
-        self._open.serve(oldest)  # it is chosen once; its task ends with its stream
+        self._open.serve(oldest)  # so that it is chosen only once; its task ends with its stream
         oldest.stream.abort()
         return True
 
@@ -215,7 +215,7 @@ class Listener:
                 stream, one.address, self._limits, self._bodies, served, self._explain
             )
         except (TimeoutError, OSError, SSL.Error):
-            stream.abort()  # slow, gone, or no TLS at all: there is no one to tell
+            stream.abort()  # slow, gone or without TLS: no answer would arrive
         except asyncio.CancelledError:
             stream.abort()
         finally:
@@ -223,7 +223,7 @@ class Listener:
 
 
 async def _guarded(routes: Handle, request: Request) -> Response:
-    """Whatever goes wrong inside is the broker's own matter, and its log's."""
+    """Handles a request. An unexpected error goes to the log, and the client is not told."""
     try:
         return await routes(request)
     except SealringError as error:
@@ -246,12 +246,12 @@ async def serve_connection(
     handle: Handle,
     explain: Explain,
 ) -> None:
-    """Answer requests until the client goes, is too slow, or makes a mistake."""
+    """Answers requests until the client goes, is too slow, or makes a mistake."""
     async with asyncio.timeout(limits.request_seconds):
         await stream.handshake()
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
     while True:
-        if not http.trailing_data[0]:  # nothing of the next request came with the last one
+        if not http.trailing_data[0]:  # no part of the next request came with the last one
             async with asyncio.timeout(limits.idle_seconds):
                 first = await stream.read()
             if not first:
@@ -341,7 +341,7 @@ async def _send_response(stream: Stream, http: h11.Connection, response: Respons
 
 
 class Body:
-    """One request's bytes, as they come."""
+    """The bytes of one request, as they arrive."""
 
     def __init__(self, bodies: Bodies, address: str, drop: Callable[[], None]) -> None:
         self._bodies, self.address, self.drop = bodies, address, drop
@@ -360,7 +360,7 @@ class Body:
             )
 
     def finish(self) -> bytes:
-        """The whole of it. Its memory counts until `close`."""
+        """The whole body. Its memory counts until `close`."""
         self.finished = True
         return bytes(self.content)
 
@@ -369,21 +369,21 @@ class Body:
 
 
 class Bodies:
-    """The memory that requests take until they are answered, over all connections together.
+    """Bounds the memory of all requests that are not answered yet, over all connections.
 
-    When they would take more than the limit, an unfinished request of the source that holds the
-    most of it ends, its oldest one first. So a flood of half-sent requests ends its own, and
-    workers of other addresses are served meanwhile.
+    If they would take more than the limit, the source that holds most of it loses its oldest
+    unfinished request. So a flood of half-sent requests ends its own requests, and workers at other
+    addresses are still served.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: dict[Body, int] = {}
-        """How many bytes each holds, in the order in which they began."""
+        """How many bytes each body holds, in the order in which the requests began."""
         self._held: Counter[str] = Counter()
 
     def open(self, address: str, drop: Callable[[], None]) -> Body:
-        """`drop` ends the connection, if its bytes must go."""
+        """Opens a body. `drop` ends the connection if its memory is needed."""
         body = Body(self, address, drop)
         self._open[body] = 0
         return body
@@ -397,7 +397,7 @@ class Bodies:
             unfinished = [each for each, held in self._open.items() if held and not each.finished]
             if not unfinished:
                 return
-            # The first of those whose source holds the most: max() keeps the order.
+            # Of the source that holds most, the oldest: max() returns the first.
             victim = max(unfinished, key=lambda each: self._held[each.source])
             victim.dropped = True
             self.close(victim)
@@ -414,7 +414,7 @@ class Bodies:
 
 
 class Rates:
-    """How often one address may ask: a bucket for each that fills at a steady rate."""
+    """Limits the requests of each address: a token bucket that fills at a steady rate."""
 
     def __init__(self, per_second: float, burst: int) -> None:
         self._per_second = per_second

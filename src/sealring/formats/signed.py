@@ -2,9 +2,9 @@
 
     {"payload": base64, "payloadType": ..., "signatures": [{"keyid", "sig", "certificate"}]}
 
-`certificate` is the base64 of a worker's PEM certificate, an addition that in-toto's go-witness
-makes to DSSE; readers that do not know it ignore it. An owner's signature has none. Whose
-certificate or key is believed is the caller's to say.
+`certificate` is the base64 of a worker's PEM certificate. in-toto's go-witness adds this field to
+DSSE; readers that do not know it ignore it. An owner's signature has none. The caller decides whose
+certificate or key is trusted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PrivateKey = Ed25519PrivateKey | Ed448PrivateKey | ec.EllipticCurvePrivateKey | 
 
 
 def sign(key: PrivateKey, data: bytes) -> bytes:
-    """Ed25519 or Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256."""
+    """Signs with Ed25519 or Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256."""
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return key.sign(data, ec.ECDSA(hashes.SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
@@ -41,7 +41,7 @@ def sign(key: PrivateKey, data: bytes) -> bytes:
 
 
 def check_signature(key: PublicKeyTypes, signature: bytes, data: bytes) -> None:
-    """Raises InvalidSignature, or UnsupportedAlgorithm for a key that signs nothing here."""
+    """Raises InvalidSignature, or UnsupportedAlgorithm for a kind of key that is not used here."""
     if isinstance(key, Ed25519PublicKey | Ed448PublicKey):
         key.verify(signature, data)
     elif isinstance(key, ec.EllipticCurvePublicKey):
@@ -54,18 +54,19 @@ def check_signature(key: PublicKeyTypes, signature: bytes, data: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An envelope as it was read. No signature has been checked."""
+    """An envelope as read. Its signature is not checked yet."""
 
     payload: bytes
     keyid: str
     signature: bytes
     certificate: bytes | None
-    """PEM; None for an owner's signature."""
+    """PEM. None for an owner's signature."""
 
     def check(self, key: PublicKeyTypes) -> None:
-        """ForgedStatement unless this key signed. Only Ed25519 keys sign envelopes.
+        """Raises ForgedStatement unless this key signed. Only Ed25519 keys sign envelopes.
 
-        Of an ECDSA signature anybody can make a second one, which would be a second envelope.
+        With ECDSA, anybody could make a second signature of the same payload, and so a second
+        envelope.
         """
         if not isinstance(key, Ed25519PublicKey) or self.keyid != key_id(key):
             raise ForgedStatement(
@@ -85,7 +86,7 @@ class _Signature:
 
 
 def seal_envelope(payload: bytes, key: PrivateKey, certificate: bytes | None = None) -> bytes:
-    """`certificate` is the PEM of the one that has the key, if it is a worker's."""
+    """Signs a payload. `certificate` is the PEM of a worker's certificate for the key."""
     if not isinstance(key, Ed25519PrivateKey):
         raise Unsupported("a statement is signed with an Ed25519 key, and this worker's is another")
     signature = _Signature(
@@ -116,8 +117,8 @@ def parse_envelope(data: bytes) -> Envelope:
     kind, error = "DSSE envelope", MalformedStatement
     signature = strictly(_Signature, {"certificate": None, **one}, "signature", kind, error)
     payload = strictly(str, value["payload"], "payload", kind, error)
-    # Chains and logs name an envelope by its digest. In another spelling it would still verify, and
-    # its signer would seem to have signed a second one.
+    # Chains and logs name an envelope by its digest. With another spelling it would still verify,
+    # and its signer would seem to have signed a second one.
     if _spelled(payload, signature) != data:
         raise MalformedStatement("the envelope is spelled in another way than sealring writes it")
     certificate = signature.certificate
@@ -130,7 +131,7 @@ def parse_envelope(data: bytes) -> Envelope:
 
 
 def read_statement(data: bytes) -> Any:
-    """The JSON of an envelope or of its payload, or MalformedStatement."""
+    """The JSON of an envelope or of its payload. Raises MalformedStatement if it is not JSON."""
     try:
         return read_json(data, MAX_ENTRY_BYTES)
     except ValueError as problem:
@@ -138,13 +139,13 @@ def read_statement(data: bytes) -> Any:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """SHA-256 of the public key (SPKI), which names a certificate's holder elsewhere too."""
+    """SHA-256 of the public key (SPKI). A broker names a certificate's holder by it too."""
     der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
 
 def _spelled(payload: str, signature: _Signature) -> bytes:
-    """The one spelling of an envelope. Nothing in it is escaped: all of it is hex or base64."""
+    """The one spelling of an envelope. All values are hex or base64, so nothing is escaped."""
     certificate = ""
     if signature.certificate is not None:
         certificate = f',"certificate":"{signature.certificate}"'
@@ -155,7 +156,7 @@ def _spelled(payload: str, signature: _Signature) -> bytes:
 
 
 def _pre_authentication(payload: bytes) -> bytes:
-    """DSSE's PAE: what is signed, so that type and payload cannot be cut differently."""
+    """DSSE's PAE, which is what is signed: type and payload cannot be split differently."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 

@@ -1,9 +1,10 @@
-"""The one reader of JSON that anyone may have written, of dataclasses and of base64 in it.
+"""The one reader of untrusted JSON, and of dataclasses and base64 in it.
 
-`read_json` bounds size and depth, and refuses what readers differ in: a key twice, a number that is
-not finite. Ruff's TID251 refuses `json.loads` elsewhere. `strictly` makes a dataclass of it: its
-holder knows that nothing was missing or left over, every field is of its declared type, every text
-Unicode, and every number finite and not negative. `read_as` does both.
+`read_json` bounds size and depth, and refuses what readers treat differently: a doubled key, a
+number that is not finite. Ruff's TID251 refuses `json.loads` elsewhere. `strictly` makes a
+dataclass from a JSON value, and guarantees that nothing was missing or left over, every field has
+its declared type, every text is Unicode, and every number is finite and not negative. `read_as`
+does both.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from sealring.errors import ConfigurationError, SealringError
 
 T = TypeVar("T")
 MAX_BYTES: Final = 512 << 20
-"""The longest text that is read. Callers that know better set a lower limit."""
+"""The longest text that is read. Callers that know more set a lower limit."""
 MAX_DEPTH: Final = 64
 
 Numbers: TypeAlias = Literal["finite", "whole", "any"]
-"""Which numbers pass. "any" is for samples of a user's own, in which Python writes NaN."""
+"""Which numbers are accepted. "any" is for a user's own samples, in which Python writes NaN."""
 
 
 def read_json(
     data: bytes | bytearray | str, limit: int = MAX_BYTES, numbers: Numbers = "finite"
 ) -> Any:
-    """The value of a text in UTF-8. ValueError says what is wrong with it."""
+    """Reads JSON in UTF-8. Its ValueError says what is wrong with the text."""
     if len(data) > limit:
         raise ValueError(f"it has more than {limit} bytes")
     text = data if isinstance(data, str) else data.decode()
@@ -57,7 +58,7 @@ def read_json(
 
 
 def read_object(data: bytes | str, refusal: Exception, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The JSON object that a text is, or raises `refusal`."""
+    """Reads a JSON object, or raises `refusal`."""
     try:
         value = read_json(data, limit)
     except ValueError:
@@ -96,7 +97,7 @@ def _no_such_number(text: str) -> NoReturn:
     raise ValueError(f"{text[:40]} is not a number that is used")
 
 
-# Made once: making a decoder takes longer than reading a short message.
+# Made once, because making a decoder takes longer than reading a short message.
 _DECODERS: Final[dict[Numbers, json.JSONDecoder]] = {
     "any": json.JSONDecoder(object_pairs_hook=_unique_keys),
     "finite": json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_such_number),
@@ -116,7 +117,7 @@ def read_as(
     error: type[SealringError] = ConfigurationError,
     limit: int = MAX_BYTES,
 ) -> T:
-    """A text in JSON as the type `wanted`, or `error`, which says what is wrong with it."""
+    """Reads JSON text as the type `wanted`. Raises `error`, which says what is wrong with it."""
     try:
         value = read_json(data, limit)
     except ValueError as problem:
@@ -131,20 +132,20 @@ def strictly(
     document: str,
     error: type[SealringError] = ConfigurationError,
 ) -> T:
-    """`value` as the type `wanted`; `error` says `where` it is not what a `document` has."""
+    """Reads a JSON value as the type `wanted`. `error` says `where` it is not like a `document`."""
     try:
         reader: Callable[[Any], T] = _reader(cast("Any", wanted))
         found = reader(value)
     except _Wrong as wrong:
         path = "".join(reversed(wrong.path))
         raise error(f"{where}{path} is not what a {document} has there") from None
-    except ConfigurationError as problem:  # of a dataclass that checks its own fields
+    except ConfigurationError as problem:  # from a dataclass that checks its own fields
         raise error(str(problem)) from None
     return found
 
 
 class _Wrong(Exception):
-    """Something is of another type. Each reader that it passes adds where it was, inmost first."""
+    """A value has the wrong type. Each reader on the way out adds its place, innermost first."""
 
     def __init__(self) -> None:
         self.path: list[str] = []
@@ -152,7 +153,7 @@ class _Wrong(Exception):
 
 @cache
 def _reader(wanted: Any) -> Callable[[Any], Any]:
-    """Made once for each type: annotations are slow to evaluate, and an audit reads thousands."""
+    """The reader of a type, cached: annotations are slow to evaluate, and audits read thousands."""
     origin = get_origin(wanted)
     if dataclasses.is_dataclass(wanted):
         return _dataclass_reader(wanted)
@@ -231,7 +232,7 @@ def _plain_reader(wanted: Any) -> Callable[[Any], Any]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be written: JSON's escapes can name half of a surrogate pair."""
+    """Whether the text can be encoded: JSON's escapes can name half of a surrogate pair."""
     if text.isascii():
         return True
     try:
@@ -260,7 +261,7 @@ def encode_base64(data: bytes) -> str:
 
 
 def decode_base64(text: str, what: str, error: Callable[[str], SealringError]) -> bytes:
-    """Only the one canonical spelling of the bytes passes."""
+    """Decodes base64. Only the one canonical spelling is accepted."""
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

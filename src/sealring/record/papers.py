@@ -1,8 +1,8 @@
-"""Everything that a model takes along, in one folder beside it, from the records of its run.
+"""Writes a model's papers into one folder beside it, from the records of its run.
 
-model.sig           OpenSSF model signing's bundle, over all files of the model
+model.sig           a bundle of OpenSSF model signing, over all files of the model
 export.dsse.json    the record of the export
-slsa.dsse.json      SLSA's provenance, about the same root digest as the bundle
+slsa.dsse.json      SLSA provenance, for the same root digest as the bundle
 README.md           the model card
 model.cdx.json      the bill of materials
 """
@@ -46,7 +46,7 @@ from sealring.record.statements.run_folder import RunFolder, check_folder
 from sealring.record.statements.signing import STATEMENT_TYPE, of_another_run, verify_statement
 from sealring.version import __version__
 
-# ---- what a run's statements say, summed up: all were verified, and none is more than a word
+# ---- a summary of a run's statements: all were verified, but they are only what signers state
 
 
 def rfc3339(seconds: int) -> str:
@@ -58,13 +58,13 @@ class RunFacts:
     run: str
     job: str
     authority: str
-    """SHA-256 of the certificate that the workers' were issued by."""
+    """SHA-256 of the certificate of the authority that issued the workers' certificates."""
     world: int
     steps: int
     started: int
     finished: int
     complete: bool
-    """Every rank's chain goes on to a final statement."""
+    """Whether every rank's chain ends with a final statement."""
     statements: int
     code: Code
     packages: bytes
@@ -75,12 +75,12 @@ class RunFacts:
     privacy: Privacy | None
     transformations: tuple[Transformation, ...]
     envelopes: tuple[bytes, ...]
-    """Of the transformations, as they were signed."""
+    """The envelopes of the transformations, as they were signed."""
 
     def export_of(self, digest: str) -> tuple[Transformation, bytes]:
         """The export that wrote a file with this digest, and its envelope.
 
-        An owner's record names no run. So it is of this one only by what went into it.
+        An owner's record names no run, so only its inputs show whether it belongs to this one.
         """
         written = {one.sha256 for one in self.checkpoints}
         strange = ""
@@ -108,7 +108,7 @@ def facts_of(
     owners: Sequence[Ed25519PublicKey],
     job: str | None = None,
 ) -> RunFacts:
-    """MalformedRun where the folder or a chain is not as ranks leave it, or is of another job."""
+    """Sums up a run. MalformedRun if the folder or a chain is damaged, or it is another job's."""
     check_folder(run.path)
     if job is not None and run.head.job != job:
         raise MalformedRun(
@@ -184,12 +184,12 @@ def facts_of(
 def _issuer(
     certificate: x509.Certificate, authorities: Sequence[x509.Certificate]
 ) -> x509.Certificate:
-    """Of these authorities, the one that signed a certificate which one of them signed."""
+    """The one of these authorities that signed the certificate."""
     return next(one for one in authorities if is_issued_by(certificate, (one,)))
 
 
 def _require_unbroken(rank: int, chain: Sequence[tuple[Interval, str]]) -> None:
-    """What is missing in the middle could name other data; only an end can be open."""
+    """Requires that a statement is missing at most at the end: it could have named any data."""
     before, ended = None, False
     for place, (stated, digest) in enumerate(sorted(chain, key=_number)):
         if ended:
@@ -211,7 +211,7 @@ def _number(stated: tuple[Interval, str]) -> int:
 
 
 def _spent(said: Privacy) -> tuple[bool, Decimal]:
-    """More of it is larger; what is no number is the most."""
+    """A sort key: more privacy spent is larger, and text that is no number is the largest."""
     try:
         epsilon = Decimal(said.epsilon)
     except InvalidOperation:
@@ -409,10 +409,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _text(value: str) -> str:
-    """No Markdown and no HTML comes out of a name."""
+    """Escapes a name, so that it cannot become Markdown or HTML."""
     plain = "".join(one if one.isprintable() else " " for one in value[:500]).strip()
     escaped = re.sub(r"([\\`*_{}\[\]()<>#+!|&~^])", r"\\\1", plain)
-    # Where a line begins: lists and underlines. Anywhere: what readers make links of by themselves.
+    # At the start of a line: lists and underlines. Anywhere: text that readers turn into links.
     escaped = re.sub(r"^([0-9]+)(?=\.)|^(?=[-=])", r"\1\\", escaped)
     return re.sub(r"(?i)(?<=www)(?=\.)|(?=://)", r"\\", escaped)
 
@@ -421,10 +421,10 @@ def _text(value: str) -> str:
 
 
 def sign_model(model: Path, key: Path, bundle: Path, files: Sequence[Named]) -> Named:
-    """Signs the file or folder with an elliptic-curve key; what the bundle is about.
+    """Signs the file or folder with an elliptic-curve key. Returns what the bundle is about.
 
-    `files` are the model's as the caller has read them. The tool reads them again: what it finds
-    is compared before the key signs it.
+    `files` are the model's files as the caller has read them. The tool reads them again, and what
+    it finds must be the same before the key signs.
     """
     try:
         from model_signing import hashing, signing
@@ -433,7 +433,7 @@ def sign_model(model: Path, key: Path, bundle: Path, files: Sequence[Named]) -> 
             "signing a model needs a package: pip install 'sealring[model-signing]'",
             code="configuration.missing_extra",
         ) from None
-    # The tool does not ask who else can read it.
+    # The tool does not check who else can read the key.
     read_secret_file(key, "the model's key", ConfigurationError).wipe()
     try:
         hasher = _Compared(hashing.Config(), model, files)  # type: ignore[no-untyped-call]
@@ -449,11 +449,11 @@ def sign_model(model: Path, key: Path, bundle: Path, files: Sequence[Named]) -> 
 
 
 class _Compared:
-    """In the place of the tool's own way to hash a model."""
+    """Replaces the tool's hashing of a model, and compares the result with the expected files."""
 
     def __init__(self, hasher: Any, model: Path, files: Sequence[Named]) -> None:
         self._hasher = hasher
-        # The tool calls a single file by a point.
+        # The tool names a single file ".".
         self._files = {one.name if model.is_dir() else ".": one.sha256 for one in files}
 
     def hash(self, model: Path) -> Any:
@@ -471,7 +471,7 @@ class _Compared:
 
 
 def subject_of(bundle: Path) -> Named:
-    """Name and root digest of the model that a bundle is about. Checks nothing."""
+    """The name and root digest of the model that a bundle is about. Checks nothing."""
     envelope = read_json(bundle.read_text())["dsseEnvelope"]
     (subject,) = read_json(base64.b64decode(envelope["payload"]))["subject"]
     return Named(subject["name"], subject["digest"]["sha256"])
@@ -489,9 +489,10 @@ def write_papers(
     out: Path,
     job: str | None = None,
 ) -> list[Path]:
-    """The files written. `model` is a file that an export of the run wrote, or a folder of such.
+    """Writes all papers and returns their paths. `model` is an exported file or a folder of them.
 
-    `job` is the one that the run must be of; None: what `run.json` names, which is not signed.
+    `job` is the job that the run must belong to. None: the one that `run.json` names, which is not
+    signed.
     """
     files = files_of(model)
     facts = facts_of(run, authorities, [owner.public_key()], job)

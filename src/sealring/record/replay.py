@@ -1,9 +1,9 @@
-"""Spot checks: parts of a recorded run, drawn at random, are executed again and compared.
+"""Spot checks: executes parts of a recorded run again, drawn at random, and compares the results.
 
 A part begins at a checkpoint, or at the first step, and ends at the next checkpoint. The recorded
-script is started with $_SEALRING_REPLAY, which says what to repeat; it does what it always does,
-with `records.steps` and `records.replay.checkpoint` (docs/audits.md). The script is not
-trusted: it ends in time, and what it prints takes no memory.
+script is started with $_SEALRING_REPLAY, which says what to repeat. It does what it always does,
+through `records.steps` and `records.replay.checkpoint` (docs/audits.md). The script is not
+trusted: it is stopped after a time limit, and only the end of its output is kept.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from sealring.record.statements.signing import verify_statement
 _KEPT: Final = 2000
 _BLOCK: Final = 1 << 16
 _GRACE_SECONDS: Final = 60.0
-"""For a launcher to end its workers, which it kills after half of this."""
+"""The time that a launcher has to end its workers. It kills them after half of this."""
 
 
 def execute(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> tuple[bool, str]:
-    """Whether it failed, and the end of what it printed."""
-    # Not as a context: it would wait for the end of the stream, which a child may hold for ever.
+    """Runs a command. Returns whether it failed, and the end of its output."""
+    # Not used as a context: that would wait for the stream's end, and a child may never close it.
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, bufsize=0,
@@ -62,7 +62,7 @@ def execute(command: Sequence[str], environ: Mapping[str, str], timeout: float) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """By a signal that it can pass on to its children, and then by one that it cannot ignore."""
+    """Ends a process: first by a signal that it can pass on to its children, then by SIGKILL."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -73,7 +73,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Tail:
-    """Reads all of a stream, and keeps its end."""
+    """Reads all of a stream and keeps its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -87,7 +87,7 @@ class _Tail:
                 self._kept = (self._kept + block)[-_KEPT:]
 
     def text(self) -> str:
-        """After the process has ended. A child that goes on may still hold the stream."""
+        """The end of the output. Call it after the process has ended; a child may go on writing."""
         self._thread.join(1.0)
         return self._kept.decode("utf-8", "replace")
 
@@ -102,16 +102,16 @@ _AUTHORITIES: Final = "authorities.pem"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a script is asked to repeat: the value of $_SEALRING_REPLAY, as JSON."""
+    """What a script must repeat: the value of $_SEALRING_REPLAY, as JSON."""
 
     folder: str
-    """Where the records of the repetition go."""
+    """The folder for the records of the repetition."""
     authorities: str
-    """A PEM file: whose workers' checkpoints are loaded."""
+    """A PEM file of the authorities whose workers' checkpoints are loaded."""
     job: str
-    """Of which job they are."""
+    """The job of those workers."""
     checkpoint: str | None
-    """NAME@VERSION to start from; None: from the beginning."""
+    """NAME@VERSION to start from. None: from the beginning."""
     first_step: int
     end_step: int
 
@@ -126,12 +126,12 @@ def requested(environ: Mapping[str, str]) -> Request | None:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a run between two checkpoints, as its records name them."""
+    """A part of a run between two checkpoints, as the run's records name them."""
 
     world: int
     script: Named
     start: CheckpointRef | None
-    """None: the run begins here."""
+    """None if the run begins here."""
     end: CheckpointRef
 
     @property
@@ -147,17 +147,17 @@ Verdict = Literal["equal", "within", "different", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The largest between the numbers of two checkpoints."""
+    """The largest difference between the numbers of two checkpoints."""
 
     size: float
-    """As a share of the largest number of the same tensor; infinite where there is no measure."""
+    """Relative to the largest number of the same tensor. Infinite if it cannot be measured."""
     where: str
-    """The tensor's or entry's name."""
+    """The name of the tensor or entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The checkpoint that a repetition came to, and whose workers signed it."""
+    """The checkpoint that a repetition saved, and whose workers signed it."""
 
     checkpoint: CheckpointRef
     authorities: Sequence[x509.Certificate]
@@ -168,46 +168,47 @@ class Repeated:
 class Outcome:
     stretch: Stretch
     verdict: Verdict
-    """`within`: other bits, and no number differs by more than the tolerance."""
+    """`within`: the bits differ, but no number by more than the tolerance."""
     content: str | None
-    """The digest of the content that the repetition came to; None if it came to none."""
+    """The digest of the content that the repetition saved. None if it saved none."""
     difference: Difference | None
-    """Where it was computed."""
+    """The difference, if it was computed."""
     said: str
-    """Why a repetition failed, or the end of what it has printed."""
+    """Why a repetition failed, or the end of its output."""
 
 
 Compare = Callable[[CheckpointRef, Repeated], Difference]
-"""Of a recorded checkpoint, and the one that a repetition came to."""
+"""Compares a recorded checkpoint with the one that a repetition saved."""
 
 Recorded = Mapping[int, Sequence[Interval]]
-"""By rank: its whole chain, as the run states it."""
+"""Each rank's whole chain, as the run states it."""
 
 
 def stretches(intervals: Iterable[Interval]) -> list[Stretch]:
     """All parts that can be repeated. `intervals` are those of a rank that saved, in order.
 
-    The run has no say in which these are. A checkpoint whose content is not named ends no part, and
-    the part goes on to the next one. A run that went back goes on from what it read.
+    The run cannot choose these parts. A checkpoint without the name of its content ends no part:
+    the part goes on to the next one. After going back, a run's next part begins at the checkpoint
+    that it read.
     """
     return _Parts(intervals).found
 
 
 def unrepeatable(intervals: Iterable[Interval]) -> list[CheckpointRef]:
-    """Checkpoints of the rank that no part leads to."""
+    """The rank's checkpoints that no part leads to."""
     return _Parts(intervals).left
 
 
 class _Parts:
-    """A rank's chain, cut at its checkpoints. To each of them a part leads, or it is left."""
+    """A rank's chain, cut at its checkpoints into parts. `left` are those that no part leads to."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self.found: list[Stretch] = []
         self.left: list[CheckpointRef] = []
         self._last: CheckpointRef | None = None
-        """What the run goes on from; None: from its beginning."""
+        """The checkpoint that the run goes on from. None: it begins here."""
         self._before: CheckpointRef | None = None
-        """What the part began from that led to it."""
+        """The checkpoint at which the part that led to `_last` began."""
         self._led = False
         contents: dict[str, str] = {}
         order, waiting = itertools.count(), list[tuple[int, int, CheckpointRef]]()
@@ -235,7 +236,7 @@ class _Parts:
         if last is None or end.step > last.step:
             self._before, self._led = last, True
         elif last.content == end.content:
-            return  # saved again
+            return  # the same checkpoint, saved again
         elif end.step < last.step or not self._led:
             self.left.append(end)
             return
@@ -247,10 +248,10 @@ class _Parts:
 
 
 def seed_of(checkpoint: SignedCheckpoint, drawn: bytes) -> bytes:
-    """From the cosignatures on a run's last checkpoint, and a number that the auditor has drawn.
+    """A seed from the cosignatures on a run's last checkpoint and the auditor's random number.
 
-    The run could know neither. Cosignatures alone would not do: the log's owner can ask its
-    witnesses again and again, until the parts that they choose suit it.
+    The run could know neither. Cosignatures alone are not enough: the log's owner can ask its
+    witnesses again and again, until the chosen parts suit it.
     """
     known = {(witness.name, witness.key_id) for witness in checkpoint.cosigned}
     lines = sorted(one.encode() for one in checkpoint.note.lines if (one.name, one.key_id) in known)
@@ -259,7 +260,7 @@ def seed_of(checkpoint: SignedCheckpoint, drawn: bytes) -> bytes:
 
 
 def draw(found: Sequence[Stretch], count: int, seed: bytes) -> list[Stretch]:
-    """`count` of them, in the order of the run; the same ones for the same seed."""
+    """Draws `count` parts, in the order of the run. The same seed draws the same parts."""
 
     def lot(index: int) -> bytes:
         return hashlib.sha256(_PURPOSE + seed + index.to_bytes(8, "big")).digest()
@@ -281,9 +282,10 @@ def replay(
     compare: Compare | None = None,
     tolerance: float = 0.0,
 ) -> Outcome:
-    """Executes a part again, on this machine, with as many workers; they write to `work`.
+    """Executes a part again, on this machine, with as many workers. They write to `work`.
 
-    `arguments` are the script's: give it a copy of the vault, to which it saves its checkpoints.
+    `arguments` are the script's. Give it a copy of the vault, because it saves its checkpoints
+    there.
     """
 
     def failed(said: str, content: str | None = None) -> Outcome:
@@ -306,7 +308,7 @@ def replay(
         content = repeated.checkpoint.content
         if problem := _of_something_else(stretch, recorded, intervals):
             return failed(problem, content)
-        # Where the bits are the same: whether the recorded manifest has this content is checked.
+        # Also if the bits are equal: this checks that the recorded manifest has this content.
         difference = None if compare is None else compare(stretch.end, repeated)
     except SealringError as problem:
         return failed(f"{named(problem)}: {problem}")
@@ -319,12 +321,12 @@ def replay(
 def _prepared(
     stretch: Stretch, run: RunFolder, authorities: Sequence[x509.Certificate], work: Path
 ) -> list[str]:
-    """The command that starts the recorded script, of which it makes a copy."""
+    """Copies the recorded script, and returns the command that starts it."""
     script = run.evidence(stretch.script.sha256)
     if script is None:
         raise MalformedRun(f"{run.path} has no copy of {stretch.script.name}, which it recorded")
     work.mkdir(parents=True)
-    path = work / "script.py"  # its recorded name is a stranger's
+    path = work / "script.py"  # its recorded name cannot be trusted
     path.write_bytes(script)
     pem = b"".join(one.public_bytes(Encoding.PEM) for one in authorities)
     (work / _AUTHORITIES).write_bytes(pem)
@@ -343,7 +345,7 @@ def _request(stretch: Stretch, run: RunFolder, work: Path) -> Request:
 
 
 def _is_of_identity(name: str) -> bool:
-    """The repetition has an identity of its own, and is no part of another job."""
+    """Settings that the repetition must not inherit: it has its own identity and job."""
     return name.startswith(("SEALRING_", "_SEALRING_", "PET_", "TORCHELASTIC_")) or name in (
         "RANK",
         "WORLD_SIZE",
@@ -353,7 +355,7 @@ def _is_of_identity(name: str) -> bool:
 def _own_records(
     folder: Path, stretch: Stretch, secret: str
 ) -> tuple[Repeated, dict[int, list[Interval]]] | None:
-    """What the repetition saved at the end, and its statements by rank."""
+    """The checkpoint that the repetition saved at the end, and its statements by rank."""
     own = load_credentials(0, stretch.world, {"SEALRING_SECRET": secret})
     found: CheckpointRef | None = None
     intervals: dict[int, list[Interval]] = {}
@@ -373,10 +375,10 @@ def _own_records(
 def _of_something_else(
     stretch: Stretch, recorded: Recorded, repeated: Mapping[int, Sequence[Interval]]
 ) -> str:
-    """What the repetition began from or read that the records do not name. Nothing: all is alike.
+    """Says what the repetition read that the records do not name. Empty if it read the same.
 
-    The copy of the vault comes from strangers, too: with another checkpoint or dataset in it the
-    same bits would show nothing.
+    The copy of the vault comes from strangers too: with another checkpoint or dataset in it, equal
+    bits would show nothing.
     """
     begun = set() if stretch.start is None else {stretch.start.content}
     for rank in range(stretch.world):
@@ -403,7 +405,7 @@ def _places(intervals: Iterable[Interval]) -> list[_Place]:
 
 
 def _place(data: DataRange) -> _Place:
-    """What is read and in which share of it, wherever a range begins; and the range."""
+    """What is read, and which share of it wherever the range begins; then the range."""
     share = data.share
     part = None if share is None else (
         share.period, (data.first + share.offset) % share.period, share.length,

@@ -1,16 +1,16 @@
-"""A witness of transparency logs: what it has cosigned, and the protocol (c2sp.org/tlog-witness).
+"""A witness of transparency logs: its state, and its protocol (c2sp.org/tlog-witness).
 
 STATE/<SHA-256 of the origin>       the last checkpoint, with the log's signature and our own
 STATE/<...>.refused                 a checkpoint that the log signed with another root for the
                                     same size: together with the last one, proof of a fork
 
-A witness makes one promise: of one log, it never cosigns two checkpoints that contradict each
-other. So the check and the write are one step under a lock, and the write is durable before the
-cosignature leaves. A state that was read once does not go back while the process runs. Times do
-not go back either, whatever the clock does: a cosignature says that nothing larger was seen so far.
+A witness makes one promise: it never cosigns two checkpoints of one log that contradict each other.
+So the check and the write are one step under a lock, and the write is durable before the
+cosignature is sent. State in memory does not go back while the process runs. Times do not go back
+either, whatever the clock does: a cosignature says that no larger checkpoint was seen before.
 
-There is no TLS here: a submission is public and signed by its log, the answer by the witness. Put
-a proxy in front where clients expect https. The HTTP server needs the extra `broker`.
+There is no TLS here: a submission is public and signed by its log, and the answer is signed by the
+witness. Put a proxy in front if clients expect https. The HTTP server needs the extra `broker`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOG = logging.getLogger("sealring.record.witness")
 
 
 class OtherSize(LogError):
-    """The client takes the witness to be at another size. The protocol answers with ours."""
+    """The client expects the witness to be at another size. The answer is the right size."""
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the last checkpoint that was cosigned here has {size} entries")
@@ -64,13 +64,13 @@ class OtherSize(LogError):
 
 
 class WitnessState:
-    """Safe to call from several threads."""
+    """A witness's checkpoints, on disk and in memory. Thread-safe."""
 
     def __init__(
         self, folder: Path, signer: Signer, policy: LogPolicy,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """`policy` lists the logs; its witnesses and quorum do not matter here."""
+        """`policy` lists the logs. Its witnesses and quorum are not used."""
         if signer.kind is not Kind.COSIGNATURE:
             raise ConfigurationError(
                 f"the key of {signer.name} is a log's: `sealring audit init --witness` makes a "
@@ -91,7 +91,7 @@ class WitnessState:
         with writing(self._folder, "made"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            # Two witnesses with one key and one state could cosign two views between them.
+            # Two witnesses with the same key and state could together cosign two views.
             stack.enter_context(locked(self._folder))
             Batch(self._folder).clear()
             for origin in sorted({log.verifier.name for log in self._policy.logs}):
@@ -104,13 +104,13 @@ class WitnessState:
 
     @property
     def logs(self) -> Iterator[tuple[str, int]]:
-        """Every log's origin, and how many entries of it were cosigned last."""
+        """Each log's origin, and the number of entries in its last cosigned checkpoint."""
         for origin in sorted({log.verifier.name for log in self._policy.logs}):
             last = self._last.get(origin)
             yield origin, last.size if last else 0
 
     def add_checkpoint(self, body: bytes) -> bytes:
-        """Cosigns a checkpoint that continues the last one; returns the signature line."""
+        """Cosigns a checkpoint that continues the last one. Returns the signature line."""
         submission = parse_submission(body)
         signed = open_checkpoint(submission.checkpoint, self._policy)
         if submission.old > signed.size:
@@ -137,22 +137,22 @@ class WitnessState:
         return None
 
     def _cosign(self, signed: SignedCheckpoint) -> bytes:
-        # Only the log's own signatures are kept: others' are not ours to vouch for.
-        # Of each key one: anybody can send a checkpoint with the same signature many times.
+        # Only the log's own signatures are kept: we do not vouch for others. At most one for each
+        # key: anybody can send a checkpoint with the same signature many times.
         origin, text = signed.checkpoint.origin, signed.note.text
         keys = self._policy.keys_of(origin)
         lines = [line for line in signed.note.lines if any(key.signed(line) for key in keys)]
         time = max(int(self._clock()), self._times.get(origin, 0))
         line = self._signer.sign(text, time)
         note = with_signatures(Note(text, ()), [*lines, line]).encode()
-        # Before it is written: what cannot be read again would end the witness for all logs.
+        # Read it before it is written: a file that cannot be read would stop the whole witness.
         last = open_checkpoint(note, self._policy)
         self._write(origin_digest(origin), note)
         self._last[origin], self._times[origin] = last, time
         return line.encode().encode()
 
     def _keep_refused(self, signed: SignedCheckpoint) -> None:
-        """Two checkpoints of one size prove a fork by themselves. One such proof is enough."""
+        """Keeps a proof of a fork, which two checkpoints of one size are. One proof is enough."""
         name = f"{origin_digest(signed.checkpoint.origin)}.refused"
         if not (self._folder / name).exists():
             _LOG.error(
@@ -207,7 +207,7 @@ _STATUS: Final = {
 async def serving(
     state: WitnessState, host: str, port: int, limits: Limits = LIMITS
 ) -> AsyncIterator[int]:
-    """A witness that answers; yields its port."""
+    """Runs a witness that answers requests. Yields its port."""
     listener = Listener(limits, lambda error, address, path: _refusal(error))
 
     async def routes(request: Request) -> Response:
@@ -221,7 +221,7 @@ async def _answer(state: WitnessState, request: Request) -> Response:
     if request.path == PATH:
         if request.method != "POST":
             return Response(405, b"POST a checkpoint here\n", _TEXT, {"allow": "POST"})
-        # In a thread: the state is written to the disk before the answer.
+        # In a thread, because the state is written to the disk before the answer.
         return Response(200, await asyncio.to_thread(state.add_checkpoint, request.body), _TEXT)
     if (match := _SEEN.fullmatch(request.path)) and request.method == "GET":
         if (seen := state.seen(match[1])) is not None:
@@ -234,6 +234,6 @@ def _refusal(error: SealringError) -> Response:
     if isinstance(error, OtherSize):
         return Response(409, f"{error.size}\n".encode(), SIZE_TYPE)
     status = _STATUS.get(error.code)
-    if status is None:  # the witness's own trouble, which is in its log
+    if status is None:  # an internal fault, which is in the witness's log
         return Response(500, b"the witness cannot answer now\n", _TEXT)
     return Response(status, f"{error}\n".encode("utf-8", "replace"), _TEXT)

@@ -1,8 +1,9 @@
-"""What training writes down: each worker's signed account of every interval.
+"""What training records: each worker's signed statement about every interval.
 
 noted  what happened since the last statement: data, checkpoints, groups, collectives, links
 chain  one rank's statements in a run's folder, and the run's log, which rank 0 keeps
-run    `record_run`: all of these together, for a training script, and what reports to it by itself
+run    `record_run`, which does all of this for a training script, and the functions that report
+       to it
 
-Knows no torch.
+Nothing here imports torch.
 """

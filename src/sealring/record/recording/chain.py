@@ -1,8 +1,9 @@
 """Statements on the disk: each rank's chain of them, and the run's transparency log.
 
-Statements of a rank are numbered, each naming the one before it. One is on the disk before the next
-one is made. A worker that is killed leaves its earlier statements valid; one that is started again
-continues the chain. Rank 0 keeps the log, of which every statement in the folder is an entry.
+A rank's statements are numbered, and each names the one before it. Each is on the disk before the
+next one is made. So a worker that is killed leaves its earlier statements valid, and when it is
+started again it continues the chain. Rank 0 keeps the log, which has an entry for every statement
+in the folder.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ def statement_name(rank: int, sequence: int) -> str:
 
 
 def place_of(name: str) -> tuple[int, int] | None:
-    """(rank, sequence) of a statement's file that a chain wrote, as its name says."""
+    """The (rank, sequence) in the name of a statement's file. None if no chain uses such a name."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def interval_of(run: RunFolder, found: VerifiedStatement) -> Interval | None:
-    """What a statement says of an interval of this run; None if it is about something else."""
+    """The interval that a statement of this run is about. None if it is about something else."""
     if of_another_run(found, run.head.run, run.head.job):
         return None
     return found.content if isinstance(found.content, Interval) else None
@@ -64,7 +65,7 @@ def rank_of(found: VerifiedStatement) -> int | None:
 
 class Chain:
     def __init__(self, run: RunFolder, credentials: Callable[[], Credentials]) -> None:
-        """`credentials` are asked for at each statement: a broker renews certificates."""
+        """`credentials` is called for each statement, because a broker renews certificates."""
         self._run = run
         self._credentials = credentials
         self.sequence = 0
@@ -82,15 +83,15 @@ class Chain:
             envelope = self._run.read_statement(name)
             found = verify_statement(envelope, own.authorities)
         except SealringError as problem:
-            # It may be this rank's own, of an earlier authority or a later sealring: to pass it
-            # over would be to sign its number again.
+            # It may be this rank's own, of an earlier authority or a later sealring. If it were
+            # ignored, the rank would sign the same number again.
             raise MalformedRun(
                 f"{self._run.statement_path(name)} has the name of the last statement of rank "
                 f"{own.rank}, and the run cannot go on after it: {problem}. If this run did not "
                 "write it, remove it"
             ) from None
         last = interval_of(self._run, found)
-        # Names prove nothing: the disk's owner can put any statement there.
+        # A name proves nothing, because the disk's owner can put any statement there.
         if last is None or (rank_of(found), last.sequence) != (own.rank, max(mine)):
             raise MalformedRun(
                 f"{self._run.statement_path(name)} is not statement {max(mine)} of rank {own.rank} "
@@ -105,10 +106,10 @@ class Chain:
         self.next_step = last.end_step
 
     def append(self, interval: Callable[[int, str | None], Interval]) -> bytes:
-        """Signs interval(sequence, previous) and writes it. The envelope."""
+        """Signs interval(sequence, previous), writes it, and returns the envelope."""
         credentials = self._credentials()
         if credentials.admission is not None and credentials.admission.evidence:
-            # The certificate has its digest alone, and an auditor judges the evidence itself.
+            # The certificate holds only the evidence's digest, and an auditor needs the evidence.
             self._run.write_evidence(credentials.admission.evidence)
         envelope = sign_statement(interval(self.sequence, self.previous), credentials)
         name = statement_name(credentials.rank, self.sequence)
@@ -120,9 +121,9 @@ class Chain:
         return envelope
 
     def _is_strangers(self, name: str, own: Credentials) -> bool:
-        """Whether something has the name of the next statement that is not this rank's statement.
+        """Whether a file with the next statement's name is something else than such a statement.
 
-        One that is was written by a second worker of this rank, and stays.
+        If it is that statement, a second worker of this rank wrote it, and it stays.
         """
         if not os.path.lexists(self._run.statement_path(name)):
             return False
@@ -149,14 +150,14 @@ class RunLog:
         self._authorities = authorities
         self._names: set[str] = set()
         self._passed_over: dict[str, tuple[int, int]] = {}
-        """Files that were not logged, by name. A rank may replace a stranger's by its own."""
+        """Files that were not logged, by name. A rank may later replace such a file by its own."""
         self._logged: set[str] = set()
         self._owners: set[str] = set()
-        """What is logged and comes without a worker's certificate."""
+        """Logged statements without a worker's certificate."""
         self.final: set[int] = set()
-        """Ranks whose final statement is in the log."""
+        """The ranks whose final statement is in the log."""
         self._newest: dict[int, tuple[int, set[str]]] = {}
-        """Of each rank, the last number that is in the log, and the statements that have it."""
+        """For each rank, its last number in the log, and the statements with that number."""
         self._open()
 
     def _open(self) -> None:
@@ -179,9 +180,10 @@ class RunLog:
                 self._note(statement_digest(entry), entry)
 
     def require_newest(self) -> None:
-        """MalformedRun unless the folder has each rank's last statement that is in the log.
+        """MalformedRun unless the folder holds each rank's last logged statement.
 
-        A rank goes on after the last one that it finds, and would sign that number again.
+        A rank goes on after the last statement that it finds. If one were missing, it would sign
+        that number again.
         """
         for rank, (sequence, digests) in sorted(self._newest.items()):
             name = statement_name(rank, sequence)
@@ -193,13 +195,13 @@ class RunLog:
                 )
 
     def append_new(self) -> None:
-        """Logs the statements in the folder that are not in the log, if they are valid today.
+        """Logs the folder's new statements that are valid now.
 
-        Anybody who can write to the folder can put anything there: what cannot be read or is not
-        valid is passed over. One warning names the first of them and says how many more there are.
+        Anybody who can write to the folder can put anything there. A file that cannot be read or is
+        not valid is ignored. One warning names the first such file and the number of the others.
 
-        An owner's are logged as they are: their readers are given the owner's key, and this rank
-        is not.
+        An owner's statements are logged unchecked: their readers get the owner's key, and this rank
+        does not have it.
         """
         found, refused, now = {}, [], datetime.now(UTC)
         for name in self._run.statement_names():
@@ -230,7 +232,7 @@ class RunLog:
         self._names.update(found)
 
     def wait_for_all(self, world: int, patience: float) -> list[int]:
-        """Logs until every rank's final statement is there; the ranks of which none came."""
+        """Logs until every rank's final statement is there. Returns the ranks without one."""
         until = time.monotonic() + patience
         while True:
             self.append_new()
@@ -247,7 +249,7 @@ class RunLog:
                 return
             found = verify_statement(envelope, self._authorities)
         except SealringError:
-            return  # of another authority: not a rank of this job
+            return  # of another authority, so of no rank of this job
         stated, rank = interval_of(self._run, found), rank_of(found)
         if stated is None or rank is None:
             return
@@ -260,7 +262,7 @@ class RunLog:
             digests.add(digest)
 
     def _count_owners(self, envelope: bytes) -> None:
-        """A stranger's looks like an owner's here, so their number is limited."""
+        """Counts an owner's statement. A stranger's looks the same here, so there is a limit."""
         digest = statement_digest(envelope)
         if len(self._owners) >= _MAX_OWNERS_STATEMENTS and digest not in self._owners:
             raise MalformedRun(
@@ -270,7 +272,7 @@ class RunLog:
         self._owners.add(digest)
 
     def _require_ours(self, name: str, found: VerifiedStatement) -> None:
-        """Of this run, and under its own name: a rank looks for its last statement by name."""
+        """Requires a statement of this run under its own name: ranks look for theirs by name."""
         head = self._run.head
         if strange := of_another_run(found, head.run, head.job):
             raise MalformedRun(f"it is {strange}, and this is run {head.run} of job {head.job}")
@@ -285,7 +287,7 @@ class RunLog:
 
 
 def _file_of(run: RunFolder, name: str) -> tuple[int, int] | None:
-    """What tells the file apart from another one under its name; None if there is none."""
+    """The file's identity, to notice a replacement. None if there is no file."""
     try:
         status = os.lstat(run.statement_path(name))
     except OSError:

@@ -1,5 +1,7 @@
-"""What happened since the last statement: data, checkpoints and privacy, in the order in which they
-were reported; groups, collectives and links, as the flight recorders know them.
+"""What happened since the last statement.
+
+Data, checkpoints and privacy are kept in the order in which they were reported. Groups, collectives
+and links come from the flight recorders.
 """
 
 from __future__ import annotations
@@ -34,22 +36,22 @@ class Noted:
 
 
 OPENED: dict[tuple[str, str], None] = {}
-"""Names and digests of the datasets that this process has opened, recorded or not yet."""
+"""The name and digest of each dataset that this process has opened, even before a recording."""
 
 
 def opened(name: str, digest: str) -> DataRange:
-    """A dataset from which any sample can be read from now on: a range without positions."""
+    """Notes an opened dataset, of which any sample can be read: a range without positions."""
     OPENED[name, digest] = None
     return DataRange(name, digest, 0, 0, 0, None, None)
 
 
 def opened_so_far() -> list[DataRange]:
-    """A script may open its data before its recording begins."""
+    """The datasets that were opened so far: a script may open them before its recording begins."""
     return [opened(*each) for each in list(OPENED)]
 
 
 class Notes:
-    """Filled by any thread, and emptied by the one that makes a statement."""
+    """What is reported by any thread, and taken by the thread that makes a statement."""
 
     def __init__(self, data: Sequence[DataRange] = ()) -> None:
         self._lock = threading.Lock()
@@ -57,7 +59,7 @@ class Notes:
         self.privacy: Privacy | None = None
 
     def data(self, read: DataRange) -> None:
-        """Ranges that follow one another become one: a statement must not grow with its steps."""
+        """Notes a range. Adjacent ranges are joined: a statement must not grow with its steps."""
         with self._lock:
             known = self._noted.data
             for index in range(len(known) - 1, -1, -1):
@@ -76,7 +78,7 @@ class Notes:
             self._noted.checkpoints_out.append(checkpoint)
 
     def resumed_at(self, step: int) -> list[CheckpointRef]:
-        """Takes out the checkpoints that were read: the run goes on from them at `step`."""
+        """Takes out the checkpoints that were read. The run goes on from them at `step`."""
         with self._lock:
             read = [replace(one, step=step) for one in self._noted.checkpoints_in]
             self._noted.checkpoints_in = []
@@ -103,15 +105,15 @@ class Traffic:
 
 
 KEPT_CLOSED: Final = 8
-"""Groups that ended before the recording began, and still are in its first statement."""
+"""The most groups in the first statement that ended before the recording began."""
 
 _lock = threading.Lock()
 _groups: list[FlightRecorder] = []
-"""Those that exist, and those that ended since the last statement; the oldest first."""
+"""The groups that exist or ended since the last statement, oldest first."""
 
 
 def _forget_all() -> None:
-    """A forked child has no part in its parent's groups."""
+    """Forgets all groups, in a forked child: they are the parent's."""
     global _lock
     _lock = threading.Lock()
     _groups.clear()
@@ -121,7 +123,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def note_group(flight: FlightRecorder, *, recorded: bool) -> None:
-    """Called for each group. Where nothing is recorded, old ones are dropped."""
+    """Called for each new group. If nothing is recorded, old groups are dropped."""
     with _lock:
         if flight in _groups:
             return
@@ -132,12 +134,12 @@ def note_group(flight: FlightRecorder, *, recorded: bool) -> None:
 
 
 def traffic_so_far() -> Traffic:
-    """Of all groups of this process, but for those that ended before an earlier call."""
+    """The traffic of all groups of this process, except those that ended before an earlier call."""
     found = Traffic()
     with _lock:
         known = list(_groups)
     for flight in known:
-        # Asked for first: what ends after this is reported again.
+        # Read first: a group that ends after this is reported again next time.
         ended = flight.closed
         _add(found, flight)
         with _lock:

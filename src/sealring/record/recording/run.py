@@ -1,12 +1,12 @@
-"""`record_run`: a training script's account of itself, signed interval by interval.
+"""`record_run`: a training script's record of itself, signed interval by interval.
 
     with sealring.record_run("run", every=10, configuration=settings) as records:
         for step in records.steps(1000):
             ...
 
-Statements are made on the script's thread, which takes what the groups have counted so far, and
-signed, written and logged on another one. Datasets, checkpoints, frameworks' steps, and tools that
-record an ingest, a stage, an export or an evaluation report by themselves.
+A statement is made on the script's thread, which takes the groups' counts so far. Another thread
+signs, writes and logs it. Datasets, checkpoints, frameworks' steps, and the tools that record an
+ingest, a stage, an export or an evaluation report to the recording by themselves.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from sealring.record.statements.run_folder import RunFolder, create_run, open_ru
 from sealring.record.statements.signing import sign_statement, statement_digest
 from sealring.version import __version__
 
-# ---- the code that runs, as far as the process itself can tell
+# ---- the running code, as far as the process itself can tell
 
 
 def running_code(run: RunFolder, container: str | None) -> Code:
-    """Keeps the script and the list of packages beside the run's statements."""
+    """Describes the code. Keeps the script and the list of packages beside the statements."""
     path = _script()
     content = b"" if path is None else path.read_bytes()
     run.write_evidence(content)
@@ -77,7 +77,7 @@ def running_code(run: RunFolder, container: str | None) -> Code:
 
 
 def package_list() -> bytes:
-    """NAME==VERSION of every installed package, in order, a line each."""
+    """NAME==VERSION of every installed package, sorted, one on each line."""
     found = {
         f"{one.metadata['Name'].lower()}=={one.version}"
         for one in metadata.distributions()
@@ -87,7 +87,7 @@ def package_list() -> bytes:
 
 
 def _script() -> Path | None:
-    """The file that was started; None in an interactive interpreter."""
+    """The script that was started. None in an interactive interpreter."""
     main = sys.modules.get("__main__")
     name = getattr(main, "__file__", None) or (sys.argv[0] if sys.argv else None)
     path = None if not name else Path(name)
@@ -107,7 +107,7 @@ def _version(package: str) -> str:
 FOLDER: Final = "_SEALRING_RECORD"
 """Set by `sealring run --record` for its workers: the folder of the run."""
 EVERY: Final = 10
-"""Steps of an interval, unless the script says otherwise."""
+"""The steps of an interval, unless the script sets another number."""
 _LAST_STATEMENTS_SECONDS: Final = 20.0
 _LOG: Final = logging.getLogger("sealring")
 
@@ -115,11 +115,11 @@ Unsigned = Callable[[int, str | None], Interval]
 
 _current: Recording | None = None
 _ended: list[Path] = []
-"""Where this process has recorded a run to its end."""
+"""The folders in which this process has recorded a run to its end."""
 
 
 def current() -> Recording | None:
-    """The recording of this process."""
+    """The recording of this process. None if there is none."""
     return _current
 
 
@@ -128,7 +128,7 @@ def _set_current(recording: Recording | None) -> None:
     _current = recording
 
 
-# A forked child has no part in its parent's recording.
+# A forked child does not take part in its parent's recording.
 os.register_at_fork(after_in_child=lambda: _set_current(None))
 
 
@@ -143,9 +143,9 @@ def record_run(
 ) -> Recording:
     """Begins to record this worker's part of a run, or returns the recording that has begun.
 
-    All ranks name the same folder, on a disk that all of them see; without one it is what
-    `sealring run --record` was given. `configuration` is anything that JSON can hold; `container`
-    is the digest of the image or the machine's measurement. Rank and world size are torchrun's.
+    All ranks name the same folder, on a disk that all of them see. By default it is the folder of
+    `sealring run --record`. `configuration` is anything that JSON can hold. `container` is the
+    digest of the image or the machine's measurement. Rank and world size default to torchrun's.
     """
     chosen = folder if folder is not None else os.environ.get(FOLDER)
     replay = requested(os.environ)
@@ -174,7 +174,7 @@ def _note(group: GroupMade) -> None:
     note_group(group.flight, recorded=current() is not None)
 
 
-# In this order: a group that forms meanwhile is noted by either.
+# In this order, so that a group that forms in between is noted by one of the two.
 late_observers.append(_note)
 for _recorders in flight_records.all():
     for _flight in _recorders():
@@ -182,8 +182,8 @@ for _recorders in flight_records.all():
 
 
 def observe_groups(environ: Mapping[str, str]) -> Made:
-    """Begins to record with the first group, where the job is (`sealring run --record`)."""
-    requested(environ)  # a wrong one is refused before ranks meet
+    """Begins to record with the first group, if the job is recorded (`sealring run --record`)."""
+    requested(environ)  # refuses a malformed request before ranks meet
 
     def made(group: GroupMade) -> None:
         if current() is None and not _ended:
@@ -193,7 +193,7 @@ def observe_groups(environ: Mapping[str, str]) -> Made:
 
 
 class Recording:
-    """`record_run` makes it."""
+    """A worker's recording of its part of a run. `record_run` makes it."""
 
     def __init__(
         self, path: Path, rank: int, world: int, container: str | None, replay: Request | None
@@ -211,7 +211,7 @@ class Recording:
         self._every = EVERY
         self._configuration = self._run.write_evidence(b"null")
         self.replay = replay
-        """What an auditor has asked this run to repeat; None in training itself."""
+        """What an auditor asks this run to repeat. None in training itself."""
         self.notes = Notes(opened_so_far())
         self.next_step = self._first_step = (
             self._chain.next_step if replay is None else replay.first_step
@@ -223,7 +223,7 @@ class Recording:
         self._waiting: queue.Queue[Unsigned | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
         self._thread.start()
-        # What ended the script, if it was an exception. Only Python 3.12 has sys.last_exc.
+        # Not final if an exception ended the script. Only Python 3.12 has sys.last_exc.
         self._at_exit = lambda: self.close(final=getattr(sys, "last_value", None) is None)
         atexit.register(self._at_exit)
 
@@ -234,7 +234,7 @@ class Recording:
         return self._run.path
 
     def configure(self, every: int, configuration: Any = None) -> None:
-        """From the next interval on."""
+        """Sets the interval's length and the configuration, from the next interval on."""
         if every < 1:
             raise ConfigurationError(f"every={every}: an interval has at least one step")
         self._every = every
@@ -247,7 +247,7 @@ class Recording:
         self._configuration = self._run.write_evidence(text.encode())
 
     def steps(self, total: int) -> Iterator[int]:
-        """The steps that are still to be done, of `total`; each counts when its body has ended."""
+        """The remaining steps of `total`. Each step counts when its loop body has ended."""
         end = total if self.replay is None else min(total, self.replay.end_step)
         for step in range(self.next_step, end):
             self._under_way = step + 1
@@ -256,11 +256,11 @@ class Recording:
 
     @property
     def steps_in_checkpoint(self) -> int:
-        """How many steps a checkpoint has that is saved now: in `steps`, with the one under way."""
+        """The number of steps in a checkpoint that is saved now, with `steps`' current one."""
         return self.next_step if self._under_way is None else self._under_way
 
     def resume_at(self, step: int) -> None:
-        """The script has loaded a checkpoint, after which `step` comes next."""
+        """Called when the script has loaded a checkpoint, after which `step` comes next."""
         read = self.notes.resumed_at(step)
         if self.next_step != self._first_step:
             self.flush()
@@ -269,31 +269,31 @@ class Recording:
             self.notes.checkpoint_in(checkpoint)
 
     def step(self, count: int = 1) -> None:
-        """Steps have ended. Every so many of them the interval ends, too."""
+        """Counts steps that have ended. After every `every` steps the interval ends too."""
         self.next_step += count
         self._under_way = None
         if self.next_step // self._every > self._first_step // self._every:
             self.flush()
 
     def note_privacy(self, mechanism: str, epsilon: float, delta: float, **parameters: Any) -> None:
-        """What the script's accountant says of the whole run so far."""
+        """Notes the privacy spent by the whole run so far, as the script's accountant says."""
         text = json.dumps(parameters, sort_keys=True, allow_nan=False)
         self.notes.privacy = Privacy(mechanism, repr(epsilon), repr(delta), text)
 
     def flush(self) -> None:
-        """Ends the interval here."""
+        """Ends the interval now."""
         self._end_interval(final=False)
 
     def wait(self) -> None:
-        """Returns when all statements so far are on the disk, and those that rank 0 saw logged."""
+        """Returns when all statements so far are on the disk, and logged if this is rank 0."""
         self._waiting.join()
         self._raise_problem()
 
     def close(self, *, final: bool = True) -> None:
-        """Writes the last statement, and waits until it is on the disk. Once.
+        """Writes the last statement and waits until it is on the disk. Further calls do nothing.
 
-        With `final=False` the chain has no end: the run was cut off, or goes on later. There is
-        nothing to write then where nothing was done.
+        With `final=False` the chain gets no end: the run was cut off, or goes on later. Then
+        nothing is written if nothing was done.
         """
         if self._closed:
             return
@@ -322,7 +322,7 @@ class Recording:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(final=kind is None)
 
-    # ---- behind it
+    # ---- internals
 
     def _end_interval(self, *, final: bool) -> None:
         self._raise_problem()
@@ -357,7 +357,7 @@ class Recording:
         self._waiting.put(unsigned)
 
     def _write(self) -> None:
-        """The other thread. After a problem it writes nothing more: the chain would have a gap."""
+        """The writing thread. After a problem it writes no more: the chain would have a gap."""
         while (unsigned := self._waiting.get()) is not None:
             try:
                 if self._problem is None:
@@ -370,7 +370,7 @@ class Recording:
                 self._waiting.task_done()
 
     def _raise_problem(self) -> None:
-        """A run that cannot be recorded does not go on as if it were."""
+        """Raises a problem of the writing thread: training must not go on unrecorded."""
         problem = self._problem
         if problem is not None:
             raise problem
@@ -388,17 +388,17 @@ def _from_torchrun(name: str, given: int | None) -> int:
     return int(text)
 
 
-# ---- what reports to the recording of this process; where nothing is recorded, a note is dropped
+# ---- reports to the recording of this process; without a recording they are dropped
 
 
 def count_step(done: int | None = None) -> None:
-    """A framework's step has ended. `done`: as many as it has counted so far, batches apart."""
+    """Counts a framework's step. `done`: the number of steps that the framework has counted."""
     if (recording := current()) is not None:
         recording.step(1 if done is None else max(0, done - recording.next_step))
 
 
 def trusted_in_replay() -> tuple[tuple[x509.Certificate, ...], str] | None:
-    """Whose checkpoints a repetition loads: authorities and job of the recorded run."""
+    """The authorities and the job whose checkpoints a repetition loads: the recorded run's."""
     request = requested(os.environ)
     return None if request is None else (read_authorities(Path(request.authorities)), request.job)
 
@@ -413,29 +413,29 @@ def note_data(
     seed: int | None = None,
     share: Share | None = None,
 ) -> None:
-    """This rank has read positions `first` up to `end` of a dataset's global order.
+    """Notes that this rank has read positions `first` to before `end` of a dataset's order.
 
-    `share` says which of them, where all ranks read the range together.
+    If all ranks read the range together, `share` says which of the positions this rank read.
     """
     if (recording := current()) is not None:
         recording.notes.data(DataRange(name, digest, epoch, first, end, seed, share))
 
 
 def note_opened(name: str, digest: str) -> None:
-    """This process has opened a dataset, and can read any sample of it by its number."""
+    """Notes that this process has opened a dataset, and can read any sample of it by its number."""
     found = opened(name, digest)
     if (recording := current()) is not None:
         recording.notes.data(found)
 
 
 def note_checkpoint_in(name: str, manifest: str, content: str | None = None) -> None:
-    """This rank has loaded a checkpoint."""
+    """Notes that this rank has loaded a checkpoint."""
     if (recording := current()) is not None:
         recording.notes.checkpoint_in(CheckpointRef(name, recording.next_step, manifest, content))
 
 
 def note_checkpoint_out(name: str, manifest: str, content: str | None = None) -> None:
-    """This rank has completed a checkpoint, of which others may have written parts."""
+    """Notes that this rank has completed a checkpoint. Others may have written parts of it."""
     if (recording := current()) is not None:
         step = recording.steps_in_checkpoint
         recording.notes.checkpoint_out(CheckpointRef(name, step, manifest, content))
@@ -450,10 +450,10 @@ def record_transformation(
     signer: Credentials | Ed25519PrivateKey,
     authorities: Sequence[x509.Certificate] = (),
 ) -> Path:
-    """Signs it and writes it into the run's folder; into its log as well where its key is here.
+    """Signs a transformation and writes it into the run's folder, and logs it if the key is here.
 
-    Before training there is no log yet: rank 0 then logs what it finds. `authorities` are those of
-    the run's workers, whose statements may still have to be logged.
+    Before training there is no log yet. Rank 0 logs the statement later, when it finds it.
+    `authorities` are those of the run's workers, whose statements may also have to be logged.
     """
     run = run.absolute()
     envelope = sign_statement(transformation, signer)

@@ -1,7 +1,7 @@
 """Signed statements about what a run did. A log (`sealring.formats.log`) holds them.
 
-forms       what they say
-signing     they are signed and checked; files of keys
+forms       the content of statements
+signing     how statements are signed and checked; files of keys
 run_folder  the folder of a run: statements, log, evidence
 
 Nothing here imports torch.

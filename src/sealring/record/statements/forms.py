@@ -1,8 +1,8 @@
-"""What statements say: what a worker did over an interval of steps, and what a step outside
+"""The content of statements: what a worker did in an interval of steps, or what a step outside of
 training made. Schemas: docs/interval-v1.schema.json and docs/transformation-v1.schema.json.
 
-Counts and commitments of an interval are cumulative: they run from the moment when a group was
-formed. So a statement that is missing hides nothing from the next one.
+Counts and commitments of an interval are cumulative from the moment when a group was formed. So a
+missing statement hides nothing from the next one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DIGESTS: Final = frozenset(
         "sha256",
     }
 )
-"""Fields of statements that are SHA-256 digests in lower-case hexadecimal."""
+"""Fields of statements that hold a SHA-256 digest in lower-case hexadecimal."""
 _is_sha256: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Its digests are SHA-256 in lower-case hexadecimal."""
+    """A value whose fields in `DIGESTS` are checked to be SHA-256 in lower-case hexadecimal."""
 
     def __post_init__(self) -> None:
         kind = type(self)
@@ -49,7 +49,7 @@ class Checked:
 
 
 _KNOWN: Final[dict[type, tuple[str, ...]]] = {}
-"""Of each class its fields that are digests: an audit makes many thousands of these values."""
+"""The digest fields of each class, kept because an audit makes many thousands of these values."""
 
 
 def _digests_of(kind: type[Checked]) -> tuple[str, ...]:
@@ -93,12 +93,12 @@ def digest_of_file(path: Path) -> str:
 
 INTERVAL_TYPE: Final = "https://sealring.github.io/sealring/interval/v1"
 LAST_TIME: Final = 253402300799
-"""The last second of the year 9999: dates end there."""
+"""The last second of the year 9999, where Python's dates end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attestation(Checked):
-    """As the broker wrote it into the worker's certificate."""
+    """The attestation that the broker wrote into the worker's certificate."""
 
     label: str
     evidence: str
@@ -108,7 +108,7 @@ class Attestation(Checked):
 
 @dataclass(frozen=True, slots=True)
 class Worker(Checked):
-    """The holder of the certificate that signed; all of it is read from that certificate."""
+    """The holder of the signing certificate. All fields are read from that certificate."""
 
     job: str
     rank: int
@@ -120,18 +120,18 @@ class Worker(Checked):
 class Code(Checked):
     script: Named
     packages: str
-    """Of the sorted lines NAME==VERSION of all installed packages (`evidence/packages.txt`)."""
+    """The digest of the sorted lines NAME==VERSION of all installed packages."""
     sealring: str
-    """Its version."""
+    """sealring's version."""
     python: str
     torch: str
     container: str | None
-    """The image's digest or the machine's measurement, where the worker was told one."""
+    """The image's digest or the machine's measurement, if the worker was given one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataRange(Checked):
-    """Positions of a dataset's global order in one epoch, from `first` up to and without `end`."""
+    """Positions of a dataset's global order in one epoch, from `first` to before `end`."""
 
     name: str
     sha256: str
@@ -140,9 +140,9 @@ class DataRange(Checked):
     first: int
     end: int
     seed: int | None
-    """Of the order; None where the dataset is read in the order of its shards."""
+    """The seed of the order. None if the dataset is read in the order of its shards."""
     share: Share | None
-    """None: this rank read the whole range."""
+    """None if this rank read the whole range."""
 
     def __post_init__(self) -> None:
         Checked.__post_init__(self)
@@ -156,14 +156,14 @@ LinkKind = Literal["collective", "message"]
 
 @dataclass(frozen=True, slots=True)
 class GroupEpoch:
-    """A group of which the worker is a member. No two groups have the same (name, epoch)."""
+    """A group that the worker is a member of. No two groups have the same (name, epoch)."""
 
     name: str
     epoch: str
     members: list[int]
-    """Ranks of the job, in the group's order."""
+    """The members' ranks in the job, in the group's order."""
     state: GroupState
-    """At the end of the interval. The two ends of a failed group's links may differ."""
+    """The state at the end of the interval. The ends of a failed group's links may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +188,15 @@ class Commitment(Checked):
 class LinkAccount:
     """What went over one link since the group was formed.
 
-    Where the same number of records is named, the `sent` of one end equals the `received` of the
-    other. None: not kept, because a GPU wrote the tags to memory that the host does not read.
-    Links without any record are left out.
+    If the `sent` of one end and the `received` of the other name the same number of records, they
+    are equal. None means that the tags were not kept, because a GPU wrote them to memory that the
+    host does not read. Links without any record are left out.
     """
 
     group: str
     epoch: str
     peer: int
-    """Its rank in the job."""
+    """The peer's rank in the job."""
     kind: LinkKind
     sent: Commitment | None
     received: Commitment | None
@@ -207,16 +207,17 @@ class CheckpointRef(Checked):
     name: str
     """NAME@VERSION in the vault, or the name that the script gave."""
     step: int
-    """How many steps it has behind it."""
+    """The number of steps before it."""
     sha256: str
-    """Of the manifest."""
+    """The digest of the manifest."""
     content: str | None
-    """Of the plaintext's digests and layout: does not depend on keys, dates and signatures."""
+    """A digest of the plaintext's digests and layout. It does not depend on keys, dates and
+    signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """Accounting as the script reports it. Numbers are decimal text: JSON's are doubles."""
+    """Privacy accounting as the script reports it. Numbers are decimal text: JSON's are doubles."""
 
     mechanism: str
     epsilon: str
@@ -228,17 +229,17 @@ class Privacy:
 @dataclass(frozen=True, slots=True)
 class Interval(Checked):
     run: str
-    """Names the run; the same on all ranks. A rank has one chain of statements for each run."""
+    """The run's name, equal on all ranks. A rank has one chain of statements for each run."""
     sequence: int
-    """0, 1, 2 ... in this rank's chain."""
+    """The number in this rank's chain: 0, 1, 2 ..."""
     previous: str | None
-    """SHA-256 of the envelope before it, byte for byte; None for the first one."""
+    """SHA-256 of the bytes of the envelope before it. None for the first one."""
     final: bool
-    """The chain ends here. Without a final statement the run was cut off."""
+    """Whether the chain ends here. Without a final statement the run was cut off."""
     world: int
     first_step: int
     end_step: int
-    """The first step that is not part of it."""
+    """The first step after the interval."""
     started: int
     """Seconds since 1970."""
     finished: int
@@ -263,7 +264,7 @@ class Interval(Checked):
         self._check_named_once()
 
     def _check_named_once(self) -> None:
-        """Two accounts of one thing in one statement would let each reader take another."""
+        """Refuses two entries about the same thing, because readers could choose between them."""
         groups = {(one.name, one.epoch) for one in self.groups}
         counts = {(one.group, one.epoch, one.kind) for one in self.collectives}
         links = {(one.group, one.epoch, one.kind, one.peer) for one in self.links}
@@ -275,7 +276,7 @@ class Interval(Checked):
 
     @property
     def subjects(self) -> tuple[Named, ...]:
-        """What the statement is about: the checkpoints written, or else the script that ran."""
+        """What the statement is about: the checkpoints written or, if none, the script that ran."""
         written = tuple(Named(one.name, one.sha256) for one in self.checkpoints_out)
         return written or (self.code.script,)
 
@@ -296,7 +297,7 @@ TransformationKind = Literal["ingest", "stage", "export", "evaluation"]
 
 @dataclass(frozen=True, slots=True)
 class Parameters(Checked):
-    """JSON text, and its SHA-256: two stages with the same digest had the same parameters."""
+    """JSON text and its SHA-256. Two stages with the same digest had the same parameters."""
 
     text: str
     sha256: str
@@ -308,7 +309,7 @@ class Parameters(Checked):
 
 
 def parameters_of(value: Any) -> Parameters:
-    """In one form for equal values: sorted keys, no spaces."""
+    """The parameters in one form for equal values: sorted keys, no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return Parameters(text, hashlib.sha256(text.encode()).hexdigest())
 
@@ -317,13 +318,13 @@ def parameters_of(value: Any) -> Parameters:
 class Transformation:
     kind: TransformationKind
     name: str
-    """Of the stage; unique within a run's folder together with its outputs."""
+    """The name of the stage. With its outputs it is unique within a run's folder."""
     inputs: list[Named]
     outputs: list[Named]
-    """A digest here is the same one under which the next consumer names its input: a dataset's
-    digest, a checkpoint's manifest digest, a file's SHA-256."""
+    """Named by the digest under which the next consumer names its input: a dataset's digest, the
+    digest of a checkpoint's manifest, or a file's SHA-256."""
     code: list[Named]
-    """Source files or functions that ran, and their digests."""
+    """Source files or functions that ran, with their digests."""
     parameters: Parameters
     started: int
     """Seconds since 1970."""
@@ -343,5 +344,5 @@ class Transformation:
 @dataclass(frozen=True, slots=True)
 class TransformationPredicate:
     worker: Worker | None
-    """The signer, where it is a worker; None where an owner's key signed."""
+    """The worker that signed. None if an owner's key signed."""
     transformation: Transformation

@@ -1,12 +1,12 @@
-"""The folder of a run: what an auditor is given.
+"""The folder of a run, which is what an auditor gets.
 
     run.json                    format, version, the run's name and its job
-    statements/NAME.dsse.json   one envelope each; names say nothing that is believed
+    statements/NAME.dsse.json   one envelope in each; the name is not believed
     log/                        the transparency log (tlog-tiles); every statement is an entry
     evidence/SHA256             a file that a statement names by its digest: the script, the list
                                 of packages, configurations, authorities, policies, tokens
 
-The log's key lies beside the folder and not in it: RUN.key, and its verifier key RUN.vkey. A folder
+The log's key lies beside the folder, not in it: RUN.key, and its verifier key RUN.vkey. A folder
 that comes from a stranger is checked (`check_folder`) before anything in it is read.
 """
 
@@ -48,7 +48,7 @@ class RunHead:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`create_run` and `open_run` make it."""
+    """An open run folder. `create_run` and `open_run` make it."""
 
     path: Path
     head: RunHead
@@ -72,8 +72,9 @@ class RunFolder:
         return write_statement(self.path, name, envelope)
 
     def statement_names(self) -> list[str]:
-        """Files with other names are passed over: `audit.hostile` refuses a folder that has any,
-        and a worker that records goes on beside them.
+        """The names of the statements. Files with other names are ignored.
+
+        A worker that records goes on beside such files; `check_folder` refuses them in an audit.
         """
         folder = self.path / "statements"
         found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -81,7 +82,7 @@ class RunFolder:
         return [name for name in names if _NAME.fullmatch(name) is not None]
 
     def read_statement(self, name: str) -> bytes:
-        """The envelope, of which nothing has been checked."""
+        """Reads an envelope. Nothing in it is checked."""
         path = f"{self.path}/statements/{name}{SUFFIX}"
         content = read_limited(path, MAX_ENTRY_BYTES, MalformedRun, links=False)
         if content is None:
@@ -89,12 +90,12 @@ class RunFolder:
         return content
 
     def statements(self) -> Iterator[tuple[str, bytes]]:
-        """(name, envelope) in the order of their names. Nothing has been checked of them."""
+        """Yields (name, envelope) in the order of the names. Nothing is checked."""
         for name in self.statement_names():
             yield name, self.read_statement(name)
 
     def write_evidence(self, content: bytes) -> str:
-        """Keeps a file under its digest, which it returns."""
+        """Keeps a file under its digest, and returns the digest."""
         if len(content) > MAX_EVIDENCE_BYTES:
             raise ConfigurationError(
                 f"a file beside a run's statements has at most {MAX_EVIDENCE_BYTES} bytes"
@@ -102,7 +103,7 @@ class RunFolder:
         digest = hashlib.sha256(content).hexdigest()
         try:
             present = self.evidence(digest) is not None
-        except MalformedRun:  # a stranger's file has its name
+        except MalformedRun:  # another file has its name
             present = False
             self._put_aside(self.path / "evidence" / digest)
         if not present:
@@ -112,11 +113,11 @@ class RunFolder:
         return digest
 
     def put_statement_aside(self, name: str) -> None:
-        """Frees a statement's name that a stranger's file has."""
+        """Frees a statement's name that another file has taken."""
         self._put_aside(self.statement_path(name))
 
     def _put_aside(self, path: Path) -> None:
-        """Moves a file, a link or a folder to `.new`, which readers pass over."""
+        """Moves a file, a link or a folder to `.new`, which readers ignore."""
         try:
             os.rename(path, aside := Batch(self.path).new_name())
         except OSError as problem:
@@ -132,7 +133,7 @@ class RunFolder:
                 os.unlink(aside)
 
     def evidence(self, digest: str) -> bytes | None:
-        """The file with this digest; None if the folder does not have it."""
+        """The file with this digest. None if the folder does not have it."""
         path = self.path / "evidence" / digest
         if re.fullmatch(r"[0-9a-f]{64}", digest) is None:
             raise MalformedRun(f"{digest[:80]!r} is not a digest")
@@ -143,23 +144,23 @@ class RunFolder:
 
 
 def log_of_run(run: str) -> str:
-    """The origin of the log that a run's recording makes."""
+    """The origin of a run's log."""
     return f"{_LOG_ORIGIN}{run}"
 
 
 def run_of_log(origin: str) -> str | None:
-    """The run that a log is of by its origin; None for a log that was made in another way."""
+    """The run whose log has this origin. None if it is no run's log."""
     return origin.removeprefix(_LOG_ORIGIN) if origin.startswith(_LOG_ORIGIN) else None
 
 
 def write_statement(run: Path, name: str, envelope: bytes) -> Path:
-    """On the disk when it returns. A name is used once.
+    """Writes a statement durably. A name can be used only once.
 
-    The run may have no name yet: what is made of raw data comes before the job that trains on it.
+    The run may have no name yet: stages on raw data come before the job that trains on it.
     """
     path = run / "statements" / f"{name}{SUFFIX}"
     try:
-        # Two workers of one rank, as of a job that was started twice, may write at the same moment.
+        # Two workers of one rank may write at the same time, if a job was started twice.
         new = _NAME.fullmatch(name) is not None and Batch(run).write_new(
             f"statements/{name}{SUFFIX}", envelope
         )
@@ -171,12 +172,12 @@ def write_statement(run: Path, name: str, envelope: bytes) -> Path:
 
 
 def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
-    """A new folder, or the one that another rank has just made. The first one names the run."""
+    """Makes a run's folder, or opens it if another rank made it. The first rank names the run."""
     path = path.absolute()
     head = RunHead(FORMAT, VERSION, run or secrets.token_hex(16), job)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        there = {one.name for one in path.iterdir()}  # once: another rank may write it now
+        there = {one.name for one in path.iterdir()}  # listed once: another rank may write now
         if "run.json" not in there:
             if not there <= _PARTS:
                 raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
@@ -209,7 +210,7 @@ def open_run(path: Path) -> RunFolder:
     return RunFolder(path, head)
 
 
-# ---- what a stranger's folder may hold
+# ---- what a folder from a stranger may hold
 
 
 MAX_FILES: Final = 400_000
@@ -220,11 +221,11 @@ _OF_A_RUN: Final = re.compile(
     r"|log/(checkpoint|\.lock|tile/([0-9]|entries)/(x[0-9]{3}/)*[0-9]{3}(\.p/[0-9]{1,3})?)"
     r"|(log/)?\.new/[0-9a-f]{16}(\.new)?"
 )
-"""Files of a run's folder. In `.new` is what a writer left that was killed."""
+"""The files of a run's folder. `.new` holds what a killed writer left."""
 
 
 def check_folder(path: Path) -> None:
-    """MalformedRun if there is a symlink, a special or another file, or more than is read."""
+    """MalformedRun if there is a symlink, a special or unknown file, or more than audits read."""
     files = size = 0
     below = len(os.path.join(path, ""))
     waiting = [(path, 0)]

@@ -3,9 +3,9 @@
     interval/v1         what a worker did over an interval of steps (forms)
     transformation/v1   what an ingest, a stage, an export or an evaluation made (forms)
 
-A worker signs with the key of its certificate; `worker` in the predicate repeats what that
+A worker signs with the key of its certificate. `worker` in the predicate repeats what that
 certificate says, and a reader checks that both agree. An owner signs a transformation with a key
-that readers are given apart from the statement.
+that readers get separately from the statement.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedStatement:
-    """`verify_statement` makes it."""
+    """A statement whose signature and signer were verified. `verify_statement` makes it."""
 
     digest: str
-    """SHA-256 of the envelope, byte for byte: what the next statement's `previous` names."""
+    """SHA-256 of the envelope's bytes, which the next statement names as `previous`."""
     signer: VerifiedPeer | str
-    """The worker; or the key id (SHA-256 of the public key) of the owner that signed."""
+    """The worker that signed, or the key id (SHA-256 of the public key) of the owner that did."""
     worker: Worker | None
     subjects: tuple[Named, ...]
     content: Interval | Transformation
     payload: bytes
-    """The statement itself, as it was signed."""
+    """The signed bytes of the statement itself."""
     certificate: x509.Certificate | None
-    """The worker's; None where an owner signed."""
+    """The worker's certificate. None if an owner signed."""
 
 
 def of_another_run(found: VerifiedStatement, run: str, job: str) -> str:
-    """Of which run or job a statement is that is not of this one; nothing if it is."""
+    """The other run or job that a statement belongs to. Empty if it belongs to this one."""
     if found.worker is not None and found.worker.job != job:
         return f"of job {found.worker.job}"
     if isinstance(found.content, Interval) and found.content.run != run:
@@ -109,7 +109,7 @@ def statement_digest(envelope: bytes) -> str:
 def sign_statement(
     content: Interval | Transformation, signer: Credentials | Ed25519PrivateKey
 ) -> bytes:
-    """The envelope, as bytes for a log. Its subjects are those that the content names."""
+    """Signs a statement and returns its envelope. The content names the subjects."""
     worker = worker_of(signer.certificate) if isinstance(signer, Credentials) else None
     predicate: IntervalPredicate | TransformationPredicate
     if isinstance(content, Transformation):
@@ -128,7 +128,7 @@ def sign_statement(
 
 
 def seal(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> bytes:
-    """A worker's envelope carries its certificate; an owner's does not."""
+    """Signs a payload. A worker's envelope carries its certificate; an owner's does not."""
     if isinstance(signer, Credentials):
         pem = signer.certificate.public_bytes(Encoding.PEM)
         return seal_envelope(payload, signer.private_key, pem)
@@ -137,7 +137,7 @@ def seal(payload: bytes, signer: Credentials | Ed25519PrivateKey) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class OpenedEnvelope:
-    """A payload, and who signed it: the certificate of an authority's, or an owner's key."""
+    """A payload and its signer: a certificate that an authority issued, or an owner's key."""
 
     payload: bytes
     signer: x509.Certificate | Ed25519PublicKey
@@ -148,9 +148,9 @@ def open_envelope(
     authorities: Sequence[x509.Certificate],
     owners: Sequence[Ed25519PublicKey] = (),
 ) -> OpenedEnvelope:
-    """Checks the certificate's issuer, or that an owner signed, and the signature.
+    """Checks the signature, and that an authority issued the certificate or that an owner signed.
 
-    The payload is not looked at before. Dates are left to the caller.
+    The payload is not read before. The caller checks the dates.
     """
     envelope = parse_envelope(data)
     signer: x509.Certificate | Ed25519PublicKey
@@ -170,7 +170,7 @@ def open_envelope(
 
 @lru_cache(maxsize=1024)
 def _certificate(pem: bytes) -> x509.Certificate:
-    """Parsed once: many statements carry the same one."""
+    """A certificate, parsed only once, because many statements carry the same one."""
     refusal = MalformedStatement("the statement's certificate cannot be read")
     found = certificate_from_pem(pem, refusal)
     if found.public_bytes(Encoding.PEM) != pem:
@@ -185,11 +185,11 @@ def verify_statement(
     *,
     owners: Sequence[Ed25519PublicKey] = (),
 ) -> VerifiedStatement:
-    """Checks the signature, the certificate as of the statement's end, and who it says it is.
+    """Checks the signature, the certificate as of the statement's end, and the signer's name.
 
-    With `now`, the certificate must be valid at that time as well: a log's owner asks for that
-    when a statement arrives, so that a worker cannot add to the past with a certificate of then.
-    `owners` are the keys that may sign transformations without a certificate.
+    With `now`, the certificate must also be valid at that time. A log's owner asks for that when a
+    statement arrives, so that a worker cannot add to the past with an old certificate. `owners` are
+    the keys that may sign transformations without a certificate.
     """
     opened = open_envelope(envelope, authorities, owners)
     subjects, predicate = parse_statement(opened.payload)
@@ -225,7 +225,7 @@ def verify_statement(
 
 @lru_cache(maxsize=1024)
 def worker_of(certificate: x509.Certificate) -> Worker:
-    """What a statement says of its signer. The caller has checked the issuer, or is the holder."""
+    """What a statement says about its signer. The caller must have checked the issuer."""
     with _of_a_worker():
         name = claims_of(certificate).name
         attestation = _attestation(certificate)
@@ -248,7 +248,7 @@ def _attestation(certificate: x509.Certificate) -> Attestation | None:
         certificate.extensions.get_extension_for_oid(ATTESTATION_OID)
     except x509.ExtensionNotFound:
         return None
-    # Asked for now: verifiers take long to import, and most jobs have no broker.
+    # Looked up only here: verifiers take long to import, and most jobs have no broker.
     claimed = evidence_judge.one().claims_in(certificate)
     assert claimed is not None
     return Attestation(claimed.label, claimed.evidence_digest, claimed.policy_digest)
@@ -273,7 +273,7 @@ def _holder(
 def parse_statement(
     payload: bytes,
 ) -> tuple[tuple[Named, ...], IntervalPredicate | TransformationPredicate]:
-    """Strictly. The caller has checked the signature."""
+    """Reads a statement strictly. The caller must have checked the signature."""
     value = read_statement(payload)
     stated = value.pop("predicate", None) if isinstance(value, dict) else None
     head = strictly(_Head, value, "the payload", "statement", MalformedStatement)
@@ -289,11 +289,11 @@ def parse_statement(
     return tuple(Named(one.name, one.digest.sha256) for one in head.subject), predicate
 
 
-# ---- key files: PEM for owners, the keys of signed notes for logs and witnesses; all Ed25519
+# ---- key files: PEM for owners, keys of signed notes for logs and witnesses; all are Ed25519
 
 
 def create_owner(path: Path) -> Path:
-    """Writes a new key (mode 0600), and its public half to `path`.pub, which it returns."""
+    """Writes a new key (mode 0600) and its public half to `path`.pub, whose path it returns."""
     key = Ed25519PrivateKey.generate()
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public = path.with_name(f"{path.name}.pub")
@@ -323,7 +323,7 @@ def read_owner(path: Path) -> Ed25519PublicKey:
 
 
 def read_signer(path: Path) -> Signer:
-    """A signer key from a file that no other user can read."""
+    """Reads a signer key from a file that no other user can read."""
     content = read_private(path, "the signer key", ConfigurationError)
     return Signer.parse(content.decode("utf-8", "replace").strip())
 
@@ -333,9 +333,9 @@ def write_signer(path: Path, signer: Signer) -> None:
 
 
 def write_key_pair(path: Path, signer: Signer) -> Path:
-    """A new signer key and its verifier key beside it, whose path is returned: NAME.vkey.
+    """Writes a new signer key, and beside it its verifier key NAME.vkey, whose path it returns.
 
-    Nothing is overwritten: only who could make the signer key writes the other one.
+    Nothing is overwritten: the verifier key is written only after a new signer key was.
     """
     beside = path.with_name(f"{path.name.removesuffix('.key')}.vkey")
     if os.path.lexists(beside):
