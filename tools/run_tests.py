@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
-MOST_FILES = 9
+MOST_FILES = 16
 """Of one part, which costs some seconds more than its tests: it starts Python, torch, workers."""
 LOOK_S = 3.0
 """More parts than cores start when half a core was idle for this long."""

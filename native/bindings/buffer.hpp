@@ -9,16 +9,16 @@
 namespace sealring {
 
 // A Python object's memory, for as long as this exists.
-class View {
+class BufferView {
  public:
-  View(const nanobind::object& object, bool writable) {
+  BufferView(const nanobind::object& object, bool writable) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) {
       throw nanobind::python_error();
     }
   }
-  ~View() { PyBuffer_Release(&buffer_); }
-  View(const View&) = delete;
-  View& operator=(const View&) = delete;
+  ~BufferView() { PyBuffer_Release(&buffer_); }
+  BufferView(const BufferView&) = delete;
+  BufferView& operator=(const BufferView&) = delete;
   uint8_t* data() const { return static_cast<uint8_t*>(buffer_.buf); }
   size_t size() const { return static_cast<size_t>(buffer_.len); }
 

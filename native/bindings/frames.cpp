@@ -20,7 +20,7 @@ FrameStart start_of(const nb::bytes& start) {
 }
 
 nb::bytes seal(FrameSealer& self, const nb::object& plain) {
-  const View view(plain, false);
+  const BufferView view(plain, false);
   std::vector<uint8_t> out(FrameSealer::sealed_size(view.size()));
   self.seal({view.data(), view.size()}, out.data());
   return nb::bytes(out.data(), out.size());

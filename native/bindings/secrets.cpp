@@ -2,6 +2,7 @@
 
 #include "bindings/bind.hpp"
 #include "bindings/buffer.hpp"
+#include "bindings/convert.hpp"
 #include "keys/hkdf.hpp"
 
 #include <openssl/crypto.h>
@@ -51,7 +52,7 @@ uint8_t digit(uint8_t character) {
 }
 
 SecretBytes from_hex(const nb::object& text) {
-  const View view(text, false);
+  const BufferView view(text, false);
   if (view.size() % 2 != 0) throw nb::value_error("not whole bytes in hexadecimal");
   SecretBytes out(view.size() / 2);
   for (size_t i = 0; i < out.size(); ++i) {
@@ -71,7 +72,7 @@ SecretBytes moved(const nb::bytes& source) {
 }
 
 void write_hex(const SecretBytes& secret, const nb::object& into) {
-  const View view(into, true);
+  const BufferView view(into, true);
   if (view.size() != 2 * here(secret).size())
     throw nb::value_error("the buffer has another length");
   for (size_t i = 0; i < secret.size(); ++i) {
@@ -123,14 +124,10 @@ Nonce nonce_from(const nb::bytes& bytes) {
   return nonce;
 }
 
-std::span<const uint8_t> span_of(const nb::bytes& bytes) {
-  return {reinterpret_cast<const uint8_t*>(bytes.c_str()), bytes.size()};
-}
-
 nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::object& plain,
                const nb::bytes& associated) {
   const Aead aead(key_from(secret, "this secret"), Aead::Direction::seal);
-  const View view(plain, false);
+  const BufferView view(plain, false);
   std::vector<uint8_t> out(view.size() + kTagBytes);
   aead.seal(nonce_from(nonce), span_of(associated), view.data(), view.size(), out.data(),
             out.data() + view.size());
@@ -140,7 +137,7 @@ nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::obje
 // False where the tag does not match; the buffer then holds zeros. Its owner can overwrite the plaintext.
 bool open_into(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& sealed,
                const nb::bytes& associated, const nb::object& into) {
-  const View view(into, true);
+  const BufferView view(into, true);
   if (sealed.size() != view.size() + kTagBytes) return false;
   const Aead aead(key_from(secret, "this secret"), Aead::Direction::open);
   const uint8_t* const cipher = span_of(sealed).data();
@@ -185,7 +182,7 @@ void bind_secrets(nb::module_& m) {
       .def(
           "__init__",
           [](SecretBytes* self, const nb::object& source) {
-            const View view(source, false);
+            const BufferView view(source, false);
             new (self) SecretBytes(view.size());
             std::copy_n(view.data(), view.size(), self->data());
           },
@@ -245,7 +242,7 @@ void bind_secrets(nb::module_& m) {
   m.def(
       "erase",
       [](const nb::object& memory) {
-        const View view(memory, true);
+        const BufferView view(memory, true);
         OPENSSL_cleanse(view.data(), view.size());
       },
       "memory"_a, "Overwrites a writable buffer.");
@@ -254,7 +251,7 @@ void bind_secrets(nb::module_& m) {
       [](const nb::tuple& buffers) {
         for (const nb::handle each : buffers) {
           if (!PyByteArray_Check(each.ptr())) continue;
-          const View view(nb::borrow(each), true);
+          const BufferView view(nb::borrow(each), true);
           OPENSSL_cleanse(view.data(), view.size());
         }
       },

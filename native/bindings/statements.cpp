@@ -22,14 +22,14 @@ class Buffers {
  public:
   explicit Buffers(const nb::tuple& objects) {
     for (const nb::handle each : objects) {
-      views_.push_back(std::make_unique<View>(nb::borrow(each), false));
+      views_.push_back(std::make_unique<BufferView>(nb::borrow(each), false));
       spans_.emplace_back(views_.back()->data(), views_.back()->size());
     }
   }
   std::span<const der::Bytes> spans() const { return spans_; }
 
  private:
-  std::vector<std::unique_ptr<View>> views_;
+  std::vector<std::unique_ptr<BufferView>> views_;
   std::vector<der::Bytes> spans_;
 };
 
@@ -51,10 +51,10 @@ nb::list rows_of(const Statements& self) {
 }
 
 nb::object encode_bundle(const nb::dict& entries, const nb::bytes& head) {
-  std::vector<std::unique_ptr<View>> views;
+  std::vector<std::unique_ptr<BufferView>> views;
   std::vector<BundleEntry> rows;
   for (const auto& [rank, entry] : entries) {
-    views.push_back(std::make_unique<View>(nb::borrow(entry), false));
+    views.push_back(std::make_unique<BufferView>(nb::borrow(entry), false));
     rows.push_back({nb::cast<uint32_t>(rank), {views.back()->data(), views.back()->size()}});
   }
   std::ranges::sort(rows, {}, &BundleEntry::rank);
@@ -68,7 +68,7 @@ nb::object encode_bundle(const nb::dict& entries, const nb::bytes& head) {
 }
 
 nb::dict parse_bundle(const nb::object& raw, size_t start) {
-  const View view(raw, false);
+  const BufferView view(raw, false);
   const der::Bytes whole(view.data(), view.size());
   nb::dict entries;
   for (const BundleEntry& each : read_bundle(whole.subspan(std::min(start, whole.size())))) {

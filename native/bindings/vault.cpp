@@ -77,13 +77,13 @@ nb::bytes array_bytes(const Array& array) {
 class Views {
  public:
   void add(const nb::handle& object, bool writable) {
-    views_.push_back(std::make_unique<View>(nb::borrow(object), writable));
+    views_.push_back(std::make_unique<BufferView>(nb::borrow(object), writable));
   }
-  const View& operator[](size_t at) const { return *views_[at]; }
+  const BufferView& operator[](size_t at) const { return *views_[at]; }
   size_t size() const { return views_.size(); }
 
  private:
-  std::vector<std::unique_ptr<View>> views_;
+  std::vector<std::unique_ptr<BufferView>> views_;
 };
 
 void write_pieces(SealedFileWriter& self, const nb::sequence& pieces) {
@@ -107,7 +107,7 @@ SealedFileReader::Source from_python(nb::callable read, const std::string& name)
   return [kept, name](uint64_t offset, uint8_t* into, size_t bytes) {
     const nb::gil_scoped_acquire held;
     const nb::object given = (*kept)(offset, bytes);
-    const View view(given, false);
+    const BufferView view(given, false);
     if (view.size() != bytes) {
       throw SealedFileError(FileProblem::truncated,
                             name + " became shorter while it was read: restore it from a copy");
@@ -125,7 +125,7 @@ uint64_t file_size(int file, const std::string& name) {
 }
 
 // One box out of a row-major array in the file: the runs of bytes that it consists of.
-void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const View& into) {
+void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const BufferView& into) {
   const auto start = nb::cast<uint64_t>(wanted[1]);
   const auto item = nb::cast<uint64_t>(wanted[2]);
   const auto shape = nb::cast<std::vector<uint64_t>>(wanted[3]);
@@ -171,7 +171,8 @@ void add_runs(std::vector<WantedRun>& runs, const nb::tuple& wanted, const View&
 }
 
 // Runs that are wanted one behind the other. Offsets and sizes are arrays of uint64.
-std::vector<WantedRun> packed_runs(const View& offsets, const View& sizes, const View& into) {
+std::vector<WantedRun> packed_runs(const BufferView& offsets, const BufferView& sizes,
+                                   const BufferView& into) {
   if (offsets.size() != sizes.size() || offsets.size() % sizeof(uint64_t) != 0) {
     throw nb::value_error("offsets and sizes are arrays of uint64 of one length");
   }
@@ -191,8 +192,8 @@ std::vector<WantedRun> packed_runs(const View& offsets, const View& sizes, const
 }
 
 // Rows of four uint64 each: the place of the file in `files`, offset, size, and where in `into`.
-std::vector<SealedRun> sealed_runs(const std::vector<SealedFileReader*>& files, const View& rows,
-                                   const View& into) {
+std::vector<SealedRun> sealed_runs(const std::vector<SealedFileReader*>& files,
+                                   const BufferView& rows, const BufferView& into) {
   constexpr size_t kRow = 4 * sizeof(uint64_t);
   if (rows.size() % kRow != 0) throw nb::value_error("a run is four numbers of 64 bits");
   std::vector<SealedRun> runs(rows.size() / kRow);
@@ -284,7 +285,7 @@ void bind_vault(nb::module_& m) {
       .def(
           "read_into",
           [](SealedFileReader& self, uint64_t offset, const nb::object& into) {
-            const View view(into, true);
+            const BufferView view(into, true);
             const WantedRun run{offset, view.size(), view.data()};
             const nb::gil_scoped_release released;
             self.read({&run, 1}, Seen::by_this_process);
@@ -294,9 +295,9 @@ void bind_vault(nb::module_& m) {
           "read_runs",
           [](SealedFileReader& self, const nb::object& offsets, const nb::object& sizes,
              const nb::object& into) {
-            const View starts(offsets, false);
-            const View lengths(sizes, false);
-            const View room(into, true);
+            const BufferView starts(offsets, false);
+            const BufferView lengths(sizes, false);
+            const BufferView room(into, true);
             const auto runs = packed_runs(starts, lengths, room);
             const nb::gil_scoped_release released;
             self.read(runs, Seen::by_this_process);
@@ -316,8 +317,8 @@ void bind_vault(nb::module_& m) {
       "copy_sealed",
       [](const std::vector<SealedFileReader*>& files, const nb::object& runs,
          const nb::object& into, int threads) {
-        const View rows(runs, false);
-        const View room(into, true);
+        const BufferView rows(runs, false);
+        const BufferView room(into, true);
         const auto wanted = sealed_runs(files, rows, room);
         const nb::gil_scoped_release released;
         copy_sealed(wanted, thread_count(threads));
@@ -340,7 +341,7 @@ void bind_vault(nb::module_& m) {
   m.def(
       "chunk_digests",
       [](const nb::object& plain) {
-        const View view(plain, false);
+        const BufferView view(plain, false);
         const size_t chunks = view.size() / kChunkBytes + 1;
         std::vector<uint8_t> digests(chunks * kDigestBytes);
         {

@@ -5,7 +5,7 @@
 namespace sealring {
 namespace {
 
-constexpr size_t kHeaderBytes = 8;
+constexpr size_t kBundleHeaderBytes = 8;
 
 uint8_t* write_number(size_t value, uint8_t* out) {
   for (int shift = 24; shift >= 0; shift -= 8) *out++ = static_cast<uint8_t>(value >> shift);
@@ -20,7 +20,7 @@ uint32_t number_at(const uint8_t* at) {
 
 size_t bundle_size(std::span<const BundleEntry> entries) {
   size_t size = 0;
-  for (const BundleEntry& each : entries) size += kHeaderBytes + each.bytes.size();
+  for (const BundleEntry& each : entries) size += kBundleHeaderBytes + each.bytes.size();
   return size;
 }
 
@@ -34,10 +34,10 @@ void write_bundle(std::span<const BundleEntry> entries, uint8_t* out) {
 std::vector<BundleEntry> read_bundle(der::Bytes raw) {
   std::vector<BundleEntry> entries;
   while (!raw.empty()) {
-    if (raw.size() < kHeaderBytes) throw MalformedStatement("cut short");
+    if (raw.size() < kBundleHeaderBytes) throw MalformedStatement("cut short");
     const uint32_t rank = number_at(raw.data());
     const size_t length = number_at(raw.data() + 4);
-    raw = raw.subspan(kHeaderBytes);
+    raw = raw.subspan(kBundleHeaderBytes);
     if (length > raw.size() || length > kMostOfAnEntry ||
         (!entries.empty() && rank <= entries.back().rank)) {
       throw MalformedStatement("not in order, or too long");

@@ -10,7 +10,7 @@
 namespace sealring {
 namespace {
 
-void require(bool good, const char* what) {
+void openssl_did(bool good, const char* what) {
   // OpenSSL refuses these calls only when out of memory or wrongly built: no record is involved.
   if (!good) throw std::runtime_error(std::string("OpenSSL failed in ") + what);
 }
@@ -56,7 +56,7 @@ Aead::Aead(const KeyBytes& key, Direction direction, Suite suite, Zeros zeros)
       suite_(suite),
       zeros_(zeros),
       context_(EVP_CIPHER_CTX_new()) {
-  require(context_ != nullptr, "EVP_CIPHER_CTX_new");
+  openssl_did(context_ != nullptr, "EVP_CIPHER_CTX_new");
   if (zeros == Zeros::refused) key_.require_key();
 }
 
@@ -66,7 +66,7 @@ Aead::Use::Use(const Aead& aead) : aead_(aead) {
       EVP_CipherInit_ex(aead.context_.get(), cipher_of(aead.suite_), nullptr, aead.key_.data(),
                         nullptr, aead.direction_ == Direction::seal ? 1 : 0);
   if (good != 1) EVP_CIPHER_CTX_reset(aead.context_.get());
-  require(good == 1, "EVP_CipherInit_ex");
+  openssl_did(good == 1, "EVP_CipherInit_ex");
 }
 
 // OpenSSL overwrites what it frees here: the expanded key, and what was made with it.
@@ -76,16 +76,18 @@ void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, co
                      size_t bytes, uint8_t* cipher, uint8_t* tag) {
   EVP_CIPHER_CTX* context = aead_.context_.get();
   int written = 0;
-  require(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "seal: nonce");
-  require(EVP_EncryptUpdate(context, nullptr, &written, associated.data(),
-                            static_cast<int>(associated.size())) == 1,
-          "seal: associated data");
+  openssl_did(EVP_EncryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1,
+              "seal: nonce");
+  openssl_did(EVP_EncryptUpdate(context, nullptr, &written, associated.data(),
+                                static_cast<int>(associated.size())) == 1,
+              "seal: associated data");
   if (bytes != 0) {
-    require(EVP_EncryptUpdate(context, cipher, &written, plain, static_cast<int>(bytes)) == 1,
-            "seal: payload");
+    openssl_did(EVP_EncryptUpdate(context, cipher, &written, plain, static_cast<int>(bytes)) == 1,
+                "seal: payload");
   }
-  require(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
-  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1, "seal: tag");
+  openssl_did(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
+  openssl_did(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1,
+              "seal: tag");
   // A signal's handler may have forked meanwhile: one of the two processes must not send this.
   aead_.key_.process().require("this key");
 }
@@ -94,17 +96,18 @@ bool Aead::Use::open(const Nonce& nonce, std::span<const uint8_t> associated, co
                      size_t bytes, const uint8_t* tag, uint8_t* plain) {
   EVP_CIPHER_CTX* context = aead_.context_.get();
   int written = 0;
-  require(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1, "open: nonce");
-  require(EVP_DecryptUpdate(context, nullptr, &written, associated.data(),
-                            static_cast<int>(associated.size())) == 1,
-          "open: associated data");
+  openssl_did(EVP_DecryptInit_ex(context, nullptr, nullptr, nullptr, nonce.data()) == 1,
+              "open: nonce");
+  openssl_did(EVP_DecryptUpdate(context, nullptr, &written, associated.data(),
+                                static_cast<int>(associated.size())) == 1,
+              "open: associated data");
   if (bytes != 0) {
-    require(EVP_DecryptUpdate(context, plain, &written, cipher, static_cast<int>(bytes)) == 1,
-            "open: payload");
+    openssl_did(EVP_DecryptUpdate(context, plain, &written, cipher, static_cast<int>(bytes)) == 1,
+                "open: payload");
   }
-  require(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, kTagBytes,
-                              const_cast<uint8_t*>(tag)) == 1,
-          "open: tag");
+  openssl_did(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, kTagBytes,
+                                  const_cast<uint8_t*>(tag)) == 1,
+              "open: tag");
   uint8_t nothing[kTagBytes];
   return EVP_DecryptFinal_ex(context, nothing, &written) == 1;
 }

@@ -12,8 +12,8 @@ namespace {
 constexpr size_t kMaxWrapped = 4096;  // of keys: nothing longer is one
 constexpr size_t kBlock = 8;
 
-struct Context {
-  explicit Context(bool wrap, const KeyBytes& key)
+struct CipherContext {
+  explicit CipherContext(bool wrap, const KeyBytes& key)
       : cipher(EVP_CIPHER_fetch(nullptr, "AES-256-WRAP-PAD", nullptr), EVP_CIPHER_free),
         context(EVP_CIPHER_CTX_new(), EVP_CIPHER_CTX_free) {
     key.require_key();
@@ -36,7 +36,7 @@ struct Context {
 std::vector<uint8_t> wrap_key(const KeyBytes& wrapping, const SecretBytes& key) {
   key.require_key();
   if (key.size() > kMaxWrapped) throw std::runtime_error("too long for a key");
-  const Context context(true, wrapping);
+  const CipherContext context(true, wrapping);
   std::vector<uint8_t> out(key.size() + 2 * kBlock);
   int written = 0;
   if (EVP_CipherUpdate(context.context.get(), out.data(), &written, key.data(),
@@ -52,7 +52,7 @@ std::optional<SecretBytes> unwrap_key(const KeyBytes& wrapping, std::span<const 
       wrapped.size() % kBlock != 0) {
     return std::nullopt;
   }
-  const Context context(false, wrapping);
+  const CipherContext context(false, wrapping);
   SecretBytes room(wrapped.size() + kBlock);
   int written = 0;
   if (EVP_CipherUpdate(context.context.get(), room.data(), &written, wrapped.data(),

@@ -22,7 +22,7 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-constexpr unsigned kGlanceUs = 5;
+constexpr unsigned kBatchGlanceUs = 5;
 // A GPU that runs nothing for so long has failed.
 constexpr auto kLongestKernel = std::chrono::minutes(10);
 constexpr uint8_t kAllOnes = 0xff;
@@ -240,7 +240,7 @@ void CommandBatches::wait_until_done(uint64_t batch) const {
     if (seen != before || (begun_ != 0 && !reached(begun_))) since = now;
     if (now - since > kLongestKernel) end_process_without_gpu();
     before = seen;
-    ::usleep(kGlanceUs);
+    ::usleep(kBatchGlanceUs);
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 using cuda::address;
 using cuda::check;
 
-constexpr unsigned kGlanceUs = 10;
+constexpr unsigned kExchangeGlanceUs = 10;
 constexpr std::chrono::seconds kPatience{3};
 constexpr size_t kLineWords = 32;  // words have lines of their own
 constexpr uint32_t kFurthest = 1u << 30;  // from a number to one that no stream waits for
@@ -159,7 +159,7 @@ void CudaExchanges::launch(const ExchangeRound& round) {
     const Channel& channel = channels_[each.channel];
     while (!channel.communicator->settled()) {
       if (abandoned_) return;
-      ::usleep(kGlanceUs);
+      ::usleep(kExchangeGlanceUs);
     }
     mark(channel, channel.launched);
   }
