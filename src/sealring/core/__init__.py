@@ -1,14 +1,14 @@
-"""From a tensor to sealed bytes on a link, and back: what every process group needs.
+"""The core: everything that a sealed process group needs, from a tensor to sealed bytes on a link.
 
-identity     who a worker is: certificates, a job's secret, and what proves them
-handshake    two identities become the keys of a link
+identity     who a worker is: certificates, the job secret, and their verification
+handshake    makes the keys of a link from two identities
 links        who connects to whom, over TCP or shared memory
 schedule     a collective as a program of steps
-engine       what runs programs, on CPUs and GPUs
-group        the face to torch
+engine       runs programs, on CPUs and GPUs
+group        the process group that torch uses
 store        torch's store, sealed
-sealed_only  no traffic in the clear beside a sealed job
-hooks        what the core asks of other rooms; `providers` names who answers
+sealed_only  refuses traffic in plaintext beside a sealed job
+hooks        slots that other packages fill; `PROVIDERS` names who fills them
 
-It imports no other room but `formats`.
+The core imports only one other package of sealring, `formats`.
 """

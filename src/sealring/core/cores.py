@@ -1,4 +1,4 @@
-"""How many cores this worker may use: those of its CPU mask, within its control groups' limits."""
+"""How many cores this worker may use, by its CPU mask and the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. `root` has proc and sys in it."""
+    """Returns at least 1. `root` is the directory that contains proc and sys."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *_limits(root)]))
 
 
 def _limits(root: Path) -> list[int]:
-    """The whole cores that each control group above this process may use."""
+    """The limits, in whole cores, of the control groups that contain this process."""
     found = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -29,7 +29,10 @@ def _limits(root: Path) -> list[int]:
 
 
 def _limit(folder: Path) -> list[int]:
-    """Of one group: "max 100000" or "200000 100000" (version 2), or two files (version 1)."""
+    """A control group's limit; [] if there is none.
+
+    Version 2 has one file with "max 100000" or "200000 100000", version 1 has two files.
+    """
     quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
     if not quota:
         quota = _read(folder / "cpu.cfs_quota_us").strip()

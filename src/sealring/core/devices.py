@@ -1,4 +1,5 @@
-"""The device types that sealring serves. Loaded by `import torch`: it imports nothing itself."""
+"""The device types that sealring serves. `import torch` loads this module, so it imports
+nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from typing import Any
 
 
 class ServedDevices(Sequence[str]):
-    """The device types that this process can have tensors on, of those that sealring serves.
+    """The device types that sealring serves and that this process has.
 
-    torch chooses a device from this list when it makes a group. It is not computed before that:
-    asking for GPUs while torch is imported would load the driver in processes that use none.
+    torch chooses a device from this list when it makes a group. The list is computed only then:
+    asking for GPUs while torch is imported would load the driver in processes that use no GPU.
     """
 
     def __getitem__(self, index: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What the core asks of the rest of the package: typed slots, and who fills them.
+"""Hooks: typed slots through which the core uses the other packages without importing them.
 
 The core imports neither attestation nor recording nor the live view, and these do not import each
-other. `PROVIDERS` names modules, or `module:attribute`, for each slot. They are imported when they
-are first asked for: a process loads only what it uses.
+other. For each slot, `PROVIDERS` names modules or `module:attribute`. A provider is imported when
+it is first used, so a process loads only what it needs.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ PROVIDERS: Final = {
 ONLY_WITH: Final = {
     "sealring.record.recording.run:observe_groups": ("_SEALRING_RECORD", "_SEALRING_REPLAY"),
 }
-"""Variables without one of which a provider is not asked."""
+"""Environment variables of a provider: it is used only if one of them is set."""
 
 T = TypeVar("T")
 _PATIENCE_SECONDS: Final = 60
 
 
 class Slot(Generic[T]):
-    """Providers of one kind, in the order of their table. They are imported at the first use."""
+    """The providers of one kind, in the order of `PROVIDERS`. Imported when they are first used."""
 
     def __init__(self, name: str, purpose: str) -> None:
-        """`purpose` is what cannot be done without a provider."""
+        """`purpose` names, for errors, what cannot be done without a provider."""
         self._purpose = purpose
         self._names: Sequence[str] = PROVIDERS[name]
 
     @contextmanager
     def only(self, *names: str) -> Iterator[None]:
-        """These providers and no others, within the block."""
+        """Replaces the slot's providers by these, within the block."""
         before, self._names = self._names, names
         try:
             yield
@@ -70,7 +70,7 @@ class Slot(Generic[T]):
         return [_attribute(name) for name in self._names]
 
     def wanted(self, environ: Mapping[str, str]) -> list[T]:
-        """Without those that only a variable asks for which is not set."""
+        """The providers, without those in `ONLY_WITH` whose variables are not set."""
         return [
             _attribute(name)
             for name in self._names
@@ -78,7 +78,7 @@ class Slot(Generic[T]):
         ]
 
     def one(self) -> T:
-        """The only provider, or ConfigurationError: there is no way to do without it."""
+        """Returns the only provider; raises ConfigurationError if there is not exactly one."""
         found = self.all()
         if len(found) != 1:
             raise ConfigurationError(
@@ -97,47 +97,50 @@ def _attribute(name: str) -> Any:
 
 
 class Expellable(Protocol):
-    """A group, as its enrolment sees it."""
+    """The part of a group that its enrolment uses."""
 
     def expel(self, member: int, why: str) -> None: ...
 
 
 class Enrolment(Protocol):
-    """A worker's certificate that a broker gives and renews, while its groups live."""
+    """Holds the certificate that a broker issued to this worker, and renews it."""
 
     @property
     def lease(self) -> _native.Lease:
-        """Ends with the certificate; the native threads that move records check it."""
+        """Ends when the certificate expires. The native threads that move records check it."""
 
     @property
     def certificate(self) -> x509.Certificate: ...
     def credentials(self, deadline: float) -> Credentials:
-        """For a new group: the newest certificate, and who is out of the job by now."""
+        """For a new group: the newest certificate, and the workers that are no longer admitted."""
 
     def renewed_credentials(self) -> Credentials:
-        """For a link of a group that lives."""
+        """For a new link of an existing group."""
 
     def watch(self, group: Expellable, keys: dict[int, str]) -> None:
-        """From here on the group ends when one of these keys (by rank in the group) is out."""
+        """From now on, ends the group when a worker with one of these keys is no longer admitted.
+
+        `keys` has the keys by rank in the group.
+        """
 
 
 enrolments: Final[Slot[Callable[[int, int, Mapping[str, str], float], Enrolment]]] = Slot(
     "enrolments", "joining through SEALRING_BROKER"
 )
-"""Called with rank, world, environment and deadline: joins, or returns what joined before."""
+"""Called with rank, world, environment and deadline. Joins the job once; then returns the same."""
 
 
 def enrolment_of(
     rank: int, world: int, environ: Mapping[str, str], deadline: float
 ) -> Enrolment | None:
-    """Where a broker vouches for this worker: what holds and renews its certificate."""
+    """This worker's enrolment if SEALRING_BROKER is set, else None."""
     if not BROKER.read(environ):
         return None
     return enrolments.one()(rank, world, environ, deadline)
 
 
 def credentials_of(rank: int, world: int) -> Credentials:
-    """This worker's identity, from wherever its process groups have theirs."""
+    """This worker's identity, from the same source as for its process groups."""
     from sealring.core.identity.credentials import load_credentials
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -149,18 +152,18 @@ def credentials_of(rank: int, world: int) -> Credentials:
 
 
 class GroupMade(NamedTuple):
-    """A group that has formed, as observers see it."""
+    """What observers get when a group has formed."""
 
     flight: FlightRecorder
-    """What the group does, and whether it has ended; to be read at any time."""
+    """What the group does, and whether it has ended; may be read at any time."""
     size: int
-    """How many ranks the job has."""
+    """The number of ranks of the job."""
     host: str
     identity: Literal["secret", "certificate", "broker"]
     certificate_ends: Callable[[], float]
-    """Since 1970; a broker's certificate is renewed."""
+    """When this worker's certificate expires, in seconds since 1970. A broker renews it."""
     torch_groups: Callable[[], list[tuple[str, str, int, bool]]]
-    """All groups of torch's in this process: name, backend, size, and whether it is sealed."""
+    """All of torch's groups in this process: name, backend, size, and whether it is sealed."""
 
 
 Made = Callable[[GroupMade], None]
@@ -168,24 +171,24 @@ Made = Callable[[GroupMade], None]
 group_observers: Final[Slot[Callable[[Mapping[str, str]], Made]]] = Slot(
     "group_observers", "observing a group"
 )
-"""Called with the environment before ranks meet, to refuse a wrong setting in time. What it returns
-is called when the group has formed; what that raises ends the group."""
+"""Called with the environment before ranks meet, so that a wrong setting is refused early. The
+function that it returns is called when the group has formed. If that raises, the group ends."""
 
 late_observers: Final[list[Made]] = []
-"""Called after those, with every group that forms: of modules that a script loads by itself, such
-as `sealring.record`. `flight_records` has the groups before."""
+"""Called with every group that forms, after `group_observers`. Modules that a script imports
+itself, such as `sealring.record`, add to it. For groups made earlier, see `flight_records`."""
 
 flight_records: Final[Slot[Callable[[], list[FlightRecorder]]]] = Slot(
     "flight_records", "the groups so far"
 )
-"""Of the groups that exist, and of the last few that ended; the oldest first."""
+"""Returns the recorders of the existing groups and of the last few ended ones, oldest first."""
 
 
-# ---- what a broker keeps for vaults
+# ---- what a broker stores for vaults
 
 
 data_keys: Final[Slot[Callable[[str], bytes]]] = Slot("data_keys", "a data key of a broker's")
-"""Called with REPOSITORY/TYPE/TAG."""
+"""Called with REPOSITORY/TYPE/TAG; returns the key that the broker stores under that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +198,11 @@ class VaultEntry:
     object: str
     version: int
     manifest: str
-    """Its digest."""
+    """The digest of its manifest."""
 
 
 class VaultAnswer(Protocol):
-    """What the broker knows of a vault: the number of its key, its header's generation, entries."""
+    """The broker's records of a vault: its key's number, its header's generation, its entries."""
 
     @property
     def key(self) -> int: ...
@@ -210,26 +213,26 @@ class VaultAnswer(Protocol):
 
 
 class VaultRecords(Protocol):
-    """What the job's workers have recorded of one vault, so that a rollback is seen."""
+    """The broker's records of one vault, by which workers detect a rollback."""
 
     def read(self) -> VaultAnswer:
-        """All of it."""
+        """Returns all records of the vault."""
 
     def record(self, key: int, generation: int, entry: VaultEntry | None) -> VaultAnswer:
-        """Records a header and a version of an object. Returns what the broker then has of both."""
+        """Records a header and a version of an object. Returns the broker's records of both."""
 
 
 vault_records: Final[Slot[Callable[[str], VaultRecords]]] = Slot(
     "vault_records", "a ledger at the broker"
 )
-"""Called with the vault's name."""
+"""Called with a vault's name; returns the broker's records of it."""
 
 
 # ---- how an auditor judges evidence
 
 
 class ClaimedAttestation(Protocol):
-    """What a certificate says of its holder's attestation."""
+    """What a certificate says about its holder's attestation."""
 
     @property
     def label(self) -> str: ...
@@ -251,10 +254,10 @@ class MachinePolicy(Protocol):
 
 class EvidenceJudge(Protocol):
     def claims_in(self, certificate: x509.Certificate) -> ClaimedAttestation | None:
-        """None if it claims nothing. ValueError: not readable."""
+        """The attestation that a certificate claims, or None. ValueError if it cannot be read."""
 
     def parse_policy(self, text: str) -> MachinePolicy:
-        """Raises BadPolicy."""
+        """Parses a policy; raises BadPolicy."""
 
     def judge_recorded(
         self,
@@ -263,9 +266,9 @@ class EvidenceJudge(Protocol):
         evidence: bytes | None,
         vendors: object,
     ) -> None:
-        """Raises an AttestationError unless the policy admits the machine, as of its date.
+        """Raises an AttestationError unless the policy admits the machine, judged at its date.
 
-        `vendors` is what read_cache gives: vendors' lists, collateral and references, or None.
+        `vendors` is what read_cache returns (vendors' lists, collateral and references), or None.
         """
 
 
@@ -279,8 +282,8 @@ evidence_judge: Final[Slot[EvidenceJudge]] = Slot("evidence_judge", "judging evi
 class Share:
     """A rank's part of a range of samples that all ranks read together.
 
-    The range is cut into periods (global batches), the last one may be shorter. The rank read, of
-    each period, the positions from `offset` up to and without `offset + length`.
+    The range is cut into periods (global batches); the last may be shorter. In each period the rank
+    reads the positions from `offset` up to, but not including, `offset + length`.
     """
 
     period: int
@@ -293,7 +296,7 @@ class Share:
 
 
 class RunNotes(Protocol):
-    """Takes note of what datasets and checkpoints report, where this process is recorded."""
+    """Notes what datasets and checkpoints report, if this process is recorded."""
 
     def note_opened(self, name: str, digest: str) -> None: ...
     def note_data(
@@ -310,7 +313,7 @@ class RunNotes(Protocol):
     def note_checkpoint_in(self, name: str, manifest: str, content: str | None) -> None: ...
     def note_checkpoint_out(self, name: str, manifest: str, content: str | None) -> None: ...
     def trusted_in_replay(self) -> tuple[tuple[x509.Certificate, ...], str] | None:
-        """Authorities and job whose checkpoints a repetition loads; None in training itself."""
+        """In a replay, the authorities and the job whose checkpoints it may load; else None."""
 
 
 run_notes: Final[Slot[RunNotes]] = Slot("run_notes", "recording what was read")

@@ -1,9 +1,9 @@
-"""The error that ends a worker, told to the launcher, which prints the cause of all.
+"""Reports the error that ends a worker to the launcher, `sealring run`.
 
-`sealring run` starts many workers, and one cause ends most of them. Each writes its error into the
-file that torch's launcher gave it; the launcher prints the one that caused the others, once, after
-everything else. The traceback of an error that is not ours is printed by the worker itself, as
-Python does.
+The launcher starts many workers, and usually one cause ends all of them. Each worker writes its
+error to the file that torch's launcher gave it. At the end the launcher prints the error that
+caused the others, once. The traceback of an error that is not sealring's is printed by the worker,
+as Python does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sealring.errors import GroupClosed, PeerLost, PeerSilent, PeerUnreachable, 
 from sealring.formats.strict import read_json
 
 LAUNCHED: Final = "_SEALRING_LAUNCHED"
-"""Set by `sealring run`, for its workers."""
+"""The environment variable that `sealring run` sets for its workers."""
 _ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 _FOLLOW: Final = (GroupClosed, PeerLost, PeerSilent, PeerUnreachable)
-"""What a worker gets when another one has ended."""
+"""The errors that a worker gets because another worker has ended."""
 _MOST: Final = 10_000
-"""Characters of an error's text: a longer one would hide what the launcher printed before."""
+"""The most characters of an error's text. A longer text would hide what was printed before."""
 _OURS, _TORCHS = (f"{os.sep}{name}{os.sep}" for name in ("sealring", "torch"))
 
 
 def tell_the_launcher() -> None:
-    """From here on the launcher knows of the error that ends this worker."""
-    # Processes that the worker starts do not inherit it: their errors do not end the worker.
+    """Makes this worker report the error that ends it, if `sealring run` started it."""
+    # Removed, so that processes that the worker starts do not report their errors as its own.
     launched = os.environ.pop(LAUNCHED, "")
     if not launched or not os.environ.get(_ERROR_FILE):
         return
@@ -52,10 +52,10 @@ def tell_the_launcher() -> None:
 
 
 def _cause(rank: int, error: BaseException) -> tuple[int, BaseException]:
-    """The rank that failed and its error, where `error` only carries the errors of others.
+    """The rank that failed and its error, if `error` only carries other errors.
 
-    torch.distributed.checkpoint raises one CheckpointException on every rank. It is no Exception,
-    and its text is the tracebacks of all ranks that failed.
+    torch.distributed.checkpoint raises a CheckpointException on every rank. It is a BaseException,
+    and its text consists of the tracebacks of all ranks that failed.
     """
     checkpoint: Any = sys.modules.get("torch.distributed.checkpoint.api")
     while True:
@@ -65,7 +65,7 @@ def _cause(rank: int, error: BaseException) -> tuple[int, BaseException]:
             carried = [(number, each) for number, (each, _) in sorted(error.failures.items())]
         else:
             return rank, error
-        # An error that follows from another rank's end says less than the error of that rank.
+        # Prefer an error that is not the consequence of another rank's end.
         rank, error = min(carried, key=lambda each: isinstance(each[1], _FOLLOW))
 
 
@@ -75,8 +75,8 @@ def _content(
     ours = isinstance(error, SealringError)
     try:
         said = str(error)
-    except Exception:  # the script's own class
-        said = "<exception str() failed>"  # Python's words for it
+    except Exception:  # an exception class of the script may fail here
+        said = "<exception str() failed>"  # as Python prints it
     text = f"{named(error)}: {said}"
     return {
         "message": {
@@ -96,7 +96,7 @@ def _content(
 
 def _write(file: Path, content: dict[str, Any]) -> bool:
     try:
-        # At once: the launcher may end this worker now, and cannot read half a file.
+        # Atomically: the launcher may end this worker now, and must not read half a file.
         unfinished = file.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(content))
         unfinished.replace(file)
@@ -106,7 +106,7 @@ def _write(file: Path, content: dict[str, Any]) -> bool:
 
 
 def _script_frames(trace: TracebackType | None) -> list[str]:
-    """Where in the script it was: the frames before the first of ours, without torch's."""
+    """The script's frames that led to the error: those before sealring's first, without torch's."""
     before = itertools.takewhile(
         lambda frame: _OURS not in frame.filename, traceback.extract_tb(trace)
     )
@@ -116,22 +116,23 @@ def _script_frames(trace: TracebackType | None) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class LastWords:
     rank: int
-    """The worker that wrote it."""
+    """The worker that wrote the file."""
     failed: int
-    """The rank whose error it is: a checkpoint's error reaches all ranks."""
+    """The rank whose error it is. It may be another one: a checkpoint's error reaches all ranks."""
     text: str
-    """The error, after the lines of the script that led to it."""
+    """The lines of the script that led to the error, and the error."""
     time: float
     follows: bool
-    """It is what a worker gets when another one has ended."""
+    """Whether the error is only the consequence of another worker's end."""
     printed: bool
-    """The worker has printed its traceback."""
+    """Whether the worker has printed the traceback."""
 
 
 def read_error_files(error_file: str) -> list[LastWords]:
-    """What this worker wrote, and what the others of this machine did, in the order of time.
+    """Reads the errors of this machine's workers, in the order of time.
 
-    A worker may have written its error and not have ended yet when the launcher sees others end.
+    `error_file` is one worker's file. A worker may have written its error and still be running when
+    the launcher sees others end.
     """
     found = []
     for file in Path(error_file).parent.parent.glob(f"*/{Path(error_file).name}"):
@@ -146,5 +147,5 @@ def read_error_files(error_file: str) -> list[LastWords]:
                 )
             )  # fmt: skip
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            continue  # torch's own, half written, or the script's
+            continue  # a file that torch or the script wrote, or half a file
     return sorted(found, key=lambda each: each.time)

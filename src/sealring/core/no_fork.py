@@ -1,14 +1,14 @@
-"""fork() waits while a thread is in OpenSSL by way of pyOpenSSL, which has a copy of its own.
+"""Makes fork() wait while a thread is in a state that a child must not inherit.
 
-OpenSSL's tables have locks. One that a thread of the parent held would never be free in the child,
-whose first use of `cryptography` would wait for it without end. The native core protects its own
-calls in the same way (native/keys/secret_memory.hpp). pyOpenSSL releases the interpreter's lock in
-every call and needs it to return. The native core's handler holds that lock while it waits, so it
-cannot wait for pyOpenSSL; Python's handler, which runs before it, can.
+First, while a thread calls OpenSSL through pyOpenSSL, which has its own copy of OpenSSL. OpenSSL's
+tables have locks. A lock that a thread of the parent held would stay locked in the child, whose
+first use of `cryptography` would then wait for ever. The native core protects its own calls in the
+same way (native/keys/secret_memory.hpp), but its fork handler cannot wait for pyOpenSSL: it holds
+the GIL, which pyOpenSSL needs to return. Python's handler runs before it and can wait.
 
-It also waits while a socket of a link is in no table of those that a child closes.
+Second, while a link's socket is in no table of the sockets that a child closes.
 
-What a fork need not wait for is made anew in the child: locks of this package's own.
+Locks of this package need no waiting: a child makes them anew (`OwnLock`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Final
 
 _changed = threading.Condition()
 inside: Final[dict[int, int]] = {}
-"""The threads that are in a block, and how deep."""
+"""The threads that are inside NoFork blocks, and how deeply nested."""
 forking: Final[set[int]] = set()
-"""Threads that fork, or wait for that."""
+"""The threads that fork, or wait to fork."""
 
 
 class NoFork(ContextDecorator):
-    """In the block, or in the function, no other thread forks.
+    """Prevents other threads from forking during a block, or during a decorated function.
 
-    There a thread must not wait for anything but a lock of OpenSSL or of the native core.
+    Inside, a thread may wait only for locks of OpenSSL or of the native core.
     """
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
         with _changed:
-            # A thread that forks may come here too: other handlers of fork(), the garbage collector
-            # and signals' handlers run in it. It must not wait for itself.
+            # A forking thread may come here, too, in another fork handler, in the garbage
+            # collector or in a signal handler. It must not wait for itself.
             while forking and thread not in forking and thread not in inside:
                 _changed.wait()
             inside[thread] = inside.get(thread, 0) + 1
@@ -51,7 +51,7 @@ class NoFork(ContextDecorator):
 
 
 def _before() -> None:
-    # A signal's handler may fork in the middle of a block; it must not wait for itself.
+    # A signal handler may fork inside a block of its own thread; it must not wait for itself.
     own = {threading.get_ident()}
     _changed.acquire()
     forking.update(own)
@@ -77,9 +77,9 @@ os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_
 
 
 class OwnLock:
-    """A lock of a module's, free in a forked child: the thread that held it does not exist there.
+    """A lock that is free in a forked child, where the thread that held it does not exist.
 
-    There is one for each module that has one, for as long as the process lives.
+    For module variables only: it is registered with fork() as long as the process lives.
     """
 
     def __init__(self) -> None:

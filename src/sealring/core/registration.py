@@ -1,4 +1,5 @@
-"""Makes the name "sealring" known to torch.distributed. Loaded by `import torch`: kept tiny."""
+"""Registers the backend "sealring" with torch.distributed. `import torch` loads this small
+module."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ from sealring.core.devices import ServedDevices
 
 
 def register() -> None:
-    """Registers the backend and the `sealring://` rendezvous with torch. `import torch` does it.
+    """Registers the backend and the `sealring://` rendezvous with torch.
 
-    Only scripts that run with TORCH_DEVICE_BACKEND_AUTOLOAD=0 on torch before 2.14 call it.
+    `import torch` calls this. A script must call it only with TORCH_DEVICE_BACKEND_AUTOLOAD=0 on
+    torch before 2.14.
     """
     import torch.distributed as dist
     from torch.distributed.rendezvous import register_rendezvous_handler
@@ -29,7 +31,7 @@ def register() -> None:
             from sealring.core.last_words import tell_the_launcher
 
             tell_the_launcher()
-        # init_method="sealring://" is env:// with a store that is sealed under the job's secret.
+        # init_method="sealring://" is env:// with a store sealed under the job secret.
         register_rendezvous_handler("sealring", _rendezvous)  # type: ignore[no-untyped-call]
         from sealring.core.sealed_only import groups
 
@@ -51,7 +53,10 @@ def _guard_if_required() -> bool:
 
 
 def _guard_forked() -> None:
-    """A server that forks (multiprocessing's) may have loaded torch before the mode was on."""
+    """Turns the guard on in a forked child, if sealed-only mode is required there.
+
+    multiprocessing's fork server may have loaded torch before the mode was on.
+    """
     from sealring.core.sealed_only import setting
 
     if not setting.is_on():
@@ -60,9 +65,9 @@ def _guard_forked() -> None:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Python does not search for cycles in this block: for the imports that a first group needs.
+    """Disables the garbage collector in this block, which is for the imports of a first group.
 
-    They make enough objects for a search of all objects, of which torch has a million.
+    These imports create enough objects to start a full collection, and torch has a million objects.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -84,7 +89,10 @@ def _create_group(options: Any, _backend_options: Any = None) -> Any:
 
 @functools.cache
 def _warn_of_untested_torch() -> None:
-    """Once per process, when it makes a group: `import torch` runs register() in every program."""
+    """Warns once per process, when it makes a group.
+
+    `register` would warn in every program that imports torch.
+    """
     import torch
 
     from sealring.version import untested_torch

@@ -1,9 +1,9 @@
-"""Everything that can be set from outside: one row for each environment variable and each setting.
+"""The table of all settings: one row for each environment variable and each rare setting.
 
-The string below a row says what it may be; tools/settings_page.py writes docs/configuration.md
-from it. `row.read(environ)` returns the value, or the default, or raises ConfigurationError with
-what to set instead. What is rarely needed is no variable: it is a member of the JSON object that
-SEALRING_SETTINGS holds or names.
+The string below a row describes it; tools/settings_page.py writes docs/configuration.md from these
+strings. `row.read(environ)` returns the value or the default, or raises ConfigurationError, which
+says what to set instead. Rare settings have no variable of their own: they are members of the JSON
+object in SEALRING_SETTINGS, or in the file that it names.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ Transport = Literal["auto", "tcp", "shm"]
 GpuWire = Literal["auto", "links", "host", "peer", "nccl"]
 CudaWait = Literal["auto", "stream", "host"]
 MAX_BYTES: Final = 1 << 16
-"""Of the file that SEALRING_SETTINGS names."""
+"""The most bytes of the file that SEALRING_SETTINGS names."""
 _PREFIX: Final = "SEALRING_"
 _KUBERNETES: Final = re.compile(r"_(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """A variable, or a member of SEALRING_SETTINGS."""
+    """An environment variable, or a member of SEALRING_SETTINGS."""
 
     name: str
     chapter: str
-    """Of docs/configuration.md."""
+    """The chapter of docs/configuration.md that lists it."""
     default: T
     parse: Callable[[Any], T]
-    """Of a variable's text or a member's value; ValueError says what it must be."""
+    """Parses a variable's text or a member's value; its ValueError says what the value must be."""
     empty_is_unset: bool = True
-    """An empty variable counts as unset."""
+    """Whether an empty variable counts as unset."""
     alike: bool = False
-    """Must be the same on all ranks of a group, else PeerIncompatible."""
+    """Whether it must be equal on all ranks of a group, else PeerIncompatible."""
 
     @property
     def is_variable(self) -> bool:
@@ -76,7 +76,7 @@ class Setting(Generic[T]):
         return self.name if self.is_variable else f'"{self.name}" in {SETTINGS.name}'
 
 
-# ---- what a value may be
+# ---- parsers of values
 
 
 def text(value: Any) -> str:
@@ -266,7 +266,8 @@ TABLE: Final[Mapping[str, Setting[Any]]] = {
 
 @cache
 def _members(value: str) -> Mapping[str, Any]:
-    """The settings in a JSON object, or in the file of this name."""
+    """The settings in SEALRING_SETTINGS: `value` is the JSON object or the name of a file with
+    it."""
     inline = value.lstrip().startswith("{")
     where = SETTINGS.name if inline else f"{SETTINGS.name}: {value}"
     found = read_object(
@@ -287,15 +288,15 @@ def _members(value: str) -> Mapping[str, Any]:
 
 
 def with_settings(environ: Mapping[str, str], **members: Any) -> dict[str, str]:
-    """SEALRING_SETTINGS as the environment has it, with these members besides or instead."""
+    """The environment's SEALRING_SETTINGS with these members added or replaced."""
     known = _members(environ.get(SETTINGS.name) or "{}")
     return {SETTINGS.name: json.dumps({**known, **members})}
 
 
 def _read_file(path: Path, where: str) -> bytes:
-    """A regular file that only this user or root can have written."""
+    """Reads a regular file that only this user or root can have written."""
     try:
-        # O_NONBLOCK: a FIFO that somebody placed there must not hang the worker.
+        # O_NONBLOCK: a FIFO in the file's place must not hang the worker.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as problem:
         raise ConfigurationError(f"{where} cannot be read: {problem.strerror}") from None
@@ -322,10 +323,10 @@ def _read_file(path: Path, where: str) -> bytes:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable whose name is almost that of a setting.
+    """Yields a sentence for each variable whose name is close to that of a setting.
 
-    Others that begin alike may be the user's own. Kubernetes sets some for each service, so for
-    one that is called sealring-broker: NAME_SERVICE_HOST, NAME_PORT and NAME_PORT_8443_TCP.
+    Other variables with the prefix may be the user's own. For a service named sealring-broker,
+    Kubernetes sets such variables, too: NAME_SERVICE_HOST, NAME_PORT and NAME_PORT_8443_TCP.
     """
     endings = [name.removeprefix(_PREFIX) for name in sorted(TABLE) if TABLE[name].is_variable]
     for name in sorted(environ):

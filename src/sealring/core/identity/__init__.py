@@ -1,14 +1,14 @@
-"""Who a worker is and why we believe it.
+"""Who a worker is, and the proof of it.
 
 names          job names, ranks and the URI that states both
-process        a process that shows its memory to no other; secrets on disk; who a peer process is
-loading        the one place where certificates and public keys are parsed
-kept_key       a worker's private key between two uses
+process        protects this process's memory from others; reads secret files; names a peer process
+loading        parses certificates and public keys; no other module does
+kept_key       holds a worker's private key between two uses
 certificates   what a certificate says, and how one is made
 secret         the job secret, and the authority that every holder derives from it
-credentials    what this worker proves itself with, from its environment
+credentials    this worker's identity, read from its environment
 authority      an operator's own authority: `sealring ca`
-verification   the only maker of a VerifiedPeer
+verification   verifies peers; only it can make a VerifiedPeer
 """
 
 from sealring.core.identity.credentials import Credentials, load_credentials

@@ -1,7 +1,7 @@
-"""An operator's own authority, kept in a directory: what `sealring ca` does.
+"""An operator's own authority, kept in a directory and used by `sealring ca`.
 
-DIR/authority.key    0600, never leaves
-DIR/authority.pem    goes to every worker as SEALRING_AUTHORITY
+DIR/authority.key    the private key, mode 0600; stays here
+DIR/authority.pem    the certificate; goes to every worker as SEALRING_AUTHORITY
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MAX_NAME: Final = 64
 class Issued:
     certificate: Path
     key: Path | None
-    """Where the private key was written, if it was made here."""
+    """The file of the private key, if it was made here; else None."""
     not_after: datetime
 
 
 def create_authority(directory: Path, name: str) -> Path:
-    """Make a new authority in `directory`; returns its certificate's path."""
+    """Makes a new authority in `directory`; returns its certificate's path."""
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         raise ConfigurationError(f"an authority's name has 1 to {_MAX_NAME} printable characters")
     with writing(directory, "made"):
@@ -54,14 +54,14 @@ def create_authority(directory: Path, name: str) -> Path:
     certificate = make_authority(
         key, name, x509.random_serial_number(), now - CLOCK_SKEW, now + _AUTHORITY_LIFETIME
     )
-    # The key first: it is the write that refuses to replace anything.
+    # The key first, because this write refuses to replace a file.
     write_private(directory / "authority.key", _key_pem(key))
     write_public(certificate_path, certificate.public_bytes(Encoding.PEM))
     return certificate_path
 
 
 def request(name: WorkerName, out: Path) -> tuple[Path, Path]:
-    """Make a worker's key and a request for its certificate; returns (request, key)."""
+    """Makes a worker's key and a request for its certificate; returns the paths (request, key)."""
     key = Ed25519PrivateKey.generate()
     csr = (
         x509.CertificateSigningRequestBuilder()
@@ -86,7 +86,7 @@ def issue_from_directory(
     hours: float,
     request_file: Path | None,
 ) -> Issued:
-    """Sign a worker's request, or make its key here as well if there is none."""
+    """Issues a worker's certificate for its request or, without one, for a new key made here."""
     if not 0 < hours <= 24 * 3650:
         raise ConfigurationError(f"--hours {hours} is not a lifetime: take more than 0")
     authority, authority_key = open_authority(directory)
@@ -107,7 +107,8 @@ def issue_from_directory(
 
 
 def _holder_of(path: Path, name: WorkerName) -> Ed25519PublicKey:
-    """The key in a request, if the request is whole and asks for `name` and nothing else."""
+    """Returns the key in a request that is correctly signed and asks for `name` and nothing
+    else."""
     content = read_public(path, "the request", BadCredential)
     csr = request_from_pem(content, BadCredential(f"the request {path} cannot be read"))
     if not csr.is_signature_valid:
@@ -137,7 +138,7 @@ def open_authority(directory: Path) -> tuple[x509.Certificate, Ed25519PrivateKey
     if certificate.not_valid_after_utc < now:
         raise BadCredential(f"the authority in {directory} has expired: make a new one")
     if now < certificate.not_valid_before_utc:
-        # What it issued now would not be valid now, or would end before it begins.
+        # A certificate issued now would not be valid yet, or would end before it begins.
         raise BadCredential(
             f"the authority in {directory} is valid from "
             f"{certificate.not_valid_before_utc.isoformat()}, and it is "

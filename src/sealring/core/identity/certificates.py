@@ -1,11 +1,11 @@
-"""What a worker's certificate says, and how one is made.
+"""What certificates contain, and how they are made.
 
     authority   CA, path length 0, may only name URIs on the host `sealring`
-    worker      not a CA; one URI, spiffe://sealring/<job>/rank/<n>; usable at both ends of TLS;
-                the world size it was issued for, in an extension of ours; from a broker,
-                what the worker's evidence showed, in another
+    worker      not a CA; one URI, spiffe://sealring/<job>/rank/<n>; usable at both ends of TLS; an
+                extension of sealring with the world size; if a broker issued it, another one with
+                what the worker's evidence showed
 
-`claims_of` only reads. Whether to believe what it read is for `verification` to say.
+`claims_of` only reads a certificate. `verification` decides whether to believe it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sealring.core.identity.names import URI_HOST, WorkerName
 from sealring.errors import BadCredential
 from sealring.limits import MAX_WORLD
 
-# 2.25 is the arc for UUIDs: no registry is needed, and this number is used nowhere else.
+# OIDs made from random UUIDs (arc 2.25), which need no registry.
 WORLD_SIZE_OID: Final = x509.ObjectIdentifier("2.25.147685129265757417221629964167862304279")
 ATTESTATION_OID: Final = x509.ObjectIdentifier("2.25.164840930545808883315512490553320677893")
 
@@ -35,7 +35,7 @@ CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
 class CertificateClaims(NamedTuple):
-    """What a certificate says of its holder. Not proof of anything."""
+    """What a certificate says about its holder. It proves nothing by itself."""
 
     name: WorkerName
     world: int | None
@@ -43,12 +43,12 @@ class CertificateClaims(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def claims_of(certificate: x509.Certificate) -> CertificateClaims:
-    """Read a worker's certificate; ValueError says in what it is not one."""
+    """Reads a worker's certificate; raises ValueError, which says why it is not one."""
     return claims_from(_native.read_certificate(certificate.public_bytes(Encoding.DER)))
 
 
 def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
-    """The same of one that the native core has read."""
+    """Like `claims_of`, for a certificate that the native core has read."""
     if not read.readable:
         raise ValueError("it cannot be read")
     if problem := read.problem:
@@ -62,7 +62,10 @@ def claims_from(read: _native.ReadCertificate) -> CertificateClaims:
 
 
 def _require_readable(der: bytes) -> None:
-    """The form of a key and of extensions that sealring does not issue. The core knows its own."""
+    """Checks a certificate with a key or extensions that sealring does not issue.
+
+    The native core has checked the kinds that sealring issues.
+    """
     require_key_and_extensions(der, ValueError("its key or its extensions cannot be read"))
 
 
@@ -113,9 +116,10 @@ def issue(
     *,
     attestation: bytes | None = None,
 ) -> x509.Certificate:
-    """A worker's certificate. The subject is empty: the URI is the name, and the only one.
+    """Issues a worker's certificate. Its subject is empty: the URI is the worker's only name.
 
-    `attestation` is what the issuer saw of the worker (attest/evidence/worker.py).
+    `attestation` is the extension with what the issuer saw of the worker's evidence
+    (attest/evidence/worker.py).
     """
     check_rank(name.rank, world)
     extensions = []
@@ -145,7 +149,7 @@ def issue_leaf(
     now: datetime,
     extensions: Sequence[tuple[x509.ObjectIdentifier, bytes]] = (),
 ) -> x509.Certificate:
-    """A certificate that issues no others and has these names, and no subject."""
+    """Issues a certificate with these names and no subject, which cannot issue others."""
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (
         x509.CertificateBuilder()
@@ -171,7 +175,7 @@ def issue_leaf(
 
 
 def encode_integer(value: int) -> bytes:
-    """A DER INTEGER that is not negative."""
+    """Encodes a non-negative DER INTEGER."""
     body = value.to_bytes(value.bit_length() // 8 + 1, "big")
     return bytes((2, len(body))) + body
 

@@ -1,12 +1,12 @@
-"""What this worker proves itself with, read from its environment.
+"""This worker's credentials, read from its environment. There are three kinds:
 
     a job secret        SEALRING_SECRET or SEALRING_SECRET_FILE [, SEALRING_JOB]
     an operator's CA    SEALRING_CERTIFICATE, SEALRING_KEY, SEALRING_AUTHORITY [, SEALRING_JOB]
     a broker            SEALRING_BROKER, SEALRING_AUTHORITY, SEALRING_POLICY, SEALRING_JOB
 
-In SEALRING_CERTIFICATE and SEALRING_KEY, `{rank}` stands for the worker's rank, so that one
-environment serves all of them. attest/broker/enrolment.py holds and renews a broker's certificate.
-There is no fourth way, and none without a proof.
+In SEALRING_CERTIFICATE and SEALRING_KEY, `{rank}` stands for the worker's rank, so that all workers
+can have the same environment. attest/broker/enrolment.py holds and renews a broker's certificate. A
+worker cannot run without credentials.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from sealring.errors import BadCredential, ConfigurationError
 from sealring.formats.files import read_public
 
 PEER_EVIDENCE: Final = "peer_evidence"
-"""A setting that members share where a broker gives them certificates, and only there."""
+"""The name of a group setting that exists only if a broker issued the certificates."""
 _RENEWAL = timedelta(hours=1)
-"""A certificate that ends sooner is replaced before it is used again."""
+"""A certificate that expires within this time is replaced before it is used again."""
 _FILES = tuple(row.name for row in (CERTIFICATE, KEY, AUTHORITY))
 
 
@@ -48,19 +48,19 @@ class JudgedPeer(Protocol):
     @property
     def admission(self) -> Admission: ...
     def check_evidence(self, evidence: bytes, who: str) -> None:
-        """Raises unless the evidence is of the certificate's key, and the policy admits it."""
+        """Raises unless the evidence belongs to the certificate's key and the policy admits it."""
 
 
 class Admission(Protocol):
-    """How a worker judges its peers beyond their certificates."""
+    """A worker's policy: judges peers beyond the validity of their certificates."""
 
     @property
     def evidence(self) -> bytes:
-        """This worker's own, to show to peers."""
+        """This worker's own evidence, to show to peers."""
 
     @property
     def evidence_limit(self) -> int:
-        """The most bytes of evidence to take from a peer; 0 where peers show none."""
+        """The most bytes of evidence to accept from a peer; 0 if peers show no evidence."""
 
     def check_certificate(
         self, certificate: x509.Certificate, name: WorkerName, who: str
@@ -70,27 +70,27 @@ class Admission(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A worker's certificate and key, and the authorities it believes. Printing it is safe."""
+    """A worker's certificate and key, and the authorities that it trusts. Printing it is safe."""
 
     job: str
     rank: int
     certificate: x509.Certificate
     authorities: tuple[x509.Certificate, ...]
     key: KeptKey = field(repr=False, compare=False)
-    """Of the certificate."""
+    """The certificate's private key."""
     admission: Admission | None = None
-    """How peers are judged beyond their certificates; None where no broker vouched for them."""
+    """The policy for peers; None if no broker issued the certificates."""
 
     @property
     def settings(self) -> dict[str, int]:
-        """What all members of a group must agree on in judging each other."""
+        """The settings for judging peers that must be equal on all members of a group."""
         if self.admission is None:
             return {}
         return {PEER_EVIDENCE: int(self.admission.evidence_limit > 0)}
 
     @property
     def private_key(self) -> PrivateKey:
-        """Loaded for one use: see `KeptKey.load`."""
+        """The key, loaded for one use: see `KeptKey.load`."""
         return self.key.load()
 
     @property
@@ -99,13 +99,13 @@ class Credentials:
 
 
 def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credentials]:
-    """The same identity whenever it is needed while a group lives, with a certificate in date."""
+    """Returns a function that returns these credentials, with the certificate renewed if needed."""
     kept = credentials
 
     def now() -> Credentials:
         nonlocal kept
         if datetime.now(UTC) > kept.certificate.not_valid_after_utc - _RENEWAL:
-            # Where that cannot be, the old one serves until the peers refuse it by its dates.
+            # If this fails, the old certificate is used until peers refuse it by its dates.
             with contextlib.suppress(ConfigurationError):
                 renewed = load_credentials(kept.rank, world).certificate
                 if renewed.public_key() == kept.certificate.public_key():
@@ -116,7 +116,7 @@ def kept_for_later(credentials: Credentials, world: int) -> Callable[[], Credent
 
 
 def check_dates(credentials: Credentials) -> None:
-    """Refuses a certificate that every peer would refuse today."""
+    """Raises BadCredential for a certificate that has expired or is not valid yet."""
     now, certificate = datetime.now(UTC), credentials.certificate
     here = f"it is {now.isoformat(timespec='seconds')} on this machine"
     whose = f"the certificate of this worker, rank {credentials.rank},"
@@ -135,13 +135,13 @@ def check_dates(credentials: Credentials) -> None:
 def load_credentials(
     rank: int, world: int, environ: Mapping[str, str] | None = None
 ) -> Credentials:
-    """This worker's identity, or the ConfigurationError that says what to set.
+    """Returns this worker's identity; raises ConfigurationError, which says what to set.
 
-    Under a job secret a process makes itself a certificate, and a new one for the same key after an
+    With a job secret a process issues itself a certificate, and a new one for the same key after an
     hour.
 
-    Dates are checked where a group is made (`check_dates`): a certificate that has ended still
-    says whose checkpoints this worker believes.
+    Dates are checked when a group is made (`check_dates`), not here: an expired certificate still
+    says whose checkpoints this worker trusts.
     """
     environ = os.environ if environ is None else environ
     if not 0 <= rank < world:
@@ -240,7 +240,7 @@ def read_authorities(path: Path) -> tuple[x509.Certificate, ...]:
             constraints = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
         except (ValueError, x509.ExtensionNotFound):
             constraints = None
-        # Whatever is in this file is trusted, so a worker's certificate must never be.
+        # Every certificate in this file is trusted as an authority, so a worker's must not be here.
         if constraints is None or not constraints.ca:
             raise BadCredential(
                 f"a certificate in {path} ({authority.subject.rfc4514_string() or 'unnamed'}) is "
@@ -259,7 +259,7 @@ def _private_key(path: Path) -> PrivateKey:
     try:
         key = load_pem_private_key(memoryview(content), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # The parser's own words may quote the file; they are left out with intent.
+        # The parser's error is left out on purpose: it may quote the file.
         raise BadCredential(f"the key {path} is not an unencrypted PEM private key") from None
     if not isinstance(key, PrivateKey):
         raise BadCredential(f"the key {path} is of a kind that TLS 1.3 cannot sign with")

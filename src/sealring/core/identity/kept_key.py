@@ -1,4 +1,4 @@
-"""A worker's private key between two uses: in the memory for keys, and nowhere else."""
+"""Keeps a worker's private key between two uses in the protected memory for keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PrivateKey: TypeAlias = (
     Ed25519PrivateKey | Ed448PrivateKey | EllipticCurvePrivateKey | RSAPrivateKey
 )
 _ED25519: Final = bytes.fromhex("302e020100300506032b657004220420")
-"""What comes before the seed in PKCS #8 (RFC 8410, section 7)."""
+"""The bytes before the seed in an Ed25519 key's PKCS #8 form (RFC 8410, section 7)."""
 
 
 def _der(tag: int, content: bytes) -> bytes:
@@ -31,11 +31,11 @@ def _der(tag: int, content: bytes) -> bytes:
 
 _FILLING: Final = _der(0x04, bytes(1100))
 _ATTRIBUTES: Final = _der(0xA0, _der(0x30, bytes.fromhex("06026901") + _der(0x31, _FILLING)))
-"""An attribute 2.25.1 of zeros, which PKCS #8 allows behind the key and no one reads."""
+"""An attribute 2.25.1 of zeros. PKCS #8 allows it after the key, and readers ignore it."""
 
 
 class KeptKey:
-    """OpenSSL has the key only while an object that `load` made lives."""
+    """A private key. OpenSSL has a copy of it only while an object returned by `load` lives."""
 
     __slots__ = ("pkcs8",)
 
@@ -49,7 +49,7 @@ class KeptKey:
 
     @classmethod
     def of_seed(cls, seed: _native.Secret) -> KeptKey:
-        """Ed25519's, which OpenSSL has not had yet."""
+        """An Ed25519 key from its seed, without giving it to OpenSSL."""
         pkcs8 = _native.Secret.zeros(len(_ED25519) + KEY_BYTES)
         with memoryview(pkcs8) as room, memoryview(seed) as given:
             room[: len(_ED25519)] = _ED25519
@@ -57,10 +57,10 @@ class KeptKey:
         return cls(pkcs8)
 
     def enlarged(self) -> _native.Secret:
-        """PKCS #8 of more than 1 KiB.
+        """The key as PKCS #8, padded to more than 1 KiB.
 
-        OpenSSL frees what it has read as it is, and glibc overwrites larger blocks alone: see
-        `_native.FreedMemoryOverwritten`.
+        OpenSSL frees its copy without overwriting it. glibc can be told to overwrite freed memory,
+        but does so only for larger blocks: see `_native.FreedMemoryOverwritten`.
         """
         with memoryview(self.pkcs8) as whole:
             start = 2 if whole[1] < 0x80 else 2 + (whole[1] & 0x7F)
@@ -72,9 +72,9 @@ class KeptKey:
         return made
 
     def load(self) -> PrivateKey:
-        """For one use. Who keeps it keeps the key in memory that nothing protects."""
-        # A stranger's connection can cause this. RSA's checks take a second, and the key was
-        # checked when it was first read.
+        """Loads the key for one use. Do not keep the result: its memory is not protected."""
+        # A stranger's connection can cause this call. RSA's checks would take a second, and the
+        # key was checked when it was first read.
         key = load_der_private_key(
             memoryview(self.pkcs8), password=None, unsafe_skip_rsa_key_validation=True
         )

@@ -1,9 +1,9 @@
-"""The one place where certificates, requests, lists, answers and public keys are parsed.
+"""Parses certificates, requests, revocation lists, OCSP responses and public keys.
 
-They come from strangers. `cryptography` refuses a strange one with ValueError, TypeError,
-InvalidVersion, UnsupportedAlgorithm and more, some of them only when a field is first read. Each
-function here reads all fields at once and raises the caller's `refusal` for every failure, so that
-no caller can forget one. Ruff's TID251 refuses the parsers of `cryptography` everywhere else.
+They come from strangers. For a malformed one `cryptography` raises ValueError, TypeError,
+InvalidVersion, UnsupportedAlgorithm and more, some only when a field is first read. Each function
+here reads all fields at once and raises the caller's `refusal` for every failure, so that no caller
+can forget one. Ruff's rule TID251 forbids the parsers of `cryptography` in all other modules.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def certificate_from_der(der: bytes, refusal: Exception) -> x509.Certificate:
 
 
 def certificate_from_pem(pem: bytes, refusal: Exception) -> x509.Certificate:
-    """The first certificate of a text."""
+    """The first certificate in a PEM text."""
     return _read(x509.load_pem_x509_certificate, _whole_certificate, pem, refusal)
 
 
 def certificates_from_pem(pem: bytes, refusal: Exception) -> list[x509.Certificate]:
-    """All certificates of a text, at least one."""
+    """All certificates in a PEM text; at least one."""
     return _read(x509.load_pem_x509_certificates, _whole_certificates, pem, refusal)
 
 
 def require_key_and_extensions(der: bytes, refusal: Exception) -> None:
-    """Of a certificate whose other fields the native core has read, or does not look at."""
+    """Checks the key and the extensions of a certificate. The native core reads the other
+    fields."""
     _read(x509.load_der_x509_certificate, _key_and_extensions, der, refusal)
 
 
@@ -44,7 +45,7 @@ def request_from_pem(pem: bytes, refusal: Exception) -> x509.CertificateSigningR
 
 
 def revocation_list_from(content: bytes, refusal: Exception) -> x509.CertificateRevocationList:
-    """In PEM or in DER."""
+    """A revocation list in PEM or DER."""
     pem = content.startswith(b"-----")
     load = x509.load_pem_x509_crl if pem else x509.load_der_x509_crl
     return _read(load, _whole_list, content, refusal)
@@ -72,7 +73,7 @@ def _read(
 
 
 def _whole_certificate(found: x509.Certificate) -> x509.Certificate:
-    """These fields are parsed on first use. What cannot be read must fail here and not later."""
+    """Reads the fields that are parsed on first use, so that a bad one fails here and not later."""
     _ = found.subject, found.issuer, found.extensions, found.signature_algorithm_oid
     _ = found.not_valid_before_utc, found.not_valid_after_utc
     found.public_key()

@@ -1,7 +1,7 @@
-"""Job names, ranks, and the one URI in a certificate that states both.
+"""Job names, ranks, and the URI in a certificate that states both.
 
-The URI is matched as a whole against one pattern, so there is exactly one spelling per worker:
-no percent-encoding, no leading zeros, no case folding, nothing to normalise differently.
+One pattern must match the whole URI, so each worker has exactly one spelling: no percent-encoding,
+no leading zeros, no case folding, and nothing to normalise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ URI_HOST = "sealring"
 
 
 def is_resource(path: str) -> bool:
-    """repository/type/tag, as a broker's resources are named. No part begins with a dot."""
+    """Whether `path` is the name of a broker's resource: repository/type/tag, no leading dots."""
     return _RESOURCE.fullmatch(path) is not None
 
 
@@ -42,7 +42,7 @@ def check_job(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """One worker of one job. Any instance is well-formed."""
+    """The name of a worker: its job and rank. The constructor checks both."""
 
     job: str
     rank: int

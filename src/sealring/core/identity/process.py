@@ -1,14 +1,14 @@
-"""A process that holds keys shows its memory to no other process of the same user.
+"""Hides the memory of a process that holds keys from other processes of the same user.
 
-Linux lets a user's processes read and write each other's memory and open each other's files
-through /proc and ptrace, and writes a crashed process's memory to a core file. A process can
-decline all of that (PR_SET_DUMPABLE). A worker does so before it reads a secret or a private key
-and before it makes a group. This keeps out neither root nor a process with CAP_SYS_PTRACE, nor a
-process that had opened the worker's memory before.
+Linux lets a user's processes read and write each other's memory and open each other's files through
+/proc and ptrace, and writes a crashed process's memory to a core file. A process can forbid all of
+this (PR_SET_DUMPABLE). A worker does so before it reads a secret or a private key and before it
+makes a group. It does not keep out root, a process with CAP_SYS_PTRACE, or a process that had
+opened the worker's memory before.
 
-A child made by fork inherits this; a new program (exec) starts without it.
+A forked child inherits the setting; a new program (exec) starts without it.
 
-Secrets on disk are read here too, only where no other user can read them.
+This module also reads files with secrets, and refuses files that other users can read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 def shut_out_debuggers(environ: Mapping[str, str] | None = None) -> None:
-    """Called before anything secret is in this process's memory."""
+    """Hides this process's memory. Call it before anything secret is in that memory."""
     if ALLOW_DEBUGGERS.read(os.environ if environ is None else environ):
         return
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
@@ -44,7 +44,7 @@ def shut_out_debuggers(environ: Mapping[str, str] | None = None) -> None:
 
 
 CREDENTIALS: Final = struct.Struct("3i")
-"""Process, user and group, as SO_PEERCRED and SCM_CREDENTIALS have them."""
+"""The struct of SO_PEERCRED and SCM_CREDENTIALS: process, user and group."""
 
 
 class PeerProcess(NamedTuple):
@@ -53,17 +53,20 @@ class PeerProcess(NamedTuple):
 
 
 def peer_of(sock: socket.socket) -> PeerProcess:
-    """For a connection to a listening socket: the process that called listen()."""
+    """The process at the other end of a Unix socket.
+
+    For a connection to a listening socket, this is the process that called listen().
+    """
     packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     pid, uid, _ = CREDENTIALS.unpack(packed)
     return PeerProcess(pid, uid)
 
 
 def read_private(path: Path, what: str, error: Callable[[str], ConfigurationError]) -> bytes:
-    """The content of a file that only this user can read, or `error`.
+    """Returns the content of a file that only this user can read; else raises `error`.
 
-    The checks are made on the opened file, not on its name, so it cannot be exchanged between the
-    check and the read. O_NONBLOCK keeps a FIFO placed there from hanging the worker.
+    The checks are made on the opened file, not on its name, so it cannot be exchanged between check
+    and read. With O_NONBLOCK, a FIFO in the file's place does not hang the worker.
     """
     secret = read_secret_file(path, what, error)
     content = bytes(secret)
@@ -74,7 +77,7 @@ def read_private(path: Path, what: str, error: Callable[[str], ConfigurationErro
 def read_secret_file(
     path: Path, what: str, error: Callable[[str], ConfigurationError]
 ) -> _native.Secret:
-    """Like `read_private`, without a copy that cannot be overwritten."""
+    """Like `read_private`, but leaves no copy in memory that cannot be overwritten."""
     shut_out_debuggers()
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,12 +1,13 @@
-"""The job secret, and the authority that every holder of it derives alike.
+"""The job secret, and the authority that every holder derives from it.
 
-This authority is no service: each worker derives its key, signs a certificate for its own key and
-forgets it. That own key is made once in a process, so that all its groups and sessions show one.
-Holding the secret is therefore the right to be any rank of the job.
+The authority is not a service. Each worker derives the authority's key from the secret, signs a
+certificate for the worker's own key, and forgets the authority's key. A process makes its own key
+once, so that all its groups and sessions show the same key. So each holder of the secret can be any
+rank of the job.
 
-A worker shows a certificate signed by this authority to everybody who connects to it, and with
-that one can test guesses of the secret offline. So it must be 256 random bits (`openssl rand
--hex 32`), and what is visibly something else is refused.
+A worker shows its certificate to everybody who connects. With that certificate an attacker can test
+guesses of the secret offline. So the secret must be 256 random bits (`openssl rand -hex 32`), and a
+text that is visibly something else is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sealring.errors import BadCredential, ConfigurationError
 from sealring.limits import CERTIFICATE_HOURS, KEY_BYTES
 
 OF_THE_RUN: Final = "_SEALRING_SECRET_OF_THE_RUN"
-"""Set by `sealring run` if it made the workers' secret, which is gone after the run."""
+"""Set by `sealring run` if it made the workers' secret, which is lost after the run."""
 _SALT: Final = b"sealring-1 job secret"
 _MAKE_ONE: Final = (
     "a worker shows everybody who connects a certificate by which guesses can be tested. Make a "
@@ -58,15 +59,15 @@ _MIN_DISTINCT: Final = 12
 _MAX_DEVIATION: Final = 64
 """Eight standard deviations of the number of ones among 256 random bits."""
 
-# Fixed, because all holders must derive one and the same certificate. The end is the one RFC 5280
-# gives to certificates that do not expire: the secret is what is replaced, not this.
+# Fixed, because all holders must derive the same certificate. The end is RFC 5280's value for
+# certificates that do not expire: users replace the secret instead.
 _NOT_BEFORE: Final = datetime(2024, 1, 1, tzinfo=UTC)
 _NOT_AFTER: Final = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class JobAuthority:
-    """The authority a secret stands for. Its key signs a certificate and is then dropped."""
+    """The authority derived from a secret. Its key signs a certificate and is then dropped."""
 
     certificate: x509.Certificate
     default_job: str
@@ -75,11 +76,11 @@ class JobAuthority:
     def issue_to_self(
         self, name: WorkerName, world: int, now: datetime | None = None
     ) -> tuple[x509.Certificate, KeptKey]:
-        """A certificate for the key that this process has as that worker, made within an hour."""
+        """Returns this process's certificate and key as that worker; reissued after an hour."""
         now = now or datetime.now(UTC)
         own = self._own(name, world)
         made, certificate = own.newest
-        # A clock that was set back must not leave us with a certificate of the future.
+        # `made <= now`: if the clock was set back, the old certificate would not be valid yet.
         if certificate is None or not made <= now < made + _SHOWN_FOR:
             lifetime = timedelta(hours=CERTIFICATE_HOURS)
             key = own.key.load().public_key()
@@ -89,7 +90,7 @@ class JobAuthority:
         return certificate, own.key
 
     def _own(self, name: WorkerName, world: int) -> _OwnIdentity:
-        # A forked child is another worker, and finds zeros where its parent's seeds are.
+        # A forked child is another worker, and its copy of the parent's seeds is zeros.
         whose = (os.getpid(), self.certificate.fingerprint(SHA256()), name.job, name.rank, world)
         with _own_lock:
             if whose not in _own_identities:
@@ -101,18 +102,18 @@ class JobAuthority:
 
 @dataclass(slots=True)
 class _OwnIdentity:
-    """What this process is as one worker of one job."""
+    """This process's key and certificate as one worker of one job."""
 
     key: KeptKey = field(repr=False)
     newest: tuple[datetime, x509.Certificate | None] = (_NOT_BEFORE, None)
-    """When its certificate was made, and the certificate."""
+    """The newest certificate, and when it was made."""
 
 
 _SHOWN_FOR: Final = timedelta(hours=1)
-"""After that a process makes a new certificate for its next group. Until then all its groups show
-one, which every peer verifies once."""
+"""After this time a process makes a new certificate for its next group. Until then all its groups
+show the same one, which every peer verifies only once."""
 _own_identities: Final[dict[tuple[int, bytes, str, int, int], _OwnIdentity]] = {}
-"""By process, authority, job, rank and world."""
+"""The keys are process, authority, job, rank and world."""
 _own_lock: Final = OwnLock()
 
 
@@ -125,7 +126,7 @@ def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
         )
     if value is not None:
         shut_out_debuggers(environ)
-        # The variable itself stays in the environment, where this copy came from.
+        # The variable itself stays in the environment.
         encoded = bytearray(value.encode("utf-8", "surrogateescape"))
         return _check(_native.Secret(encoded), SECRET.name)
     if path == "":
@@ -139,10 +140,10 @@ def read_secret(environ: Mapping[str, str]) -> _native.Secret | None:
 
 
 def derive_authority(secret: _native.Secret) -> JobAuthority:
-    """The same for every holder of the secret, on any machine.
+    """Derives the authority, which is the same for every holder of the secret.
 
-    The job's name is not mixed in: a worker with the right secret and another SEALRING_JOB is
-    refused by the name in its certificate, and then told
+    The job's name is not part of the derivation. So a worker with the right secret and another
+    SEALRING_JOB is refused by the name in its certificate, with the precise error
     handshake.wrong_job instead of handshake.unknown_authority.
     """
     key = Ed25519PrivateKey.from_private_bytes(memoryview(_derive(secret, b"authority key", 32)))
@@ -153,17 +154,17 @@ def derive_authority(secret: _native.Secret) -> JobAuthority:
 
 
 def default_job(secret: _native.Secret) -> str:
-    """The job's name where none was given."""
+    """The job's name if SEALRING_JOB is not set."""
     return "job-" + bytes(_derive(secret, b"job name", 4)).hex()
 
 
 def fingerprint(secret: _native.Secret) -> str:
-    """Shown to people, so that they see which machine holds another secret."""
+    """A short value shown to users, so that they see which machine has another secret."""
     return bytes(_derive(secret, b"fingerprint", 4)).hex()
 
 
 def derive_store_key(secret: _native.Secret) -> _native.Secret:
-    """What the job's sealed stores are keyed with, before there is a group."""
+    """The key of the job's sealed stores before there is a group."""
     return _derive(secret, b"store key", KEY_BYTES)
 
 
@@ -176,7 +177,7 @@ def _bad(problem: str) -> BadCredential:
 
 
 def _check(raw: _native.Secret, where: str) -> _native.Secret:
-    # Editors and `echo` add a newline that the same secret in a variable does not have.
+    # Editors and `echo` add a newline to a file, which the same secret in a variable lacks.
     found = _TRIMMED.fullmatch(memoryview(raw))
     assert found is not None
     start, end = found.span(1)
@@ -196,27 +197,27 @@ def _check(raw: _native.Secret, where: str) -> _native.Secret:
 
 
 def decode_secret(text: memoryview, key: bytearray) -> bool:
-    """Write the bytes that the text stands for into `key`; False if it is in no known encoding."""
+    """Decodes the text into `key`; returns False if it has no known encoding."""
     if _HEXADECIMAL.fullmatch(text):
         for at in range(KEY_BYTES):
             key[at] = _HEX_DIGITS[text[2 * at]] << 4 | _HEX_DIGITS[text[2 * at + 1]]
         return True
-    # Only with its padding: a sentence of 43 letters would be base64 without it.
+    # Base64 only with padding: without it, any 43 letters would be accepted.
     if _BASE64.fullmatch(text):
         for at in range(KEY_BYTES):
             # Eight bits from two digits of six bits, of which 0, 2 or 4 are used up.
             first, used = divmod(8 * at, 6)
             pair = _BASE64_DIGITS[text[first]] << 6 | _BASE64_DIGITS[text[first + 1]]
             key[at] = pair >> (4 - used) & 0xFF
-        return _BASE64_DIGITS[text[42]] & 0x3 == 0  # another spelling of the same bytes
+        return _BASE64_DIGITS[text[42]] & 0x3 == 0  # else a second spelling of the same bytes
     return False
 
 
 def _pattern(text: memoryview, key: bytearray) -> str | None:
-    """What shows that these bytes were not drawn at random; None if nothing does.
+    """Why these bytes are not random; None if no check finds a reason.
 
-    Each check refuses fewer than one in 10^9 random secrets. They find what people make up or
-    encode; no check can find a bad random generator.
+    Each check refuses fewer than one in 10^9 random secrets. The checks find texts that people make
+    up or encode. They cannot find a bad random generator.
     """
     differences = {(second - first) % 256 for first, second in pairwise(key)}
     ones = sum(byte.bit_count() for byte in key)

@@ -1,9 +1,9 @@
-"""The only maker of a VerifiedPeer.
+"""Verifies a peer's certificate. Only this module can make a VerifiedPeer.
 
-The caller brings a certificate whose private key the peer has just used (TLS's CertificateVerify);
-everything else is decided here and nowhere else: the signature, which the native core verifies, the
-dates, the job, the rank and the world size. The answer is a value that cannot be made otherwise, so
-that code which needs a verified peer says so in its signature.
+The caller gives a certificate whose private key the peer has just used (TLS's CertificateVerify).
+This module checks everything else: the authority's signature (in the native core), the dates, the
+job, the rank and the world size. The result is a VerifiedPeer, so that a function which needs a
+verified peer can demand it in its signature.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _SEAL = object()
 
 @dataclass(frozen=True, slots=True)
 class VerifiedPeer:
-    """Proof that a peer is the worker it says it is. Only `admit` can make one."""
+    """Proof that a peer is the worker that it claims to be. Only `admit` can make one."""
 
     job: str
     rank: int
     world: int | None
     fingerprint: bytes
-    """SHA-256 of its certificate."""
+    """SHA-256 of the peer's certificate."""
     key: str
-    """SHA-256 of its public key (SPKI), which stays the same when a certificate is renewed."""
+    """SHA-256 of the peer's public key (SPKI), which does not change when it is renewed."""
     seal: InitVar[object]
 
     def __post_init__(self, seal: object) -> None:
@@ -50,23 +50,23 @@ class VerifiedPeer:
 
 
 class SignedCertificate(NamedTuple):
-    """What never changes about a worker's certificate that one of the authorities signed."""
+    """A worker's certificate that one of the authorities signed: the facts that never change."""
 
     claims: CertificateClaims
     fingerprint: bytes
     key: str
     starts: int
-    """Seconds since 1970."""
+    """Start of validity, in seconds since 1970."""
     ends: int
     read: _native.ReadCertificate
-    """With which its holder's signatures are verified."""
+    """Verifies signatures of the certificate's holder."""
 
 
 class KnownCertificates:
-    """Certificates whose signature one worker has verified: it need not be verified again.
+    """A cache of the certificates whose signature one worker has verified.
 
-    A worker's own: several workers in one process do not share it. Dates, revocation, policy, job
-    and rank are judged anew each time. Methods may be called from any thread.
+    Each worker has its own, even if several workers share a process. Dates, revocation, policy, job
+    and rank are checked anew each time. Methods may be called from any thread.
     """
 
     def __init__(self, most: int = 4 * MAX_WORLD) -> None:
@@ -77,17 +77,17 @@ class KnownCertificates:
         self, fingerprint: bytes, authorities: tuple[x509.Certificate, ...]
     ) -> SignedCertificate | None:
         believed, signed = self.signed.get(fingerprint, ((), None))
-        # Another authority may have taken the place of the one that signed it.
+        # The authorities may have been replaced since.
         return signed if believed == authorities else None
 
     def add(self, authorities: tuple[x509.Certificate, ...], signed: SignedCertificate) -> None:
-        if len(self.signed) >= self._most:  # certificates that were renewed many times
+        if len(self.signed) >= self._most:  # full of certificates that have been renewed since
             self.signed.clear()
         self.signed[signed.fingerprint] = authorities, signed
 
 
 Reading = SignedCertificate | _native.ReadCertificate
-"""A certificate that is known, or one that was just read: `require_signed` tells what it is."""
+"""A known certificate, or one that was just read. Give it to `require_signed`."""
 
 
 def read_all(
@@ -96,9 +96,9 @@ def read_all(
     authorities: tuple[x509.Certificate, ...],
     known: KnownCertificates | None,
 ) -> list[Reading]:
-    """Read certificates (DER, with their SHA-256), and verify the authority's signature on each.
+    """Reads certificates (DER, with their SHA-256), and verifies the authority's signature on each.
 
-    In one call, without the interpreter: a group has as many certificates as members.
+    One call of the native core reads all: a group has as many certificates as members.
     """
     found: list[Reading | None] = [
         None if known is None else known.get(each, authorities) for each in fingerprints
@@ -117,9 +117,10 @@ def require_signed(
     where: str,
     known: KnownCertificates | None,
 ) -> SignedCertificate:
-    """That one of the authorities signed it, and that it is a worker's; it is known from then on.
+    """Raises PeerNotAdmitted unless an authority signed the certificate and it is a worker's.
 
-    `where` names the peer's address in errors. `reading` was read with these authorities.
+    Adds it to `known`. `where` names the peer's address in errors. `reading` must have been read
+    with these authorities.
     """
     if isinstance(reading, SignedCertificate):
         return reading
@@ -179,7 +180,7 @@ def verify(
     where: str,
     now: datetime | None = None,
 ) -> VerifiedPeer:
-    """Check everything a certificate must say: its signature, and then what `admit` checks."""
+    """Verifies a certificate completely: its signature, and then all that `admit` checks."""
     signed = signed_certificate(certificate, tuple(authorities), where)
     return admit(signed, job=job, world=world, rank=rank, where=where, now=now)
 
@@ -195,12 +196,12 @@ def admit(
     now: datetime | None = None,
     judge_dates: bool = True,
 ) -> VerifiedPeer:
-    """Check all the rest; `rank` is None if any rank will do.
+    """Checks everything except the signature; `rank` is None if any rank is accepted.
 
     `where` names the peer's address in errors. `judge` raises if the worker of that name was
-    revoked or does not pass the policy. The order matters: what fails up to and including `judge`
-    is not `proven`, because a stranger or an evicted worker can cause it. Without `judge_dates` the
-    caller knows that this very certificate was in date when the peer's group was formed.
+    revoked or the policy does not admit it. The order matters: errors up to and including `judge`
+    are not `proven`, because a stranger or an evicted worker can cause them. Pass
+    `judge_dates=False` only if this certificate was valid when the peer's group was formed.
     """
     claims, name = signed.claims, signed.claims.name
     if name.job != job:
@@ -244,12 +245,12 @@ def admit(
 
 @lru_cache(maxsize=1024)
 def fingerprint_of(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of it. Kept: a connection needs those of its two ends several times."""
+    """SHA-256 of a certificate. Cached, because a connection needs it several times."""
     return hashlib.sha256(certificate.public_bytes(Encoding.DER)).digest()
 
 
 def is_issued_by(certificate: x509.Certificate, authorities: tuple[x509.Certificate, ...]) -> bool:
-    """Whether one of them signed this very certificate, with no other in between."""
+    """Whether one of the authorities signed this certificate directly."""
     return _read_one(certificate, authorities).signed
 
 
@@ -257,10 +258,10 @@ def is_issued_by(certificate: x509.Certificate, authorities: tuple[x509.Certific
 def _read_one(
     certificate: x509.Certificate, authorities: tuple[x509.Certificate, ...]
 ) -> _native.ReadCertificate:
-    """Remembered for the whole process: it depends on the bytes of all of them alone.
+    """Reads one certificate. Cached for the process: the result depends only on these bytes.
 
-    A reader of a thousand statements meets the same few certificates. Workers that share a process
-    do not share it: each has its own KnownCertificates.
+    Reading a thousand statements needs the same few certificates again and again. Workers that
+    verify peers use KnownCertificates instead, which is not shared in a process.
     """
     return _read((certificate.public_bytes(Encoding.DER),), authorities)[0]
 
