@@ -1,17 +1,17 @@
-"""What a worker did and does: flight records, one export of metrics, the live view.
+"""Shows what a worker did and does: flight records, metrics, and the live view.
 
-process     all groups of this process: their records, written on error, on request, on a signal
-metrics     counts of all groups, also of those that ended; the table of what is counted
-trace       flight records as files, of several ranks: clocks aligned, as a Chrome trace
+process     all groups of this process: their records, written on an error, a request or a signal
+metrics     counts of all groups, also of ended ones; the table of metrics
+trace       flight records of several ranks as files: clocks aligned, as a Chrome trace
 directory   the private directory with one Unix socket for each worker
-status      what a worker answers, as plain values; asks all workers of a directory
+status      a worker's answer as plain values; asks all workers of a directory
 gather      the status of this process, from its flight recorders
 server      the thread that answers on the socket, started once in a process
-exporter    their answers as text for Prometheus, over HTTP, in a process of its own
+exporter    workers' answers as text for Prometheus, over HTTP, in its own process
 watch       the sockets of a job, and which of them are sealed links
 
-The last collectives and messages of one group are in engine/flight.py. Knows no torch. No answer
-holds a key, a secret or a tensor. Nothing here may fail a collective.
+A group's last collectives and messages are kept by engine/flight.py. Nothing here imports torch. No
+answer holds a key, a secret or a tensor. Nothing here may make a collective fail.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "flight_record",
 ]
 
-# Every process group loads this package: what few scripts need is loaded when they ask for it.
+# Every process group loads this package, so rarely needed names are loaded at their first use.
 _LOADED_ON_USE: Final = {
     "CollectiveAccount": "sealring.core.engine.flight",
     "FlightRecorder": "sealring.core.engine.flight",

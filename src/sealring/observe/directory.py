@@ -1,8 +1,8 @@
 """The directory of the workers' sockets, closed to other users.
 
-It is opened once and checked on the open descriptor. Sockets in it are reached through that
-descriptor (/proc/self/fd/N/NAME), so the directory cannot be exchanged after the check, and its
-path may be longer than the 107 bytes that the address of a Unix socket holds.
+It is opened once, and the open descriptor is checked. Sockets in it are reached through that
+descriptor (/proc/self/fd/N/NAME). So the directory cannot be replaced after the check, and its path
+may be longer than the 107 bytes that a Unix socket's address can hold.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sealring.errors import ConfigurationError
 OFF: Final = "0"
 SUFFIX: Final = ".sock"
 MOST_SOCKETS: Final = 4096
-"""Names that are read from one directory."""
+"""The most names that are read from one directory."""
 
 
 def chosen_directory(environ: Mapping[str, str], user: int | None = None) -> Path | None:
-    """Where the workers of a user (default: this one) have their sockets; None if switched off.
+    """The directory for the sockets of a user's workers (default: this user). None if switched off.
 
-    Not in $TMPDIR or $XDG_RUNTIME_DIR: a scheduler's job and the login shell beside it differ in
-    these, and the second is deleted when the user logs out.
+    It is not in $TMPDIR or $XDG_RUNTIME_DIR: these differ between a scheduler's job and a login
+    shell, and the second is deleted when the user logs out.
     """
     setting = LIVE.read(environ)
     if setting == OFF:
@@ -37,10 +37,10 @@ def chosen_directory(environ: Mapping[str, str], user: int | None = None) -> Pat
 
 
 class PrivateDirectory:
-    """An open directory that belongs to `user`, and that no other user may enter."""
+    """An open directory that belongs to `user` and that no other user may enter."""
 
     def __init__(self, path: Path, *, user: int | None = None, create: bool = False) -> None:
-        """Raises ConfigurationError, or FileNotFoundError where it is not created."""
+        """Raises ConfigurationError, or FileNotFoundError if it is missing and not created."""
         self.path = path
         self.user = os.geteuid() if user is None else user
         try:
@@ -73,7 +73,7 @@ class PrivateDirectory:
             )
 
     def address(self, name: str) -> str:
-        """Of a socket in the directory, for bind and connect."""
+        """The address of a socket in the directory, for bind and connect."""
         return f"/proc/self/fd/{self.fd}/{name}"
 
     def sockets(self) -> list[str]:
@@ -109,6 +109,6 @@ def _make(path: Path) -> None:
 
 
 def pid_of(name: str) -> int:
-    """The process that a socket's name states; 0 if it states none."""
+    """The process id in a socket's name. 0 if there is none."""
     digits = os.path.basename(name).partition("-")[0]
     return int(digits) if digits.isdecimal() else 0

@@ -1,8 +1,8 @@
 """Workers' answers as OpenMetrics text, which Prometheus and OpenTelemetry's collector read.
 
-It is served over HTTP by a process of its own: a worker has no port for it. Every request asks the
-workers anew. Connections are bounded in number and in time. Beyond the machine itself (loopback)
-only TLS is spoken, with clients that show a certificate.
+A process of its own serves it over HTTP, so that a worker needs no port. Every request asks the
+workers anew. Connections are bounded in number and time. Except on loopback, only TLS is spoken,
+and clients must show a certificate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SUFFIX: Final = {"counter": "_total", "info": "_info"}
 def _of_open_groups(
     value: Callable[[GroupStatus], Sample],
 ) -> Callable[[WorkerStatus], Iterator[Sample]]:
-    """Of groups of one name, the newest that has not ended."""
+    """Reads open groups. Of several groups with the same name, only the newest."""
 
     def read(worker: WorkerStatus) -> Iterator[Sample]:
         newest: dict[str, GroupStatus] = {}
@@ -76,7 +76,7 @@ SILENT: Final = "sealring_silent_workers"
 
 
 def as_text(workers: Sequence[WorkerStatus], silent: int = 0) -> str:
-    """`silent`: how many sockets are there whose worker gave no answer."""
+    """The OpenMetrics text. `silent`: the number of sockets whose worker gave no answer."""
     lines: list[str] = []
     for metric in METRICS:
         name = f"sealring_{metric.plain_name}"
@@ -98,7 +98,7 @@ def as_text(workers: Sequence[WorkerStatus], silent: int = 0) -> str:
 
 
 def _samples(metric: Metric[Any], worker: WorkerStatus) -> Iterator[Sample]:
-    """The worker has read its counters itself."""
+    """The samples of a metric. A worker's answer has its counters already."""
     if metric.kind != "counter":
         yield from metric.read(worker)
         return
@@ -109,8 +109,8 @@ def _samples(metric: Metric[Any], worker: WorkerStatus) -> Iterator[Sample]:
 
 
 def _labels_of(worker: WorkerStatus) -> dict[str, str]:
-    # Not "job": Prometheus has a label of that name for what it scrapes. And with the process: a
-    # rank may have helpers with groups of their own, such as torch's saver of checkpoints.
+    # Not "job", which Prometheus uses for what it scrapes. With the process id, because a rank may
+    # have helpers with groups of their own, such as the process of torch that saves checkpoints.
     return {
         "job_name": worker.job,
         "rank": str(worker.rank),
@@ -128,7 +128,7 @@ def _escaped(value: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers in full: a counter of bytes needs all its digits."""
+    """A number as text. Whole numbers are written in full: a counter of bytes needs all digits."""
     return str(int(value)) if value == int(value) else repr(float(value))
 
 
@@ -136,7 +136,7 @@ def _number(value: float) -> str:
 
 MOST_CONNECTIONS: Final = 16
 SECONDS: Final = 10.0
-"""For one connection, from its beginning to its end."""
+"""The time limit for a whole connection."""
 
 
 class Exporter(ThreadingHTTPServer):
@@ -165,19 +165,19 @@ class Exporter(ThreadingHTTPServer):
             ) from problem
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        # Beyond the bound a connection is closed at once: the scraper tries again.
+        # Over the limit, a connection is closed at once. The scraper will try again.
         return self._free.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A peer that sends a byte now and then does not run into a socket's own timeout. By a
-        # second descriptor, because TLS takes over the first.
+        # A socket's own timeout does not stop a peer that sends a byte now and then. A second
+        # descriptor is needed, because TLS takes over the first.
         with request.dup() as same:
             limit = threading.Timer(SECONDS, _shut, (same,))
             limit.daemon = True
             limit.start()
             try:
                 super().process_request_thread(self._secured(request), client_address)
-            except OSError:  # also of TLS: the peer has no certificate, or speaks no TLS
+            except OSError:  # TLS errors too: the peer has no certificate, or speaks no TLS
                 self.shutdown_request(request)
             finally:
                 limit.cancel()
@@ -188,7 +188,7 @@ class Exporter(ThreadingHTTPServer):
         return request if self._tls is None else self._tls.wrap_socket(request, server_side=True)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that goes away, or speaks no HTTP, is no error of ours."""
+        """Ignores a peer that goes away or speaks no HTTP."""
 
 
 def _shut(sock: socket.socket) -> None:
@@ -216,11 +216,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape every few seconds is not worth a line."""
+        """Logs nothing, because a scrape comes every few seconds."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """127.0.0.1:9464, or [::1]:9464; an IP address, never a name."""
+    """Parses 127.0.0.1:9464 or [::1]:9464. Takes an IP address, never a name."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or not 0 <= int(port) < 1 << 16:
@@ -239,7 +239,7 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def server_tls(certificate: Path, key: Path, authority: Path) -> ssl.SSLContext:
-    """TLS 1.3, with clients whose certificate `authority` signed."""
+    """TLS 1.3 for clients whose certificate `authority` signed."""
     read_private(key, "the key", ConfigurationError)  # refused if other users can read it
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

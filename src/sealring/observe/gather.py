@@ -1,6 +1,6 @@
 """The status of this process, from its flight recorders.
 
-All of it is bounded, however many groups there are and however large they are.
+It is bounded, however many groups there are and however large they are.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from sealring.observe.status import (
 from sealring.version import __version__
 
 MOST_GROUPS: Final = 64
-"""Groups that are shown, and names of groups that have counts of their own."""
+"""The most groups that are shown, and the most group names that have counts of their own."""
 MOST_PEERS: Final = 16
-"""Peers that are shown of a group."""
+"""The most peers that are shown for a group."""
 MOST_LABELS: Final = 64
-"""A count with more labels, such as the waiting of a group with more peers, is one sum."""
+"""The most labels of a count. A count with more, as by peer in a large group, is one sum."""
 MOST_LINKS: Final = 16_384
 MOST_TEXT: Final = 300
 OTHERS: Final = "(other)"
-"""In place of a group's name: all groups together that have no counts of their own."""
+"""The name for all groups together that have no counts of their own."""
 
 
 def worker_status(latest: GroupMade) -> WorkerStatus:
-    """`latest`: the group that this process made last."""
+    """This worker's status. `latest`: the group that this process made last."""
     known = recorders()
     return WorkerStatus(
         job=latest.flight.job,
@@ -62,7 +62,7 @@ def worker_status(latest: GroupMade) -> WorkerStatus:
 
 
 def _shown(known: list[FlightRecorder]) -> list[FlightRecorder]:
-    """The first open one, which is the default group, and the newest."""
+    """The groups to show: the first open one, which is the default group, and the newest."""
     first = next((each for each in known if not each.closed), None)
     others = [each for each in reversed(known[-MOST_GROUPS:]) if each is not first]
     return ([first] if first is not None else []) + others[: MOST_GROUPS - 1]
@@ -100,8 +100,8 @@ def _error(recorder: FlightRecorder) -> ErrorStatus | None:
 
 
 _named: Final[dict[str, None]] = {}
-"""Names with counts of their own: the first that came, for good. A counter must not fall because
-another group took its place."""
+"""The names with counts of their own: the first ones, for good. If a later group took such a place,
+its counter would fall."""
 
 
 def _counts() -> list[Count]:
@@ -124,7 +124,7 @@ def _bounded(labels: dict[str, float]) -> dict[str, float]:
 
 
 def socket_status(latest: GroupMade, without: Collection[int] = ()) -> SocketStatus:
-    """`without`: sockets that end with this answer."""
+    """The sockets of this process. `without`: sockets that are closed after this answer."""
     links = [
         LinkSocket(each.inode, _short(recorder.group), each.peer, each.transport)
         for recorder in recorders()
@@ -153,7 +153,7 @@ def own_sockets(pid: int | str = "self") -> list[int]:
     for name in os.listdir(folder):
         try:
             target = os.readlink(f"{folder}/{name}")
-        except OSError:  # closed since
+        except OSError:  # closed in the meantime
             continue
         if target.startswith("socket:["):
             found.append(int(target[8:-1]))

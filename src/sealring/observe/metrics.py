@@ -1,7 +1,7 @@
-"""What a worker counts: one table, which gives every export its names, units and texts.
+"""What a worker counts: one table with the names, units and texts for every export.
 
-`process.counts_of_all_groups()` is read by all of them: OpenTelemetry (below), `sealring top` and
-OpenMetrics (live), and the figures for loggers (integrations). A collective pays nothing for them.
+All exports read `process.counts_of_all_groups()`: OpenTelemetry (below), `sealring top`,
+OpenMetrics (exporter), and the figures for loggers (integrations). Collectives do no extra work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sealring.core.engine.flight import FlightRecorder
 from sealring.version import __version__
 
 try:
-    # With this module, before ranks meet: when a group forms, all of them would wait for it.
+    # Imported with this module, before ranks meet. Later, a whole forming group would wait for it.
     from opentelemetry import metrics
 except ImportError:
     metrics = None  # type: ignore[assignment]
@@ -33,12 +33,12 @@ class Metric(Generic[Source]):
 
     name: str
     unit: str
-    """As OpenTelemetry writes it; one in braces says what is counted, and is in no other name."""
+    """OpenTelemetry's unit. One in braces says what is counted, and no other name uses it."""
     text: str
     read: Callable[[Source], Iterable[tuple[Any, float]]]
-    """Labels and values: a counter's label is the value of `attribute`, a gauge has several."""
+    """Gives labels and values. A counter's label is `attribute`'s value; gauges have several."""
     attribute: str = ""
-    """As OpenTelemetry names it; its last part is the label's name in OpenMetrics."""
+    """The label's name in OpenTelemetry. Its last part is the name in OpenMetrics."""
     kind: Literal["counter", "gauge", "info"] = "counter"
 
     @property
@@ -72,7 +72,7 @@ COUNTERS: Final[tuple[Metric[FlightRecorder], ...]] = (
 
 class Series(NamedTuple):
     metric: str
-    """Its plain name."""
+    """The metric's plain name."""
     job: str
     rank: int
     group: str
@@ -82,9 +82,9 @@ class Series(NamedTuple):
 Counts = dict[Series, float]
 
 KEPT_NAMES: Final = 256
-"""Names of ended groups that have counts of their own."""
+"""The most names of ended groups that have counts of their own."""
 ENDED: Final = "(ended)"
-"""In place of a group's name: all older groups together. Sums over all names stay true."""
+"""The name for all older ended groups together, so that sums over all names stay right."""
 
 
 def counts_of(recorder: FlightRecorder) -> Counts:
@@ -97,7 +97,7 @@ def counts_of(recorder: FlightRecorder) -> Counts:
 
 
 def total_of(parts: Iterable[Counts]) -> Counts:
-    """Groups of one name, one after the other, count as one: a counter must not fall."""
+    """Adds counts. Groups with the same name count as one, because a counter must not fall."""
     total: Counts = {}
     for part in parts:
         for series, value in part.items():
@@ -106,14 +106,14 @@ def total_of(parts: Iterable[Counts]) -> Counts:
 
 
 class EndedGroups:
-    """A job may make groups without end, so an old group leaves only its counts behind."""
+    """The counts of ended groups. Nothing else is kept: a job may make any number of groups."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Counts] = {}
         self._older: Counts = {}
 
     def add(self, recorder: FlightRecorder) -> None:
-        # Taken out and put in again, so that the names are in the order of their last use.
+        # Taken out and put back, so that the names stay in the order of their last use.
         known = self._by_name.pop(recorder.group, {})
         self._by_name[recorder.group] = total_of([known, counts_of(recorder)])
         if len(self._by_name) > KEPT_NAMES:
@@ -129,10 +129,10 @@ _published = False
 
 
 def publish_metrics(counts: Callable[[], Counts]) -> bool:
-    """Makes OpenTelemetry's instruments, once per process. False where it is not installed.
+    """Makes OpenTelemetry's instruments, once per process. False if it is not installed.
 
-    Its API alone does nothing until the script, or its agent, sets up a MeterProvider; it may do so
-    before or after the group is made.
+    Its API does nothing until the script or its agent sets up a MeterProvider, before or after the
+    group is made.
     """
     global _published
     if metrics is None:

@@ -1,4 +1,4 @@
-"""The flight records of all groups of this process, and the files they are written to."""
+"""The flight records of all groups of this process, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from sealring.observe.trace import ProcessAccount
 
 KEPT_CLOSED: Final = 8
-"""Groups that have ended and still are in the record, so that a new group's failure does not lose
-what led up to it."""
+"""The most ended groups in the record. They are kept so that a new group's failure does not lose
+what happened before it."""
 
 _LOG = logging.getLogger("sealring")
 _lock = threading.Lock()
@@ -35,7 +35,7 @@ _ended = EndedGroups()
 
 
 def _forget_all() -> None:
-    """A forked child has no part in its parent's groups."""
+    """Forgets all groups, in a forked child: they are the parent's."""
     global _lock, _ended
     _lock, _ended = threading.Lock(), EndedGroups()
     _recorders.clear()
@@ -50,7 +50,7 @@ class FlightFiles(NamedTuple):
 
 
 def recorders() -> list[FlightRecorder]:
-    """Of the groups that exist, and of the last few that ended; the oldest first."""
+    """The recorders of open groups and of the last few ended ones, oldest first."""
     return list(_recorders)
 
 
@@ -65,8 +65,8 @@ def keep(recorder: FlightRecorder) -> None:
 
 
 def counts_of_all_groups() -> Counts:
-    """Of every group that this process made."""
-    with _lock:  # only for the copies: a new group waits for this lock
+    """The counts of every group that this process has made."""
+    with _lock:  # held only for the copies, because a new group waits for this lock
         ended, known = _ended.parts(), list(_recorders)
     return total_of([*ended, *map(counts_of, known)])
 
@@ -94,10 +94,10 @@ def flight_record() -> ProcessAccount:
 
 
 def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> FlightFiles:
-    """Writes the flight record to `directory`, as JSON and as a Chrome trace; returns both paths.
+    """Writes the flight record to `directory`, as JSON and as a Chrome trace. Returns both paths.
 
-    Without `directory` they go where $SEALRING_TRACE says. Each file appears whole or not at all,
-    is readable by this user alone, and replaces what this process wrote before.
+    The default directory is that of $SEALRING_TRACE. Each file appears whole or not at all, only
+    this user can read it, and it replaces what this process wrote before.
     """
     from sealring.observe.trace import chrome_trace
 
@@ -116,7 +116,7 @@ def dump_flight_record(directory: str | os.PathLike[str] | None = None) -> Fligh
 
 
 def trace_directory(path: str | os.PathLike[str]) -> Path:
-    """The directory, made if it is not there; refused now if it could not be written to later."""
+    """Makes the directory if necessary. Fails now if it could not be written to later."""
     directory = Path(path).absolute()
     with writing(f"{directory}, where flight records are to go,", "made"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def trace_directory(path: str | os.PathLike[str]) -> Path:
 
 
 def dump_without_failing(directory: Path, why: str) -> None:
-    """For moments when something else matters more: a problem is logged, not raised."""
+    """Writes the flight record while something else matters more: a problem is only logged."""
     try:
         files = dump_flight_record(directory)
     except Exception as problem:
@@ -136,7 +136,7 @@ def dump_without_failing(directory: Path, why: str) -> None:
 
 
 def dump_on_signal(number: signal.Signals, directory: Path) -> None:
-    """From now on the signal writes the flight record; the handler that was there runs after it."""
+    """Writes the flight record whenever the signal comes, then calls the handler before it."""
     if threading.current_thread() is not threading.main_thread():
         _LOG.warning(
             "the signal in SEALRING_TRACE has no effect: Python lets only the main thread set a "
@@ -161,13 +161,13 @@ class _DumpOnSignal:
             self._before(number, frame)
 
 
-# ---- the flight recorder of each new group, with everything that reads it
+# ---- what happens with the flight recorder of each new group
 
 
 def observe_groups(environ: Mapping[str, str]) -> Made:
-    """Keeps each group's record, and writes it where SEALRING_TRACE says.
+    """Keeps each group's record. Writes it where SEALRING_TRACE says.
 
-    It is written when a call fails, and when the signal that SEALRING_TRACE names comes.
+    It is written when a call fails, and when the signal in SEALRING_TRACE comes.
     """
     folder, signal_name = TRACE.read(environ)
     directory = trace_directory(folder) if folder else None

@@ -1,10 +1,10 @@
 """Answers on a worker's socket: one question and one answer for each connection.
 
 The socket is made with the process's first group and removed at its end. A question is one line,
-`status` or `sockets`; the answer is one line of JSON. What readers can cost is bounded: connections
-that are accepted in a second, connections that are open, the time of each, and how often an answer
-is computed. A reader that does not read is dropped. The thread never waits for one, and sleeps in
-poll() otherwise, without Python's lock. What makes the answers is imported for the first of them.
+`status` or `sockets`. The answer is one line of JSON. The cost of readers is bounded: connections
+accepted in a second, open connections, the time of each, and how often an answer is computed. A
+reader that does not read is dropped. The thread never waits for a reader. Otherwise it sleeps in
+poll(), without Python's lock. The code that makes the answers is imported at the first question.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from sealring.observe.directory import SUFFIX, PrivateDirectory, chosen_director
 _LOG = logging.getLogger("sealring")
 
 PER_SECOND: Final = 50
-"""Connections that are accepted in a second. More wait, or are refused by the kernel."""
+"""The most connections accepted in a second. More wait, or the kernel refuses them."""
 MOST_OPEN: Final = 16
 SECONDS: Final = 2.0
-"""From a connection's beginning to its end."""
+"""The time limit for a whole connection."""
 MOST_QUESTION: Final = 32
 _YOUNGEST_S: Final = 0.2
 _SHARE: Final = 50
@@ -44,7 +44,7 @@ _BACKLOG: Final = 16
 
 
 class CachedAnswer:
-    """An answer that is computed again when it is old enough for what it costs."""
+    """An answer that is kept for a time. The more it costs to compute, the longer it is kept."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = make
@@ -73,7 +73,7 @@ class _Connection:
 
 
 class StatusServer:
-    """A socket in the directory, and the thread that answers there."""
+    """A socket in the directory, and the thread that answers on it."""
 
     def __init__(
         self, directory: PrivateDirectory, answers: Mapping[str, Callable[[], bytes]]
@@ -84,7 +84,7 @@ class StatusServer:
         self.path = directory.path / self.name
         self._listener = _listen(directory, self.name)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # poll() keeps nothing in the kernel that a forked child would share.
+        # poll() keeps no state in the kernel, which a forked child would share.
         self._selector = selectors.PollSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -101,7 +101,7 @@ class StatusServer:
             raise
 
     def connections(self) -> set[int]:
-        """Inodes of the sockets of its readers. Called on the thread that answers."""
+        """The inodes of the readers' sockets. Call it only on the answering thread."""
         return {os.fstat(fd).st_ino for fd in self._open}
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class StatusServer:
         self.forget()
 
     def forget(self) -> None:
-        """Closes this process's descriptors, and leaves the socket to another process."""
+        """Closes this process's descriptors, but leaves the socket file to the other process."""
         for connection in self._open.values():
             connection.socket.close()
         self._open.clear()
@@ -128,7 +128,7 @@ class StatusServer:
     # ---- on the thread
 
     def _run(self) -> None:
-        # The script's handlers run on the main thread, which the signal has to interrupt.
+        # Signals are blocked here: Python's handlers run on the main thread, which must wake up.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             for key, _ in self._selector.select(self._patience()):
@@ -173,7 +173,7 @@ class StatusServer:
             raise
 
     def _proceed(self, connection: _Connection) -> bool:
-        """False when the connection has ended."""
+        """Goes on with a connection. False when it has ended."""
         sock = connection.socket
         if not connection.rest:
             part = sock.recv(MOST_QUESTION)
@@ -207,7 +207,7 @@ class StatusServer:
             self._listening = True
 
     def _patience(self) -> float | None:
-        """How long to sleep if no descriptor has news; None for as long as that takes."""
+        """How long to sleep if no descriptor is ready. None: no limit."""
         moments = [each.deadline for each in self._open.values()]
         if not self._listening:
             moments.append(self._window[0] + 1.0)
@@ -225,7 +225,7 @@ def bounded(answer: bytes) -> bytes:
 def _listen(directory: PrivateDirectory, name: str) -> socket.socket:
     remove_stale(directory)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    # Under its final name only when it listens: one that does not is taken for a stale one.
+    # It gets its final name only when it listens. Before, it would be taken for a stale socket.
     unfinished = f".{name}"
     try:
         listener.setblocking(False)
@@ -241,7 +241,7 @@ def _listen(directory: PrivateDirectory, name: str) -> socket.socket:
 
 
 def remove_stale(directory: PrivateDirectory) -> None:
-    """A worker that was killed leaves its socket behind; no other will have its name."""
+    """Removes the sockets of killed workers. No later worker has the same name."""
     for name in directory.sockets():
         if is_stale(directory, name):
             with contextlib.suppress(OSError):
@@ -281,7 +281,7 @@ def observe_groups(environ: Mapping[str, str]) -> Made:
 
 
 def show(directory: Path, group: GroupMade) -> None:
-    """From here on this process answers in `directory`; a later call replaces what was said."""
+    """Lets this process answer in `directory` from now on. A later call replaces the group."""
     global _latest, _server, _tried
     with _lock:
         _latest = group
@@ -293,7 +293,7 @@ def show(directory: Path, group: GroupMade) -> None:
             _server = None
         try:
             _server = _start(PrivateDirectory(directory, create=True))
-        except (OSError, RuntimeError, ConfigurationError) as problem:  # no thread: RuntimeError
+        except (OSError, RuntimeError, ConfigurationError) as problem:  # RuntimeError: no thread
             _LOG.warning(
                 "sealring: `sealring top` will not show this worker: %s. %s=0 switches it off",
                 problem, LIVE.name,
@@ -326,12 +326,12 @@ def _sockets() -> bytes:
 
 
 def socket_path() -> Path | None:
-    """Of this process, if it answers."""
+    """The path of this process's socket. None if it does not answer."""
     return None if _server is None else _server.path
 
 
 def sweep(environ: Mapping[str, str]) -> None:
-    """Removes what workers left that were killed; for the launcher, when all have ended."""
+    """Removes the sockets of killed workers. For the launcher, when all workers have ended."""
     with contextlib.suppress(OSError, ConfigurationError):
         if (path := chosen_directory(environ)) is not None:
             directory = PrivateDirectory(path)
@@ -352,7 +352,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """A forked child is another process: it does not answer for its parent."""
+    """In a forked child: closes the socket, because the child does not answer for its parent."""
     global _lock, _server, _latest, _tried
     server, _server, _latest, _tried, _lock = _server, None, None, None, threading.Lock()
     if server is not None:

@@ -1,4 +1,4 @@
-"""What a worker answers, as plain values that are read back strictly."""
+"""A worker's answer, as plain values that are read back strictly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sealring.observe.directory import PrivateDirectory
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 4 << 20
-"""No answer is longer."""
+"""The most bytes of an answer."""
 
 Answer = TypeVar("Answer", "WorkerStatus", "SocketStatus")
 
@@ -28,18 +28,18 @@ Answer = TypeVar("Answer", "WorkerStatus", "SocketStatus")
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
     text: str
-    """The exception's class and text, shortened."""
+    """The class and the text of the exception, shortened."""
     age_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
     rank: int
-    """In the job."""
+    """The rank in the job."""
     host: str
     transport: Literal["tcp", "shm"]
     waited_s: float
-    """How long this worker slept while the peer owed it a record, in all."""
+    """The total time that this worker slept while it needed a record from the peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +47,29 @@ class GroupStatus:
     id: str
     name: str
     rank: int
-    """Within the group."""
+    """The rank within the group."""
     size: int
     state: Literal["open", "failed", "closed"]
     age_s: float
     sealed_bytes: int
     opened_bytes: int
     gpu_wire: str | None
-    """None where no tensor of a GPU has come yet."""
+    """None if no GPU tensor was used so far."""
     peers: list[PeerStatus]
-    """Those that were waited for longest come first; of a large group only these."""
+    """The peers that were waited for longest come first. Of a large group, only these are shown."""
     last_error: ErrorStatus | None
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The sum over all groups of one name, one after the other."""
+    """The sum over all groups of the same name."""
 
     metric: str
-    """The plain name of one of recorder.metrics.COUNTERS."""
+    """The plain name of one of metrics.COUNTERS."""
     group: str
     label: str
-    """What the metric counts apart: a peer's rank, an operation, an error's class. `all` where
-    these are too many."""
+    """What the metric distinguishes: a peer's rank, an operation, an error's class. `all` if there
+    are too many."""
     value: float
 
 
@@ -78,21 +78,21 @@ class WorkerStatus:
     job: str
     rank: int
     size: int
-    """How many ranks the job has."""
+    """The number of ranks in the job."""
     host: str
     pid: int
     version: str
-    """Of sealring."""
+    """sealring's version."""
     time_s: float
-    """Since 1970, by the worker's clock."""
+    """Seconds since 1970, by the worker's clock."""
     monotonic_ns: int
     identity: Literal["secret", "certificate", "broker"]
     certificate_ends_s: float
-    """Since 1970."""
+    """Seconds since 1970."""
     sealed_only: bool
     groups_open: int
     groups: list[GroupStatus]
-    """The default group, then the newest; at most gather.MOST_GROUPS."""
+    """The default group, then the newest. At most gather.MOST_GROUPS."""
     counts: list[Count]
 
     @property
@@ -134,18 +134,18 @@ class SocketStatus:
 
     pid: int
     own: list[int]
-    """Inodes of all sockets that the process has open, as it sees them itself."""
+    """Inodes of all sockets that the process has open, as it lists them itself."""
     links: list[LinkSocket]
     links_left_out: int
     setting_up: list[int]
-    """Inodes of the sockets on which links are being made, under TLS or a session of it."""
+    """Inodes of the sockets on which links are being made, under TLS or one of its sessions."""
     store: str | None
     """HOST:PORT of torch's store."""
     torch_groups: list[TorchGroup]
 
 
 def encode(kind: str, answer: WorkerStatus | SocketStatus) -> bytes:
-    """One line, so that its end is known without the connection's."""
+    """The answer as one line, so that a reader knows where it ends."""
     head = {"sealring": kind, "format": FORMAT}
     text = json.dumps({**head, **dataclasses.asdict(answer)}, separators=(",", ":"))
     return text.encode() + b"\n"
@@ -164,7 +164,7 @@ def decode(wanted: type[Answer], kind: str, line: bytes, where: str) -> Answer:
     return strictly(wanted, document, where, "worker's status")
 
 
-# ---- questions to all workers of a directory, at once, for a bounded time each
+# ---- asks all workers of a directory at once, each for a bounded time
 
 
 SECONDS: Final = 3.0
@@ -178,7 +178,7 @@ class Reading(Generic[Answer]):
     stale: list[str] = field(default_factory=list)
     """Sockets of workers that ended without removing them."""
     silent: dict[str, str] = field(default_factory=dict)
-    """Sockets whose worker gave no answer, and why."""
+    """Sockets whose worker gave no answer, with the reason."""
 
 
 def read_all(
@@ -188,7 +188,7 @@ def read_all(
     user: int | None = None,
     only: Callable[[str], bool] = lambda name: True,
 ) -> Reading[Answer]:
-    """The answers of all workers whose socket is there; none where there is no directory."""
+    """The answers of all workers that have a socket. Empty if there is no directory."""
     reading: Reading[Answer] = Reading()
     try:
         directory = PrivateDirectory(path, user=user)
@@ -198,7 +198,7 @@ def read_all(
     def add(name: str) -> None:
         try:
             reading.answers.append(ask(wanted, directory, name))
-        except (ConnectionRefusedError, FileNotFoundError):  # no listener, or it has just ended
+        except (ConnectionRefusedError, FileNotFoundError):  # no listener, or just ended
             reading.stale.append(name)
         except (OSError, ConfigurationError) as problem:
             reading.silent[name] = str(problem)
@@ -227,7 +227,7 @@ def _connect(sock: socket.socket, address: str, deadline: float) -> None:
         try:
             sock.connect(address)
             return
-        except BlockingIOError:  # other readers wait there already
+        except BlockingIOError:  # other readers are waiting there
             time.sleep(0.02)
 
 

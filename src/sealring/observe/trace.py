@@ -1,9 +1,9 @@
-"""Flight records: as files, read back, their clocks aligned, and drawn as a Chrome trace.
+"""Flight records: written to files, read back, their clocks aligned, and drawn as a Chrome trace.
 
-The trace is for Perfetto (ui.perfetto.dev) or chrome://tracing. A process is a rank, a thread a
-group: collectives of a group never overlap. What waits for its turn does, and so do messages: they
-get tracks of their own (async events). Arrows lead from the rank that began a collective first to
-all others.
+The trace is for Perfetto (ui.perfetto.dev) or chrome://tracing. In it a process is a rank, and a
+thread is a group, because collectives of a group never overlap. Waiting collectives and messages do
+overlap, so they have tracks of their own (async events). Arrows lead from the rank that began a
+collective first to all others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ProcessAccount:
 
     @staticmethod
     def from_json(text: str | bytes, name: str) -> ProcessAccount:
-        """Reads back what to_json wrote; `name` is what an error calls it."""
+        """Reads back the output of to_json. `name` is the file's name for an error."""
         refusal = ConfigurationError(
             f"{name} is not a flight record; those are named *.flight.json"
         )
@@ -61,14 +61,14 @@ class ProcessAccount:
 
 MAX_FILE_BYTES: Final = 256 << 20
 
-# No rank is done with one of these before all ranks have begun it.
+# In these operations no rank is done before all ranks have begun.
 _MEETINGS: Final = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "barrier", "all_to_all"}
 )
 
 
 def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
-    """The records in these files, and in these directories' *.flight.json, by rank."""
+    """The records in these files, and in *.flight.json of these directories, sorted by rank."""
     files: list[Path] = []
     for path in paths:
         found = sorted(path.glob("*.flight.json")) if path.is_dir() else [path]
@@ -96,9 +96,9 @@ def read_flight_records(paths: Iterable[Path]) -> list[ProcessAccount]:
 def clock_offsets_ns(accounts: Sequence[ProcessAccount]) -> dict[int, int]:
     """How far each account's clock is ahead of the first one's, by index.
 
-    All ranks leave an all-reduce or a barrier at nearly the same moment, so the median difference
+    All ranks leave an all-reduce or a barrier at nearly the same moment. So the median difference
     of those ends is the difference of the clocks, up to a part of a collective's time. A rank that
-    shares none with the first is not in the answer.
+    shares none of them with the first is left out.
     """
     ends = [_meetings(account) for account in accounts]
     offsets = {}
@@ -127,7 +127,7 @@ Event = dict[str, Any]
 def chrome_trace(
     accounts: Sequence[ProcessAccount], offsets_ns: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """One trace of all accounts; `offsets_ns` is what to take from the times of each, by index."""
+    """One trace of all accounts. `offsets_ns`, by index, is subtracted from an account's times."""
     offsets = offsets_ns or {}
     begun = [
         time_ns - offsets.get(index, 0)
@@ -138,7 +138,7 @@ def chrome_trace(
             *(each.posted_ns for each in group.messages),
         )
     ]
-    # Microseconds since 1970 do not fit a float to the nanosecond: count from the first event.
+    # A float cannot hold the nanoseconds of a time since 1970, so times count from the first event.
     zero = min(begun, default=0)
     events: list[Event] = []
     arrows: dict[tuple[str, int], list[Event]] = defaultdict(list)
@@ -172,7 +172,7 @@ class _Clock:
         self._written_ns = written_ns
 
     def us(self, time_ns: int | None) -> float:
-        """Microseconds since the trace's beginning; what has not come yet, came when written."""
+        """Microseconds since the trace began. For a missing time, the time of writing is used."""
         return ((time_ns or self._written_ns) - self._zero_ns) / 1000
 
 

@@ -1,7 +1,8 @@
-"""Which sockets of a job are sealed links, which are something else, and which cannot be told.
+"""Tells which sockets of a job are sealed links, which are something else, and which are unknown.
 
-A socket counts as sealed only if the worker that holds it names it as a link of a group. What no
-worker names is not sealed by sealring; where no worker answers for a process, nothing is said.
+A socket counts as sealed only if the worker that holds it names it as a link of a group. A socket
+that no worker names is not sealed by sealring. If no worker answers for a process, its sockets are
+unknown.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class WatchedProcess:
     pid: int
     name: str
     answers: bool
-    """It is a worker that tells of its groups."""
+    """Whether it is a worker that answers."""
     listed_by: Literal["kernel", "worker"] | None
-    """Whose list of sockets this is; None where there is none."""
+    """Where the list of sockets comes from. None if there is no list."""
     groups: list[TorchGroup]
     sockets: list[WatchedSocket]
 
@@ -84,7 +85,7 @@ def _status(process: Process, environ: Mapping[str, str]) -> SocketStatus | None
         )
     except ConfigurationError:
         return None
-    # One by its number in its own namespace: another container's worker may have the same.
+    # The pid is the worker's own, and another container's worker may have the same: then unknown.
     same = [each for each in found.answers if each.pid in process.pids]
     return same[0] if len(same) == 1 else None
 
@@ -96,7 +97,7 @@ def _watched(process: Process, status: SocketStatus | None, known: Known) -> Wat
         inodes, listed_by = (None, None) if status is None else (status.own, "worker")
     table = process.table() if inodes else {}
     if listed_by == "kernel" and not table.keys() >= set(inodes or ()):
-        # What was closed between the two looks is in neither of the next two.
+        # Keeps the sockets of the table and those still open: the others were closed in between.
         now = set(process.sockets() or ())
         inodes = [inode for inode in inodes or () if inode in table or inode in now]
     sockets = [
@@ -152,7 +153,7 @@ def _meets(each: Socket, stores: set[tuple[str, int]]) -> bool:
     if each.kind != "tcp":
         return False
     ends = [end for end in (each.local, each.remote) if end is not None]
-    if each.state == "listening":  # at all addresses, often
+    if each.state == "listening":  # often at all addresses
         return any(end.port == port for end in ends for _, port in stores)
     return any((end.host, end.port) in stores for end in ends)
 
@@ -171,7 +172,7 @@ def _addresses(stores: set[str]) -> set[tuple[str, int]]:
     return found
 
 
-# ---- processes and their sockets, as the kernel lists them in /proc
+# ---- processes and their sockets, from the kernel's /proc
 
 Kind = Literal["tcp", "udp", "unix", "other"]
 
@@ -196,7 +197,7 @@ class Socket:
     local: End | None = None
     remote: End | None = None
     path: str = ""
-    """Of a Unix socket, if it has one."""
+    """The path of a Unix socket, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,17 +206,17 @@ class Process:
     name: str
     user: int
     pids: tuple[int, ...]
-    """Its number here and in the namespaces below: a container counts from 1."""
+    """The process's number here and in inner namespaces: a container counts from 1."""
 
     def sockets(self) -> list[int] | None:
-        """Inodes of its open sockets; None where this user may not look."""
+        """Inodes of its open sockets. None if this user may not see them."""
         try:
             return own_sockets(self.pid)
         except OSError:
             return None
 
     def table(self) -> dict[int, Socket]:
-        """All sockets of the process's network namespace, by their inodes."""
+        """All sockets of the process's network namespace, by inode."""
         found: dict[int, Socket] = {}
         folder = Path(f"/proc/{self.pid}/net")
         kinds: tuple[tuple[str, Kind], ...] = (
@@ -234,7 +235,7 @@ class Process:
 
 
 def family(pid: int) -> list[Process]:
-    """The process and all below it; empty if there is none of that number."""
+    """The process and all its descendants. Empty if there is no such process."""
     parents: dict[int, list[int]] = {}
     known: dict[int, Process] = {}
     for entry in os.listdir("/proc"):
@@ -255,7 +256,7 @@ def family(pid: int) -> list[Process]:
 def _process(pid: int) -> tuple[Process, int] | None:
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:  # it has ended since
+    except OSError:  # it has ended in the meantime
         return None
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     below = tuple(map(int, fields.get("NSpid", str(pid)).split()))
@@ -278,7 +279,7 @@ def _internet(fields: list[str], kind: Kind) -> Socket:
 
 
 def _end(text: str) -> End:
-    """The kernel writes an address as words of the machine's byte order, in hexadecimal."""
+    """An address from /proc: words in the machine's byte order, in hexadecimal."""
     address, _, port = text.partition(":")
     words = struct.pack(f"={len(address) // 8}I", *(
         int(address[at : at + 8], 16) for at in range(0, len(address), 8)

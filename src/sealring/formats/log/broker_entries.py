@@ -1,7 +1,7 @@
-"""What a broker's log says of workers: who was given a certificate, and when keys were taken out.
+"""What a broker's log says about workers: certificates given, and keys taken out of their job.
 
 A broker (attest/broker/ledger.py) writes the entries. Readers need none of its packages and see
-only its log, as it is published.
+only the published log.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from sealring.errors import TamperedLog
 from sealring.formats.strict import read_json
 
 CERTIFICATE: Final = "sealring/certificate/worker"
-"""What a worker's certificate is called among the things that a broker gives."""
+"""The name of a worker's certificate among the resources that a broker gives out."""
 _MAX_TEXT: Final = 1024
 _JOINED: Final = frozenset({"joined", "joined again", "renewed"})
 
 
 def broker_name(authority: x509.Certificate) -> str:
-    """Of the broker that holds this authority's key."""
+    """The name of the broker that holds this authority's key."""
     return authority.fingerprint(SHA256()).hex()[:16]
 
 
 def log_of_broker(authority: x509.Certificate) -> str:
-    """The origin of that broker's log."""
+    """The origin of the log of the broker that holds this authority's key."""
     return f"broker.sealring/{broker_name(authority)}"
 
 
 class Holder(NamedTuple):
-    """A rank's, until another worker joins it."""
+    """The worker that holds a rank, until another one joins the rank."""
 
     key: str
     machines: frozenset[str]
 
 
 class Given(NamedTuple):
-    """A certificate that was given."""
+    """A certificate that a broker gave out."""
 
     time: float
     kind: str
-    """`snp Milan`, or SIMULATED."""
+    """For example `snp Milan`, or SIMULATED."""
 
 
 class Out(NamedTuple):
-    """A key that is no longer of its job."""
+    """When and why a key was taken out of its job."""
 
     time: float
     why: str
@@ -57,16 +57,17 @@ class Out(NamedTuple):
 
 @dataclass(slots=True)
 class BrokerHistory:
-    """The entries so far, summed up."""
+    """A summary of a log's entries so far."""
 
     given: dict[tuple[str, int, str], list[Given]] = field(default_factory=dict)
-    """By job, rank and key (SHA-256 of the public key)."""
+    """The certificates given, by job, rank and key (SHA-256 of the public key)."""
     out: dict[tuple[str, str], Out] = field(default_factory=dict)
-    """By job and key; the first time counts. A worker that left by itself is not here."""
+    """The keys taken out, by job and key, each for the first time. A worker that left by itself is
+    not here."""
     _holders: dict[tuple[str, int], Holder] = field(default_factory=dict)
 
     def add(self, number: int, data: bytes) -> None:
-        """The next entry. TamperedLog if a broker writes none like it."""
+        """Adds the next entry. TamperedLog if a broker cannot have written it."""
         try:
             entry = read_json(data)
             time, event = float(entry["time"]), entry["event"]

@@ -1,4 +1,4 @@
-"""The texts of a log: checkpoints, proofs, and what a log sends to a witness.
+"""The texts of a log: checkpoints, proofs, and submissions to witnesses.
 
 A checkpoint is a log's size and root, signed by the log and cosigned by witnesses
 (c2sp.org/tlog-checkpoint). A proof is one text file that proves an entry offline
@@ -45,7 +45,7 @@ MAX_SUBMISSION_BYTES: Final = MAX_NOTE_BYTES + (8 << 10)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says. Not proof of anything."""
+    """The content of a checkpoint. It proves nothing."""
 
     origin: str
     size: int
@@ -59,16 +59,16 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class SignedCheckpoint:
-    """A checkpoint that passed a policy; `open_checkpoint` makes it."""
+    """A checkpoint that passed a policy. `open_checkpoint` makes it."""
 
     checkpoint: Checkpoint
     note: Note
     cosigned: dict[Verifier, int]
-    """The witnesses of the policy that cosigned it, and when."""
+    """The witnesses of the policy that cosigned it, and the time of each."""
 
     @property
     def witnesses(self) -> list[str]:
-        """Their names."""
+        """The names of the witnesses that cosigned."""
         return sorted(key.name for key in self.cosigned)
 
     @property
@@ -107,8 +107,8 @@ def parse_number(text: str, what: str) -> int:
 def open_checkpoint(data: bytes, policy: LogPolicy, not_before: int = 0) -> SignedCheckpoint:
     """Checks the log's signature and the quorum of witnesses.
 
-    Cosignatures older than `not_before` (seconds since 1970) do not count: that is how an old
-    checkpoint that is shown again is told from a new one.
+    Cosignatures older than `not_before` (seconds since 1970) do not count. So an old checkpoint
+    that is shown again is not taken for a new one.
     """
     note = parse_note(data)
     checkpoint = parse_checkpoint(note.text)
@@ -145,13 +145,13 @@ def open_checkpoint(data: bytes, policy: LogPolicy, not_before: int = 0) -> Sign
 
 @dataclass(frozen=True, slots=True)
 class LogProof:
-    """As it was read. Nothing of it has been checked."""
+    """A proof as read. Nothing in it is checked yet."""
 
     index: int
     hashes: tuple[bytes, ...]
     checkpoint: bytes
     extra: bytes | None = None
-    """Opaque, and not authenticated by the proof."""
+    """Opaque data that the proof does not authenticate."""
 
     def encode(self) -> bytes:
         lines = [_PROOF]
@@ -185,7 +185,7 @@ def parse_proof(data: bytes) -> LogProof:
 
 
 def parse_hashes(lines: list[str]) -> tuple[bytes, ...]:
-    """The lines of an inclusion or consistency proof."""
+    """The hashes of an inclusion or consistency proof, one on each line."""
     if len(lines) > tree.MAX_PROOF:
         raise malformed_note(f"a proof has at most {tree.MAX_PROOF} hashes")
     hashes = tuple(decode_base64(line, "a hash of a proof", malformed_note) for line in lines)
@@ -197,7 +197,7 @@ def parse_hashes(lines: list[str]) -> tuple[bytes, ...]:
 def check_proof(
     proof: LogProof, entry: bytes, policy: LogPolicy, not_before: int = 0
 ) -> SignedCheckpoint:
-    """Checks that the entry is in a log of the policy, as far as the policy's quorum saw it."""
+    """Checks that an entry is in a log of the policy, up to a checkpoint that its quorum signed."""
     signed = open_checkpoint(proof.checkpoint, policy, not_before)
     tree.check_inclusion(proof.index, signed.size, tree.leaf_hash(entry), proof.hashes, signed.root)
     return signed
@@ -209,7 +209,7 @@ def check_proof(
 @dataclass(frozen=True, slots=True)
 class Submission:
     old: int
-    """The size that the witness is believed to have cosigned last."""
+    """The size that the witness is expected to have cosigned last."""
     proof: tuple[bytes, ...]
     checkpoint: bytes
 
@@ -231,10 +231,10 @@ def parse_submission(data: bytes) -> Submission:
 
 
 def origin_digest(origin: str) -> str:
-    """What names a log where its name could be anything."""
+    """Identifies a log where its name, which may be any text, cannot be used."""
     return hashlib.sha256(origin.encode()).hexdigest()
 
 
 def seen_path(origin: str) -> str:
-    """Where a witness shows the last checkpoint of a log that it cosigned."""
+    """The path at which a witness shows the last checkpoint of a log that it cosigned."""
     return f"/{origin_digest(origin)}/checkpoint"

@@ -1,17 +1,17 @@
-"""A log on disk: read and checked, and appended to by one process at a time.
+"""A log on disk. It can be read and checked, and one process at a time can append to it.
 
 DIR/checkpoint                the log's signed size and root
 DIR/tile/<L>/<N>[.p/<W>]      hashes (tree.py)
 DIR/tile/entries/<N>[.p/<W>]  entries
 
-Nothing in the folder is believed but by its hashes.
+Everything in the folder is checked against hashes before it is believed.
 
-An append writes tiles and bundles under names that no signed tree has, makes them durable, and then
-replaces the checkpoint, which is the commit. A process that is killed at any point leaves the log
-as it was before the append or as it is after it, and files that nothing refers to.
+An append writes tiles and bundles under names that no signed tree uses, makes them durable, and
+then replaces the checkpoint, which is the commit. If the process is killed at any point, the log is
+as it was before the append or after it, perhaps with files that nothing refers to.
 
-The key's owner remembers, beside the key, the last checkpoint that it signed. A folder that was put
-back to an older state is therefore not continued: that would sign two different logs.
+The owner of the key keeps the last checkpoint that it signed beside the key. So it does not go on
+with a folder that was put back to an older state, which would sign two different logs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ V = TypeVar("V")
 
 
 def read_checkpoint(folder: Path) -> bytes:
-    """The folder's checkpoint as it is; `checkpoints.open_checkpoint` checks it."""
+    """Reads the folder's checkpoint. `checkpoints.open_checkpoint` checks it."""
     content = read_limited(folder / CHECKPOINT, MAX_NOTE_BYTES)
     if content is None:
         raise NotALog(f"{folder} holds no log: there is no file {CHECKPOINT} in it")
@@ -85,7 +85,7 @@ def read_checkpoint(folder: Path) -> bytes:
 
 
 class StoredTree:
-    """The tree of a size, from a folder's tiles. Memory does not grow with the log."""
+    """A tree of a given size, read from a folder's tiles. Memory does not grow with the log."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder = folder
@@ -106,13 +106,13 @@ class StoredTree:
     def tile(self, level: int, number: int) -> list[bytes]:
         width = tile_width(level, number, self.size)
         data = self._read(level, number, width, WIDTH * HASH_BYTES)
-        # A full tile begins with what the partial one held.
+        # A full tile begins with the hashes of the partial one.
         if len(data) not in (width * HASH_BYTES, WIDTH * HASH_BYTES):
             raise TamperedLog(f"{tile_path(level, number, width)} has not {width} hashes")
         return split_tile(data)[:width]
 
     def bundle(self, number: int) -> list[bytes]:
-        """The entries of a bundle, not yet compared with their hashes."""
+        """The entries of a bundle. They are not compared with their hashes yet."""
         entries = self._bundles.get(number)
         if entries is None:
             width = tile_width(0, number, self.size)
@@ -122,7 +122,7 @@ class StoredTree:
         return entries
 
     def entry(self, index: int, root: bytes) -> bytes:
-        """An entry, proved to be in the tree of this root."""
+        """An entry. It is proved to be in the tree of this root."""
         self.inclusion_proof(index, root)
         number, position = divmod(index, WIDTH)
         entry = self.bundle(number)[position]
@@ -131,7 +131,7 @@ class StoredTree:
         return entry
 
     def inclusion_proof(self, index: int, root: bytes) -> list[bytes]:
-        """A proof that leads to `root`, or TamperedLog."""
+        """A proof that leads to `root`. TamperedLog if there is none."""
         proof = tree.inclusion_proof(index, self.size, self.subtree)
         try:
             tree.check_inclusion(index, self.size, self.subtree(0, index), proof, root)
@@ -150,7 +150,7 @@ class StoredTree:
         return before, proof
 
     def check_contains(self, root: bytes, earlier: Checkpoint, whose: str) -> None:
-        """ForkedLog unless this tree continues the one that was seen earlier."""
+        """ForkedLog unless this tree continues the checkpoint that was seen earlier."""
         if earlier.size > self.size:
             raise ForkedLog(
                 f"the log {earlier.origin} ends at {self.size} entries, and {whose} has "
@@ -165,7 +165,7 @@ class StoredTree:
             )
 
     def entries(self) -> Iterator[bytes]:
-        """All entries in order, not yet compared with their hashes."""
+        """Yields all entries in order. They are not compared with their hashes yet."""
         for number in range(-(-self.size // WIDTH)):
             yield from self.bundle(number)
 
@@ -174,7 +174,7 @@ class StoredTree:
     ) -> None:
         """Reads everything, and compares entries with tiles and tiles with the root.
 
-        `show` is given each entry as it was read: what it is used for waits until this returns.
+        `show` gets each entry as it is read. The caller must not use them before this returns.
         """
         edge = Edge()
         for index, entry in enumerate(self.entries()):
@@ -195,7 +195,7 @@ class StoredTree:
             )
 
     def edge(self, root: bytes) -> Edge:
-        """The partial tiles, checked against the root."""
+        """The partial tiles, after a check against the root."""
         levels: list[list[bytes]] = []
         for level, number, width in right_edge(self.size):
             levels.append(self.tile(level, number) if width else [])
@@ -211,7 +211,7 @@ class StoredTree:
         if width < WIDTH:
             content = read_limited(self._folder / tile_path(level, number, width), limit)
         if content is None:
-            # A partial tile may be deleted once the full one is there.
+            # A partial tile may be deleted once the full one exists.
             content = read_limited(self._folder / tile_path(level, number), limit)
             if content is not None and level == "entries" and width < WIDTH:
                 content = _first_entries(content, width)
@@ -231,7 +231,7 @@ class StoredTree:
 
 
 def _inner_hashes(hashes: list[bytes]) -> list[list[bytes]]:
-    """A tile's hashes, and those of every perfect subtree inside it, by height."""
+    """A tile's hashes and those of every perfect subtree inside it, by height."""
     heights = [hashes]
     while len(heights[-1]) > 1:
         below = heights[-1]
@@ -258,7 +258,7 @@ def _keep(cache: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
 
 
 def create_log(folder: Path, signer: Signer) -> None:
-    """An empty log. The folder may exist, with no more in it than a writer left that failed."""
+    """Makes an empty log. The folder may exist, with nothing in it but a failed writer's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _require_empty(folder)
@@ -279,12 +279,12 @@ def _require_empty(folder: Path) -> None:
 
 
 class LogWriter:
-    """`with LogWriter(...) as log: log.append(entries)`. Holds the folder's lock meanwhile."""
+    """Appends to a log: `with LogWriter(...) as log: log.append(entries)`. Holds the lock."""
 
     def __init__(
         self, folder: Path, signer: Signer, remembered: Path | None = None, wait: float = 0.0
     ) -> None:
-        """`remembered` is the file beside the key; `wait` is for another writer's lock."""
+        """`remembered`: the file beside the key. `wait`: how long to wait for another writer."""
         self._folder = folder
         self._signer = signer
         self._remembered = remembered
@@ -294,10 +294,10 @@ class LogWriter:
         self._bundle: list[bytes] = []
         self._checkpoint: SignedCheckpoint
         self._uncertain = False
-        """A commit failed half-way. Signing another tree of that size would be a fork."""
+        """A commit failed half-way. To sign another tree of that size would be a fork."""
 
     def __enter__(self) -> Self:
-        read_checkpoint(self._folder)  # so that no lock appears in a folder that is no log
+        read_checkpoint(self._folder)  # so that no lock file is made in a folder that is no log
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self._folder, self._wait))
             Batch(self._folder).clear()
@@ -317,9 +317,9 @@ class LogWriter:
         return StoredTree(self._folder, self._checkpoint.size)
 
     def append(self, entries: Iterable[bytes], expected: bytes | None = None) -> range:
-        """Appends all entries in one commit; returns their numbers.
+        """Appends all entries in one commit, and returns their numbers.
 
-        With `expected`, nothing is signed unless they lead to this root.
+        With `expected`, nothing is signed unless the entries lead to this root.
         """
         self._require_certain()
         edge, bundle = self._edge.copy(), list(self._bundle)
@@ -354,7 +354,7 @@ class LogWriter:
         return range(before, edge.size)
 
     def add_cosignatures(self, lines: Iterable[SignatureLine]) -> SignedCheckpoint:
-        """Adds cosignatures of the present checkpoint to it. The caller has checked them."""
+        """Adds cosignatures to the current checkpoint. The caller must have checked them."""
         self._require_certain()
         self._publish(with_signatures(self._checkpoint.note, list(lines)))
         return self._checkpoint
@@ -401,7 +401,7 @@ class LogWriter:
         return LogPolicy((Log(self._signer.verifier),))
 
     def _drop_outdated(self, before: int) -> None:
-        """Removes partial tiles of the earlier tree that are full now. It may fail."""
+        """Removes partial tiles of the earlier tree that are now full. Failures are ignored."""
         for level, number, width in right_edge(before):
             if width and tile_width(level, number, self._edge.size) == WIDTH:
                 names = [tile_path(level, number)]

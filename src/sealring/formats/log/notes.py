@@ -1,7 +1,7 @@
 """Signed notes (c2sp.org/signed-note) and cosignatures (c2sp.org/tlog-cosignature), Ed25519.
 
-A note is text, an empty line, and signature lines. A key is named by (name, key id); signatures of
-other keys are ignored. A signature of a known key that does not verify condemns the whole note.
+A note is text, an empty line, and signature lines. (name, key id) identifies a key; signatures of
+unknown keys are ignored. If a signature of a known key does not verify, the whole note is refused.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Kind(IntEnum):
     """The signature types of c2sp.org/signed-note that are used here."""
 
     NOTE = 0x01
-    """Ed25519 over the text: what a log signs."""
+    """Ed25519 over the text, as a log signs."""
     COSIGNATURE = 0x04
-    """Ed25519 over a time and the text: what a witness signs."""
+    """Ed25519 over a time and the text, as a witness signs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class SignatureLine:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note as it was read. No signature has been checked."""
+    """A note as read. Its signatures are not checked yet."""
 
     text: str
     lines: tuple[SignatureLine, ...]
@@ -59,7 +59,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """A public key under a name."""
+    """A public key with a name."""
 
     name: str
     kind: Kind
@@ -89,7 +89,7 @@ class Verifier:
         return found
 
     def signed(self, line: SignatureLine) -> bool:
-        """Whether this is the key that the line names."""
+        """Whether the line names this key."""
         return line.name == self.name and line.key_id == self.key_id
 
     def check(self, text: str, line: SignatureLine) -> int:
@@ -119,7 +119,7 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A private key under a name. Printing it is safe."""
+    """A private key with a name. The repr leaves out the key."""
 
     name: str
     kind: Kind
@@ -137,7 +137,7 @@ class Signer:
         return Verifier(self.name, self.kind, self.key.public_key().public_bytes_raw())
 
     def encode(self) -> str:
-        """The key as golang.org/x/mod/sumdb/note writes it, with its name."""
+        """The key with its name, as golang.org/x/mod/sumdb/note writes it."""
         private = encode_base64(bytes([self.kind]) + self.key.private_bytes_raw())
         return f"{_PRIVATE}{self.name}+{self.verifier.key_id.hex()}+{private}"
 
@@ -148,7 +148,7 @@ class Signer:
         try:
             name, kind, key_id, private = _parse_key(text.removeprefix(_PRIVATE), "signer key")
         except MalformedStatement:
-            # Without what is wrong: that would quote a part of the key.
+            # Without the reason, which would quote a part of the key.
             raise malformed_note(
                 f"that is not a signer key, which is {_PRIVATE}NAME+ID+KEY for an Ed25519 key of "
                 f"type {Kind.NOTE:#04x} or {Kind.COSIGNATURE:#04x}"
@@ -161,7 +161,7 @@ class Signer:
         return found
 
     def sign(self, text: str, time: int = 0) -> SignatureLine:
-        """`time` is a cosignature's, in seconds since 1970."""
+        """Signs a text. `time` is a cosignature's, in seconds since 1970."""
         if self.kind is Kind.COSIGNATURE:
             signature = _TIME.pack(time) + self.key.sign(_cosigned(text, time))
         else:
@@ -185,7 +185,7 @@ def parse_note(data: bytes) -> Note:
 
 
 def parse_signatures(text: str) -> tuple[SignatureLine, ...]:
-    """One or more signature lines, as at the end of a note or in a witness's answer."""
+    """Parses signature lines, from the end of a note or from a witness's answer."""
     if not text.endswith("\n"):
         raise malformed_note("a signature line ends with a newline, and the last one does not")
     lines = text[:-1].split("\n")
@@ -195,9 +195,9 @@ def parse_signatures(text: str) -> tuple[SignatureLine, ...]:
 
 
 def verified(note: Note, verifiers: Iterable[Verifier]) -> dict[Verifier, int]:
-    """The keys that signed the note, with the time of each signature (0 where it has none).
+    """The keys that signed the note, with the time of each signature (0 if it has none).
 
-    Raises ForgedStatement if one of the keys has a wrong signature. No key may have signed at all.
+    Raises ForgedStatement if one of the keys has a wrong signature. The result may be empty.
     """
     times: dict[Verifier, int] = {}
     for verifier in verifiers:
@@ -208,7 +208,7 @@ def verified(note: Note, verifiers: Iterable[Verifier]) -> dict[Verifier, int]:
 
 
 def with_signatures(note: Note, more: Sequence[SignatureLine]) -> Note:
-    """The note with further signatures; a newer one of the same key replaces the older one."""
+    """The note with more signatures. A new one replaces an older one of the same key."""
     fresh = {(line.name, line.key_id): line for line in more}
     kept = [line for line in note.lines if (line.name, line.key_id) not in fresh]
     return Note(note.text, (*kept, *fresh.values()))
@@ -247,7 +247,7 @@ def _parse_line(line: str) -> SignatureLine:
 
 
 def _parse_key(text: str, what: str) -> tuple[str, Kind, bytes, bytes]:
-    parts = text.split("+", 2)  # base64 may have a plus itself
+    parts = text.split("+", 2)  # base64 may contain a plus too
     if len(parts) != 3:
         raise malformed_note(f"a {what} is NAME+ID+KEY, and {text[:40]!r} is not")
     name, hexadecimal, encoded = parts

@@ -1,11 +1,11 @@
-"""Which logs and witnesses to believe, and how many of them (c2sp.org/tlog-policy).
+"""Which logs and witnesses to trust, and how many of them (c2sp.org/tlog-policy).
 
     log <vkey> [<url>]
     witness <name> <vkey> [<url>]
     group <name> all|any|<k> <name>...
     quorum <name>|none
 
-Names are opaque bytes to the format. They are kept as text with bytes that are not UTF-8 escaped.
+To the format, names are opaque bytes. They are kept as text, with bytes that are not UTF-8 escaped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LogPolicy:
         return [log.verifier for log in self.logs if log.verifier.name == origin]
 
     def is_quorum(self, cosigners: Collection[Verifier]) -> bool:
-        """Whether these witnesses are enough."""
+        """Whether these witnesses make up a quorum."""
         if self.quorum == NONE:
             return True
         counted = {each.name for each in self.witnesses if each.verifier in cosigners}
@@ -73,9 +73,10 @@ class LogPolicy:
 
 
 def byzantine_policy(logs: Collection[Log], witnesses: Collection[Witness]) -> LogPolicy:
-    """A quorum of 2f + 1 of n = 3f + 1 witnesses; for other n, of n less the third that may lie.
+    """A policy for n witnesses of which fewer than a third may lie: n - (n - 1) // 3 must sign.
 
-    Two quorums then share more witnesses than may lie, so that an honest one is in both.
+    For n = 3f + 1 these are 2f + 1. Two such quorums share more witnesses than may lie, so at least
+    one honest witness is in both.
     """
     count = len(witnesses)
     group = Group("witnesses", count - (count - 1) // 3, tuple(each.name for each in witnesses))

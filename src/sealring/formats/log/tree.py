@@ -1,12 +1,12 @@
-"""Merkle trees as RFC 6962 hashes them, and how one is cut into files (c2sp.org/tlog-tiles).
+"""Merkle trees as RFC 6962 hashes them, and how a tree is cut into files (c2sp.org/tlog-tiles).
 
-Bytes alone, no I/O. A perfect subtree is (height, index): it covers the leaves from
-index << height on, 1 << height of them. Every hash that a proof needs is one, or is folded from a
-few of them.
+Pure functions on bytes, without I/O. A perfect subtree is (height, index): it covers the leaves
+from index << height on, 1 << height of them. Every hash in a proof is that of a perfect subtree, or
+is folded from a few of those.
 
-A tile holds up to 256 hashes of one height, 0, 8, 16 and so on; a bundle holds the entries of a
-tile of height 0. The last tile of each level is partial, and its width is part of its name: so no
-file of a tree that was signed is ever written again.
+A tile holds up to 256 hashes of one height, which is 0, 8, 16 and so on. A bundle holds the entries
+of a tile of height 0. The last tile of each level is partial, and its width is part of its name. So
+no file of a signed tree is ever written again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sealring.errors import ConfigurationError, ForkedLog, TamperedLog
 
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 MAX_PROOF: Final = 63
-"""Hashes in a proof: sizes have 63 bits."""
+"""The most hashes in a proof, because sizes have 63 bits."""
 WIDTH: Final = 256
 HEIGHT: Final = 8
 HASH_BYTES: Final = 32
@@ -29,7 +29,7 @@ MAX_BUNDLE_BYTES: Final = WIDTH * (2 + MAX_ENTRY_BYTES)
 _LENGTH: Final = struct.Struct(">H")
 
 ReadSubtree = Callable[[int, int], bytes]
-"""The hash of a perfect subtree, by its height and index."""
+"""Gives the hash of a perfect subtree, by its height and index."""
 Level: TypeAlias = int | Literal["entries"]
 
 
@@ -42,7 +42,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 def perfect_hash(hashes: Sequence[bytes]) -> bytes:
-    """The root over a power of two of neighbouring subtrees of one height."""
+    """The root over adjacent subtrees of one height. Their number is a power of two."""
     while len(hashes) > 1:
         hashes = [node_hash(hashes[index], hashes[index + 1]) for index in range(0, len(hashes), 2)]
     return hashes[0]
@@ -59,7 +59,7 @@ def folded(hashes: Sequence[bytes]) -> bytes:
 
 
 def grown(size: int, subtrees: Sequence[bytes], leaf: bytes) -> list[bytes]:
-    """The perfect subtrees of a tree after one more leaf, from those of its first `size` leaves."""
+    """The perfect subtrees after one more leaf, from those of the first `size` leaves."""
     found = [*subtrees, leaf]
     while size & 1:
         right = found.pop()
@@ -69,9 +69,9 @@ def grown(size: int, subtrees: Sequence[bytes], leaf: bytes) -> list[bytes]:
 
 
 def peaks(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The perfect subtrees that cover the leaves [start, end), from left to right.
+    """Yields the perfect subtrees that cover the leaves [start, end), from left to right.
 
-    `start` is a multiple of the largest of them, as it is in every split that RFC 6962 makes.
+    `start` must be a multiple of the largest one's size, as in every split of RFC 6962.
     """
     count = end - start
     for height in reversed(range(count.bit_length())):
@@ -85,7 +85,7 @@ def tree_root(size: int, read: ReadSubtree) -> bytes:
 
 
 def inclusion_proof(index: int, size: int, read: ReadSubtree) -> list[bytes]:
-    """RFC 6962, 2.1.1: from the leaf's sibling up to the root's child."""
+    """RFC 6962, 2.1.1. The hashes go from the leaf's sibling up to the root's child."""
     if not 0 <= index < size:
         raise TamperedLog(f"there is no entry {index} in a log of {size}", code="log.not_included")
     start, end = 0, size
@@ -102,7 +102,7 @@ def inclusion_proof(index: int, size: int, read: ReadSubtree) -> list[bytes]:
 
 
 def consistency_proof(old: int, size: int, read: ReadSubtree) -> list[bytes]:
-    """RFC 6962, 2.1.2: that the first `old` entries of a log of `size` are what they were."""
+    """RFC 6962, 2.1.2. Proves that the first `old` entries of a log of `size` are unchanged."""
     if not 0 <= old <= size:
         raise ForkedLog(f"a log of {size} entries cannot follow from one of {old}")
     if old == 0:
@@ -193,7 +193,7 @@ def _split(count: int) -> int:
 
 
 def tile_path(level: Level, index: int, width: int = WIDTH) -> str:
-    """`tile/0/x001/x234/067`, with `.p/WIDTH` for a partial tile."""
+    """For example `tile/0/x001/x234/067`, with `.p/WIDTH` for a partial tile."""
     digits = str(index)
     digits = digits.zfill(-(-len(digits) // 3) * 3)
     parts = [digits[at : at + 3] for at in range(0, len(digits), 3)]
@@ -202,12 +202,12 @@ def tile_path(level: Level, index: int, width: int = WIDTH) -> str:
 
 
 def tile_width(level: int, index: int, size: int) -> int:
-    """How many hashes a tile has in a tree of this size."""
+    """The number of hashes that a tile has in a tree of this size."""
     return max(0, min(WIDTH, (size >> HEIGHT * level) - index * WIDTH))
 
 
 def right_edge(size: int) -> Iterator[tuple[int, int, int]]:
-    """(level, index, width) of the last tile of each level; width 0 where it would be empty."""
+    """Yields (level, index, width) of each level's last tile. The width is 0 if it has no hash."""
     level = 0
     while count := size >> HEIGHT * level:
         yield level, count // WIDTH, count % WIDTH
@@ -249,7 +249,7 @@ def check_entry(entry: bytes) -> bytes:
 
 
 class Edge:
-    """The partial tiles of a tree, which are all that appending needs of it."""
+    """The partial tiles of a tree. Appending needs nothing else of the tree."""
 
     def __init__(self, levels: Sequence[Sequence[bytes]] = ()) -> None:
         self.levels = [list(level) for level in levels]
@@ -262,7 +262,7 @@ class Edge:
         return sum(len(hashes) << HEIGHT * level for level, hashes in enumerate(self.levels))
 
     def add(self, leaf: bytes) -> list[tuple[int, int, bytes]]:
-        """Adds a leaf. Returns (level, index, content) of each tile that is full by it."""
+        """Adds a leaf. Returns (level, index, content) of each tile that becomes full."""
         full: list[tuple[int, int, bytes]] = []
         found, level = leaf, 0
         index = self.size
@@ -280,7 +280,7 @@ class Edge:
             level += 1
 
     def root(self) -> bytes:
-        """Each level's hashes are split into perfect subtrees, the highest level first."""
+        """The root: each level's hashes as perfect subtrees, the highest level first."""
         subtrees: list[bytes] = []
         for hashes in reversed(self.levels):
             for height, index in peaks(0, len(hashes)):

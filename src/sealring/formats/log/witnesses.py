@@ -1,8 +1,8 @@
 """Asks the witnesses of a policy for cosignatures, and so whether they have seen a newer log.
 
-Witnesses may lie, answer slowly or without end. Nothing of an answer counts but a signature that
-verifies. What a witness cannot invent is a checkpoint that the log's own key signed: if it shows
-one that contradicts the log, the log was cut or rewritten, whatever the other witnesses say.
+Witnesses may lie, or answer slowly or without end. Only a signature that verifies counts. But no
+witness can invent a checkpoint that the log's own key signed. If one shows such a checkpoint and it
+contradicts the log, the log was cut or rewritten, whatever the other witnesses say.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from sealring.formats.log.policy import NONE, LogPolicy, Witness
 
 ANSWER_SECONDS: Final = 10.0
 CLOCK_SKEW_SECONDS: Final = 300.0
-"""By how much a witness's clock may be behind."""
+"""How far a witness's clock may be behind."""
 _OF_THE_LOG: Final = (ForkedLog, NotALog, TamperedLog)
-"""What is wrong with the log itself. A witness cannot cause them without the log's key."""
+"""Faults of the log itself. A witness without the log's key cannot cause them."""
 _FAULT: Final = "log.witness_fault"
 _ATTEMPTS: Final = 3
-"""A witness says which size it has; another cosigner of this log may be faster, twice."""
+"""Tries per witness. Each tells the witness's size, but another process may cosign in between."""
 
 Prove: TypeAlias = Callable[[int], tuple[bytes, list[bytes]]]
-"""The root of the first N entries of the log, and the proof from there to its checkpoint."""
+"""Gives the root of the first N entries of the log, and the proof from it to the checkpoint."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """What came from each witness, by its name in the policy."""
+    """The answer of each witness, by its name in the policy."""
 
     cosignatures: dict[str, SignatureLine] = field(default_factory=dict)
     faults: dict[str, LogError] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Answers:
 def cosign(
     signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
 ) -> Answers:
-    """Has the witnesses cosign a checkpoint. ForkedLog if they saw another log."""
+    """Asks the witnesses to cosign a checkpoint. ForkedLog if they saw another log."""
     alone = _one_at_a_time(prove)
 
     def ask(witness: Witness, until: float) -> SignatureLine:
@@ -73,11 +73,11 @@ def cosign(
 def check_newest(
     signed: SignedCheckpoint, prove: Prove, policy: LogPolicy, seconds: float = ANSWER_SECONDS
 ) -> Answers:
-    """Has a quorum of witnesses say, now, that they have seen nothing newer of this log.
+    """Requires that a quorum of witnesses says now that they have seen nothing newer of this log.
 
-    That is what a cosignature says as of its time. So the answers are signed, and neither an old
-    one nor one that the network made up counts. A quorum of them includes an honest witness of the
-    last quorum, and a log that was cut or rewritten since then is noticed.
+    A cosignature says that as of its time. So an old answer, or one that the network made up, does
+    not count. A quorum includes an honest witness of the last quorum, so a log that was cut or
+    rewritten since then is noticed.
     """
     if policy.quorum == NONE:
         raise ConfigurationError("the policy asks for no quorum, so there are no witnesses to ask")
@@ -101,7 +101,7 @@ def check_newest(
 
 
 def reasons(answers: Answers) -> str:
-    """Why witnesses are missing, for an error's message."""
+    """The faults of the witnesses, for an error's message."""
     return "; ".join(str(fault) for _, fault in sorted(answers.faults.items())) or "none was asked"
 
 
@@ -140,7 +140,7 @@ def _ask_all(
                 f"the witness {witness.name} cannot be asked: {problem or type(problem).__name__}"
             )
 
-    # Daemons: a witness that resolves or shakes hands without end does not hold up the process.
+    # Daemon threads: a witness that answers without end must not keep the process alive.
     threads = [
         threading.Thread(target=run, args=(each,), name="sealring-witness", daemon=True)
         for each in policy.witnesses
@@ -150,7 +150,7 @@ def _ask_all(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    # What comes after the deadline does not change what is returned.
+    # A copy, because an answer after the deadline must not change the result.
     found = Answers(dict(answers.cosignatures), dict(answers.faults))
     for witness in policy.witnesses:
         if witness.name not in (*found.cosignatures, *found.faults):
@@ -164,7 +164,7 @@ def _ask_all(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One conversation with one witness about one log."""
+    """A conversation with one witness about one log."""
 
     witness: Witness
     policy: LogPolicy
@@ -195,7 +195,7 @@ class _Asked:
         raise self._fault("says each time that it has seen another size")
 
     def _contradicted(self, claim: str) -> LogError:
-        """Raises ForkedLog if the witness can show it, else says its fault."""
+        """Raises ForkedLog if the witness can show its claim. Else returns the witness's fault."""
         unshown = self._fault(f"says that it {claim}, and does not show it")
         status, answer = self._exchange("GET", seen_path(self.current.origin), b"")
         if status != 200:
@@ -231,7 +231,7 @@ class _Asked:
         return _fault(f"the witness {self.witness.name} {problem}")
 
     def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """One request on a connection of its own, over by the deadline."""
+        """Makes one request on a connection of its own. It ends by the deadline."""
         url = urlsplit(self.witness.url or "")
         left = self.until - time.monotonic()
         if url.scheme not in ("http", "https") or not url.hostname or left <= 0:
