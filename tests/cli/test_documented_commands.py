@@ -73,7 +73,7 @@ def leaves(
 
 
 def test_the_table_of_commands_has_every_command() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
+    page = (ROOT / "docs" / "commands.md").read_text()
     listed: set[tuple[str, ...]] = set()
     for cell in re.findall(r"^\| (`sealring [^|]*) \|", page, re.MULTILINE):
         # `sealring audit log`, `verify`: the later ones are of the first one's verb.
@@ -85,7 +85,7 @@ def test_the_table_of_commands_has_every_command() -> None:
 
 
 def test_the_page_says_what_prints_json() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
+    page = (ROOT / "docs" / "commands.md").read_text()
     (sentence,) = re.findall(r"These print JSON with `--json`: (.*?)\.\n", page, re.DOTALL)
     named = {re.sub(r" --.*", "", one) for one in re.findall(r"`([^`]*)`", sentence)}
     without = {"bench all", "bench report", "top metrics"}  # as the sentence says
