@@ -1,4 +1,4 @@
-"""What judging evidence costs is measured on evidence that verifies."""
+"""The cost of judging evidence is measured on evidence that verifies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m tests.attest.timing [WORKERS]`: what judging evidence costs, and joining at once.
+"""`python -m tests.attest.timing [WORKERS]`: measures judging evidence, and many joins at once.
 
-The evidence is of our own making; a time is the best of several runs.
+The evidence is made by the tests. Each time is the best of several runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RUNS: Final = 20
 def verify_ms(runs: int = _RUNS) -> dict[str, float]:
     """Milliseconds for one piece of evidence of each kind, from the bytes to the verdict.
 
-    A GPU's is its own report alone; its machine's evidence comes on top.
+    A GPU's time is that of its own report. Its machine's evidence comes on top.
     """
     maker, amd, intel, nvidia = Maker(), Amd(), Intel(), Nvidia()
     nonce = CHALLENGE.device_nonce("snp")
@@ -56,11 +56,11 @@ def _judged(evidence: Evidence, challenge: Challenge, trust: Trust) -> Callable[
 
 
 def _best(runs: int, once: Callable[[], object]) -> float:
-    """Milliseconds, the least of all runs: whatever came on top was something else here."""
+    """The least milliseconds of all runs: other work on this machine only adds time."""
     return round(min(seconds_of(once) for _ in range(runs)) * 1000, 3)
 
 
-# ---- many workers that join through one broker, all at once, with SIMULATED evidence
+# ---- many workers that join through one broker at once, with SIMULATED evidence
 
 
 _JOB: Final = "bench"
@@ -68,8 +68,11 @@ _PATIENCE: Final = 600.0
 
 
 def join_seconds(workers: int) -> float:
-    """From the first connection until the last worker has its certificate. Real TLS, evidence,
-    verdicts, commits to disk and certificates; the broker in a process of its own."""
+    """From the first connection until the last worker has its certificate.
+
+    TLS, evidence, verdicts, commits to disk and certificates are real. The broker is a process of
+    its own.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="sealring-joins-") as folder,
         _broker(Path(folder)) as port,
@@ -88,7 +91,7 @@ async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[
     from sealring.attest.evidence.attesters import open_simulator
     from sealring.core.identity.names import WorkerName
 
-    # Every worker is a connection of this one process.
+    # Every worker is a connection of this process.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     attester = open_simulator(folder / "simulator")
@@ -107,7 +110,7 @@ async def _join_all(folder: Path, port: int, workers: int) -> tuple[float, list[
 
 @contextmanager
 def _broker(folder: Path) -> Iterator[int]:
-    """A broker in a process of its own; its port."""
+    """Runs a broker in a process of its own. Yields its port."""
     from sealring.attest.evidence.attesters import make_simulator
     from sealring.core.identity.authority import create_authority
 

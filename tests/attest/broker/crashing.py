@@ -1,7 +1,7 @@
-"""Kills a broker at every step of issuing, brings it back, and looks what it then gives out.
+"""Kills a broker at every step of issuing, starts it again, and checks what it then gives out.
 
-Runs as a process of its own (`python -m tests.attest.broker.crashing DIR`) without threads, because
-it forks: a broker that dies at its n-th step, and another one in its place.
+Runs as a process of its own (`python -m tests.attest.broker.crashing DIR`) and without threads,
+because it forks: a broker that dies at its n-th step, and another one in its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.ports import free_port
 
 
 class Steps:
-    """Counts them, and dies at one."""
+    """Counts steps, and kills the process at one of them."""
 
     def __init__(self, fatal: int | None) -> None:
         self._left = fatal
@@ -55,11 +55,11 @@ class DyingStore(SqliteStore):
 
         self._steps.pass_one()
         super().commit(watched)
-        self._steps.pass_one()  # committed, and no one knows
+        self._steps.pass_one()  # committed, but not answered
 
 
 def serve(place: Place, port: int, fatal: int | None) -> None:
-    """A broker that dies at its step `fatal`; without one, it lives until it is killed."""
+    """A broker that dies at its step `fatal`. If that is None, it lives until it is killed."""
     steps = Steps(fatal)
     routes = server.worker_routes
 
@@ -101,7 +101,7 @@ def fork(act: Callable[[], None]) -> int:
 
 
 def supervise(place: Place, port: int, fatal: int) -> None:
-    """A broker that dies, and then one that does not. Says by its exit whether one died."""
+    """Runs a broker that dies, then one that does not. A file says that the first one died."""
     os.setpgid(0, 0)
     _, status = os.waitpid(fork(lambda: serve(place, port, fatal)), 0)
     assert os.WIFSIGNALED(status)
@@ -110,7 +110,7 @@ def supervise(place: Place, port: int, fatal: int) -> None:
 
 
 def join_while_it_dies(place: Place, port: int, fatal: int) -> bool:
-    """Join as rank `fatal` through a broker that dies at that step; whether it did."""
+    """Joins as rank `fatal` through a broker that dies at that step. Returns whether it died."""
     supervisor = fork(lambda: supervise(place, port, fatal))
     key = Ed25519PrivateKey.generate()
     client = BrokerClient([("127.0.0.1", port)], [place.keys.authority])
@@ -125,7 +125,7 @@ def join_while_it_dies(place: Place, port: int, fatal: int) -> bool:
 
 
 def check_rank(place: Place, rank: int) -> None:
-    """The rank has one holder, and no other worker can become it."""
+    """Checks that the rank has one holder, and that no other worker can become it."""
     store = place.open_store()
     ledger = Ledger(place.keys.audit_key, 0)
     other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, (), "SIMULATED", {})
@@ -146,7 +146,7 @@ def check_rank(place: Place, rank: int) -> None:
 
 
 def revoke_while_it_dies(place: Place, fatal: int) -> bool:
-    """Revoke rank 0 in a process that dies at a step; whether the revocation is there after."""
+    """Revokes rank 0 in a process that dies at a step. Returns whether the revocation is kept."""
 
     def revoke() -> None:
         store = DyingStore(place, Steps(fatal))

@@ -1,4 +1,4 @@
-"""Members of etcd on this machine, of which one can be lost."""
+"""Members of etcd on this machine. A test can kill one of them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ needs_etcd = pytest.mark.skipif(
 
 class Cluster:
     def __init__(self, directory: Path, members: int = 3, tls: Sequence[str] = ()) -> None:
-        """`tls` are etcd's options for certificates; clients then come over https."""
+        """`tls` are etcd's options for certificates. Clients then use https."""
         scheme = "https" if tls else "http"
         self._clients = [free_port() for _ in range(members)]
         peers = [free_port() for _ in range(members)]
         named = ",".join(f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(peers))
         environment = dict(os.environ)
         if platform.machine() != "x86_64":
-            # Debian's etcd asks to be told that one knows.
+            # Debian's etcd starts on other architectures only with this variable.
             environment["ETCD_UNSUPPORTED_ARCH"] = {"aarch64": "arm64"}.get(
                 platform.machine(), platform.machine()
             )
@@ -58,7 +58,7 @@ class Cluster:
         return "etcd://" + ",".join(f"127.0.0.1:{port}" for port in self._clients)
 
     def leader(self) -> int:
-        """The number of the member that leads, once one does."""
+        """The number of the leader, once there is one."""
         until = time.monotonic() + 60
         while time.monotonic() < until:
             for number, port in enumerate(self._clients):

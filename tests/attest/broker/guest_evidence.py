@@ -1,4 +1,4 @@
-"""Evidence in guest-components' JSON form, minted under roots of our own or quoted by swtpm."""
+"""Evidence in guest-components' JSON form, made under roots of the tests or quoted by swtpm."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def url_text(raw: bytes) -> str:
 
 
 ISSUERS = AMD.chain[1:]
-"""Which Azure's clients do not send."""
+"""The certificates that Azure's clients do not send."""
 SNP = (
     f'[snp]\nmeasurements = ["{MEASUREMENT.hex()}"]\nunchecked = ["minimum_tcb", "platform_info"]\n'
 )

@@ -1,8 +1,8 @@
-"""A KBS client after the protocol's text (version 0.4), with nothing of sealring's in it.
+"""A KBS client written from the protocol's text (version 0.4), without any code of sealring.
 
-HTTP and TLS are Python's own, JSON is canonical after RFC 8785, and a JWE is opened as RFC 7516 and
-RFC 7518 say. Like guest-components' client it keeps cookies, and it authenticates a JWE's header as
-it would write the header itself: alg, enc, then the other fields by name.
+HTTP and TLS are Python's own, JSON is canonical after RFC 8785, and a JWE is opened as in RFC 7516
+and RFC 7518. Like guest-components' client it keeps cookies, and authenticates a JWE's header as it
+would write the header itself: alg, enc, then the other fields by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.concatkdf import ConcatKDFHash
 from cryptography.hazmat.primitives.keywrap import aes_key_unwrap
 
 Prove = Callable[[bytes], dict[str, Any]]
-"""Evidence, in the TEE's JSON form, for a digest."""
+"""Makes the evidence for a digest, in the TEE's JSON form."""
 COOKIE = "kbs-session-id"
 ERRORS = "https://github.com/confidential-containers/kbs/errors/"
 CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R1()}
@@ -118,7 +118,7 @@ class KbsClient:
         self.attest(self.attestation(self.auth()))
 
     def fetch(self, path: str, *, token: bool = False) -> bytes:
-        """By the cookie, or by the token alone."""
+        """Fetches a resource by the cookie, or by the token alone."""
         headers = {"Authorization": f"Bearer {self.token}", "Cookie": ""} if token else {}
         answer = self.ask("GET", f"/kbs/v0/resource/{path}", headers=headers)
         return open_jwe(answer.good(), self.key)

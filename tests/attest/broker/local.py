@@ -1,4 +1,4 @@
-"""A broker in this process, on a thread of its own, with SIMULATED workers to ask it."""
+"""A broker in this process, on a thread of its own, and SIMULATED workers that ask it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Place:
 
     directory: Path
     minutes: float | None = None
-    """How long certificates live, where the policy's whole minutes are too long for a test."""
+    """How long certificates live. The policy has whole minutes, which are too long for a test."""
     trust: Callable[[], Trust] | None = None
-    """For evidence under roots of a test's own."""
+    """The trust for evidence under a test's own roots."""
     clock: Callable[[], float] = time.time
     boottime: Callable[[], float] = boottime
     attester: Any = field(init=False)
@@ -88,7 +88,7 @@ class Place:
         return VersionNote(self.ca / "broker.version")
 
     def environment(self, port: int) -> dict[str, str]:
-        """Of a worker that joins there."""
+        """The environment of a worker that joins at this port."""
         return {
             "SEALRING_BROKER": f"https://127.0.0.1:{port}",
             "SEALRING_AUTHORITY": str(self.authority),
@@ -138,7 +138,7 @@ class Running:
         return asyncio.run(self.client().keys_out(JOB, PATIENCE))
 
     def decide(self, decide: Callable[[Ledger, View], Any]) -> Any:
-        """As `sealring broker revoke` and its like do."""
+        """Makes a decision as `sealring broker revoke` does."""
         ledger = Ledger(self.place.keys.audit_key, 0)
         return self.store.submit(lambda view: decide(ledger, view)).result()
 

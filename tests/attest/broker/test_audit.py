@@ -1,4 +1,4 @@
-"""The audit log: a change of it is detected, and the store does not let it be changed."""
+"""The audit log: a change of it is noticed, and the store refuses to change it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
     with pytest.raises(TamperedStore, check=coded("broker.broken_audit_log")):
         check(rows)
     rows = written()
-    rows[entry(number)] = written(4, "gained")[entry(number)]  # signed, and of another log
+    rows[entry(number)] = written(4, "gained")[entry(number)]  # signed, but of another log
     with pytest.raises(
         TamperedStore,
         match=f"entry {number} " if number else "entry",
@@ -190,7 +190,7 @@ def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_pat
 
 
 def test_a_call_that_is_given_up_ends_no_other(tmp_path: Path) -> None:
-    """A broker that stops cancels what its clients wait for. It still has something to write."""
+    """A broker that stops cancels what its clients wait for, but still has something to write."""
     store = SqliteStore(tmp_path / "store", bytes(32))
     began, go_on = threading.Event(), threading.Event()
 

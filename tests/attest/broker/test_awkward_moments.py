@@ -1,4 +1,4 @@
-"""A broker's certificates while a group forms, and a broker that does not answer."""
+"""Certificates that are renewed or revoked while a group forms, and a broker that is stopped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def serve(directory: str, pipe: Any) -> None:
 
 @contextlib.contextmanager
 def in_a_process(directory: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """A broker that can be stopped: its process id, and the environment of its workers."""
+    """A broker that can be stopped. Yields its process id and the environment of its workers."""
     context = forking_context()
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(str(directory), there))
@@ -90,7 +90,7 @@ def makes_a_group_without_an_answer(rank: int, world: int, flag: str) -> float:
 
 @pytest.mark.threat("B20")
 def test_a_group_forms_while_the_broker_is_stopped(workers: Workers, tmp_path: Path) -> None:
-    """Its timeout is shorter than the time for which a worker would wait for the broker."""
+    """The group's timeout is shorter than the time that a worker would wait for the broker."""
     flag = str(tmp_path / "flag")
     with in_a_process(tmp_path) as (pid, environment):
 
@@ -156,7 +156,7 @@ def test_a_worker_that_is_revoked_while_its_group_forms_has_no_group(
 def test_a_renewal_that_overtakes_the_question_who_is_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """An answer from before a revocation does not replace what the renewal has heard since."""
+    """An answer from before a revocation does not replace the newer one of the renewal."""
     place = Place(tmp_path)
     with running(place) as broker:
         revoked = key_digest(broker.join(1).certificate)

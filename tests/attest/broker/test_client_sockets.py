@@ -27,7 +27,7 @@ def descriptors() -> set[str]:
 
 
 async def upload(client: Client, where: str) -> None:
-    """More than a connection takes in if the broker does not read it."""
+    """Sends more than a connection can hold while the broker does not read."""
     await client.ask("POST", "/", bytes(64 << 20))
 
 
@@ -51,7 +51,7 @@ def test_a_broker_that_stops_reading_holds_no_socket_of_a_worker(tmp_path: Path)
             BrokerUnavailable, match="did not answer in time", check=coded("broker.unreachable")
         ):
             await BrokerClient([("127.0.0.1", port)], [keys.authority]).ask(upload, 5.0)
-        await asyncio.sleep(0.1)  # in which what was closed is closed
+        await asyncio.sleep(0.1)  # lets the sockets close
         left = descriptors() - before
         own = {each.get_extra_info("socket").fileno() for each in accepted}
         for writer in accepted:

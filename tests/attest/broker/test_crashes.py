@@ -1,4 +1,4 @@
-"""A broker killed (-9) between any two steps: no rank is given twice, no revocation is lost."""
+"""A broker killed (-9) between any two steps gives no rank twice and loses no revocation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_killed_between_any_two_steps_it_gives_no_rank_twice(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    # Three steps of the start, two of auth, five of attest, five of the certificate: all fatal.
+    # Three steps of the start, two of auth, five of attest, five of the certificate. All are fatal.
     assert found["steps"] == 15
-    # Before the commit, before its end, after it: only what was committed counts, and it stays.
+    # Killed before the commit, before its end, after it: only a committed revocation is kept.
     assert found["revoked"] == [False, False, True]

@@ -1,4 +1,4 @@
-"""What a worker's process holds of a broker: renewed, and ended when it cannot be."""
+"""A worker's enrolment at a broker: its certificate is renewed, or its groups end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.ports import free_port
 
 
 class Group:
-    """Remembers why it was ended."""
+    """A group that keeps the reason why it was ended."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -69,7 +69,7 @@ def test_without_a_broker_the_groups_end_with_the_certificate(tmp_path: Path) ->
 def test_strangers_who_begin_many_handshakes_have_a_worker_load_its_key_once(
     tmp_path: Path,
 ) -> None:
-    """Credentials are asked for anew for each of them: the certificate may be renewed."""
+    """Credentials are read anew for each handshake, because the certificate may be renewed."""
     place = Place(tmp_path)
     with running(place) as broker:
         held = enrol(place, broker.port, 0)
@@ -86,7 +86,7 @@ def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> 
         broker.revoke(1)
         assert group.ended.wait(60)
         assert group.why == (3, "was taken out of the job by the broker, or not renewed")
-        # A new group asks first, and does not wait for a renewal.
+        # A new group asks first who is out, without waiting for a renewal.
         admission = one.credentials(soon()).admission
         assert isinstance(admission, Admission)
         assert key_digest(other.certificate) in admission.keys_out
@@ -146,7 +146,7 @@ def test_a_worker_that_ends_gives_its_rank_back(place: Place) -> None:
             ).returncode
 
         assert [run(), run()] == [0, 0]
-        # One that failed keeps it, for its operator to look at.
+        # A worker that failed keeps its rank, for its operator to look at.
         assert run("failed") == 1
         with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)

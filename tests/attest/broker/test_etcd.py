@@ -1,4 +1,4 @@
-"""Brokers that share one etcd: one memory, and it survives the loss of a member."""
+"""Brokers that share one etcd have one memory, which survives the loss of a member."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def test_two_replicas_give_each_rank_once_and_one_log_tells_it(etcd: Cluster, place: Place) -> None:
     stores = [EtcdStore(etcd.url, place.keys.name, place.keys.store_key) for _ in range(2)]
     with running(place, store=stores[0]) as one, running(place, store=stores[1]) as other:
-        # For every rank two workers ask at the same time, each its own replica.
+        # For every rank two workers ask at the same time, one at each replica.
         def ask(number: int) -> str:
             try:
                 (one, other)[number % 2].join(number // 2, world=8)
@@ -70,7 +70,7 @@ def test_joins_go_on_when_the_leader_is_killed(etcd: Cluster, place: Place) -> N
         with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         broker.join(0, key=key)
-    # The promise is 5 s; a machine busy with other things gets more.
+    # The promise is 5 s. The limit is higher, because the machine may be busy.
     assert taken < 30
     print(f"\njoined {taken:.2f} s after the leader was killed")
 

@@ -1,4 +1,4 @@
-"""etcd on another machine: over TLS, with certificates on both sides, or not at all."""
+"""etcd on another machine is used only over TLS, with certificates on both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.codes import coded
 
 
 class Files:
-    """An authority, and what it issued to etcd and to a broker."""
+    """An authority, and the certificates that it issued to etcd and to a broker."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Every kind of evidence, minted under roots of our own, through the whole broker."""
+"""Every kind of evidence, made under the tests' own roots, through the whole broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LISTS = "[freshness]\nrequire_revocation_lists = false\n"
 
 @dataclass(frozen=True)
 class Minted:
-    """An attester whose hardware is a test's."""
+    """An attester whose hardware is a stand-in of the tests."""
 
     kind: str
     make: Callable[[Challenge], Evidence]
@@ -73,7 +73,7 @@ def snp_with_gpu(challenge: Challenge) -> Evidence:
 
 
 class MintedTpm:
-    """Opens credentials as a TPM does, with the endorsement key that the maker certified."""
+    """Opens credentials as a TPM does, with the endorsement key that the maker has certified."""
 
     kind = "tpm"
 
@@ -99,7 +99,7 @@ class MintedTpm:
 
 
 def taken(data: bytes) -> tuple[bytes, bytes]:
-    """What its first two bytes count, and the rest."""
+    """The bytes that the first two bytes count, and the rest."""
     size = 2 + int.from_bytes(data[:2], "big")
     return data[2:size], data[size:]
 
@@ -150,7 +150,7 @@ CASES = {
 
 def at(directory: Path, case: tuple[Any, Trust, str]) -> Place:
     place = Place(directory, trust=lambda: case[1], clock=NOW.timestamp)
-    # The evidence is of another year than the test; its authority must have been there.
+    # The evidence is of another year than the test, so the authority must cover that year.
     authority = make_authority(
         place.keys.authority_key, "then", 1, NOW - timedelta(days=1), NOW + timedelta(days=3650)
     )
@@ -172,7 +172,7 @@ def test_each_kind_joins_and_its_certificate_passes_the_policy_again(
     claimed = claims_in(joined.certificate)
     assert claimed is not None
     assert (claimed.kind, claimed.simulated) == (case[0].kind, False)  # type: ignore[attr-defined]
-    # As a peer does, which has the claim alone.
+    # Judged as by a peer, which has only the claim.
     assert judge(read_policy(place.policy)[0], claimed, 0, JOB).admitted
     if name == "gpu":
         assert [device.model for device in claimed.devices] == ["GH100"]

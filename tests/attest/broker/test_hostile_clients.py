@@ -1,4 +1,4 @@
-"""What a broker does about those who replay, forge, flood, or take their time."""
+"""Clients that replay, forge, flood or take their time do not harm a broker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HELLO = json.dumps({"version": PROTOCOL, "tee": "sample", "extra-params": {}}).e
 
 
 class Worker:
-    """One conversation, step by step, with everything in the caller's hands."""
+    """One conversation, step by step. The test controls everything that is sent."""
 
     def __init__(self, client: Client, place: Place, rank: int = 0) -> None:
         self.client, self.place, self.rank = client, place, rank
@@ -215,7 +215,7 @@ def test_a_stolen_token_fetches_nothing_that_opens(broker: Running) -> None:
 @pytest.mark.threat("B4")
 def test_evidence_for_another_key_and_a_key_that_is_not_ones_own(broker: Running) -> None:
     async def relayed(worker: Worker) -> None:
-        """Evidence of an honest worker, brought by a stranger with another key."""
+        """An honest worker's evidence, sent by a stranger with another key."""
         await worker.auth()
         honest = json.loads(worker.body())
         worker.key = Ed25519PrivateKey.generate()
@@ -342,7 +342,7 @@ def test_slow_clients_are_cut_off_and_others_are_served(place: Place) -> None:
     limits = Limits(request_seconds=0.5, idle_seconds=0.5)
     with running(place, limits) as broker:
         address = ("127.0.0.1", broker.port)
-        # Some say nothing, some a byte of TLS; none is answered, all are cut off.
+        # Some send nothing, some a byte of TLS. None is answered, and all are cut off.
         slow = [socket.create_connection(address) for _ in range(20)]
         for sock in slow[:10]:
             sock.send(b"\x16")

@@ -1,4 +1,4 @@
-"""The whole way of a worker: nonce, evidence, verdict, certificate, data keys, renewal."""
+"""All steps of a worker: nonce, evidence, verdict, certificate, data keys, renewal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_rank_is_joined_again_as_often_as_the_policy_says(place: Place) -> Non
         broker.join(0, key=first)
         for _ in range(2):
             newest = broker.join(0)
-        # The one that was there before is out, and its peers are told so.
+        # The holders before it are out, and their peers are told so.
         assert len(newest.keys_out) == 2
         with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             broker.join(0, key=first)
@@ -102,7 +102,7 @@ def test_a_revoked_worker_is_refused_and_its_rank_stays_barred(broker: Running) 
 
 
 def test_peers_are_told_of_a_worker_whose_certificate_ended(place: Place) -> None:
-    """One that runs other software than it should would not end its groups itself."""
+    """A worker that runs other software than it should would not end its groups itself."""
     late = [0.0]
     place.clock = place.boottime = lambda: time.time() + late[0]
     with running(place) as broker:

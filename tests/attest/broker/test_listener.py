@@ -1,4 +1,4 @@
-"""A port that is closed while clients come, or that more clients want than it can serve."""
+"""A port that is closed while clients connect, or that has more clients than it can serve."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_client_that_comes_with_the_end_is_not_left_open(turns: int) -> None:
                 await asyncio.sleep(0)
             return client
 
-    gc.disable()  # it would close what was left open
+    gc.disable()  # the collector would close what was left open
     try:
         with asyncio.run(serve()) as client:
             client.settimeout(30)
@@ -63,7 +63,7 @@ async def _connected(port: int, address: str) -> AsyncIterator[PlainStream]:
 
 
 async def _flood(stack: contextlib.AsyncExitStack, port: int, addresses: list[str]) -> None:
-    """Holds as many connections as an address may have, from each of them, and sends nothing."""
+    """Holds the most connections that each address may have, and sends nothing."""
     for address in addresses:
         for _ in range(FEW.connections_per_address):
             await stack.enter_async_context(_connected(port, address))
@@ -129,7 +129,7 @@ def test_a_request_that_is_being_answered_does_not_give_way_to_a_flood() -> None
 
 @pytest.mark.threat("B9")
 def test_half_sent_requests_of_one_network_of_ipv6_end_their_own() -> None:
-    """A host has a /64 of addresses, so a limit for each address alone would be none."""
+    """One host has a /64 of addresses, so a limit for each address would not limit it."""
     dropped: list[str] = []
     bodies = Bodies(limit=100)
     worker = bodies.open("2001:db8:1::1", lambda: dropped.append("worker"))

@@ -45,7 +45,7 @@ def test_it_shows_who_is_there_and_that_it_is_simulated(broker: Running) -> None
 def test_it_can_only_be_read_and_only_from_here(broker: Running) -> None:
     assert get(broker, method="POST")[0].status == 400
     assert get(broker, "/kbs/v0/auth")[0].status == 404
-    # A name that an attacker has lead to 127.0.0.1.
+    # A name of an attacker that resolves to 127.0.0.1.
     assert get(broker, host="rebound.example")[0].status == 404
 
 
@@ -73,7 +73,7 @@ def test_a_browser_shows_it(broker: Running) -> None:
             [
                 CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                 f"--user-data-dir={profile}", "--no-first-run", "--disable-extensions",
-                # Whatever the page asked for elsewhere would fail, and be said on stderr.
+                # Any request to another host would fail, and stderr would say so.
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                 "--enable-logging=stderr", "--log-level=0", "--dump-dom",
                 f"http://127.0.0.1:{broker.page_port}/",
@@ -84,5 +84,5 @@ def test_a_browser_shows_it(broker: Running) -> None:
     assert "<title>sealring broker</title>" in done.stdout
     assert "<td>job</td><td>2</td>" in done.stdout
     assert "SIMULATED" in done.stdout
-    # The style is the one that the page's policy admits, or the browser would complain.
+    # The style is the one that the page's policy allows, or the browser would complain.
     assert "Content Security Policy" not in done.stderr

@@ -1,4 +1,4 @@
-"""The broker's audit log in a folder, cosigned by witnesses: its end cannot be cut off unseen."""
+"""The broker's audit log in a folder with witnesses: its end cannot be cut off unnoticed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_store_that_was_cut_or_rewritten_is_not_published(place: Place) -> Non
     with pytest.raises(ForkedLog, check=coded("log.truncated_log")):
         update(place, "empty")
     assert update(place) == 2
-    # Without the folder: what was published is remembered, and an honest store fills a new one.
+    # Without the folder, the remembered checkpoint still counts. An honest store fills a new one.
     shutil.rmtree(place.directory / "log")
     with pytest.raises(ForkedLog, match="remembered"):
         update(place, "older")
@@ -161,7 +161,7 @@ def test_as_the_operator_and_an_auditor_type_it(
     assert published.size == 2
     assert "witness.example/1" in {key.name for key in published.cosigned}
     assert "second" in run("broker", "audit", *ca, *policy)
-    # Anybody can read and check the folder, without the broker's key.
+    # Anybody can read and check the folder without the broker's key.
     plain = ("--policy", place.directory / "log.policy")
     assert json.loads(run("audit", "log", log, *plain, "--ask", "--json"))["size"] == 2
     proof = place.directory / "second.tlog-proof"
@@ -169,13 +169,13 @@ def test_as_the_operator_and_an_auditor_type_it(
     run("audit", "proof", log, 1, *plain, "-o", proof, "--entry", entry)
     assert json.loads(entry.read_text())["event"] == "second"
     run("audit", "verify", entry, "--proof", proof, *plain)
-    # An older copy of the store, with all that this machine remembers of it.
+    # Puts back an older copy of the store, with the notes that this machine kept of it.
     (place.ca / "broker.version").unlink()
     store.unlink()
     for left in place.ca.glob("broker.sqlite-*"):
         left.unlink()
     shutil.copy(older, store)
-    assert "first" in run("broker", "audit", *ca)  # whole by itself
+    assert "first" in run("broker", "audit", *ca)  # consistent by itself
     with pytest.raises(
         ForkedLog, match="ends at 1 entries, and the witness", check=coded("log.truncated_log")
     ):
@@ -185,14 +185,14 @@ def test_as_the_operator_and_an_auditor_type_it(
     (place.ca / "broker.log.signed").unlink()
     with pytest.raises(ForkedLog, match="and the witness", check=coded("log.truncated_log")):
         publish(place.directory / "elsewhere")
-    # An emptied one, too.
+    # Also with an empty store.
     (place.ca / "broker.version").unlink()
     store.unlink()
     for left in place.ca.glob("broker.sqlite-*"):
         left.unlink()
     with pytest.raises(ForkedLog, match="ends at 0 entries", check=coded("log.truncated_log")):
         run("broker", "audit", *ca, *policy)
-    # One witness is enough to show it: the proof is the log's own signature.
+    # One witness is enough to show it, because the log itself signed the checkpoint.
     for each in witnesses[:3]:
         each.kill()
     with pytest.raises(ForkedLog, match="witness w4", check=coded("log.truncated_log")):
@@ -233,7 +233,7 @@ def test_witnesses_are_asked_when_the_log_grows_and_every_half_hour(
     log.clock = lambda: 1e12
     assert log.update(opened).size == 2
     assert len(caplog.records) == 4
-    # What is new and has no quorum is published all the same, and said to have none.
+    # A new entry without a quorum is published all the same, and an error says so.
     opened.submit(lambda view: ledger.note(view, 0.0, "third")).result()
     with pytest.raises(NoQuorum):
         log.update(opened)
@@ -290,11 +290,11 @@ def published_size(place: Place) -> int:
 def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
     place: Place, witnesses: list[WitnessThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one, the one of the entries, the one with cosignatures."""
+    """The disk is full at the first checkpoint, at that of the entries, and at the cosigned one."""
     policy = policy_of(place.keys.audit_key, [each.listed for each in witnesses])
     note(place, "first")
     real = Batch.write
-    for room in (0, 1, 1):  # each time the log gets further
+    for room in (0, 1, 1):  # each time the log gets one step further
         left = iter(range(room))
 
         def write(self: Batch, name: str, content: bytes, left: Iterator[int] = left) -> None:
@@ -313,7 +313,7 @@ def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
 def test_a_chore_that_fails_is_done_again_and_ends_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else the broker would publish and forget nothing more, and its own certificate would end."""
+    """Otherwise the broker would publish and delete nothing more, and its certificate would end."""
     monkeypatch.setattr(server, "_SWEEP_SECONDS", 0.0)
     monkeypatch.setattr(server, "_OWN_CERTIFICATE_SECONDS", 0.0)
     seen: list[str] = []

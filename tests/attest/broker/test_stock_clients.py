@@ -1,4 +1,4 @@
-"""Stock KBS clients: a client after the protocol's text is attested, and given a data key."""
+"""Stock KBS clients: one written from the protocol's text is attested and given a data key."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_kind_is_attested_and_given_its_key(name: str, tmp_path: Path) -> N
     tee, prove, trust, policy = CASES[name]
     with running(kbs(tmp_path, trust, policy)) as broker:
         guest = client(broker, tee, prove)
-        # As guest-components' client does: ask, be refused, attest, ask again.
+        # Like guest-components' client: ask, be refused, attest, ask again.
         with pytest.raises(KbsRefusal) as refusal:
             guest.fetch(PATH)
         assert (refusal.value.status, refusal.value.type) == (401, "TokenNotFound")
@@ -116,7 +116,7 @@ def test_gpus_come_as_additional_evidence_and_are_judged(tmp_path: Path) -> None
             "PolicyDeny",
             "policy.device_not_allowed",
         )
-        # The machine vouches for just these devices: others, or none, are not bound.
+        # The machine vouches for exactly these devices: others, or none, are not bound.
         body = guest.attestation(guest.auth())
         body["tee-evidence"]["additional_evidence"] = ""
         unbound = (401, "AttestationError", "evidence.not_bound")

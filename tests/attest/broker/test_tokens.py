@@ -1,4 +1,4 @@
-"""What a token says, and to whom."""
+"""What a token says, and how often an address may ask."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_addresses_without_number_take_no_memory_without_end(
     rates = Rates(per_second=1, burst=1)
     for number in range(100):
         assert rates.allow(str(number), 0)
-    # The first ones are forgotten.
+    # The first addresses are forgotten.
     assert [rates.allow(address, 0) for address in ("99", "90", "0")] == [False, False, True]

@@ -1,4 +1,4 @@
-"""Real process groups whose workers joined through a broker: renewed while they train, or ended."""
+"""Real process groups whose workers joined through a broker: they are renewed, or they end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def trains_across_renewals(rank: int, world: int) -> tuple[int, int, float]:
     dist.init_process_group("sealring", timeout=PATIENCE)
     first, until = serial(), time.monotonic() + 60
     total = torch.zeros(1)
-    # All ranks leave together: when each of them has been renewed.
+    # All ranks leave together, when each of them has been renewed.
     renewals, last = 0, first
     while time.monotonic() < until:
         if serial() != last:
@@ -40,7 +40,7 @@ def trains_across_renewals(rank: int, world: int) -> tuple[int, int, float]:
         if done >= 1:
             break
         time.sleep(0.02)
-    # A group that is made now is made with the newest certificates.
+    # A new group is made with the newest certificates.
     dist.new_group()
     dist.destroy_process_group()
     return first, last, float(total)
@@ -70,7 +70,7 @@ def trains_until_it_ends(rank: int, world: int, flag: str) -> str:
     else:
         return "it went on"
     if rank == 1:
-        # Out is out: there is no next epoch for it.
+        # A worker that is out stays out: it has no next epoch.
         with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             dist.init_process_group("sealring", timeout=PATIENCE)
     return first

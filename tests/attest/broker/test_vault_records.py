@@ -1,4 +1,4 @@
-"""The broker's records of vaults: admitted workers alone, of their own job, and only forwards."""
+"""The broker's records of vaults: only admitted workers of the same job, and only forwards."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_records_go_forward_alone(place: Place) -> None:
         assert recorded[1]["manifest"] == digest(5)
         expected = worker.read()
     with running(place) as broker:
-        # The holder's key is the test's: it holds its rank still.
+        # The test still has the holder's key, which still holds its rank.
         again = Worker(broker, 0, joins=False)
         again.key = worker.key
         assert again.read() == expected

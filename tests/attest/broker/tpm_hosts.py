@@ -1,4 +1,4 @@
-"""A broker's files, and hosts whose TPMs, in software, its policy admits."""
+"""A broker's files, and hosts with software TPMs that its policy admits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.cli.namespaces import tpm_of
 class TpmHosts:
     place: Place
     addresses: list[str]
-    """Of the TPMs: one for each rank, because a TPM serves one process at a time."""
+    """The addresses of the TPMs, one for each rank: a TPM serves one process at a time."""
     chain: Path
 
     def environment(self, port: int) -> dict[str, str]:
-        """Of a worker that joins there; the setting `tpm` is each rank's own."""
+        """The environment of a worker that joins here. The setting `tpm` is each rank's own."""
         return {
             **self.place.environment(port),
             "SEALRING_ATTESTER": f"tpm:{self.chain}",
@@ -35,7 +35,7 @@ class TpmHosts:
 
 @contextmanager
 def tpm_hosts(folder: Path, count: int, *, top: str = "", more: str = "") -> Iterator[TpmHosts]:
-    """`top` and `more`: lines of the policy before and behind the tables that admit these TPMs."""
+    """`top` and `more` are lines of the policy before and after the tables for these TPMs."""
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(minting, "NOW", datetime.now(UTC))

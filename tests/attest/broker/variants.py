@@ -1,4 +1,4 @@
-"""A JSON value with one thing in it changed, for each thing."""
+"""Makes variants of a JSON value, each with one thing changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def variants(value: Any, of_leaf: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """Each member left out, given a wrong name, or changed; `of_leaf` changes all but objects."""
+    """Leaves out, misnames or changes each member. `of_leaf` changes values that are no objects."""
     if not isinstance(value, dict):
         yield from of_leaf(value)
         return

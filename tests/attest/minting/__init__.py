@@ -1,10 +1,10 @@
-"""Evidence of our own making, under roots of our own, with every knob an attacker would turn.
+"""Evidence made by the tests under roots of their own, with every detail open to change.
 
-It shows what verification costs, and tests bend it. No pinned root leads to any of it. Here are
+Tests alter it and measure its verification. No pinned root vouches for any of it. This module has
 authorities, and the certificates and revocation lists that they issue.
 
 amd           SEV-SNP reports
-tpm           quotes and event logs; a virtual TPM that an SNP report vouches for, as Azure has it
+tpm           quotes and event logs; a virtual TPM that an SNP report vouches for, as on Azure
 intel         TDX and SGX quotes, with their collateral
 nvidia        GPU and switch reports, and reference measurements
 """
@@ -39,7 +39,7 @@ _USAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A certificate with its key."""
+    """A certificate and its key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -85,7 +85,7 @@ class Holder:
         days_old: int = 1,
         days_left: int = 10,
     ) -> ocsp.OCSPResponse:
-        """What OCSP says of a certificate that this authority issued."""
+        """An OCSP answer about a certificate that this authority issued."""
         signer = responder or self
         revoked = status is ocsp.OCSPCertStatus.REVOKED
         builder = ocsp.OCSPResponseBuilder().add_response(
@@ -117,7 +117,7 @@ def issue(
     extensions: Sequence[x509.ExtensionType] = (),
     critical: bool = False,
 ) -> Holder:
-    """`public_key` is another's, whose private half we do not have."""
+    """Issues a certificate. `public_key` may be another's, whose private half we do not have."""
     key = ec.generate_private_key(curve or ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     uses = {"key_cert_sign", "crl_sign"} if ca else set(usage)
@@ -143,9 +143,9 @@ def issue(
 
 
 def sign(key: ec.EllipticCurvePrivateKey, message: bytes) -> tuple[int, int]:
-    """r, and the smaller s: as a worker sends a signature of its hardware."""
+    """Returns r and the smaller s, as a worker sends a signature of its hardware."""
     r, s = decode_dss_signature(key.sign(message, ec.ECDSA(_hash(key))))
-    # Spelled out a second time, not taken from what the verifier does.
+    # Written independently of the verifier's code.
     order = _P256_ORDER if isinstance(key.curve, ec.SECP256R1) else _P384_ORDER
     return r, min(s, order - s)
 

@@ -1,4 +1,4 @@
-"""A stand-in for Intel: root, platform and quoting keys, and the statements that it signs."""
+"""A stand-in for Intel: root, platform and quoting keys, and its signed statements."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class Intel:
     def quote(
         self, body: bytes, version: int | None = None, *, shown: Holder | None = None
     ) -> bytes:
-        """SGX (version 3), TDX 1.0 (version 4 or 5) or TDX 1.5 (version 5), as the body is long.
+        """A quote of SGX (version 3), TDX 1.0 (4 or 5) or TDX 1.5 (5). The body's length decides.
 
-        `shown` is another machine's key, whose certificate the quote holds in the place of ours.
+        `shown` is another machine's key, whose certificate the quote then holds instead of ours.
         """
         tdx = len(body) != _ENCLAVE_BYTES
         number = version or {_ENCLAVE_BYTES: 3, _TD_BYTES: 4, _TD_15_BYTES: 5}[len(body)]
@@ -112,7 +112,7 @@ class Intel:
         signer: Holder | None = None,
         with_pck: bool = False,
     ) -> Collateral:
-        """`with_pck`: with this machine's certificates, as `dcap_qvl.get_collateral` writes it."""
+        """`with_pck` adds this machine's certificates, as `dcap_qvl.get_collateral` does."""
         issued, until = NOW - days_old * DAY, NOW + days_left * DAY
         dates = {"issueDate": _date(issued), "nextUpdate": _date(until)}
         shared = {**dates, "tcbEvaluationDataNumber": 17}
@@ -200,7 +200,7 @@ def _enclave(
 
 
 def _platform(ppid: bytes) -> bytes:
-    """The PCK certificate's extension: who the platform is, and its TCB."""
+    """The PCK certificate's extension, with the platform's identity and its TCB."""
 
     def field(number: str, value: bytes) -> bytes:
         oid = x509.ObjectIdentifier(f"{_SGX}.{number}")

@@ -139,7 +139,7 @@ class Nvidia:
         return verify_reference(data, Trust(now), frozenset({self.reference_root.fingerprint}))
 
     def references(self) -> tuple[Reference, ...]:
-        """Of the driver and the VBIOS that `report` has, each with its half of the measurements."""
+        """References of the driver and the VBIOS in `report`, each with half the measurements."""
         if self.model.startswith("LS"):
             halves = {VBIOS: MEASUREMENTS}
         else:

@@ -1,4 +1,4 @@
-"""A stand-in for a maker of TPMs and one of its chips."""
+"""A stand-in for a maker of TPMs and for one of its chips."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Credential:
 
 
 def make_credential(chain: Sequence[bytes], ak: bytes, trust: Trust) -> Credential:
-    """For a TPM that brings its EK's chain and the AK's public part."""
+    """Makes a credential for a TPM that shows its EK's chain and the AK's public part."""
     endorsement = verify_endorsement(chain, trust)
     secret = secrets.token_bytes(32)
     blob = seal_credential(endorsement.leaf.public_key(), check_ak(ak).name, secret)
@@ -77,7 +77,7 @@ BOOT: Final = (
 def event_log(
     events: tuple[Measured, ...], banks: tuple[tuple[int, int], ...] = ((11, 32),)
 ) -> bytes:
-    """In TCG's crypto-agile form."""
+    """An event log in TCG's crypto-agile form."""
     head = _LOG_HEAD + len(banks).to_bytes(4, "little")
     head += b"".join(_le(bank, 2) + _le(size, 2) for bank, size in banks) + b"\0"
     log = _le(0, 4) + _le(3, 4) + bytes(20) + _le(len(head), 4) + head
@@ -91,7 +91,7 @@ def event_log(
 
 
 def pcr_values(events: tuple[Measured, ...]) -> dict[int, bytes]:
-    """Spelled out a second time, not taken from what the verifier does."""
+    """The PCRs after these events, computed independently of the verifier's code."""
     values = {pcr: (b"\xff" if 17 <= pcr <= 22 else b"\0") * 32 for pcr in range(24)}
     for event in events:
         if event.kind == 3 and event.content.startswith(b"StartupLocality"):
@@ -121,7 +121,7 @@ def sign(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, message: bytes) ->
 
 
 def public_of(key: ec.EllipticCurvePrivateKey, attributes: int = AK_ATTRIBUTES) -> bytes:
-    """TPMT_PUBLIC of a restricted signing key."""
+    """The TPMT_PUBLIC of a restricted signing key."""
     numbers = key.public_key().public_numbers()
     head = bytes.fromhex("0023000b") + attributes.to_bytes(4, "big")
     head += bytes.fromhex("000000100018000b00030010")
@@ -139,7 +139,7 @@ class Maker:
         events: tuple[Measured, ...] = BOOT,
         ak_certified: object = None,
     ) -> None:
-        """`ek` is a real TPM's public key, to be certified; `ak_certified` likewise."""
+        """`ek` and `ak_certified` may be a real TPM's public keys, to be certified."""
         self.root = issue("TPM maker's root", None, ca=True)
         self.signer = issue("TPM maker", self.root, ca=True)
         self.ek: Holder = issue(
@@ -172,7 +172,7 @@ class Maker:
         return Trust(now, tpm=frozenset({self.root.fingerprint}), lists=lists)
 
     def challenge(self, challenge: Challenge = CHALLENGE) -> Challenge:
-        """With a credential that this TPM has opened."""
+        """A challenge with a credential that this TPM has opened."""
         credential = subject(self.ek.der, self.ak) + SECRET
         return Challenge(challenge.nonce, challenge.public_key, credential)
 
@@ -206,7 +206,7 @@ def _le(number: int, size: int) -> bytes:
     return number.to_bytes(size, "little")
 
 
-# ---- A virtual TPM that a report of our own AMD or Intel vouches for, in Azure's form
+# ---- a virtual TPM in Azure's form, vouched for by a report of the tests' own AMD or Intel
 
 
 _SNP, _TDX = 2, 4
@@ -221,7 +221,7 @@ class AzureGuest:
         modulus: int | None = None,
         **changes: Any,
     ) -> None:
-        """`modulus` is a real TPM's; `changes` are the hardware's report's."""
+        """`modulus` is a real TPM's. `changes` are for the hardware's report."""
         self.maker = maker
         self.kind = "az-snp-vtpm" if isinstance(maker, Amd) else "az-tdx-vtpm"
         self.key = rsa.generate_private_key(65537, 2048)
