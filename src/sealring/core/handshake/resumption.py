@@ -150,7 +150,8 @@ class SessionConnection(Connection):
                 raise PeerUnreachable(f"{self.who} closed the connection during set-up")
             self._opening += chunk
         session = self._sessions.with_id(self._opening[_HEADER_BYTES:][:ID_BYTES])
-        if session is None or not self._answer(session):
+        of_its_length = self._opening.startswith(_header(_OPEN_BYTES))
+        if not of_its_length or session is None or not self._answer(session):
             self.send_all(_header(0))
             raise PeerUnreachable(f"{self.who} asked for a session that this worker does not have")
         self._session = session

@@ -310,11 +310,13 @@ class Dialer:
 
         They give them back within seconds, so the attempt is repeated until the time is up.
         """
-        self.problems[rank] = PeerUnreachable(
+        lack = PeerUnreachable(
             f"rank {rank} cannot be dialed at {address[0]} port {address[1]}: {problem.strerror}",
             peer=rank,
         )
-        _LOG.warning("sealring: %s; trying again", self.problems[rank])
+        if str(self.problems.get(rank)) != str(lack):  # one line a cause, and not one a try
+            _LOG.warning("sealring: %s; trying again", lack)
+        self.problems[rank] = lack
 
 
 def _connect(sock: socket.socket, address: Address) -> int:

@@ -146,6 +146,8 @@ class MeshAttempt:
         self._current = current
         self._exchange: Exchange | None = None
         self._waiting = WaitingLinks(terms)
+        self._cut: set[int] = set()
+        """Neighbours whose link was cut before this worker's first links were there."""
         self._polled: list[WaitingLink] | None = None
         self._poll = select.poll()
         """Of these links, until there are others."""
@@ -304,7 +306,10 @@ class MeshAttempt:
                 peer=link.rank,
                 proven=True,
             )
-        _LOG.warning("sealring: the connection to rank %d was cut in set-up", link.rank)
+        # One line for each neighbour: it may cut its link again and again.
+        level = logging.DEBUG if link.rank in self._cut else logging.WARNING
+        self._cut.add(link.rank)
+        _LOG.log(level, "sealring: the connection to rank %d was cut in set-up", link.rank)
         if link.dialer:
             self._dialer.dial(PipeName(link.rank))
 

@@ -108,15 +108,22 @@ class Settling:
                 self._hear_words(link, message)
 
     def _hear_words(self, link: WaitingLink, message: Message) -> None:
-        if message["type"] == "linked" and not (link.linked or self._sparse):
-            exactly(message, _LINKED)
-            link.closed, link.linked = True, instances(message, "instances")
-            self._check_linked(link)
-        elif message["type"] == "ready" and link.closed and self._may_be_ready(link):
-            exactly(message, _READY)
-            link.ready = digest(message, "transcript")
-        else:
-            raise _out_of_step(link)
+        try:
+            if message["type"] == "linked" and not (link.linked or self._sparse):
+                exactly(message, _LINKED)
+                link.closed, link.linked = True, instances(message, "instances")
+            elif message["type"] == "ready" and link.closed and self._may_be_ready(link):
+                exactly(message, _READY)
+                link.ready = digest(message, "transcript")
+            else:
+                raise _out_of_step(link)
+        except MalformedSetup as problem:
+            if problem.peer is not None:
+                raise
+            # The parser knows no peers.
+            said = f"rank {link.rank}: {problem}"
+            raise MalformedSetup(said, peer=link.rank, proven=True) from None
+        self._check_linked(link)
 
     def _may_be_ready(self, link: WaitingLink) -> bool:
         """One that is not in the tree may hear the last confirmation before this worker does."""
