@@ -1,13 +1,13 @@
-"""A collective as a small program of steps; pure, no torch, no I/O.
+"""A collective as a small program of steps. No torch and no I/O.
 
-table    which algorithm for which size, world and topology, as measured
-choose   the algorithm of a collective, from that table or as it was set
-layout   where a tensor is cut into chunks, and chunks into segments
-build    the program, written by ring, direct, tree or hierarchical
-check    whether the programs of all ranks fit together
-relayed  a program in which nothing is published or passed on
+table    the measured table: which algorithm for which size, world and topology
+choose   chooses the algorithm of a collective, by the settings or the table
+layout   cuts a tensor into chunks, and chunks into segments
+build    makes the program; ring, direct, tree and hierarchical write it
+check    checks that the programs of all ranks fit together
+relayed  converts a program so that nothing is published or forwarded
 paths    the way of each chunk through a group
-levels   in which exchange each record goes, where GPUs exchange records
+levels   which exchange carries each record, where GPUs exchange records by NCCL
 """
 
 from sealring.core.schedule.build import (

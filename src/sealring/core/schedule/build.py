@@ -1,4 +1,4 @@
-"""From (operation, algorithm, world, rank) to the program; the only door to its authors."""
+"""Makes the program for (operation, algorithm, world, rank); other code uses only this module."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ ALGORITHMS: Final[dict[Operation, tuple[Algorithm, ...]]] = {
     Operation.INTRODUCTION: (Algorithm.TREE,),
     Operation.OBJECTION: (Algorithm.TREE,),
 }  # fmt: skip
-"""How each operation can be done. Where every byte has one sender and one receiver, anything but
-sending it there would seal it twice; and what is published reaches everybody, wanted or not."""
+"""The possible algorithms of each operation. If every byte has one sender and one receiver, only
+DIRECT makes sense: other algorithms would seal it twice, or publish it to all ranks."""
 
 _CHUNKED: Final = frozenset({Algorithm.RING, Algorithm.PARAMETER_SERVER, Algorithm.HIERARCHICAL})
 
 
 def cuts_into_chunks(operation: Operation, algorithm: Algorithm) -> bool:
-    """Whether the one tensor is given as one slot per rank (layout.chunks) or as a single slot."""
+    """Whether the tensor is passed as one slot per rank (layout.chunks) instead of a single
+    slot."""
     return operation is Operation.ALL_REDUCE and algorithm in _CHUNKED
 
 
@@ -50,11 +51,11 @@ def program_for(
     premultiply: bool = False,
     topology: Topology | None = None,
 ) -> Program:
-    """The program of one rank. What its slots are is said at the functions that write it.
+    """The program of one rank. The functions that write programs document their slots.
 
-    `average` ends the reduction with a division by the world, `premultiply` begins it with a
-    multiplication of this rank's contribution; both are for the operations that reduce. `topology`
-    is for the hierarchical algorithm; without it, all ranks are on one host.
+    `average` divides the result by the world; `premultiply` multiplies this rank's contribution by
+    a factor first. Both are only for operations that reduce. `topology` is for the hierarchical
+    algorithm; without it, all ranks are on one host.
     """
     if (average or premultiply) and operation not in REDUCING:
         raise Unsupported(f"{operation.name} reduces nothing, so it can neither average nor scale")
@@ -125,9 +126,9 @@ def program_for(
 def passes_records_on(
     operation: Operation, algorithm: Algorithm, world: int, topology: Topology | None = None
 ) -> bool:
-    """Whether any rank forwards, sealed as it came, what another sealed."""
-    # A small world of the same kind has the answer: the programs of a large one have millions of
-    # steps.
+    """Whether any rank forwards records unchanged."""
+    # A small world of the same kind gives the same answer. The programs of a large world have
+    # millions of steps.
     like = small_world(topology or one_host(world))
     world = len(like.host_of)
     return any(
@@ -138,7 +139,7 @@ def passes_records_on(
 
 
 def input_slots(operation: Operation, world: int, *, is_root: bool = False) -> frozenset[int]:
-    """The slots that hold the caller's input apart from its output: read, never written."""
+    """The slots that hold only the caller's input: they are read and never written."""
     match operation:
         case Operation.REDUCE_SCATTER | Operation.ALL_TO_ALL:
             return frozenset(range(world))

@@ -1,6 +1,7 @@
-"""Whether the programs of all ranks of one collective fit together.
+"""Checks that the programs of all ranks of one collective fit together.
 
-Run in tests over every program we can build; a mistake here would be a hang or a wrong sum there.
+Tests check every program that can be built. An error in a program would cause a hang or a wrong
+sum in the engine.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ _READS_SOURCE = frozenset({Action.COPY, Action.REDUCE})
 _WRITES_SLOT = frozenset(Action) - SENDING
 
 _Arrival = tuple[Link, int, int]
-"""A record on a link, by its origin (-1: of the pair) and its message number."""
+"""A record on a link, with its origin (-1 for a record of the pair) and its message number."""
 
 
 def check_programs(
     programs: Sequence[Program], *, read_only: Callable[[int], Collection[int]] = lambda rank: ()
 ) -> None:
-    """Raises ScheduleError, saying where, unless the ranks' programs form one sound collective:
+    """Raises ScheduleError, which says where, unless the ranks' programs form a correct collective:
 
-    - programs[r] is rank r's, and all are of one operation, algorithm and world;
+    - programs[r] is rank r's, and all have the same operation, algorithm and world;
     - steps name slots, peers and earlier steps that exist, and write no slot in `read_only(rank)`;
     - two steps that touch one slot, one of them writing, are ordered by ``after``;
     - scratch is written before it is read;
-    - a FORWARD passes on a published record that this rank has received by then;
+    - a FORWARD passes on a published record that this rank has received before;
     - a (sealer, message) pair is sealed once, and a published record reaches every other rank
-      exactly once (its sealer's count would show a gap to a rank that it does not reach);
-    - what one rank publishes comes to another over one link, so that it comes in order;
-    - over one link a rank passes on no more than world - 2 records (the engine's memory is
-      reckoned by it);
+      exactly once (a rank that it did not reach would see a gap in the sealer's counts);
+    - what one rank publishes reaches another rank over one link, and so in order;
+    - over one link a rank passes on at most world - 2 records (the engine's memory limit assumes
+      this);
     - every record that is sent is received by exactly one step, and the other way round;
     - all steps can run, over links that keep records in order.
     """
@@ -131,7 +132,7 @@ def _check_forward(program: Program, index: int, step: Step) -> None:
 
 
 def _check_slot_order(program: Program) -> None:
-    """Every two conflicting steps ordered; ancestors are bit sets, to be quick for large worlds."""
+    """Checks that every two conflicting steps are ordered. Ancestors are bit sets, for speed."""
     ancestors: list[int] = []
     readers: dict[int, list[int]] = {}
     writers: dict[int, list[int]] = {}

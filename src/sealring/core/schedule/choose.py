@@ -1,4 +1,4 @@
-"""Which algorithm a collective takes: what was set, else what the table says."""
+"""Chooses a collective's algorithm: the one that was set by hand, else the table's."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from sealring.errors import ConfigurationError
 NOTHING_SET: Final[Mapping[Operation, Algorithm]] = MappingProxyType({})
 
 _MOST_LINKS: Final = 64
-"""Of a rank, for one program. A link to a rank that a worker has none with costs a TLS handshake,
-and every group has sockets of its own. The table knows nothing of that: it was measured in small
-worlds, long after the links were made."""
+"""The most links of a rank for one program. The first link between two workers costs a TLS
+handshake, and every group has its own sockets. The table does not include these costs: it was
+measured in small worlds whose links existed."""
 _FEWER_LINKS: Final = {
     Operation.ALL_REDUCE: Algorithm.RING,
     Operation.REDUCE_SCATTER: Algorithm.RING,
@@ -38,7 +38,7 @@ _FEWER_LINKS: Final = {
 
 
 class Selection:
-    """One group's choice: its world and topology looked up once, so that a call costs little."""
+    """One group's choices. The table is looked up once per group, so that a call is cheap."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Selection:
         table: AlgorithmTable | None = None,
         fixed: Mapping[Operation, Algorithm] = NOTHING_SET,
     ) -> None:
-        """`fixed` comes before the table. Both must be the same on all ranks."""
+        """`fixed` takes precedence over the table. Both must be equal on all ranks."""
         self._topology, self._fixed = topology, fixed
         placement, world = Placement.of(topology), len(topology.host_of)
         chosen = shipped_table() if table is None else table
@@ -58,15 +58,16 @@ class Selection:
         }
 
     def __call__(self, operation: Operation, nbytes: int) -> Algorithm:
-        """For a collective in which one rank's message has `nbytes` bytes (as in table.py)."""
+        """The algorithm for a collective in which a rank's message has `nbytes` bytes
+        (table.py)."""
         return self._rows[operation].at(nbytes)
 
     def without_forwards(self) -> Selection:
-        """The same for ways on which no record is passed on, and which lead from any rank to any.
+        """Returns the selection for a way between GPUs on which no rank forwards records.
 
-        What would pass some on is done hierarchically instead: on one host that is to exchange
-        directly, cut into chunks where that saves bytes. It stays where that takes too many links,
-        and what was set by hand stays.
+        Algorithms that forward are replaced by the hierarchical one. On one host that means a
+        direct exchange, in chunks if that saves bytes. An algorithm stays if the replacement needs
+        too many links, or if it was set by hand.
         """
 
         def instead(operation: Operation, algorithm: Algorithm) -> Algorithm:
@@ -87,11 +88,11 @@ class Selection:
 
 
 def _with_few_links(operation: Operation, row: Row, topology: Topology) -> Row:
-    """The row for a topology in which some of its programs may need too many links."""
+    """The row, with algorithms replaced whose programs need too many links in this topology."""
 
     def instead(algorithm: Algorithm) -> Algorithm:
         if operation is Operation.BARRIER:
-            # A larger group has formed along the tree.
+            # A larger group formed along the tree, so it has the tree's links already.
             linked = len(topology.host_of) <= limits.MOST_LINKED_AT_ONCE
             return Algorithm.DIRECT if linked else Algorithm.TREE
         if operation not in _FEWER_LINKS or has_few_links(algorithm, topology):
@@ -103,18 +104,18 @@ def _with_few_links(operation: Operation, row: Row, topology: Topology) -> Row:
 
 
 def has_few_links(algorithm: Algorithm, topology: Topology) -> bool:
-    """So few in each rank's program that it may be taken without being asked for."""
+    """Whether each rank needs so few links that the algorithm may be chosen automatically."""
     return _most_links(algorithm, topology) <= _MOST_LINKS
 
 
 def _most_links(algorithm: Algorithm, topology: Topology) -> int:
-    """That a rank has in one of the algorithm's programs, or a few more."""
+    """An upper bound of a rank's links in one of the algorithm's programs."""
     world, on_host = len(topology.host_of), Counter(topology.host_of)
     match algorithm:
         case Algorithm.RING | Algorithm.TREE:
             return world.bit_length() + 1
         case Algorithm.HIERARCHICAL:
-            # A host's ranks share what goes to other hosts: where it has few, each meets many.
+            # A host's ranks share the links to other hosts: on a small host each has many.
             least, most = min(on_host.values()), max(on_host.values())
             return most - 2 + sum(-(-ranks // least) for ranks in on_host.values())
     return world - 1
@@ -123,24 +124,21 @@ def _most_links(algorithm: Algorithm, topology: Topology) -> int:
 def choose(
     operation: Operation, world: int, nbytes: int, override: Algorithm | None = None
 ) -> Algorithm:
-    """The shipped table's choice for a world on one host, or `override` where there is such a one.
-
-    That holds for those operations that have the algorithm; the others are as if there were none.
-    """
+    """The shipped table's choice for a world on one host, or `override` if the operation has it."""
     if override in ALGORITHMS[operation]:
         return override
     return shipped_table().row(operation, Placement.of(one_host(world)), world).at(nbytes)
 
 
 def everywhere(algorithm: Algorithm) -> dict[Operation, Algorithm]:
-    """One algorithm for all operations that have it."""
+    """Maps all operations that have this algorithm to it."""
     return {operation: algorithm for operation in CALLED if algorithm in ALGORITHMS[operation]}
 
 
 def parse_fixed(text: str, name: str) -> dict[Operation, Algorithm]:
-    """From "ring", "all_reduce=ring,broadcast=tree" or both kinds; `name` is what errors call it.
+    """Parses "ring", "all_reduce=ring,broadcast=tree" or a mix. `name` names the setting in errors.
 
-    A name alone holds for every operation that has the algorithm, one with an operation for that.
+    An algorithm alone is for every operation that has it; `operation=algorithm` takes precedence.
     """
     general: dict[Operation, Algorithm] = {}
     special: dict[Operation, Algorithm] = {}

@@ -1,11 +1,11 @@
-"""Direct programs: every rank exchanges with every other at once, one hop for any world.
+"""Direct programs: every rank exchanges with every other at once, in one hop.
 
-A record's message number is the number of the chunk it carries, and 0 where it carries the whole
-tensor. A rank SENDs each chunk to one peer and PUBLISHes at most one record, so a
-(sealer, message) pair names one record.
+A record's message number is the number of the chunk that it carries, or 0 if it carries the whole
+tensor. A rank SENDs each chunk to one peer and PUBLISHes at most one record, so a (sealer, message)
+pair identifies one record.
 
-Reductions run in rank order, ((x[0] op x[1]) op x[2]) ..., on every rank alike, whichever record
-came first: so all ranks end with the same bits.
+Every rank reduces in rank order, ((x[0] op x[1]) op x[2]) ..., whatever record comes first. So all
+ranks end with the same bits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def all_reduce(world: int, rank: int, *, average: bool, premultiply: bool) -> Pr
         writer.premultiply(0)
     own = 0
     if rank > 0:
-        # Rank 0's contribution comes first, so ours must wait elsewhere. It is published from
-        # there too: then no receive has to wait until a slow peer has taken what we send.
+        # Rank 0's contribution comes first, so this rank's waits in scratch. It is also published
+        # from there, so that no receive waits until a slow peer has taken it.
         own = writer.scratch(like=0)
         writer.copy(own, 0)
     writer.publish(own, _others(world, rank), message=0)
@@ -41,8 +41,8 @@ def all_reduce(world: int, rank: int, *, average: bool, premultiply: bool) -> Pr
 def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -> Program:
     """Slots 0..world-1 are the chunks of the input and only read; slot `world` is the output.
 
-    All slots are equally long. The output may be the memory of input chunk `rank`: nothing is
-    written to it before that chunk was read.
+    All slots are equally long. The output may be the memory of input chunk `rank`, because nothing
+    is written to it before that chunk has been read.
     """
     writer = ProgramWriter(Operation.REDUCE_SCATTER, Algorithm.DIRECT, rank, world, slots=world + 1)
     output = world
@@ -95,7 +95,7 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
 
 
 def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool) -> Program:
-    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are."""
+    """Slot 0 is the tensor. The root's becomes the result; the others' do not change."""
     writer = ProgramWriter(Operation.REDUCE, Algorithm.DIRECT, rank, world, slots=1)
     own = 0
     if (premultiply and rank != root) or (rank == root and root > 0):
@@ -120,8 +120,8 @@ def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool
 
 
 def gather(world: int, rank: int, *, root: int) -> Program:
-    """The root's slots 0..world-1 are the regions of the output, its slot `world` its own input,
-    which may be the memory of region `root`. All others have slot 0 alone, their input."""
+    """On the root, slots 0..world-1 are the regions of the output, and slot `world` is its input,
+    which may be the memory of region `root`. Other ranks have only slot 0, their input."""
     slots = world + 1 if rank == root else 1
     writer = ProgramWriter(Operation.GATHER, Algorithm.DIRECT, rank, world, slots=slots)
     if rank != root:
@@ -134,8 +134,8 @@ def gather(world: int, rank: int, *, root: int) -> Program:
 
 
 def scatter(world: int, rank: int, *, root: int) -> Program:
-    """The root's slots 0..world-1 are the parts of its input, its slot `world` its own output,
-    which may be the memory of part `root`. All others have slot 0 alone, their output."""
+    """On the root, slots 0..world-1 are the parts of its input, and slot `world` is its output,
+    which may be the memory of part `root`. Other ranks have only slot 0, their output."""
     slots = world + 1 if rank == root else 1
     writer = ProgramWriter(Operation.SCATTER, Algorithm.DIRECT, rank, world, slots=slots)
     if rank != root:
@@ -148,9 +148,9 @@ def scatter(world: int, rank: int, *, root: int) -> Program:
 
 
 def all_to_all(world: int, rank: int) -> Program:
-    """Slots 0..world-1 are what goes to each rank, the next `world` slots what comes from each.
+    """Slots 0..world-1 are sent, one to each rank; the next `world` slots receive from each rank.
 
-    They may be of any lengths, as long as the two ends of each message agree on its own.
+    Slots may have any lengths, as long as the two ends of each message agree on its length.
     """
     writer = ProgramWriter(Operation.ALL_TO_ALL, Algorithm.DIRECT, rank, world, slots=2 * world)
     for peer in _others(world, rank):
@@ -162,12 +162,12 @@ def all_to_all(world: int, rank: int) -> Program:
 
 
 def barrier(world: int, rank: int) -> Program:
-    """Slot 0 is empty; what counts is that a record came from everybody."""
+    """Slot 0 is empty. A rank passes when a record has come from every other rank."""
     writer = ProgramWriter(Operation.BARRIER, Algorithm.DIRECT, rank, world, slots=1)
     others = _others(world, rank)
     writer.publish(0, others, message=0)
     if others:
-        # Not into slot 0: no receive shall wait until a slow peer has taken our record.
+        # Not into slot 0, so that no receive waits until a slow peer has taken this rank's record.
         arrived = writer.scratch(like=0)
         for peer in others:
             writer.receive(arrived, peer, message=0, origin=peer)
@@ -175,10 +175,10 @@ def barrier(world: int, rank: int) -> Program:
 
 
 def _send_chunks(writer: ProgramWriter, *, premultiply: bool) -> None:
-    """Chunk p of the input goes to rank p, times the factor where there is one.
+    """Sends chunk p of the input to rank p, times the factor if there is one.
 
-    Each product gets scratch of its own. Sharing one would let a slow peer hold up what we send
-    to the others, and with links of limited room that can end in a circle of ranks waiting.
+    Each product gets its own scratch. If they shared one, a slow peer would delay the chunks of
+    the others, and as links have limited room, ranks could wait for each other in a circle.
     """
     for peer in _others(writer.world, writer.rank):
         chunk = peer
@@ -190,5 +190,5 @@ def _send_chunks(writer: ProgramWriter, *, premultiply: bool) -> None:
 
 
 def _others(world: int, rank: int) -> list[int]:
-    """All other ranks, each rank starting with the next one: no rank is the first of all others."""
+    """All other ranks, beginning with the next one, so that not all ranks begin with the same."""
     return [(rank + distance) % world for distance in range(1, world)]

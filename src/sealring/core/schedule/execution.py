@@ -1,7 +1,6 @@
-"""In which order the steps of all ranks can run: the rules of program.py, without the data.
+"""Runs the steps of all ranks in a possible order, by the rules of program.py, without data.
 
-Both `check` (can they all run at all?) and the reference engine (what comes out?) walk through
-programs this way.
+`check` uses this to find deadlocks. The reference engine uses it to compute results.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Link(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a record on a link says it is. `origin` is -1 for a record of the pair."""
+    """The identity of a record on a link. `origin` is -1 for a record of the pair."""
 
     segment: int
     origin: int
@@ -43,13 +42,15 @@ class Record(NamedTuple):
 class Execution:
     """Runs programs over links that keep records in order.
 
-    Only the record at the head of a link can be received; it holds up those behind it until the
-    step that takes it may run. With `link_records`, a link holds no more than so many, and a step
-    that sends is done when its last record found room. A rank has at most `window` segments
-    open, the oldest unfinished one among them. segments[rank][step] says in how many segments that
-    step exists, 1 without it. With `shuffle`, of all steps that can run any one
-    may be next, except that a rank's sends keep the order in which they became ready, and so do
-    those steps that need no other rank, and that a step runs in the order of segments.
+    Only the record at the head of a link can be received; it blocks those behind it until the step
+    that receives it may run. With `link_records`, a link holds at most that many records, and a
+    step that sends is done when its last record has found room. A rank has at most `window`
+    segments open, beginning with the oldest unfinished one. segments[rank][step] is the number of
+    segments in which that step exists (default 1).
+
+    With `shuffle`, the next step is any that can run, with three limits: a rank's sends keep the
+    order in which they became ready, so do its steps that need no other rank, and a step runs in
+    the order of segments.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class Execution:
             self._open_segments(rank)
 
     def turns(self) -> Iterator[Turn]:
-        """Every step of every rank in an order in which they can run; ScheduleError if none is."""
+        """Yields every step of every rank in a possible order; raises ScheduleError at a
+        deadlock."""
         while self._runnable:
             turn = self._next()
             yield turn
@@ -178,7 +180,7 @@ class Execution:
             self._fill(link)
 
     def _fill(self, link: Link) -> None:
-        """Moves records that wait outside a link into it, as far as there is room."""
+        """Moves waiting records into the link while it has room."""
         outside = self._outside.get(link)
         records = self._links.setdefault(link, deque())
         while outside and (self._link_records is None or len(records) < self._link_records):

@@ -1,19 +1,18 @@
-"""First inside each host, then between hosts: every byte crosses between two hosts as seldom as can
-be, however ranks share hosts.
+"""Hierarchical programs: first inside each host, then between hosts, to minimize traffic between
+them.
 
-Chunk c belongs to rank c, its home. In every other host one rank, the same for all, speaks for
-that host in all matters of chunk c: its gateway. On the way in, each rank SENDs its part of chunk c
-to its host's gateway (or to its home, if it lives there), which adds them up and SENDs one sum to
-the home.
-On the way out the home PUBLISHes to its own host and to the gateways, and those pass the sealed
-record on inside their host. So chunk c enters and leaves a host once. Gateways of different chunks
-are different ranks, as far as there are any, and all links between hosts work at once.
+Chunk c belongs to rank c, its home. In every other host one rank is the gateway of chunk c. On the
+way in, each rank SENDs its part of chunk c to its host's gateway (or to the home, in the home's
+host). The gateway adds the parts up and SENDs one sum to the home. On the way out the home
+PUBLISHes to its own host and to the gateways, which forward the sealed record inside their hosts.
+So chunk c enters and leaves a host once. Different chunks have different gateways, as far as there
+are enough ranks, so all links between hosts work at once.
 
-With one host, or with one rank in each, this is the parameter server with its shards spread over
-all ranks: every chunk goes to its home in one hop and comes back in one.
+With one host, or with one rank in each host, this is a parameter server whose shards are spread
+over all ranks: every chunk goes to its home in one hop and comes back in one.
 
-A record's message number is the number of its chunk, and of the rank in `reduce`, where there is
-one chunk and its home is the root.
+A record's message number is the number of its chunk; in `reduce`, which has one chunk and whose
+home is the root, it is the sender's rank.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from sealring.core.schedule.program import Algorithm, Operation, Program, Progra
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who shares a host with whom: host_of[r] is a number that stands for rank r's host."""
+    """Which ranks share a host: host_of[r] is the number of rank r's host."""
 
     host_of: tuple[int, ...]
     _members: dict[int, list[int]] = field(init=False, repr=False, compare=False)
@@ -43,18 +42,18 @@ class Topology:
         return self._members[host]
 
     def hosts(self) -> list[int]:
-        """In the order of their first ranks."""
+        """The hosts' numbers, in the order of their first ranks."""
         return list(self._members)
 
     def relay_rank(self, home: int, host: int) -> int:
-        """Who handles rank `home`'s chunk in `host`: its home if it lives there, or a gateway."""
+        """The rank that handles `home`'s chunk in `host`: `home` if it is there, else a gateway."""
         if self.host_of[home] == host:
             return home
         members = self.members(host)
         return members[home % len(members)]
 
     def mates(self, rank: int) -> Sequence[int]:
-        """The others in its host, each rank starting with the next one."""
+        """The other ranks of the rank's host, beginning with the next one."""
         members = self.members(self.host_of[rank])
         place = members.index(rank)
         return [*members[place + 1 :], *members[:place]]
@@ -69,13 +68,14 @@ def one_host(world: int) -> Topology:
 
 
 _FEW: Final = 4
-"""A binomial tree of four ranks, and a ring of three, have a rank that passes records on."""
+"""So few ranks are enough: a binomial tree of four ranks, and a ring of three, have a rank that
+forwards."""
 
 
 def small_world(topology: Topology) -> Topology:
-    """Rank 0's host and the largest others, with a few ranks of each, in their order.
+    """A smaller topology: rank 0's host and the largest other hosts, with a few ranks of each.
 
-    Whether a rank passes records on is the same there.
+    An algorithm forwards records in the small topology exactly if it does in the large one.
     """
     on_host = Counter(topology.host_of)
     first = topology.host_of[0]
@@ -98,8 +98,8 @@ def all_reduce(
 ) -> Program:
     """Slot i is chunk i of the tensor, in place.
 
-    A host's sum is ((own op mate) op mate) ..., own being its relay_rank's and the mates in rank
-    order; to its own host's sum the home adds those of the other hosts, in their order.
+    A host's sum is ((own op mate) op mate) ..., where `own` is the relay_rank's part and the mates
+    follow in rank order. To its own host's sum the home adds the other hosts' sums in their order.
     """
     writer = ProgramWriter(Operation.ALL_REDUCE, algorithm, rank, world, slots=world)
     if premultiply:
@@ -118,8 +118,8 @@ def reduce_scatter(
 ) -> Program:
     """Slots 0..world-1 are the chunks of the input and only read; slot `world` is the output.
 
-    All slots are equally long. The output may be the memory of input chunk `rank`: that chunk is
-    read by one step, the copy into the output. The order is all_reduce's.
+    All slots are equally long. The output may be the memory of input chunk `rank`, because only one
+    step reads that chunk, the copy into the output. The order of reduction is all_reduce's.
     """
     writer = ProgramWriter(
         Operation.REDUCE_SCATTER, Algorithm.HIERARCHICAL, rank, world, slots=world + 1
@@ -167,7 +167,7 @@ def broadcast(topology: Topology, world: int, rank: int, *, root: int) -> Progra
 def reduce(
     topology: Topology, world: int, rank: int, *, root: int, average: bool, premultiply: bool
 ) -> Program:
-    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are."""
+    """Slot 0 is the tensor. The root's becomes the result; the others' do not change."""
     writer = ProgramWriter(Operation.REDUCE, Algorithm.HIERARCHICAL, rank, world, slots=1)
     partial = 0
     if rank != root and (premultiply or _contributors(topology, rank, home=root)):
@@ -182,7 +182,7 @@ def reduce(
 
 
 def _contributors(topology: Topology, rank: int, *, home: int) -> list[int]:
-    """Whose parts of a chunk this rank adds to its own, in the order in which it does."""
+    """The ranks whose parts of a chunk this rank adds to its own, in that order."""
     host = topology.host_of[rank]
     if rank != topology.relay_rank(home, host):
         return []
@@ -193,11 +193,11 @@ def _contributors(topology: Topology, rank: int, *, home: int) -> list[int]:
 def _collect(
     writer: ProgramWriter, topology: Topology, *, home: int, partial: int, message: int
 ) -> None:
-    """Slot `partial`, this rank's part of the chunk, on its way to the home of the chunk."""
+    """Writes the way to the chunk's home; slot `partial` is this rank's part of the chunk."""
     rank = writer.rank
     contributors = _contributors(topology, rank, home=home)
     for contributor in contributors:
-        # In `reduce` ranks sign with their own number, in the others with the chunk's.
+        # In `reduce` the message number is the sender's rank, elsewhere the chunk's number.
         theirs = contributor if writer.operation is Operation.REDUCE else message
         writer.receive_reduce(partial, contributor, message=theirs)
     if rank != home:
@@ -206,7 +206,7 @@ def _collect(
 
 
 def _spread(writer: ProgramWriter, topology: Topology, own: int) -> None:
-    """Slot `own` goes to all ranks, sealed once; slot c takes what rank c published."""
+    """Writes the way of slot `own` to all ranks, sealed once; slot c receives rank c's."""
     world, rank = writer.world, writer.rank
     writer.publish(own, [*topology.gateways(rank), *topology.mates(rank)], message=rank)
     for home in _from(rank, world)[1:]:
@@ -223,5 +223,5 @@ def _take_published(writer: ProgramWriter, topology: Topology, slot: int, *, hom
 
 
 def _from(rank: int, world: int) -> list[int]:
-    """All ranks, each rank starting with itself: no rank is the first of all others."""
+    """All ranks, beginning with `rank`, so that not all ranks begin with the same."""
     return [(rank + distance) % world for distance in range(world)]

@@ -1,6 +1,6 @@
-"""Where a tensor is cut: into chunks for the ranks, and chunks into segments of one record each.
+"""Cuts a tensor into chunks for the ranks, and chunks into segments of one record each.
 
-Whole numbers only, so that every rank computes the same from the same sizes.
+It uses only integers, so that every rank computes the same cuts from the same sizes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from sealring import _native
 from sealring.errors import Unsupported
 
 CACHE_LINE_BYTES: Final = 64
-"""Also a multiple of every element's size, so no element is ever cut in two."""
+"""A multiple of every element's size, so that no element is cut in two."""
 MIN_SEGMENT_BYTES: Final = 16 << 10
-"""Below this a record's fixed cost (header, tag, system call) outweighs what overlap gains."""
+"""Below this size, a record's fixed cost (header, tag, system call) exceeds the gain of overlap."""
 MIN_SEGMENTS: Final = 4
-"""So many records at least, where they are not too small, let sealing and sending overlap."""
+"""With at least this many records, unless they get too small, sealing and sending overlap."""
 
 
 def chunks(
@@ -38,7 +38,10 @@ def chunks(
 
 @lru_cache(maxsize=256)
 def exchanged_bytes(most_records: int, half_bytes: int, longest: int) -> int:
-    """Plaintext per record, `longest` at most, of which so many fit into a half of the memory."""
+    """The most plaintext per record, up to `longest`, so that all records fit into half the memory.
+
+    Raises Unsupported if they cannot.
+    """
     payload = min(longest, half_bytes // most_records)
     while _native.wire_area_bytes(most_records, payload) > half_bytes:
         payload -= CACHE_LINE_BYTES
@@ -47,12 +50,12 @@ def exchanged_bytes(most_records: int, half_bytes: int, longest: int) -> int:
     return payload // CACHE_LINE_BYTES * CACHE_LINE_BYTES
 
 
-@lru_cache(maxsize=256)  # asked for in every call, and calls are alike
+@lru_cache(maxsize=256)  # called in every collective, mostly with the same values
 def segment_bytes(longest_slot_bytes: int | None, record_bytes: int) -> int:
-    """Plaintext per record for a collective whose longest slot has so many bytes.
+    """Plaintext per record for a collective whose longest slot has `longest_slot_bytes` bytes.
 
-    Segments come out equally long, so that the last one is not a straggler's remainder. None where
-    ranks do not know each other's longest slot: then a segment is as long as a record may be.
+    Segments get equal lengths, so that the last one is not a short rest. If ranks do not know each
+    other's longest slot, it is None, and a segment is as long as a record may be.
     """
     largest = record_bytes // CACHE_LINE_BYTES * CACHE_LINE_BYTES
     if largest == 0:

@@ -1,9 +1,10 @@
-"""In which exchange a record goes, where GPUs exchange records (native/collective/rounds.hpp).
+"""Levels: which exchange carries a record, where GPUs exchange records
+(native/collective/rounds.hpp).
 
-A record's level is the number of exchanges of the same segment that must be complete before it can
-be sealed; or that of a record which its receiver opens before it, where that is higher. Both ends
-of a message must know it, and it depends on what other ranks do before: so it is told by the path
-that the record's chunk takes (paths.py).
+A record's level is the number of exchanges of the same segment that must be complete before the
+record can be sealed. If its receiver opens another record before it whose level is higher, it has
+that level. Both ends of a message must know the level, and it depends on what other ranks do
+before. So it is computed from the path of the record's chunk (paths.py).
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ _DOWN: Final = frozenset(
         Operation.SCATTER,
     }
 )  # fmt: skip
-"""Where chunks come down from their homes."""
+"""The operations in which chunks are sent down from their homes."""
 _DOWN_ALONE: Final = frozenset({Operation.ALL_GATHER, Operation.BROADCAST, Operation.SCATTER})
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Of one rank's program."""
+    """The levels of one rank's program."""
 
     of_steps: tuple[int, ...]
-    """0 for a step that exchanges nothing."""
+    """The level of each step; 0 for a step that exchanges nothing."""
     count: int
-    """Of the programs of all ranks, like the rest."""
+    """The number of levels. It and the next two are the maximum over the programs of all ranks."""
     most_records: int
-    """The most that a rank sends, or receives, by exchanges in one segment."""
+    """The most records that a rank sends, or receives, by exchanges in one segment."""
     most_lent: int
-    """The most that a rank seals for peers of its own host in one segment."""
+    """The most records that a rank seals for peers of its own host in one segment."""
 
 
 @lru_cache(maxsize=64)
@@ -58,12 +59,11 @@ def levels_for(
     topology: Topology | None = None,
     relays: bool = False,
 ) -> Levels:
-    """Of an operation that a script calls.
+    """The levels of one rank's program, for an operation that a script calls.
 
-    `hosts` has a number for each rank's; records are exchanged between different ones.
-
-    The program is the one that `program_for` has; `relays`: relayed, which it must be unless no two
-    ranks have one number.
+    `hosts` has a number for each rank's host; records are exchanged between ranks of different
+    numbers. The program is that of `program_for`, or with `relays` its relayed form. `relays` must
+    be true if two ranks have the same number.
     """
     program = program_for(
         operation,
@@ -84,7 +84,7 @@ def levels_for(
 
 @dataclass(slots=True)
 class _Sums:
-    """What each rank sends and receives by exchanges, and seals for peers of its own host."""
+    """The records that each rank sends and receives by exchanges, and seals for its own host."""
 
     world: int
     sending: Ranks = field(init=False)
@@ -106,7 +106,7 @@ class _Sums:
 
 
 class _Group:
-    """What is the same for all ranks."""
+    """The parts of the computation that are the same for all ranks."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class _Group:
         self._direct = algorithm is Algorithm.DIRECT
         one = operation in ROOTED or algorithm is Algorithm.TREE
         self._home = root if one else None
-        """Of the one chunk, if there is one."""
+        """The home of the only chunk; None if every rank is the home of one."""
         self._homes = [root] if one else range(len(hosts))
         at_once = self._direct and operation in (Operation.ALL_REDUCE, Operation.BARRIER)
         self._ups = operation not in _DOWN_ALONE and not at_once
@@ -147,7 +147,7 @@ class _Group:
         return int(self._paths.levels_up(home)[sender])
 
     def _before_down(self, home: int) -> int:
-        """The exchanges that are complete when the home has what came up."""
+        """The number of exchanges that are complete when the home has everything that goes up."""
         return int(self._paths.exchanges_up(home)[home]) if self._ups else 0
 
     @cached_property
@@ -175,7 +175,7 @@ class _Group:
                 crossing = self._paths.crossing(peers)[others]
                 if self._relays or not self._published:
                     sums.add(peers[others], others, crossing)
-                else:  # no two ranks have one number, and one record serves all who get it
+                else:  # all numbers differ, and one record serves all its receivers
                     sums.receiving[others] += 1
                     sums.sending[np.unique(peers[others])] += 1
         return sums

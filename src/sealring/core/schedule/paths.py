@@ -1,8 +1,8 @@
-"""The path of each chunk through a group, told without the programs of all its ranks.
+"""The path of each chunk through a group, computed without writing all ranks' programs.
 
-What ranks have of a chunk goes up a tree to its home, or comes down one from there: a star, the
-hosts, a binomial tree, or a ring without one of its links. Everything here is by rank, of all ranks
-at once: n programs of n chunks would take long to write.
+The ranks' parts of a chunk go up a tree to the chunk's home, or the chunk goes down a tree from its
+home. The tree is a star, the hosts, a binomial tree, or a ring without one of its links. Values
+here are arrays over all ranks, because writing n programs of n chunks would take long.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Ranks: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Paths(ABC):
-    """Those of all chunks. `apart` has a number for each rank: between different ones a record
-    takes an exchange."""
+    """The paths of all chunks. `apart` has a number for each rank. Between ranks of different
+    numbers a record needs an exchange."""
 
     apart: Ranks
 
@@ -34,18 +34,20 @@ class Paths(ABC):
 
     @abstractmethod
     def up(self, home: int) -> Ranks:
-        """To whom each rank sends its part of the chunk; the home is its own."""
+        """The rank to which each rank sends its part of the chunk; for the home, the home
+        itself."""
 
     def down(self, home: int) -> Ranks:
-        """From whom each rank gets the chunk; the home is its own."""
+        """The rank from which each rank gets the chunk; for the home, the home itself."""
         return self.up(home)
 
     def crossing(self, peers: Ranks) -> Ranks:
-        """1 for each rank that is apart from its peer."""
+        """1 for each rank whose number differs from its peer's, else 0."""
         return np.not_equal(self.apart, self.apart[peers]).astype(np.int64)
 
     def exchanges_up(self, home: int) -> Ranks:
-        """How many exchanges are complete when each rank has all that it passes up."""
+        """The number of exchanges that are complete when each rank has all parts that it sends
+        up."""
         peers = self.up(home)
         crossing = self.crossing(peers)
         complete = np.zeros_like(peers)
@@ -59,14 +61,15 @@ class Paths(ABC):
             complete = following
 
     def taken(self, home: int) -> Ranks:
-        """All ranks. Of those who send to one, first the one whose part that takes first."""
+        """All ranks, ordered so that ranks with the same receiver are in the order it takes
+        them."""
         return np.arange(self.world, dtype=np.int64)
 
     def levels_up(self, home: int) -> Ranks:
-        """The exchange in which each rank's part goes up, if it takes one.
+        """The exchange in which each rank's part goes up, if it needs one.
 
-        No part goes before one that its receiver takes earlier: NCCL is given no receive of the
-        next round before all of this one are opened.
+        No part goes in an earlier exchange than a part that its receiver takes before it: NCCL gets
+        no receive of the next round before all records of this round have been opened.
         """
         peers, complete = self.up(home), self.exchanges_up(home)
         senders = self.taken(home)
@@ -74,7 +77,7 @@ class Paths(ABC):
         senders = senders[np.argsort(peers[senders], kind="stable")]
         receivers = peers[senders]
         there = complete[senders] + self.crossing(peers)[senders]
-        apart = receivers * (self.world + 1)  # more than there are exchanges on the way up
+        apart = receivers * (self.world + 1)  # more than the number of exchanges on the way up
         earlier = np.maximum.accumulate(there + apart) - apart
         before = np.zeros_like(earlier)
         same = receivers[1:] == receivers[:-1]
@@ -84,7 +87,7 @@ class Paths(ABC):
         return levels
 
     def exchanges_down(self, home: int) -> Ranks:
-        """How many more are complete when each rank has the chunk from its home."""
+        """The number of further exchanges that are complete when each rank has the chunk."""
         peers = self.down(home)
         crossing = self.crossing(peers)
         complete = np.zeros_like(peers)
@@ -110,14 +113,14 @@ class Hosts(Paths):
         return peers
 
     def taken(self, home: int) -> Ranks:
-        """Those of the same host first, in their order; then other hosts', in theirs."""
+        """Ranks of the same host first, in rank order; then other hosts' relay ranks, by host."""
         speaks = self.up(home) == home
         speaks &= self._host_of != self._host_of[home]
         return np.lexsort((np.where(speaks, self._host_of, 0), speaks))
 
     @cached_property
     def _host_of(self) -> Ranks:
-        """Hosts by their places in the order of their first ranks."""
+        """Each rank's host, numbered in the order of the hosts' first ranks."""
         place = {host: place for place, host in enumerate(self.topology.hosts())}
         return np.array([place[host] for host in self.topology.host_of], np.int64)
 
@@ -144,7 +147,8 @@ class Tree(Paths):
 
 
 class Ring(Paths):
-    """Up, a chunk starts behind its home and goes around to it; down, it goes on from there."""
+    """Going up, a chunk starts at the rank after its home and goes around to it; going down, it
+    continues from there."""
 
     def up(self, home: int) -> Ranks:
         peers = np.roll(np.arange(self.world, dtype=np.int64), -1)
@@ -166,7 +170,7 @@ class Ring(Paths):
         return self._along(home)
 
     def _along(self, first: int) -> Ranks:
-        """From that rank on, once around."""
+        """The number of exchanges that a chunk has taken at each rank, once around from `first`."""
         order = (np.arange(self.world, dtype=np.int64) + first) % self.world
         complete = np.zeros_like(order)
         complete[order[1:]] = np.cumsum(self.apart[order[:-1]] != self.apart[order[1:]])

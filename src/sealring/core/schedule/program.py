@@ -1,17 +1,19 @@
 """A collective as a small program of steps: pure data, no torch, no I/O.
 
 A program is written for one rank of one world and says nothing about sizes. The engine cuts each
-slot (a stretch of memory: a chunk of a tensor, one tensor of a list, or scratch) into segments of
-one record each and runs the program once per segment, several segments at a time. A step exists in
-segment 0, and in every other one in which its slot has bytes: so the two ends of a message, who
-agree on its length, agree on its records, whatever other slots either of them has. A step may run
-when those steps in its ``after`` that exist are done in the same segment. Three more rules order
-it, without which records could wait behind each other in a circle: a step runs in the order of
-segments, steps that need no other rank run in the order in which they became ready, and so leave
-the records of one link.
+slot (a range of memory: a chunk of a tensor, one tensor of a list, or scratch) into segments of one
+record each. It runs the program once per segment, several segments at a time. A step exists in
+segment 0, and in every other segment in which its slot has bytes. So the two ends of a message, who
+agree on its length, also agree on its records, whatever other slots they have.
 
-Two ranks' programs meet in ``message``: a SEND or PUBLISH and the RECEIVE that takes it carry the
-same number. A (sealer, message) pair occurs once per program, so a record names its place exactly.
+A step may run when the steps in its ``after`` that exist are done in the same segment. Three more
+rules avoid a circle of records that wait behind each other: a step runs in the order of segments,
+steps that need no other rank run in the order in which they became ready, and so do the sends on
+one link.
+
+``message`` connects the programs of two ranks: a SEND or PUBLISH and the RECEIVE that takes its
+record have the same number. A (sealer, message) pair occurs once per program, so it identifies a
+record.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from sealring.errors import Unsupported
 
 
 class Operation(IntEnum):
-    """Which collective a program performs; bound into every record."""
+    """The collective that a program performs; every record names it."""
 
     ALL_REDUCE = 1
     REDUCE_SCATTER = 2
@@ -37,15 +39,15 @@ class Operation(IntEnum):
     SCATTER = 8
     ALL_TO_ALL = 9
     INTRODUCTION = 10
-    """An all_reduce of the group's own: the least of a number of each rank, by which they agree."""
+    """The group's own all_reduce, by which ranks agree on the least of their numbers."""
     OBJECTION = 11
-    """A broadcast of the group's own: why a rank does not agree. It takes an introduction's ways,
-    whichever rank it comes from: a rank that cannot make a further link can still say so."""
+    """The group's own broadcast, by which a rank says why it does not agree. From any rank it needs
+    only an introduction's links, so that a rank that cannot make another link can still say so."""
 
 
 OF_THE_GROUP = frozenset({Operation.INTRODUCTION, Operation.OBJECTION})
 CALLED = tuple(each for each in Operation if each not in OF_THE_GROUP)
-"""Those that a script calls."""
+"""The operations that a script can call."""
 ROOTED = frozenset(
     {
         Operation.BROADCAST,
@@ -55,14 +57,14 @@ ROOTED = frozenset(
         Operation.OBJECTION,
     }
 )
-"""Those in which one rank is named; ranks compare it."""
+"""The operations that have a root; ranks compare their roots."""
 REDUCING = frozenset(
     {Operation.ALL_REDUCE, Operation.REDUCE_SCATTER, Operation.REDUCE, Operation.INTRODUCTION}
 )
 
 
 class Algorithm(IntEnum):
-    """How it performs it; bound into every record too."""
+    """How a program performs its collective; every record names it."""
 
     RING = 1
     DIRECT = 2
@@ -78,7 +80,8 @@ class Step:
     peers: tuple[int, ...] = ()
     message: int = 0
     origin: int = -1
-    """Who sealed the record to receive, if it was PUBLISHed; -1 for a record of the pair."""
+    """The rank that sealed the record to receive, if it was PUBLISHed; -1 for a record of the
+    pair."""
     source: int = -1
     after: tuple[int, ...] = ()
 
@@ -90,13 +93,13 @@ class Program:
     rank: int
     world: int
     slots: int
-    """How many slots the caller provides; scratch slots are numbered after them."""
+    """The number of slots that the caller provides; scratch slots are numbered after them."""
     scratch: tuple[int, ...]
-    """For each scratch slot the provided slot whose length it takes."""
+    """For each scratch slot, the provided slot whose length it has."""
     steps: tuple[Step, ...]
 
     def dependents(self) -> list[list[int]]:
-        """By step: the later steps that wait for it."""
+        """For each step, the later steps that wait for it."""
         dependents: list[list[int]] = [[] for _ in self.steps]
         for index, step in enumerate(self.steps):
             for earlier in step.after:
@@ -104,12 +107,12 @@ class Program:
         return dependents
 
     def sealed_bytes(self, slot_bytes: Sequence[int]) -> int:
-        """What this rank seals, with provided slots of these lengths."""
+        """The bytes that this rank seals if the provided slots have these lengths."""
         lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
         return sum(lengths[step.slot] for step in self.steps if step.action in _SEALING)
 
     def opened_bytes(self, slot_bytes: Sequence[int]) -> int:
-        """What this rank opens, likewise."""
+        """The bytes that this rank opens if the provided slots have these lengths."""
         lengths = [*slot_bytes, *(slot_bytes[like] for like in self.scratch)]
         return sum(lengths[step.slot] for step in self.steps if step.action in _OPENING)
 
@@ -120,11 +123,11 @@ _OPENING = frozenset({Action.RECEIVE, Action.RECEIVE_REDUCE})
 
 @dataclass
 class ProgramWriter:
-    """Writes steps in order and works out which earlier steps each must wait for.
+    """Collects steps in order, and computes which earlier steps each must wait for.
 
-    A step waits for the last writer of what it reads, and for the last writer and all readers since
-    of what it overwrites. So an author writes plain sequential code and the engine may overlap all
-    that is independent.
+    A step waits for the last writer of each slot that it reads. It also waits for the last writer,
+    and all readers since, of the slot that it writes. So the author of a program writes sequential
+    code, and the engine may overlap all independent steps.
     """
 
     operation: Operation

@@ -1,8 +1,8 @@
-"""The same program with every record sealed for one peer: nothing is published or passed on.
+"""Converts a program so that every record is sealed for one peer: none is published or forwarded.
 
-Some ranks of a group may reach each other's GPU memory while others exchange records
-(native/device/wires.hpp). No record can then lie where all its readers find it. So a rank that
-would pass a record on seals what it has opened anew, for each of those that get it.
+This is needed if some ranks of a group read each other's GPU memory while others exchange records
+(native/device/wires.hpp). Then no memory can be read by all receivers of a record. So a rank that
+would forward a record opens it, and seals the content again for each receiver.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ def relayed(program: Program) -> Program:
 
 
 def relayed_message(message: int, world: int) -> int:
-    """The message that the program had in its place, of one that was published or passed on."""
+    """The number that a published or forwarded message had in the program before `relayed`."""
     return message // world - 1

@@ -1,8 +1,8 @@
-"""Ring programs: every rank sends to the next one only and receives from the one before it.
+"""Ring programs: every rank sends only to the next rank and receives only from the previous one.
 
-A record's message number is the number of the chunk it carries. Chunk c starts its way at rank
-c + 1, collects one contribution per hop and ends, complete, at its owner, rank c. So a rank SENDs
-every chunk but its own, and PUBLISHes its own alone: a (sealer, message) pair names one record.
+A record's message number is the number of the chunk that it carries. Chunk c starts at rank c + 1,
+collects one contribution per hop, and ends complete at its owner, rank c. So a rank SENDs every
+chunk except its own, and PUBLISHes only its own: a (sealer, message) pair identifies one record.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sealring.core.schedule.program import Algorithm, Operation, Program, Progra
 def all_reduce(world: int, rank: int, *, average: bool, premultiply: bool) -> Program:
     """Slot i is chunk i of the tensor, in place.
 
-    Chunk c ends as x[c] op (... op (x[c+2] op x[c+1])), indices modulo the world: reduced once, by
-    its owner last, and then copied bit for bit to everybody.
+    Chunk c ends as x[c] op (... op (x[c+2] op x[c+1])), indices modulo the world. Its owner does
+    the last reduction, and all other ranks get a copy, so all have the same bits.
     """
     writer = ProgramWriter(Operation.ALL_REDUCE, Algorithm.RING, rank, world, slots=world)
     order = _chunks_as_they_pass(world, rank)
@@ -35,17 +35,17 @@ def all_reduce(world: int, rank: int, *, average: bool, premultiply: bool) -> Pr
 def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -> Program:
     """Slots 0..world-1 are the chunks of the input and only read; slot `world` is the output.
 
-    All slots are equally long. The output may be the memory of input chunk `rank` (as Megatron's
-    distributed optimizer has it): that chunk is read by one step, the copy into the output.
+    All slots are equally long. The output may be the memory of input chunk `rank` (as in Megatron's
+    distributed optimizer), because only one step reads that chunk, the copy into the output.
 
     Chunk c ends as x[c] op (((x[c+1] op x[c+2]) op ...) op x[c-1]).
     """
     writer = ProgramWriter(Operation.REDUCE_SCATTER, Algorithm.RING, rank, world, slots=world + 1)
     output = world
     order = _chunks_as_they_pass(world, rank)
-    # Partial sums live in scratch while they pass. Two of them, so that the next one can come in
-    # while the last one still waits to leave. Without a factor the first chunk leaves unchanged
-    # and the last ends in the output: those need none.
+    # Partial sums that pass this rank are in scratch. There are two scratch slots, so that the next
+    # sum can come in while the previous one still waits to leave. Without a factor the first chunk
+    # leaves unchanged, and the last ends in the output: they need no scratch.
     passing = max(0, world - 1 if premultiply else world - 2)
     buffers = [writer.scratch(like=output) for _ in range(min(2, passing))]
 
@@ -64,7 +64,7 @@ def reduce_scatter(world: int, rank: int, *, average: bool, premultiply: bool) -
             writer.premultiply(in_hand)
             writer.receive_reduce(in_hand, _preceding(world, rank), message=arriving)
         else:
-            # Opening into scratch and adding our part saves the copy that the other order needs.
+            # Receiving into scratch and then adding this rank's part saves a copy.
             writer.receive(in_hand, _preceding(world, rank), message=arriving)
             writer.reduce(in_hand, arriving)
 
@@ -90,7 +90,7 @@ def all_gather(world: int, rank: int) -> Program:
 
 
 def broadcast(world: int, rank: int, *, root: int) -> Program:
-    """Slot 0 is the tensor, which passes down a chain that starts at the root."""
+    """Slot 0 is the tensor, which goes along a chain of ranks that starts at the root."""
     writer = ProgramWriter(Operation.BROADCAST, Algorithm.RING, rank, world, slots=1)
     following = _following(world, rank)
     if rank != root:
@@ -103,10 +103,11 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
 
 
 def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool) -> Program:
-    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are.
+    """Slot 0 is the tensor. The root's becomes the result; the others' do not change.
 
-    A chain that ends at the root: x[root] op ((x[root+1] op x[root+2]) op ... op x[root-1]). Each
-    rank opens and seals the tensor once, all of them at work on different segments.
+    The ranks form a chain that ends at the root and computes
+    x[root] op ((x[root+1] op x[root+2]) op ... op x[root-1]). Each rank opens and seals the tensor
+    once, and all ranks work at the same time on different segments.
     """
     writer = ProgramWriter(Operation.REDUCE, Algorithm.RING, rank, world, slots=1)
     preceding, following = _preceding(world, rank), _following(world, rank)
@@ -127,26 +128,26 @@ def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool
     if preceding != root:
         passing = writer.scratch(like=0)
         writer.receive(passing, preceding, message=preceding)
-        # As in reduce_scatter: what passes stands on the left, which saves a copy.
+        # As in reduce_scatter, the passing sum is the left operand, which saves a copy.
         writer.reduce(passing, own)
     writer.send(passing, following, message=rank)
     return writer.program()
 
 
 def _gather(writer: ProgramWriter, own: int) -> None:
-    """Slot `own` goes around to all ranks, sealed once; slot c takes what rank c published."""
+    """Writes the way of slot `own` around to all ranks, sealed once; slot c receives rank c's."""
     world, rank = writer.world, writer.rank
     following = _following(world, rank)
     if world > 1:
         writer.publish(own, [following], message=rank)
     for chunk in _chunks_as_they_pass(world, rank)[:-1]:
         received = writer.receive(chunk, _preceding(world, rank), message=chunk, origin=chunk)
-        if chunk != following:  # whose own it is: there it has been everywhere
+        if chunk != following:  # the owner of a chunk does not get it back
             writer.forward(received, [following])
 
 
 def _chunks_as_they_pass(world: int, rank: int) -> list[int]:
-    """All chunks in the order in which they pass this rank; its own comes last, and stays."""
+    """All chunks in the order in which they pass this rank; its own comes last and stays."""
     return [(rank - 1 - hop) % world for hop in range(world)]
 
 

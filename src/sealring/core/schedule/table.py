@@ -4,11 +4,11 @@ Its file is TOML, as `python -m sealring.lab algorithms --table` writes it:
 
     [[all_reduce]]
     hosts = "one"                      # a Placement
-    ranks = 4                          # from so many ranks on, up to the next entry's
-    up_to_bytes = [32768]              # the first algorithm up to here,
-    algorithms = ["direct", "ring"]    # the next one beyond
+    ranks = 4                          # for worlds of at least 4 ranks, up to the next entry's
+    up_to_bytes = [32768]              # the first algorithm is for up to so many bytes,
+    algorithms = ["direct", "ring"]    # the next one for more
 
-Bytes are those of one rank's message: the tensor in an all-reduce, a reduce or a broadcast, one
+Bytes are those of one rank's message: the tensor in an all-reduce, a reduce or a broadcast, and one
 rank's part in an all-gather (its input) or a reduce-scatter (its output).
 """
 
@@ -32,7 +32,7 @@ from sealring.errors import ConfigurationError
 
 SHIPPED: Final = "algorithms.toml"
 ABOUT: Final = "measured"
-"""The one key of a file that is no operation: on what it was measured, for people to read."""
+"""The only key of a file that is not an operation. It says where the table was measured."""
 _MOST_RANKS: Final = 1 << 20
 _MOST_BYTES: Final = 1 << 50
 
@@ -41,19 +41,19 @@ OPERATIONS: Final = {
     for operation in Operation
     if len(ALGORITHMS[operation]) > 1 and operation is not Operation.BARRIER
 }
-"""Those where there is something to choose by the bytes, by name."""
+"""The operations whose algorithm is chosen by the number of bytes, by their names."""
 ALGORITHM_NAMES: Final = {algorithm.name.lower(): algorithm for algorithm in Algorithm}
 
 
 class Placement(StrEnum):
-    """What of a topology decides: over which kind of link neighbours talk."""
+    """The kind of a topology, which decides over which kind of link neighbours talk."""
 
     ONE = "one"
     """All ranks on one host."""
     ONE_RANK_EACH = "one_rank_each"
-    """Every rank on a host of its own."""
+    """Every rank on a different host."""
     SEVERAL = "several"
-    """More than one host, and one of them with more than one rank."""
+    """More than one host, and at least one of them with more than one rank."""
 
     @classmethod
     def of(cls, topology: Topology) -> Placement:
@@ -64,12 +64,12 @@ class Placement(StrEnum):
 
 
 class Row(NamedTuple):
-    """What is best in worlds from `ranks` on."""
+    """The best algorithms in worlds of at least `ranks` ranks."""
 
     ranks: int
     up_to_bytes: tuple[int, ...]
     algorithms: tuple[Algorithm, ...]
-    """One more than limits: the last one is for all that is longer."""
+    """One algorithm more than limits; the last one is for all larger messages."""
 
     def at(self, nbytes: int) -> Algorithm:
         return self.algorithms[bisect_left(self.up_to_bytes, nbytes)]
@@ -83,12 +83,12 @@ Key = tuple[Operation, Placement]
 @dataclass(frozen=True, slots=True)
 class AlgorithmTable:
     rows: Mapping[Key, tuple[Row, ...]]
-    """By rising numbers of ranks."""
+    """The rows for each operation and placement, by rising numbers of ranks."""
 
     def row(self, operation: Operation, placement: Placement, world: int) -> Row:
-        """The row for a world: of those that begin no later, the last; in smaller worlds the first.
+        """Returns the last row whose `ranks` is at most `world`; if there is none, the first row.
 
-        Where there is nothing to choose, there is no row: what has one receiver is sent there.
+        An operation without a choice has no row in the table: it has one algorithm.
         """
         if operation not in OPERATIONS.values():
             return Row(1, (), ALGORITHMS[operation][:1])
@@ -97,7 +97,7 @@ class AlgorithmTable:
         return begun[-1] if begun else rows[0]
 
     def digest(self) -> int:
-        """48 bits that ranks compare before they form a group."""
+        """A hash of 48 bits, which ranks compare before they form a group."""
         described = repr(
             sorted(
                 (operation.name, placement.value, row.ranks, row.up_to_bytes, names(row.algorithms))
@@ -111,7 +111,7 @@ class AlgorithmTable:
         return hash(frozenset(self.rows.items()))
 
     def fixed_to(self, fixed: Mapping[Operation, Algorithm]) -> AlgorithmTable:
-        """This table, with one algorithm for everything where `fixed` names one."""
+        """Returns this table, changed to one algorithm for each operation that `fixed` names."""
         rows = {
             (operation, placement): (Row(1, (), (algorithm,)),)
             for operation, algorithm in fixed.items()
@@ -121,22 +121,22 @@ class AlgorithmTable:
         return AlgorithmTable(rows).over(self)
 
     def over(self, below: AlgorithmTable) -> AlgorithmTable:
-        """This table, and the other one where this one says nothing of an operation and placement.
+        """Returns this table, with rows of `below` for operations and placements that it lacks.
 
-        A file that has been measured on one host leaves the choice between hosts as it was.
+        So a file that was measured on one host does not change the choice between hosts.
         """
         return AlgorithmTable({**below.rows, **self.rows})
 
 
 @cache
 def shipped_table() -> AlgorithmTable:
-    """The one that comes with sealring; docs/algorithms.md says how it was measured."""
+    """The table that comes with sealring; docs/algorithms.md says how it was measured."""
     text = resources.files("sealring.core.schedule").joinpath(SHIPPED).read_text()
     return parse_table(text, SHIPPED)
 
 
 def parse_table(text: str, name: str) -> AlgorithmTable:
-    """What a file says; ConfigurationError, naming the file and the entry, if it is no table."""
+    """Parses a table; raises ConfigurationError, which names the file and the wrong entry."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
@@ -199,9 +199,10 @@ def _is_list(value: object, kind: type) -> bool:
 
 
 def format_table(table: AlgorithmTable, about: Mapping[str, str]) -> str:
-    """The file that parse_table reads back as this table; `about` says what was measured, on what.
+    """Returns the text of this table's file, which parse_table can read.
 
-    The values of `about` are printable and hold neither quotes nor backslashes.
+    `about` says what was measured and where. Its values must be printable and contain no quotes or
+    backslashes.
     """
     lines = [f"[{ABOUT}]", *(f'{key} = "{value}"' for key, value in about.items())]
     for (operation, placement), rows in table.rows.items():

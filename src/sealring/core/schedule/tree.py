@@ -1,10 +1,10 @@
-"""Binomial trees: the hops grow with the logarithm of the world, and no rank talks to all others.
+"""Binomial trees: the number of hops is logarithmic, and no rank talks to all others.
 
-Ranks are counted from the root. The parent of v is v without its lowest bit; so the children of v
-are v + 1, v + 2, v + 4 ... as far as its own lowest bit and the world reach.
+Ranks are counted from the root. The parent of v is v without its lowest bit. So the children of v
+are v + 1, v + 2, v + 4, ..., below v plus its lowest bit and below the world.
 
-What goes up the tree is a sum, sealed anew at each hop: message = the sender's rank. What comes
-down is sealed once by the root, message = the root's rank, and passed on as it is.
+Sums go up the tree and are sealed again at each hop; the message number is the sender's rank. The
+root seals what goes down once, with its own rank as the message number, and other ranks forward it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sealring.core.schedule.program import Algorithm, Operation, Program, Progra
 def all_reduce(
     operation: Operation, world: int, rank: int, *, average: bool, premultiply: bool
 ) -> Program:
-    """Slot 0 is the whole tensor, in place. Rank 0 is the root of both ways."""
+    """Slot 0 is the whole tensor, in place. Rank 0 is the root of the ways up and down."""
     writer = ProgramWriter(operation, Algorithm.TREE, rank, world, slots=1)
     if premultiply:
         writer.premultiply(0)
@@ -27,9 +27,9 @@ def all_reduce(
 
 
 def reduce(world: int, rank: int, *, root: int, average: bool, premultiply: bool) -> Program:
-    """Slot 0 is the tensor: the root's becomes the result, the others' stay as they are.
+    """Slot 0 is the tensor. The root's becomes the result; the others' do not change.
 
-    Every rank ends its part as ((x op child) op child) ..., the nearest child first.
+    Every rank computes ((x op child) op child) ..., the nearest child first.
     """
     writer = ProgramWriter(Operation.REDUCE, Algorithm.TREE, rank, world, slots=1)
     partial = 0
@@ -52,9 +52,10 @@ def broadcast(world: int, rank: int, *, root: int) -> Program:
 
 
 def barrier(world: int, rank: int) -> Program:
-    """Slot 0 is empty. What goes up says that all below have come, what comes down that all have.
+    """Slot 0 is empty. Rank 0 is the root.
 
-    Rank 0 is the root of both ways.
+    A record going up says that all ranks below the sender have arrived; one going down says that
+    all ranks have.
     """
     writer = ProgramWriter(Operation.BARRIER, Algorithm.TREE, rank, world, slots=1)
     for child in _children(world, rank, 0):
@@ -66,9 +67,9 @@ def barrier(world: int, rank: int) -> Program:
 
 
 def objection(world: int, rank: int, *, root: int) -> Program:
-    """Slot 0 is the text. Up and down the tree of rank 0, over the links that `all_reduce` takes.
+    """Slot 0 is the text, which goes from the root to all ranks along the tree of rank 0.
 
-    So it takes up to twice as many hops as `broadcast`, and no link that others do not need.
+    So it needs only the links of `all_reduce`, but up to twice as many hops as `broadcast`.
     """
     writer = ProgramWriter(Operation.OBJECTION, Algorithm.TREE, rank, world, slots=1)
     others = _children(world, rank, 0)[::-1]
@@ -84,14 +85,17 @@ def objection(world: int, rank: int, *, root: int) -> Program:
 
 
 def _neighbour_towards(world: int, rank: int, other: int) -> int:
-    """In the tree of rank 0. The ranks below a child come before the next child."""
+    """The neighbour of `rank` in the tree of rank 0 that is on the way to `other`.
+
+    The ranks below a child have smaller numbers than the next child.
+    """
     below = [child for child in _children(world, rank, 0) if child <= other]
     reach = rank & -rank or world
     return below[-1] if below and other < rank + reach else parent_of(world, rank, 0)
 
 
 def _climb(writer: ProgramWriter, partial: int, *, root: int) -> None:
-    """Slot `partial` collects the children's and goes to the parent."""
+    """Adds the children's parts to slot `partial` and sends it to the parent."""
     world, rank = writer.world, writer.rank
     for child in _children(world, rank, root):
         writer.receive_reduce(partial, child, message=child)
@@ -101,7 +105,7 @@ def _climb(writer: ProgramWriter, partial: int, *, root: int) -> None:
 
 def _descend(writer: ProgramWriter, slot: int, *, root: int) -> None:
     world, rank = writer.world, writer.rank
-    # The largest subtree first: it has the longest way to go.
+    # The largest subtree first, because it needs the most hops.
     children = _children(world, rank, root)[::-1]
     if rank == root:
         writer.publish(slot, children, message=root)
@@ -111,7 +115,7 @@ def _descend(writer: ProgramWriter, slot: int, *, root: int) -> None:
 
 
 def parent_of(world: int, rank: int, root: int) -> int:
-    """The root is its own."""
+    """The parent of `rank` in the tree of `root`; the root's parent is the root itself."""
     place = (rank - root) % world
     return ((place & (place - 1)) + root) % world
 
