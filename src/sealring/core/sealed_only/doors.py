@@ -1,4 +1,4 @@
-"""What torch can construct without making a group first: refused, because none of it is sealed."""
+"""Refuses what torch can construct without making a group first, because none of it is sealed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse_all() -> None:
 
 
 def refuse_method(owner: Any, method: str, what: str, instead: str) -> None:
-    """Every call of it from now on is PlaintextGroup; a second call of this changes nothing."""
+    """Makes every later call of the method raise PlaintextGroup. Calling this twice is harmless."""
     torchs = getattr(owner, method, None)
     if torchs is None or hasattr(torchs, "refused_by_sealring"):
         return
@@ -57,11 +57,11 @@ _NAMESPACE: Final = "symm_mem"
 _METHODS: Final = ("rendezvous", "empty_strided_p2p")
 _INSTEAD: Final = "Use collectives: peers cannot read this process's memory."
 _operators: Any = None
-"""Keeps the checks registered."""
+"""The library object that keeps the checks registered."""
 
 
 def watch_symmetric_memory() -> None:
-    """Checks every use from now on; a second call changes nothing."""
+    """Checks every later use of symmetric memory. Calling this twice is harmless."""
     global _operators
     symmetric: Any = getattr(torch._C._distributed_c10d, "_SymmetricMemory", None)
     if _operators is not None or symmetric is None:
@@ -72,7 +72,7 @@ def watch_symmetric_memory() -> None:
     for full_name in torchs._dispatch_get_all_op_names():
         if full_name.startswith(f"{_NAMESPACE}::"):
             name = full_name.removeprefix(f"{_NAMESPACE}::")
-            # BackendSelect comes before the kernels of every device, with gradients or without.
+            # BackendSelect comes before the kernels of all devices, with or without gradients.
             _operators.impl(name, _checked_operator(name), "BackendSelect", with_keyset=True)
     for name in _METHODS:
         if (method := getattr(symmetric, name, None)) is not None:
@@ -123,7 +123,7 @@ def _is_sealed(name: str) -> bool:
 
 
 def close_as_they_load() -> None:
-    """A second call changes nothing."""
+    """Refuses frameworks' plaintext ways when their modules are loaded. Twice is harmless."""
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
         for name, close in _DOORS.items():
@@ -153,7 +153,7 @@ def _run_after(loader: Any, close: Callable[[ModuleType], None]) -> None:
 
 
 def _without_operator(module: Any) -> None:
-    """DeepSpeed's own way for machines on which the operator cannot be built."""
+    """Makes DeepSpeed do without the operator, as on machines where it cannot be built."""
     if hasattr(module, "build_shm_op"):
         module.build_shm_op = lambda: None
 
@@ -172,7 +172,8 @@ def _refuse(self: Any, *_: Any, **__: Any) -> None:
 
 
 def _refuse_classes(*names: str) -> Callable[[Any], None]:
-    """torchft's own: a later error would only have its Manager discard every step."""
+    """Refuses torchft's classes at construction: later, its Manager would only discard each
+    step."""
 
     def close(module: Any) -> None:
         for name in names:
@@ -196,4 +197,4 @@ _DOORS: Final[dict[str, Callable[[ModuleType], None]]] = {
         "ProcessGroupBabyXCCL",
     ),
 }
-"""By the modules' names."""
+"""What to do when a module of this name has been loaded."""

@@ -1,4 +1,4 @@
-"""Which backend serves a group: decided in the one function through which torch makes them all."""
+"""Decides which backend serves a group, in the one function by which torch makes all groups."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _DEVICES: Final = frozenset(("cpu", "cuda"))
 _REPLACED: Final = frozenset(
     ("undefined", "gloo", "ucc", "nccl", "nccl2", "nccl-legacy", "nccl-lazy")
 )
-"""Backends of CPUs and NVIDIA's GPUs: a group of ours does what one of theirs does."""
+"""Backends for CPUs and NVIDIA's GPUs, which a sealed group can replace."""
 _WITHIN_THE_PROCESS: Final = frozenset(("fake", "threaded"))
-"""torch's stand-ins for a backend. They send nothing."""
+"""torch's test backends, which send nothing."""
 
 
 def watch() -> None:
-    """Called once, when the backend is registered."""
+    """Wraps torch's function that makes groups. Called once, when the backend is registered."""
     torchs: Callable[..., Any] | None = getattr(c10d, "_new_process_group_helper", None)
     if hasattr(torchs, "watched_by_sealring"):
         return
@@ -59,7 +59,7 @@ def _backend_for(asked: Any) -> Any:
     if set(names.values()) == {_OURS}:
         return asked
     if _OURS in names.values() and not names.keys() - _DEVICES:
-        # A group that is ours for one device is ours for both, and its configuration says so.
+        # If sealring serves one device of a group, it serves both.
         return c10d.Backend(_OURS)
     if not is_required(os.environ) or set(names.values()) <= _WITHIN_THE_PROCESS:
         return asked
@@ -75,7 +75,7 @@ def _backend_for(asked: Any) -> Any:
 
 
 def _names_by_device(asked: Any) -> dict[str, str]:
-    """As in "cpu:gloo,cuda:nccl"; one name for every device has the device ""."""
+    """Parses "cpu:gloo,cuda:nccl" to a name for each device. "gloo" alone has the device ""."""
     text = str(asked or "undefined").lower()
     if ":" not in text:
         return {"": text}
@@ -94,7 +94,7 @@ def _refusal(asked: Any, why: str) -> PlaintextGroup:
 
 
 def seal_by_default() -> None:
-    """Frameworks that take torch's default backend for a device get ours."""
+    """Makes sealring the default backend of its devices, for frameworks that ask torch for it."""
     defaults = c10d.Backend.default_device_backend_map
     for device in _DEVICES & defaults.keys():
         defaults[device] = _OURS
@@ -106,7 +106,7 @@ def refuse_existing() -> None:
         plaintext = set(names.values()) - _WITHIN_THE_PROCESS - {_OURS}
         if plaintext and _OURS not in names.values():
             raise _exists(f"a process group of backend {', '.join(sorted(plaintext))}")
-    # Groups that torch.distributed did not make are in no list of its own, and C++ may hold them.
+    # Groups made by other code are not in torch's tables. Their threads show that they exist.
     for thread in sorted(_names_of_threads()):
         for start, what in _THREADS.items():
             if thread.startswith(start):
@@ -121,16 +121,13 @@ _THREADS: Final = {
         "an agent of torch.distributed.rpc",
     ),
 }
-"""How the names of threads begin that torch's groups and agents start, and end with.
-
-Threads without a name of their own have the script's, where it was started as a program.
-"""
+"""Beginnings of the names of threads that exist exactly as long as torch's groups and agents."""
 
 
 def _names_of_threads() -> set[str]:
     names = set()
     for thread in os.listdir("/proc/self/task"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             names.add(os.fsdecode(Path("/proc/self/task", thread, "comm").read_bytes().strip()))
     return names
 

@@ -1,4 +1,4 @@
-"""Turns sealed-only mode on. Loads nothing of torch's until torch.distributed is loaded."""
+"""Turns sealed-only mode on. Imports nothing of torch before torch.distributed is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _watching = False
 
 
 def _watch_children() -> None:
-    """Turns the mode on for this process's children; a second call changes nothing."""
+    """Turns the mode on for this process's children. Calling this twice is harmless."""
     global _watching
     turn_on()
     put_mark_on()
@@ -47,8 +47,8 @@ def _refuse_switched_off(environ: Mapping[str, str]) -> None:
 
 
 _STARTS: Final = {"subprocess.Popen": 3, "os.exec": 2, "os.posix_spawn": 2}
-"""Audit events of Python's for a program that starts: where among their arguments its environment
-is. None there stands for this process's own."""
+"""Python's audit events for a starting program, with the index of the environment among their
+arguments. None as the environment means this process's own."""
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -68,11 +68,11 @@ def _as_text(environ: Any) -> dict[str, str]:
 
 
 def require_sealed() -> None:
-    """From here on, every process group of this process and of its children is sealed.
+    """From now on, every process group of this process and of its children is sealed.
 
-    A group of another backend is served by sealring in its place where that is possible; otherwise
-    `PlaintextGroup` names the line that asked for it. Groups that were made before are not changed:
-    if one of them is in plaintext, this raises `PlaintextGroup`. Cannot be taken back.
+    If a group asks for another backend, sealring serves it instead, where that is possible.
+    Otherwise `PlaintextGroup` names the line that asked for it. Groups that were made before are
+    not changed: if one of them is in plaintext, this raises `PlaintextGroup`. It cannot be undone.
     """
     _watch_children()
     if "torch.distributed" in sys.modules:
@@ -83,9 +83,9 @@ def require_sealed() -> None:
 
 
 def guard() -> None:
-    """Called where torch.distributed is loaded; a second call changes nothing.
+    """Turns the mode on in a process that has loaded torch.distributed. Twice is harmless.
 
-    Groups that exist are left alone: those that a forked child finds are its parent's.
+    It ignores existing groups, because those in a forked child are its parent's.
     """
     from sealring.core.sealed_only import doors, groups
 

@@ -1,4 +1,7 @@
-"""Whether a process is in sealed-only mode: by SEALRING_ONLY, or because one above it is."""
+"""Whether a process is in sealed-only mode: by SEALRING_ONLY, or because one above it is.
+
+A process in the mode marks itself by a pattern of ignored signals, which its children inherit.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Final
 from sealring.errors import ConfigurationError
 
 _IGNORED: Final = (42, 44, 46)
-"""The kernel's numbers: a child may have another C library, which counts from another SIGRTMIN."""
+"""Numbers of real-time signals as the kernel counts them. (C libraries differ in SIGRTMIN.)"""
 _BETWEEN: Final = (43, 45)
 _SIG_IGN: Final = 1
 
@@ -22,7 +25,8 @@ _COMPARED: Final = _mask(_IGNORED + _BETWEEN)
 
 
 def put_mark_on() -> None:
-    """Marks this process, but for signals that it handles; a second call changes nothing."""
+    """Marks this process by ignoring `_IGNORED`, except signals that it handles. Twice is
+    harmless."""
     import ctypes  # here: `import torch` loads this module in processes that are not sealed-only
 
     with open("/proc/self/status", "rb") as file:
@@ -42,7 +46,7 @@ def is_inherited() -> bool:
             with open(b"/proc/" + process + b"/status", "rb", buffering=0) as file:
                 status = file.read()
         except OSError:
-            # It has ended, or /proc hides it (hidepid). This process's own mark was read before.
+            # The process has ended, or /proc hides it (hidepid). Its children were read before.
             return False
         if _signals(status, b"SigIgn") & _COMPARED == _MARK:
             return True
@@ -65,13 +69,16 @@ _on = False
 
 
 def turn_on() -> None:
-    """For good: libraries may empty the environment for a while (accelerate does)."""
+    """Turns the mode on for the life of the process.
+
+    A variable is not enough: libraries may empty the environment for a while (accelerate does).
+    """
     global _on
     _on = True
 
 
 def is_on() -> bool:
-    """Whether it was turned on in this process."""
+    """Whether the mode was turned on in this process."""
     return _on
 
 
@@ -91,9 +98,9 @@ def refuse_to_measure(environ: Mapping[str, str]) -> None:
 
 
 def may_be_required(environ: Mapping[str, str]) -> bool:
-    """True for a value that is refused later, too.
+    """Whether the mode may be required; never raises, and is True for an invalid value.
 
-    An error while torch is imported would be reported by torch, with the advice to switch off the
-    loading of backends. So a wrong value is reported when the first group is made.
+    Torch would report an error during its import with the advice to switch off the loading of
+    backends. So an invalid value is reported when the first group is made.
     """
     return _on or environ.get(_NAME, "") not in OFF or is_inherited()

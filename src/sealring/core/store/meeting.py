@@ -1,11 +1,11 @@
-"""How the launchers of several machines meet: a fixed number of them, each with its own number.
+"""How the launchers of several machines meet: a fixed number of machines, each with a number.
 
-torch's own ways leave a mistake to a timeout of ten minutes, and number the machines by the order
-of their names. Here every launcher writes down who it is, reads what the others wrote, says within
-a second whom it waits for, and reports a contradiction on every machine.
+With torch's own ways a mistake shows as a timeout after ten minutes, and machines are numbered by
+the order of their names. Here every launcher writes who it is, reads what the others wrote, says
+within a second whom it waits for, and reports a contradiction on every machine.
 
-What is written for that is not believed: it is there to find mistakes. Launchers with a job secret
-use a store that is sealed under it for everything else.
+These texts are not trusted; they only help to find mistakes. For everything else, launchers with a
+job secret use a store that is sealed under it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ANSWER_SECONDS: Final = 10.0
 """How long the first machine's store may take to answer a connection."""
 _ALIKE: Final = "Start `sealring run` on every machine with the same --rdzv-endpoint and --nnodes"
 _MOST_BYTES: Final = 4096
-"""Of what one launcher writes about itself."""
+"""The most bytes that a launcher may write about itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Launcher:
     host: str
     job: str
     fingerprint: str
-    """Of a value derived from the job secret; "" where there is none."""
+    """The fingerprint of the job secret; "" without a secret."""
     instance: str
-    """Random: tells two launchers with the same number apart."""
+    """A random value, which distinguishes two launchers with the same number."""
 
     def contradiction(self, other: Launcher) -> HandshakeError | None:
         who = f"machine {other.machine} ({other.host})"
@@ -92,7 +92,7 @@ class Launcher:
 
 
 def parse_launcher(text: bytes) -> Launcher:
-    """Of what anybody may have written."""
+    """Parses what a launcher, or an attacker, wrote; raises MalformedSetup."""
     try:
         fields = read_json(text, _MOST_BYTES)
         one = Launcher(**fields)
@@ -110,7 +110,7 @@ def parse_launcher(text: bytes) -> Launcher:
 
 
 class Meeting(RendezvousHandler):
-    """torch's launcher asks this once, and again whenever it starts its workers anew."""
+    """The rendezvous of `sealring run`. torch's launcher calls it at every start of its workers."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Meeting(RendezvousHandler):
         self.tcp: TCPStore | None = None
         self._round = 0
         self._kept: list[Any] = []
-        """torch's C++ does not keep a store of Python's alive."""
+        """Stores to keep alive, because torch's C++ does not keep a Python store alive."""
 
     # ---- torch's interface
 
@@ -176,9 +176,9 @@ class Meeting(RendezvousHandler):
     # ---- the meeting
 
     def _serve(self) -> None:
-        """torch's store listens on all addresses of this machine, whatever the endpoint's host."""
+        """Starts the store. It listens on all addresses, whatever the endpoint's host is."""
         try:
-            # Its own client would try a host that does not answer for minutes, despite Ctrl-C.
+            # 127.0.0.1: its own client would try another host for minutes, despite Ctrl-C.
             server = TCPStore(
                 "127.0.0.1", self._port, is_master=True, wait_for_workers=False, multi_tenant=True
             )
@@ -192,7 +192,7 @@ class Meeting(RendezvousHandler):
         self._port = server.port
 
     def _connect(self, deadline: float) -> TCPStore:
-        """The first machine connects too: with a wrong endpoint no other machine would find it."""
+        """Connects to the store by the endpoint. The first machine does so, too, to check it."""
         waiting = _Waiting(
             f"machine 0 at {self._host}:{self._port}", deadline, self._timeout, _ALIKE
         )
@@ -216,7 +216,7 @@ class Meeting(RendezvousHandler):
             waiting.go_on("the connection was closed at once")
 
     def _answering(self) -> TCPStore | None:
-        """torch's client waits without end for the first answer, so a thread of its own does."""
+        """Makes torch's client in a separate thread, as it waits for the first answer for ever."""
         answers: queue.SimpleQueue[TCPStore | None] = queue.SimpleQueue()
 
         def connect() -> None:
@@ -238,7 +238,7 @@ class Meeting(RendezvousHandler):
             ) from None
 
     def _meet(self, store: TCPStore, deadline: float) -> None:
-        """Returns when all launchers have written down the same."""
+        """Returns when all launchers have written who they are, without a contradiction."""
         own, prefix = self._own, f"sealring/launchers/{self._round}"
         text = json.dumps(asdict(own))
         problem = f"{prefix}/problem"
@@ -288,7 +288,7 @@ _CONTRADICTIONS: Final[dict[str, type[HandshakeError]]] = {
 
 
 def _told(text: bytes) -> HandshakeError:
-    """A contradiction that another launcher found."""
+    """The error for a contradiction that another launcher has written into the store."""
     try:
         code, message = read_json(text, _MOST_BYTES)
         clean = "".join(each if each.isprintable() else "?" for each in str(message))
@@ -298,7 +298,7 @@ def _told(text: bytes) -> HandshakeError:
 
 
 class _Waiting:
-    """Says whom this launcher waits for: after a second, and then ever less often."""
+    """Logs whom this launcher waits for: after a second, and then less and less often."""
 
     def __init__(self, whom: str, deadline: float, seconds: float, advice: str) -> None:
         self._whom = whom

@@ -1,10 +1,10 @@
-"""How torch comes to a sealed store by itself: workers by a URL, torchrun's agents by a name.
+"""Makes torch use a sealed store: for workers by a URL, for torchrun's agents by a name.
 
     init_process_group("sealring", init_method="sealring://")
     torchrun --rdzv-backend sealring ...
 
-The second matters most. Agents keep the state of their rendezvous as a pickle in a store that
-listens on every interface: anyone who can write there runs code in every agent.
+The second is the more important one. Agents keep the state of their rendezvous as a pickle in a
+store that listens on every interface: anyone who can write to it can run code in every agent.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from sealring.core.store.sealed import SealedStore, keys_from_secret, store_unde
 from sealring.errors import ConfigurationError
 
 _default_groups_store: list[SealedStore] = []
-"""torch wraps the default group's store in C++ and then forgets ours, which must live on."""
+"""Keeps the default group's store alive: torch wraps it in C++ and drops the Python object."""
 
 
 def rendezvous(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
     """sealring:// is torch's env://, sealring://host:port its tcp://, with a sealed store."""
     scheme = "tcp" if urlsplit(url).netloc else "env"
-    # Only a process without a default group comes here: the one before it needs its store no more,
-    # and the next may want the same port.
+    # There is no default group now: an earlier one does not need its store any more, and the next
+    # may use the same port.
     _default_groups_store.clear()
     for store, rank, world in torchs_rendezvous(f"{scheme}:{url.partition(':')[2]}", **options):
         sealed = store_under_secret(store, os.environ)
@@ -48,14 +48,14 @@ def rendezvous(url: str, **options: Any) -> Iterator[tuple[Store, int, int]]:
 
 
 def torchrun_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """The entry point: torchrun calls what this returns."""
+    """The entry point for torchrun, which calls the function that this returns."""
     return create_handler
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """torchrun's c10d rendezvous, with its store sealed under the job's secret.
+    """Returns torchrun's c10d rendezvous with its store sealed under the job secret.
 
-    With the machine's number in --rdzv-conf (rank=N), as `sealring run` has it: a meeting of a
+    If --rdzv-conf has the machine's number (rank=N), as with `sealring run`, returns a Meeting of a
     fixed number of machines.
     """
     if params.get("rank") is not None:

@@ -1,7 +1,7 @@
-"""A torch.distributed Store whose server sees neither names nor values, and can forge neither.
+"""A torch.distributed Store whose server sees neither names nor values, and cannot forge them.
 
-What a server must do itself it can also do wrongly: it adds up counters, counts keys, and decides
-what is there and what is not. docs/spec.md says what that leaves to it.
+What the server does itself is not protected: it adds to counters, counts keys, and says whether a
+key exists. docs/spec.md says what a dishonest server can do by that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sealring.errors import (
 from sealring.limits import KEY_BYTES
 
 REMEMBERED_NAMES: Final = 1 << 16
-"""Beyond this the name that was used longest ago is forgotten: memory must not grow for ever."""
+"""How many names are remembered, to limit memory. The least recently used name is dropped."""
 
 PartId = tuple[bytes, int]
 """A part's writer, and its number among the writer's parts. No two parts have the same."""
@@ -42,31 +42,35 @@ PartId = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of one name."""
+    """What this process knows about one name."""
 
     current: tuple[PartId, ...] = ()
     """The parts that the last read found."""
     gone: Mapping[bytes, int] = field(default_factory=dict)
-    """By writer: its parts up to this number have been replaced or deleted."""
+    """For each writer: its parts up to this number have been replaced or deleted."""
 
 
 _NOTHING: Final = Seen()
 
 
 class Freshness:
-    """Every method may be called from any thread."""
+    """Detects old values that a store gives again. Methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.remembered: OrderedDict[str, Seen] = OrderedDict()
 
     def seen(self, name: str) -> Seen:
-        """Ask before reading: threads may finish their reads in another order than they began."""
+        """Returns what is known of a name. Call it before reading, and pass the result to `check`.
+
+        Threads may finish their reads in another order than they began them.
+        """
         with self._lock:
             return self.remembered.get(name, _NOTHING)
 
     def check(self, name: str, before: Seen, parts: Sequence[PartId]) -> None:
-        """store.replayed_value if a part was gone, or a later one there, `before` this was read."""
+        """Raises store.replayed_value if the value is older than what was known `before` the
+        read."""
         found = tuple(parts)
         gone = dict(before.gone)
         # A value only ever grows, or is replaced as a whole.
@@ -83,12 +87,12 @@ class Freshness:
             last[writer] = number
         with self._lock:
             now = self.remembered.get(name, _NOTHING)
-            # If another thread has read meanwhile, it is unknown which value is the later one.
+            # If another thread has read meanwhile, it is unknown which value is newer.
             current = found if now is before else now.current
             self._keep(name, now, current, gone.items())
 
     def replaced(self, name: str, writer: bytes, number: int) -> None:
-        """What `writer` put there up to `number` is gone, as the writer itself knows."""
+        """Called by a writer: its parts up to `number` under this name are replaced or deleted."""
         with self._lock:
             now = self.remembered.get(name, _NOTHING)
             self._keep(name, now, now.current, [(writer, number)])
@@ -115,9 +119,9 @@ _EXCHANGE_ATTEMPTS: Final = 1000
 class SealedStore(Store):
     """Seals every value and hashes every key before they reach `store`.
 
-    All workers that are to share it need the same keys; `sealring.sealed_store` makes them from a
-    job's secret or in a group. Keep it as long as it is used: a PrefixStore, and
-    torch's C++ in general, does not keep a Python store alive.
+    All workers that share it need the same keys; `sealring.sealed_store` makes them from a job
+    secret or in a group. Keep a reference to it as long as it is used: a PrefixStore, and torch's
+    C++ in general, does not keep a Python store alive.
     """
 
     timeout: timedelta  # torch's own property, which its type stubs leave out
@@ -153,10 +157,10 @@ class SealedStore(Store):
     def compare_set(
         self, key: str, expected_value: str | bytes, desired_value: str | bytes
     ) -> bytes:
-        """As torch's: sets `desired` if the value is `expected`, and returns what is there now.
+        """Like torch's: sets `desired` if the value is `expected`; returns the value afterwards.
 
-        The server cannot compare values that are sealed anew each time. So the comparison is made
-        here, and the server exchanges the very bytes that it was made on, or nothing.
+        The server cannot compare values, because each is sealed differently. So this compares the
+        opened value, and then asks the server to exchange exactly the sealed bytes that it read.
         """
         name = self._keys.value_name(key)
         expected, desired = _bytes(expected_value), _bytes(desired_value)
@@ -167,7 +171,7 @@ class SealedStore(Store):
             if current is None:
                 raise Unsupported("compare_set: this key is a counter, use add() alone on it")
             if current != expected:
-                # torch's stores answer so for a key that is not there, and callers know it.
+                # For a missing key, torch's stores return `expected`, and callers rely on it.
                 return current if raw else expected
             with self._sealed(Kind.VALUE, name, desired) as sealed:
                 if bytes(self._store.compare_set(name, raw, sealed)) == sealed:
@@ -189,17 +193,17 @@ class SealedStore(Store):
         return [self._value(key, value) for key, value in zip(keys, opened, strict=True)]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        # One by one: each is numbered and in the store before the next one is numbered.
+        # One by one: each part must be in the store before the next one gets its number.
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
-    # ---- counters, which the server adds up and so can read and change
+    # ---- counters, which the server adds to, and so can read and change
 
     def add(self, key: str, value: int) -> int:
         """Adds to a counter; `add(key, 0)` reads it. A key is a counter or a value, never both."""
         total: int = self._store.add(self._keys.counter_name(key), value)
-        # The number cannot be sealed, but that it is one can: else a server could have any value
-        # be taken for a number of its choice.
+        # The number cannot be sealed. But a sealed mark says that the key is a counter: else the
+        # server could replace any value by a number.
         name = self._keys.value_name(key)
         before = self._freshness.seen(name)
         with self._sealed(Kind.COUNTER, name, b"") as mark:
@@ -211,7 +215,7 @@ class SealedStore(Store):
             )
         return total
 
-    # ---- what is there
+    # ---- which keys exist
 
     def check(self, keys: Sequence[str]) -> bool:
         there: bool = self._store.check([self._keys.value_name(key) for key in keys])
@@ -230,11 +234,11 @@ class SealedStore(Store):
         return deleted
 
     def num_keys(self) -> int:
-        """As the server counts them: a counter is two."""
+        """The server's number of keys. A counter has two."""
         number: int = self._store.num_keys()
         return number
 
-    # torch's C++ calls these two by its own names.
+    # torch's C++ uses these names for the two methods.
     deleteKey = delete_key  # noqa: N815
     getNumKeys = num_keys  # noqa: N815
 
@@ -252,7 +256,8 @@ class SealedStore(Store):
 
     @property
     def _store(self) -> Any:
-        """The store beneath, with our timeout: torch's C++ sets that without calling Python."""
+        """The inner store with this store's timeout, which torch's C++ sets without calling
+        Python."""
         self._process.require("this store")  # its connection is the parent's, too
         if self.inner.timeout != self.timeout:
             self.inner.set_timeout(self.timeout)
@@ -262,7 +267,7 @@ class SealedStore(Store):
 
     @contextmanager
     def _sealed(self, kind: Kind, name: str, value: str | bytes) -> Iterator[bytes]:
-        """The value sealed as this writer's next part. The block puts it into the store."""
+        """Yields the value sealed as this writer's next part. The block must store it."""
         with self._writer.lock:
             writer, number = self._writer.next()
             yield self._keys.seal(kind, name, writer, number, _bytes(value))
@@ -272,7 +277,7 @@ class SealedStore(Store):
         self._freshness.replaced(name, writer, number if also_the_last else number - 1)
 
     def _open(self, name: str, before: Seen, raw: bytes) -> bytes | None:
-        """The value; None for a counter."""
+        """Opens and checks a value; returns None for a counter."""
         parts = parse_parts(bytes(raw))
         values = [self._keys.open(part, name) for part in parts]
         self._freshness.check(name, before, [(part.writer, part.number) for part in parts])
@@ -285,12 +290,12 @@ class SealedStore(Store):
 
 
 class _Writer:
-    """One connection of this process as the author of parts."""
+    """The identity of one connection of this process, and the number of its last part."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held from the numbering of a part until it is in the store, so that numbers grow there
-        in the order of writing."""
+        """Held from the numbering of a part until it is in the store, so that parts reach the store
+        in the order of their numbers."""
         self._name = os.urandom(WRITER_BYTES)
         self._number = 0
 
@@ -314,14 +319,15 @@ def sealed_store(
 ) -> SealedStore:
     """A torch.distributed store whose names and values only the job's workers can read or write.
 
-    With `store`: that store under a key that every holder of the job's secret derives. No group is
-    needed. Values of another job, of another run of torchrun's or of an earlier restart do not
+    With `store`: seals that store under a key that every holder of the job secret derives. No group
+    is needed. Values of another job, of another run of torchrun or of an earlier restart do not
     open.
 
-    Without it: the store of `group`, by default of the default group, under a random key that
-    travels over the group's sealed links. All members call it. It serves every kind of identity,
-    and nothing that was written before opens under it. With `install=True` torch itself uses it
-    from here on, for barriers and for new groups; call it once, after init_process_group.
+    Without `store`: seals the store of `group` (by default the default group) under a random key
+    that is sent over the group's sealed links. All members must call it. It works with every kind
+    of identity. Values that were written before do not open. With `install=True` torch itself uses
+    the sealed store from now on, for barriers and new groups; call it once, after
+    init_process_group.
     """
     if store is None:
         return _group_store(group, install=install)
@@ -331,7 +337,7 @@ def sealed_store(
 
 
 def store_under_secret(store: Store, environ: Mapping[str, str]) -> SealedStore:
-    """`store` under the key of the job secret, for this run and restart of torchrun's."""
+    """Seals `store` under the key of the job secret, for this run and restart of torchrun."""
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return SealedStore(store, keys_from_secret(environ, ["worker", run, restart]))
@@ -358,7 +364,7 @@ def _group_store(group: dist.ProcessGroup | None, *, install: bool) -> SealedSto
     first = dist.get_rank(group) == 0
     key = _native.Secret.random(KEY_BYTES) if first else _native.Secret.zeros(KEY_BYTES)
     with Wiped(key):
-        # The tensor has the secret's own memory.
+        # The tensor shares the secret's memory.
         dist.broadcast(
             torch.frombuffer(key, dtype=torch.uint8),
             src=dist.get_global_rank(group, 0),

@@ -1,4 +1,4 @@
-"""Sealed names and values: what a store sees of a key and of what is kept under it. No I/O.
+"""Sealed names and values: what a store sees of a key and of its value. No I/O.
 
     name    HMAC-SHA256 under the store's name key, in hex
     value   one or more parts, each:
@@ -6,8 +6,8 @@
      0        2        3       4          8         24        32       64              64 + length
      | magic  | version| kind  | length   | writer  | number  | salt   | encrypted     | tag     |
 
-Every part has a key of its own, HKDF(value key, salt, what the part is and where it belongs), and
-uses it once. So writers need not know of each other. A forked child has none of the keys.
+Every part has its own key, HKDF(value key, salt, what the part is and where it belongs), which is
+used once. So writers need not coordinate. A forked child has none of the keys.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def tampered(problem: str) -> StoreError:
 
 class Kind(enum.IntEnum):
     VALUE = 1
-    """What set() wrote: the first part, or the only one."""
+    """Written by set(): the first part, or the only one."""
     APPENDED = 2
-    """What append() added."""
+    """Added by append()."""
     COUNTER = 3
-    """Empty: says that the key is a counter, whose number is kept under another name."""
+    """An empty part, which says that the key is a counter. Its number has another name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part as it stands in the store, not yet opened."""
+    """One part as it is in the store, not yet opened."""
 
     kind: Kind
     writer: bytes
     number: int
-    """The writer's parts are numbered from 1 in the order it wrote them."""
+    """The part's number among the writer's parts, from 1 in the order of writing."""
     salt: bytes
     header: bytes
     sealed: bytes
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StoreKeys:
-    """What the holders of one key make of it for one job, run and restart. Printing it is safe."""
+    """The keys derived from one key for one job, run and restart. Printing it is safe."""
 
     name_key: _native.Secret = field(repr=False)
     counter_key: _native.Secret = field(repr=False)
@@ -74,7 +74,7 @@ class StoreKeys:
 
     @staticmethod
     def derive(key: _native.Secret, context: Iterable[str]) -> StoreKeys:
-        """`context` says where the key is used; a holder of another one shares nothing with us."""
+        """Derives the keys. `context` names their use: another context gives unrelated keys."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a store's key has {KEY_BYTES} bytes, not {len(key)}")
         bound = _fields(text.encode() for text in context)
@@ -88,7 +88,8 @@ class StoreKeys:
         return self.name_key.hmac_sha256(key.encode()).hex()
 
     def counter_name(self, key: str) -> str:
-        """Another name than the value's: an unsealed number must never be taken for a value."""
+        """The name of a counter's number. It differs from the value's name, so that an unsealed
+        number is never taken for a value."""
         return self.counter_key.hmac_sha256(key.encode()).hex()
 
     def seal(self, kind: Kind, name: str, writer: bytes, number: int, value: bytes) -> bytes:
@@ -112,7 +113,7 @@ class StoreKeys:
 
 
 def parse_parts(raw: bytes) -> tuple[Part, ...]:
-    """The parts of a value, none of them opened; store.tampered_value if that is not what it is."""
+    """Parses a value into its parts, without opening them; raises store.tampered_value."""
     rest = memoryview(raw)
     parts = [_parse_part(rest)]
     while rest := rest[parts[-1].size :]:
@@ -141,5 +142,5 @@ def _parse_part(raw: memoryview) -> Part:
 
 
 def _fields(fields: Iterable[bytes]) -> bytes:
-    """Each with its length, so that no two different lists have the same bytes."""
+    """Joins the fields, each with its length, so that different lists never give equal bytes."""
     return b"".join(len(value).to_bytes(4, "big") + value for value in fields)
