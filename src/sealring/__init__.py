@@ -2,8 +2,8 @@
 
     torch.distributed.init_process_group("sealring")
 
-`import torch` finds the backend by itself; this package is imported for its errors and tools.
-Nothing here imports torch: torch imports us.
+`import torch` finds the backend by itself. Scripts import this package for its errors and tools.
+This module does not import torch, because torch imports it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def create_group(
     job_ranks: Sequence[int] | None = None,
     job_size: int | None = None,
 ) -> SealedProcessGroup:
-    """A process group of `size` ranks that meet in `store`, apart from torch's default group.
+    """Makes a process group of `size` ranks that meet in `store`, without torch's default group.
 
     All ranks call this with the same name, and with a store (or a PrefixStore) that no other group
-    uses. `job_ranks` names the members by the ranks that their certificates show, in the group's
-    order, and `job_size` the world size there; without them the group is a job of its own. A group
+    uses. `job_ranks` has the ranks in the members' certificates, in the group's order, and
+    `job_size` is the world size in them. Without these two, the group is a separate job. A group
     ends with shutdown() or abort(), or with the last reference to it.
     """
     from sealring.core.registration import no_collection
@@ -74,7 +74,7 @@ def create_group(
     )
 
 
-# `import torch` imports this package: what few scripts need is loaded when they ask for it.
+# `import torch` imports this package, so names that few scripts need are loaded on first use.
 _LOADED_ON_USE: Final = {
     "SealedProcessGroup": "sealring.core.group.process_group",
     "dump_flight_record": "sealring.observe",

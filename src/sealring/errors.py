@@ -1,10 +1,10 @@
-"""Every error that sealring raises, in one tree. tools/errors_page.py makes docs/errors.md of it.
+"""All errors that sealring raises, in one tree. tools/errors_page.py writes docs/errors.md from it.
 
-A class is what a script may want to catch. An error's `code` says exactly what happened, in a
-spelling that stays: sealring prints it, writes it into logs and tells it to other processes. Where
-a class stands for several causes, `codes` lists them. `fault` says whose it is, and each message
-what to do. All of them are RuntimeErrors, because torch.distributed's own failures are and scripts
-catch these.
+Scripts catch errors by their classes. An error's `code` says exactly what happened, and its
+spelling does not change: sealring prints it, writes it into logs and sends it to other processes.
+If a class has several causes, `codes` lists them. `fault` says who caused the error, and each
+message says what to do. All errors are RuntimeErrors, because torch.distributed's own errors are,
+and scripts catch those.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class SealringError(RuntimeError):
     code: str = "sealring"
     """What happened, in a stable spelling. One of the class's `codes` if the raiser gave it."""
     fault: str = ""
-    """Whose it is; empty where the message says so. "yours" is who set the worker up."""
+    """Who caused the error; empty if the message says it. "yours" is who set up the worker."""
     codes: ClassVar[Mapping[str, str]] = {}
-    """Further codes of this class, and what each means."""
+    """Further codes of this class, and the meaning of each."""
     faults: ClassVar[Mapping[str, str]] = {}
-    """The fault of a code, where it is not the class's."""
+    """The fault of a code if it differs from the class's."""
     audited = False
-    """A broker has written it into its audit log."""
+    """Whether a broker has written the error into its audit log."""
 
     def __init_subclass__(cls, code: str = "", fault: str = "", **more: object) -> None:
         super().__init_subclass__(**more)
@@ -94,7 +94,7 @@ class Unsupported(ConfigurationError, code="configuration.unsupported"):
     """The tensor, operation or option is one that sealring does not serve."""
 
     told_by: int | None = None
-    """The rank that says so of itself; None where this worker found it."""
+    """The rank that reported this about itself; None if this worker found it."""
 
 
 class PlaintextGroup(ConfigurationError, code="configuration.plaintext_group"):
@@ -115,7 +115,7 @@ class TpmFailed(AttestationUnavailable, code="attestation.tpm_failed"):
     def __init__(self, message: str, *, response: int = 0, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.response = response
-        """The TPM's own response code; 0 where it gave none."""
+        """The TPM's response code; 0 if it gave none."""
 
 
 class ForkedProcess(SealringError, code="forked_process", fault="the script's"):
@@ -145,27 +145,27 @@ class HandshakeError(SealringError, code="handshake"):
     ) -> None:
         super().__init__(message, code=code)
         self.peer = peer
-        """The rank that the error is about; only a claim unless `proven`."""
+        """The rank that the error is about. It is only a claim unless `proven`."""
         self.proven = proven
-        """The peer was admitted: its certificate is this job's, valid today and not revoked, and
-        passes the policy. If not, a stranger or a worker that was evicted may have caused this."""
+        """Whether the peer was admitted: its certificate is of this job, valid and not revoked, and
+        the policy admits it. If not, a stranger or an evicted worker may have caused the error."""
         self.misdirected = misdirected
-        """The two are workers of the job with different ranks, groups or attempts than the dialer
-        meant: an address was false, which is no fault of either."""
+        """Whether an address was wrong: both are workers of the job, but the peer has another rank,
+        group or attempt than the dialer meant. Neither worker is at fault."""
         self.reported_by = reported_by
-        """The neighbour that told this worker, which makes `peer` its claim: what is passed on is
-        not signed. None where this worker saw it itself."""
+        """The neighbour that reported the error; None if this worker saw it itself. Reports are not
+        signed, so `peer` is then that neighbour's claim."""
         self.passed_on = ""
-        """What other members are told of it, where a peer has told it to this worker."""
+        """The text that other members get, if a peer reported the error to this worker."""
 
     @property
     def met(self) -> int | None:
-        """The rank on whose connection this worker met the error."""
+        """The rank on whose connection this worker got the error."""
         return self.peer if self.reported_by is None else self.reported_by
 
     @property
     def of_a_member(self) -> bool:
-        """Whether an admitted worker caused it or told it; else a stranger may have."""
+        """Whether an admitted worker caused or reported it. Otherwise a stranger may have."""
         return self.proven or self.reported_by is not None
 
 
@@ -256,7 +256,7 @@ class GroupEnded(HandshakeError, code="handshake.group_ended"):
     ) -> None:
         super().__init__(message, peer=peer, proven=proven, code=code)
         self.failure = failure
-        """How it failed, as the peer says."""
+        """The group's error, as the peer reports it."""
 
 
 class StoreError(SealringError, code="store"):
@@ -693,18 +693,18 @@ class GroupError(SealringError, code="group"):
     ) -> None:
         super().__init__(message, code=code)
         self.peer = peer
-        """The rank that the error is about, by its number in the job."""
+        """The number in the job of the rank that the error is about."""
         self.host = host
-        """That rank's own name for its machine."""
+        """The name that this rank gave of its host."""
         self.operation = operation
-        """What was called there (`all_reduce`), where this rank is in the same collective."""
+        """The operation (such as `all_reduce`), if this rank is in the same collective."""
         self.collective = collective
-        """The number of the collective in which it happened; None outside of any (a message)."""
+        """The number of the collective; None if it happened outside of one (in a message)."""
         self.reported_by = reported_by
-        """The rank that saw it, where that was not this one. Where another rank passed it on, that
-        is the other's word, and the message names it."""
+        """The rank that saw it, if not this one. If a third rank passed the report on, this is that
+        rank's claim, and the message names it."""
         self.native: Failure | None = None
-        """As the native core told it (core/engine/failures.py)."""
+        """The failure of the native core (core/engine/failures.py)."""
 
 
 class TamperedRecord(
@@ -757,7 +757,7 @@ class GroupClosed(GroupError, code="group.closed", fault="ours"):
 
 
 def every_class(kind: type[SealringError] = SealringError) -> Iterator[type[SealringError]]:
-    """`kind` and the classes of this module below it, parents first."""
+    """Yields `kind` and its subclasses in this module, parents first."""
     yield kind
     for each in kind.__subclasses__():
         if each.__module__ == __name__:
@@ -772,11 +772,11 @@ def classes_by_code() -> Mapping[str, type[SealringError]]:
 
 
 def error_with(code: str, message: str) -> SealringError | None:
-    """The error that another process reported by its code; None if there is no such code."""
+    """Makes the error that another process reported by its code; None for an unknown code."""
     kind = classes_by_code().get(code)
     return None if kind is None else kind(message, code=code)
 
 
 def named(error: object) -> str:
-    """What people and logs know an error by: its code, or the class of one that is not ours."""
+    """The name of an error in messages and logs: its code, or the class of any other error."""
     return error.code if isinstance(error, SealringError) else type(error).__name__

@@ -1,7 +1,7 @@
-"""The protocol's constants, apart from those that only tune it.
+"""The protocol's constants, followed by constants that only tune speed.
 
-A change above the line below is a change of the protocol and of docs/spec.md; a change beneath it
-is a matter of speed, and every rank must make it alike only where the comment says so.
+To change one above the line below changes the protocol and docs/spec.md. One below the line affects
+only speed; it must be equal on all ranks only if its comment says so.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 from sealring import _native
 
 PROTOCOL_VERSION: Final = 3
-"""Of set-up: hellos, sessions, contexts."""
+"""The version of set-up: hellos, sessions, contexts."""
 SESSION_FRAME: Final = 31
-"""First byte of what set-up sends under a session; a content type that TLS has not assigned."""
+"""The first byte of a set-up message under a session. TLS has not assigned this content type."""
 RECORD_VERSION: Final = 1
 STORED_VERSION: Final = 1
-"""Of a part of a value in a sealed store."""
+"""The version of a part of a value in a sealed store."""
 SUITE: Final = "AES-256-GCM"
 KEY_EXCHANGE: Final = "X25519MLKEM768"
 
@@ -25,23 +25,24 @@ TAG_BYTES: Final = _native.TAG_BYTES
 HEADER_BYTES: Final = _native.HEADER_BYTES
 MAX_PAYLOAD_BYTES: Final = _native.MAX_PAYLOAD_BYTES
 GPU_PAYLOAD_BYTES: Final = _native.GPU_PAYLOAD_BYTES
-"""Plaintext per record of what a GPU seals, at most."""
+"""The most plaintext in a record that a GPU seals."""
 WIRE_PAYLOAD_BYTES: Final = 2 << 20
-"""Plaintext in one slot of a wire between GPUs: a run of such records."""
+"""The plaintext in one slot of a wire between GPUs, which holds several such records."""
 WIRE_SLOTS: Final = 32
-"""Of every rank's area."""
+"""The number of slots in every rank's area."""
 EXCHANGE_PAYLOAD_BYTES: Final = 16 << 20
-"""Plaintext in a run of records that GPUs exchange, at most."""
+"""The most plaintext in consecutive records that GPUs exchange."""
 EXCHANGE_BYTES: Final = 64 << 20
-"""Of sealed records that a rank's GPU sends, or receives, in one exchange, at most."""
+"""The most bytes of sealed records that a rank's GPU sends, or receives, in one exchange."""
 MAX_WORLD: Final = 65536
 MOST_LINKED_AT_ONCE: Final = 8
-"""In a group of up to so many, all pairs are linked when it forms: later would cost more."""
+"""In a group of at most this many ranks, all pairs are linked when it forms, which is cheaper than
+linking them later."""
 REKEY_BYTES: Final = 64 << 30
 """A key seals at most this much before it is ratcheted forward."""
 
 MAX_NONCE_SECONDS: Final = 3600
-"""The most that a policy may set `nonce_seconds` to: a broker remembers used nonces for longer."""
+"""The maximum of a policy's `nonce_seconds`. A broker remembers used nonces for longer."""
 
 MAX_SETUP_BYTES: Final = 16 << 10
 """The largest set-up message a peer may send over TLS."""
@@ -56,10 +57,10 @@ A little less than a power of two: with header and tags a record then fills two 
 --transport tcp` with the setting record_bytes at 131072 shows what that costs).
 """
 PREPARED_BYTES: Final = 256 << 10
-"""Up to so many, a call that is like an earlier one is run from what that one prepared."""
+"""The largest tensor of a prepared call (core/group/prepared.py)."""
 RING_BYTES: Final = 768 << 10
 """Shared memory per direction of a link."""
 RING_CONTROL_BYTES: Final = 4096
-"""The control page behind each side's ring."""
+"""The control page after each side's ring."""
 CERTIFICATE_HOURS: Final = 24.0
-"""How long a certificate lives unless its issuer says otherwise."""
+"""How long a certificate is valid by default."""

@@ -1,9 +1,7 @@
-"""The version of this package, and those of torch that it was tested with.
+"""The version of this package, and the versions of torch that it was tested with.
 
-It has a file of its own so that every layer can name it.
-
-The package's version comes from git's tags when the package is built or installed; see
-CONTRIBUTING.md, Releases.
+It is a separate module so that every layer can import it. The package's version comes from git's
+tags when the package is built or installed; see CONTRIBUTING.md, Releases.
 """
 
 from importlib.metadata import version
@@ -12,7 +10,7 @@ from typing import Final
 __version__: Final = version("sealring")
 
 TESTED_TORCH: Final = ((2, 11), (2, 15))
-"""The oldest and the newest that passed `make torch-versions`; the bound in pyproject.toml."""
+"""The oldest and newest version that passed `make torch-versions`, as in pyproject.toml."""
 
 
 def untested_torch(torch: str) -> str:

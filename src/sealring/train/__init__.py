@@ -1,1 +1,1 @@
-"""What training scripts use besides the group: frameworks, and state kept outside the GPU."""
+"""For training scripts: integrations with frameworks, and tensors parked outside the GPU."""

@@ -1,10 +1,10 @@
-"""What training frameworks need of sealring beyond its process groups.
+"""Integrations with training frameworks, beyond process groups.
 
-Here are the counts of this process as one flat dictionary, which every logger takes, and the same
-at every log of HF's Trainer and of Lightning, imported when called.
+This module gives the counts of this process as one flat dictionary, which every logger accepts. It
+also adds them to the logs of HF's Trainer and of Lightning, which are imported only when needed.
 
-torchft        a sealed Manager for torchft, which has to be installed
-replica_ranks  the ranks of workers in a job of torchft's
+torchft        a sealed Manager for torchft, which must be installed
+replica_ranks  the ranks of workers in a job of torchft
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from sealring.record.recording.run import count_step
 __all__ = ["Figures", "lightning_callback", "log_with_trainer"]
 
 MOST_PEERS: Final = 64
-"""With more peers there is one sum of the waiting."""
+"""With more peers, only the sum of the waiting times is given."""
 
 
 class Figures:
-    """Called at every log: the counts of all groups of this process, and rates since the last call.
+    """Call this object at every log: returns the counts of all groups, and rates since the last
+    call.
 
-    wandb.log(figures()), or writer.add_scalar for each name and value.
+    Use wandb.log(figures()), or writer.add_scalar for each name and value.
     """
 
     def __init__(self, prefix: str = "sealring/") -> None:
@@ -62,13 +63,13 @@ class Figures:
         }
 
 
-# ---- at every log of a framework, which is imported when its function is called
+# ---- for frameworks, which are imported when their functions are called
 
 
 def log_with_trainer(trainer: Any) -> None:
-    """Adds this rank's figures to what HF's Trainer logs, for all of its reports (`report_to`).
+    """Adds this rank's figures to the logs of HF's Trainer, for all its reports (`report_to`).
 
-    Called once, between making the Trainer and train().
+    Call it once, between making the Trainer and train().
     """
     transformers = _imported("transformers")
     figures = Figures()
@@ -83,14 +84,14 @@ def log_with_trainer(trainer: Any) -> None:
             if logs is not None:
                 logs.update(figures())
 
-    # Before the callbacks that report: add_callback would put it behind them.
+    # First, so that it runs before the callbacks that report.
     trainer.callback_handler.callbacks.insert(0, SealringFigures())
 
 
 def lightning_callback() -> Any:
-    """A callback for Lightning's Trainer: this rank's figures go to all of its loggers.
+    """Returns a callback for Lightning's Trainer that gives this rank's figures to all its loggers.
 
-    They are logged as often as the Trainer logs (`log_every_n_steps`).
+    The figures are logged as often as the Trainer logs (`log_every_n_steps`).
     """
     lightning = _imported("lightning.pytorch", "pytorch_lightning")
     figures = Figures()
@@ -107,7 +108,7 @@ def lightning_callback() -> Any:
 
 
 def _imported(*names: str) -> Any:
-    """The first of them that is loaded already, or else the first that is installed."""
+    """The first of these modules that is loaded already, else the first that is installed."""
     for name in names:
         if (module := sys.modules.get(name)) is not None:
             return module

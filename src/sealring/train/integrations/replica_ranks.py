@@ -1,8 +1,8 @@
-"""The ranks of workers in a job of torchft's replica groups, which come and go.
+"""The ranks of workers in a job of torchft's replica groups, which may leave and return.
 
-The job has room for a fixed number of replica groups of equal size. A worker is rank `number of
-its replica group * size of a replica group + rank within it`, and that is the rank its certificate
-shows, whichever replica groups take part.
+The job has a fixed largest number of replica groups of equal size. A worker's rank is `number of
+its replica group * size of a replica group + rank within it`. Its certificate shows this rank,
+whatever replica groups take part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER: Final = re.compile(r"[0-9]+\Z")
 
 
 def rank_in_job(replica_id: str | None, group_rank: int, group_size: int) -> int:
-    """From what this worker was started with, and not from a quorum."""
+    """This worker's rank in the job, computed from its settings and not from a quorum."""
     found = _NUMBER.search(replica_id or "")
     if found is None:
         raise ConfigurationError(
@@ -28,9 +28,10 @@ def rank_in_job(replica_id: str | None, group_rank: int, group_size: int) -> int
 
 
 def check_members(members: Sequence[int], position: int, own: int, size: int) -> None:
-    """`members` comes from a lighthouse that may be wrong, or may lie; `own` is this worker's rank.
+    """Checks a quorum's list of members. `own` is this worker's rank in the job.
 
-    The handshake proves the others' ranks.
+    The list comes from a lighthouse, which may be wrong or may lie. The handshake proves the other
+    members' ranks.
     """
     if own >= size:
         raise ConfigurationError(

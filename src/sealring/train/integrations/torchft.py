@@ -1,7 +1,7 @@
-"""torchft with sealed traffic between replica groups: gradients, and the state of one that returns.
+"""torchft with sealed traffic between replica groups: gradients, and states for returning groups.
 
-torchft numbers its replica groups anew at every change of members. The rank in a worker's
-certificate stays the same all the while (replica_ranks.py).
+torchft renumbers its replica groups at every change of members. The rank in a worker's certificate
+does not change (replica_ranks.py).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _installed_torchft() -> str:
 
 
 class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
-    """The process group of torchft's Manager, made anew and sealed for every quorum.
+    """The process group of torchft's Manager. Every quorum gets a new sealed group.
 
-    `replicas` is the largest number of replica groups that the job may have, the same on all
-    workers. The Manager's `replica_id` has to end with this replica group's number, from 0, on
-    every rank: it says which certificate is this worker's. The quorum does not, because the
-    lighthouse that makes it is not authenticated.
+    `replicas` is the largest number of replica groups of the job; it must be equal on all workers.
+    On every rank, the Manager's `replica_id` must end with this replica group's number, from 0. It
+    tells which certificate is this worker's. The quorum cannot tell it, because the lighthouse that
+    makes the quorum is not authenticated.
     """
 
     def __init__(self, replicas: int, timeout: timedelta = timedelta(seconds=60)) -> None:
@@ -57,7 +57,7 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
         self._pg: SealedProcessGroup | None
         self._replicas = replicas
         self._fatal: BaseException | None = None
-        """Why no quorum can be served. The Manager only logs what goes wrong with one."""
+        """The error by which no quorum can be served. The Manager only logs a quorum's errors."""
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "torchft-sealring"
@@ -70,7 +70,7 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
             raise
 
     def _quorum(self) -> int:
-        """The number of the quorum. torchft 0.2.0 calls it quorum_id, later ones uuid."""
+        """The quorum's number, which torchft 0.2.0 calls quorum_id, and later versions uuid."""
         for name in ("_uuid", "_quorum_id"):
             if (number := getattr(self, name, None)) is not None:
                 return int(number)
@@ -97,10 +97,10 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
         )
 
     def errored(self) -> BaseException | None:
-        """What a call failed with that only a GPU's stream waited for.
+        """The error of a failed call for which only a GPU's stream waited, if there is one.
 
-        The Manager asks in should_commit(). What no later quorum can mend is raised there, in the
-        script: the Manager would discard every step without end.
+        The Manager calls this in should_commit(). An error that no later quorum can repair is
+        raised here, and so in the script. Otherwise the Manager would discard every step for ever.
         """
         if self._fatal is not None:
             raise self._fatal
@@ -118,10 +118,11 @@ class ReplicaProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
 
 
 class DistributedDataParallel(torchft_ddp.DistributedDataParallel):  # type: ignore[misc]
-    """torchft's, made as there: DistributedDataParallel(manager, module).
+    """torchft's DistributedDataParallel(manager, module), with failures given to the Manager.
 
-    When an all-reduce fails, torchft 0.2.0's own raises AssertionError in backward(), because it
-    expects that wait() never fails. Here the Manager gets the error, and discards the step.
+    When an all-reduce fails, torchft 0.2.0's own class raises AssertionError in backward(), because
+    it expects that wait() never fails. With this class the Manager gets the error and discards the
+    step.
     """
 
     @staticmethod
@@ -131,7 +132,7 @@ class DistributedDataParallel(torchft_ddp.DistributedDataParallel):  # type: ign
 
 def _reduced(manager: Manager, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     gradients = bucket.buffer()
-    manager.allreduce(gradients).wait()  # an error is noted there, and should_commit() says no
+    manager.allreduce(gradients).wait()  # the Manager notes an error; should_commit() returns False
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future(
         devices=[gradients.device] if gradients.is_cuda else []
     )
@@ -148,11 +149,12 @@ def sealed_manager(
     timeout: timedelta = timedelta(seconds=60),
     **options: Any,
 ) -> Manager:
-    """A Manager of torchft's whose traffic between replica groups is sealed.
+    """Makes a torchft Manager whose traffic between replica groups is sealed.
 
-    `replica` is this replica group's number and `replicas` the largest number of them. `device` is
-    where a state is received. All other options are the Manager's own. Its default transport for
-    states unpickles what a plain HTTP server sends; this one uses the sealed group.
+    `replica` is this replica group's number, and `replicas` is the largest number of replica
+    groups. A state is received on `device`. All other options are the Manager's. States are sent
+    over the sealed group; the Manager's default transport would unpickle what a plain HTTP server
+    sends.
     """
     if not 0 <= replica < replicas:
         raise ConfigurationError(f"replica group {replica} does not exist in a job of {replicas}")

@@ -1,7 +1,7 @@
-"""A GPU's tensors parked in host memory as ciphertext: optimizer state, activations.
+"""Parks a GPU's tensors in host memory as ciphertext: optimizer state, activations.
 
-The GPU seals them before they leave its memory and opens them when they come back. Host memory
-holds no plaintext of them, and a change of it is found before anything is computed with it.
+The GPU seals tensors before they leave its memory and opens them when they come back. Host memory
+never holds their plaintext. If host memory is changed, this is detected before the data is used.
 """
 
 from sealring.train.offload.optimizer import OffloadedOptimizer

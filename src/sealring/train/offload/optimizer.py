@@ -1,8 +1,8 @@
-"""An optimizer whose state lies in host memory as ciphertext while it is not used.
+"""An optimizer whose state is in host memory as ciphertext while it is not used.
 
-Parameters are dealt into buckets, each with an optimizer of its own. A step brings one bucket's
-state in after the other: while one is computed with, the next is on its way in and the one before
-on its way out. So the GPU holds the state of about three buckets.
+Parameters are split into buckets, each with its own optimizer. A step handles one bucket after the
+other: while it computes with one bucket's state, the next one is copied in and the previous one
+copied out. So the GPU holds the state of about three buckets.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sealring.train.offload.parking import Parked, Parking
 BUCKET_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 256
 _SMALLEST_BYTES: Final = 1 << 10
-"""Counters of steps and the like stay with the optimizer."""
+"""Smaller tensors, such as step counters, stay with the optimizer."""
 
 Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One tensor of the state, and where it lies in its bucket's memory."""
+    """One tensor of the state, and its place in its bucket's memory."""
 
     parameter: torch.Tensor
     name: str
@@ -44,7 +44,7 @@ class _Bucket:
     parked: Parked | None = None
 
     def gather(self, device: torch.device) -> torch.Tensor:
-        """All of the state that is parked, in one run of memory, with its layout noted anew."""
+        """Copies the state to be parked into contiguous memory, and notes the new layout."""
         self.pieces, self.bytes = [], 0
         found = []
         for parameter, state in self.optimizer.state.items():
@@ -77,13 +77,13 @@ class _Bucket:
 
 
 class OffloadedOptimizer(torch.optim.Optimizer):
-    """Any optimizer of torch, by buckets: `make` gets parameter groups and makes one.
+    """Any torch optimizer, by buckets. `make` must make an optimizer for parameter groups.
 
         parking = Parking("cuda")
         OffloadedOptimizer(model.parameters(), lambda groups: AdamW(groups, lr=1e-4), parking)
 
-    Optimizers that look at all parameters at once do something else by buckets: clip gradients
-    before, as usual. `state_dict` brings all of the state into the GPU's memory.
+    An optimizer that computes over all parameters together gives other results by buckets. Clip
+    gradients before the step, as usual. `state_dict` brings all of the state into the GPU's memory.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         for part in _dealt(parameters, self._bucket_bytes):
             bucket = _Bucket(self._make([{**param_group, "params": part}]))
             self._buckets.append(bucket)
-            # The bucket's own, so that a scheduler that changes a group changes what is used.
+            # The bucket's own groups, so that a scheduler that changes a group has an effect.
             self.param_groups += bucket.optimizer.param_groups
 
     @torch.no_grad()
@@ -137,7 +137,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
             for group in one["param_groups"]:
                 groups.append({**group, "params": [p + shift for p in group["params"]]})
             if flat is not None:
-                bucket.detach()  # the parked copy is still the same
+                bucket.detach()  # the parked copy is still valid
         return {"state": states, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
         return flat
 
     def _send_out(self, bucket: _Bucket, flat: torch.Tensor | None) -> None:
-        """`flat` is the memory that holds the state, or None where it lies scattered."""
+        """Parks a bucket's state. `flat` is the memory that holds all of it, or None."""
         if flat is None:
             flat = bucket.gather(self._parking.device)
         bucket.parked = self._parking.park(flat) if bucket.bytes else None
@@ -193,7 +193,7 @@ class OffloadedOptimizer(torch.optim.Optimizer):
 
 
 def _unchanged(bucket: _Bucket, flat: torch.Tensor | None) -> bool:
-    """Whether all of the state still lies where it was attached: optimizers update in place."""
+    """Whether all of the state is still where it was attached, as optimizers update in place."""
     if flat is None:
         return False
     count = 0
@@ -208,7 +208,7 @@ def _unchanged(bucket: _Bucket, flat: torch.Tensor | None) -> bool:
 
 
 def _is_same(value: Any, attached: torch.Tensor) -> bool:
-    """Whether a value is still what was attached: the same memory, seen in the same way."""
+    """Whether a value has the same memory, type and layout as the attached tensor."""
     return isinstance(value, torch.Tensor) and _layout(value) == _layout(attached)
 
 
@@ -219,7 +219,8 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 def _dealt(
     parameters: list[torch.nn.Parameter], bucket_bytes: int
 ) -> Iterator[list[torch.nn.Parameter]]:
-    """In their order, each bucket up to `bucket_bytes` of parameters, or one that is larger."""
+    """Splits parameters, in order, into buckets of up to `bucket_bytes`, or one larger
+    parameter."""
     bucket: list[torch.nn.Parameter] = []
     size = 0
     for parameter in parameters:

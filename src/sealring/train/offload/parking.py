@@ -1,7 +1,8 @@
-"""Where tensors are parked: sealed by the GPU, kept in pinned host memory, opened by the GPU.
+"""Parks tensors: the GPU seals them, pinned host memory keeps them, the GPU opens them again.
 
-A large tensor travels in parts. While one part is on the bus, the next is sealed or the one before
-opened: what the bus waits for is the cryptography of one part, and not of the whole tensor.
+A large tensor is copied in parts. While one part is on the bus, the GPU seals the next part or
+opens the previous one. So the bus waits only for the cryptography of one part, not of the whole
+tensor.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from sealring.errors import ConfigurationError, TamperedRecord
 RECORD_BYTES: Final = 256 << 10
 _ON_WIRE: Final = RECORD_BYTES + RECORD_OVERHEAD
 PART_RECORDS: Final = 64
-"""Records that travel together: 16 MiB, the best of 8 to 64 MiB on an H200. The bus waits for the
-cryptography of the first and the last part, and smaller ones cost more launches."""
+"""Records that are copied together: 16 MiB, the best of 8 to 64 MiB on an H200. The bus waits for
+the cryptography of the first and the last part, and smaller parts need more kernel launches."""
 _CLUSTER: Final = 4
-"""Blocks of threads for each record, so that so few records occupy the GPU."""
+"""Thread blocks per record, so that few records are enough to occupy the GPU."""
 _DATA: Final = 1
-"""The kind of record, as in docs/spec.md, section 7."""
+"""The record's kind: data (docs/spec.md, section 7)."""
 
 
 class _Key:
-    """One random key in the GPU's memory. It leaves the process with it."""
+    """One random key in the GPU's memory, which is gone when the process ends."""
 
     def __init__(self, ordinal: int) -> None:
         self._keys = _native.GpuKeys(ordinal, 1)
@@ -51,25 +52,25 @@ class _Key:
         return self._keys.start
 
     def use_until(self, *streams: torch.cuda.Stream) -> None:
-        """The key is overwritten when these streams have done what they were given."""
+        """Overwrites the key when these streams have done all their work."""
         for stream in streams:
             self._keys.use_until(stream.cuda_stream)
 
 
 class Parked:
-    """One tensor in host memory, sealed. It gives its memory back when it is deleted."""
+    """One sealed tensor in host memory. Its memory is reused when this object is deleted."""
 
     def __init__(self, tensor: torch.Tensor, header: Header, host: torch.Tensor) -> None:
         self.shape, self.strides, self.dtype = tensor.shape, tensor.stride(), tensor.dtype
         self.header = header
         self.host = host
-        """Pinned memory: outside of what the worker trusts. The GPU reads it once."""
+        """The pinned memory, which the worker does not trust. The GPU reads it once."""
         self.used = new_event()
-        """Recorded behind the last copy from or to the host memory."""
+        """Recorded after the last copy from or to the host memory."""
         self.coming: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def room(self, device: torch.device) -> torch.Tensor:
-        """Memory of the GPU for the tensor, in the current stream."""
+        """Allocates GPU memory for the tensor in the current stream."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
@@ -81,8 +82,8 @@ class _HostMemory:
 
     def take(self, size: int) -> torch.Tensor:
         free = self._free.setdefault(size, deque())
-        # Without a lock, because a garbage collection in here may give memory back. A thread has
-        # what it took out of the deque for itself.
+        # Without a lock, because a garbage collection during this call may give memory back. What
+        # a thread has taken out of the deque belongs to it alone.
         with suppress(IndexError):
             memory, used = free.popleft()
             if reached(used):
@@ -95,14 +96,14 @@ class _HostMemory:
 
 
 class Counts:
-    """Gives out each count once, also to several threads."""
+    """Gives out each count only once; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tensors = self._records = 0
 
     def take(self, records: int) -> tuple[int, int]:
-        """The tensor's number, from 1 on, and the count of the first of its records."""
+        """Returns the tensor's number, from 1, and the count of its first record."""
         with self._lock:
             first = self._records
             self._tensors += 1
@@ -111,10 +112,10 @@ class Counts:
 
 
 class Parking:
-    """Parks tensors of one GPU. Its key is random, in the GPU's memory, and of this object alone.
+    """Parks tensors of one GPU. Each object has its own random key in the GPU's memory.
 
-    Threads may share it. Every tensor is sealed under a count of its own, so no nonce repeats, and
-    an older content of the same memory does not open in a newer one's place.
+    Threads may share a Parking. Every tensor has its own counts, so no nonce repeats, and an older
+    content of the same host memory does not open in place of a newer one.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -124,7 +125,7 @@ class Parking:
         ordinal = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", ordinal)
         with torch.cuda.device(self.device):
-            torch.cuda.current_stream()  # the context exists from now on
+            torch.cuda.current_stream()  # creates the CUDA context
             self._key = _Key(ordinal)
             self._kernels = RecordKernels(
                 self.device,
@@ -132,14 +133,15 @@ class Parking:
                 RECORD_BYTES,
                 parts=_CLUSTER,
             )
-            # Copies in and opening have a stream each.
+            # Copying in and opening have separate streams.
             self._out, self._in, self._opens, self._checks = (
                 new_stream(self.device) for _ in range(4)
             )
             torch.cuda.current_stream().synchronize()  # other streams use what was made in it
         self._memory = _HostMemory()
         self._counts = Counts()
-        # What seals is behind `_out`. Tensors may be on their way when the last reference goes.
+        # Sealing ends before the work of `_out`. Copies may be under way when the last reference
+        # to this object goes.
         weakref.finalize(self, self._key.use_until, self._out, self._opens)
 
     def park(self, tensor: torch.Tensor) -> Parked:
@@ -152,17 +154,17 @@ class Parking:
         tensor = dense(tensor.detach())
         plain = memory_of(tensor)
         parked = self.place_for(tensor, wire_bytes(plain.nbytes, RECORD_BYTES))
-        # In the current stream, because what comes next in it may change the tensor.
+        # Sealed in the current stream, because later work in it may change the tensor.
         sealed = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
         for part in parts_of(plain.nbytes):
             header = parked.header.record(part.first)
-            with torch.cuda.device(self.device):  # the caller's may be another
+            with torch.cuda.device(self.device):  # the caller's current device may be another
                 self._kernels.seal(plain[part.plain], self._key, header, sealed[part.sealed])
             self.send(sealed[part.sealed], parked.host[part.sealed])
         return self.sent(parked)
 
     def prefetch(self, parked: Parked) -> None:
-        """Begins to bring it back, beside what the current stream computes."""
+        """Begins to bring the tensor back, while the current stream computes."""
         require_no_capture(self.device, "fetching a parked tensor")
         if parked.coming is not None:
             return
@@ -174,12 +176,12 @@ class Parking:
         parked.coming = tensor, opened
 
     def fetch(self, parked: Parked) -> torch.Tensor:
-        """The tensor, authenticated. Raises TamperedRecord if host memory was changed."""
+        """Returns the authenticated tensor. Raises TamperedRecord if host memory was changed."""
         self.prefetch(parked)
         assert parked.coming is not None
         plain, opened = parked.coming
         parked.coming = None
-        # Not before it is known to be authentic: of a forged record the GPU has written nothing.
+        # Wait until it is known to be authentic. (The GPU writes nothing of a forged record.)
         opened.synchronize()
         with torch.cuda.stream(self._checks):
             forged = self._kernels.forged()
@@ -189,7 +191,7 @@ class Parking:
         return plain
 
     def header(self, size: int) -> Header:
-        """Of the next tensor: it takes as many counts as the tensor has records."""
+        """The header of the next tensor; takes as many counts as the tensor has records."""
         number, count = self._counts.take(record_count(size, RECORD_BYTES))
         return Header(
             kind=_DATA, sender=0, receiver=0, collective=number, operation=0, dtype=0,
@@ -197,24 +199,24 @@ class Parking:
         )  # fmt: skip
 
     def place_for(self, tensor: torch.Tensor, size: int) -> Parked:
-        """Host memory of this size for the tensor."""
+        """Makes a Parked for the tensor with host memory of this size."""
         return Parked(tensor, self.header(tensor.nbytes), self._memory.take(size))
 
     def send(self, memory: torch.Tensor, host: torch.Tensor) -> None:
-        """Copies the memory out, after what the current stream has still to do."""
+        """Copies the memory out, after the current stream's work so far."""
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         memory.record_stream(self._out)
         with torch.cuda.stream(self._out):
             host.copy_(memory, non_blocking=True)
 
     def sent(self, parked: Parked) -> Parked:
-        """All of it is on its way."""
+        """Called when all copies of a tensor are queued; returns `parked`."""
         parked.used.record(self._out)
         weakref.finalize(parked, self._memory.give_back, parked.host, parked.used)
         return parked
 
     def bring(self, parked: Parked) -> torch.Tensor:
-        """Copies it in and opens it."""
+        """Queues the copies into the GPU and the opening; returns the tensor."""
         with torch.cuda.stream(self._in):
             came = torch.empty(parked.host.nbytes, dtype=torch.uint8, device=self.device)
         came.record_stream(self._opens)
@@ -229,14 +231,14 @@ class Parking:
         return tensor
 
     def receive(self, host: torch.Tensor, memory: torch.Tensor) -> None:
-        """Copies into the memory. Opening waits for it, and the next copy does not for opening."""
+        """Copies into the memory. Opening waits for the copy; the next copy does not wait."""
         with torch.cuda.stream(self._in):
             memory.copy_(host, non_blocking=True)
         self._opens.wait_stream(self._in)
 
 
 class Part(NamedTuple):
-    """Records of a tensor that travel together, from the record `first` on."""
+    """Records of a tensor that are copied together, beginning with record `first`."""
 
     first: int
     plain: slice
@@ -244,7 +246,7 @@ class Part(NamedTuple):
 
 
 def parts_of(size: int) -> Iterator[Part]:
-    """Those of a tensor of so many bytes, at least one."""
+    """Yields the parts of a tensor of `size` bytes; at least one."""
     records, end = record_count(size, RECORD_BYTES), wire_bytes(size, RECORD_BYTES)
     for first in range(0, records, PART_RECORDS):
         last = first + PART_RECORDS
@@ -256,7 +258,7 @@ def parts_of(size: int) -> Iterator[Part]:
 
 
 def tampered(count: int, header: Header) -> TamperedRecord:
-    """The error for the record with this count, for who fetches the tensor of this header."""
+    """The error for a forged record with this count, for the caller that fetches this tensor."""
     place = count - header.count
     which = f"record {place} of this tensor"
     if not 0 <= place < record_count(header.total, RECORD_BYTES):
@@ -268,7 +270,7 @@ def tampered(count: int, header: Header) -> TamperedRecord:
 
 
 def require_on(device: torch.device, tensor: torch.Tensor) -> None:
-    """The kernels get an address alone, and would read there whatever device it belongs to."""
+    """Refuses a tensor of another device: kernels get only an address and would read it anyway."""
     if tensor.device != device:
         raise ConfigurationError(
             f"a tensor on {tensor.device} cannot be parked from {device}: park it with a Parking "
@@ -277,9 +279,12 @@ def require_on(device: torch.device, tensor: torch.Tensor) -> None:
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """As it lies in memory where that has no gaps: another order of the same elements may make
-    torch choose another kernel, whose result differs in the last bits. A conjugate or a negative
-    that torch has still to compute is computed: memory does not say that it has."""
+    """Returns the tensor with its layout in memory if that has no gaps, else a contiguous copy.
+
+    The layout is kept because another one may make torch choose another kernel, whose result
+    differs in the last bits. Lazy conjugation and negation are resolved, as memory does not show
+    them.
+    """
     tensor = tensor.resolve_conj().resolve_neg()
     return tensor if _has_no_gaps(tensor) else tensor.contiguous()
 
@@ -294,7 +299,7 @@ def _has_no_gaps(tensor: torch.Tensor) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes as they lie in memory."""
+    """The tensor's bytes in the order of its memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -308,10 +313,10 @@ SMALLEST_BYTES: Final = 64 << 10
 def offload_saved_tensors(
     parking: Parking, *, smallest_bytes: int = SMALLEST_BYTES, ahead: int = 4
 ) -> Iterator[None]:
-    """Around a forward pass: what it saves is parked, and fetched again by the backward pass.
+    """Use it around a forward pass: tensors saved for the backward pass are parked until then.
 
-    The backward pass needs them in about the opposite order, so `ahead` of them are brought back
-    before they are asked for. Parameters and tensors below `smallest_bytes` stay where they are.
+    The backward pass needs the tensors in about the opposite order, so `ahead` tensors are brought
+    back before they are needed. Parameters and tensors below `smallest_bytes` are not parked.
     """
     if ahead < 0:
         raise ConfigurationError("ahead counts tensors: 0 or more")
@@ -347,6 +352,6 @@ def offload_saved_tensors(
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:
-    """Or a view of one: it stays in the GPU's memory anyway."""
+    """Whether it is a parameter or a view of one, which stays in the GPU's memory anyway."""
     base = tensor._base if tensor._is_view() else tensor
     return base is not None and base.is_leaf and base.requires_grad
