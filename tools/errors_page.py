@@ -18,14 +18,14 @@ INTRODUCTION: Final = """\
 
 <!-- written by tools/errors_page.py -->
 
-All errors are subclasses of `sealring.errors.SealringError`, a `RuntimeError`. Each message names
-the rank, its host, the collective and the next step where they are known. A class is what a script
-may want to catch; `error.code` says exactly what happened, in a spelling that stays: commands, logs
-and `--json` print it. `error.fault` says whose it is: "yours" is who set the worker up.
-[failures.md](failures.md) says which event leads to which error, and when. The
-[reference](api.md) has the attributes of each class.
+All errors are subclasses of `sealring.errors.SealringError`, a `RuntimeError`. A class is what a
+script may want to catch. `error.code` says exactly what happened, in a spelling that stays:
+commands, logs and `--json` print it. Below, a class and its code come first, then its further
+codes. In brackets is whose fault it is (`error.fault`), where that is known: "yours" is who set the
+worker up.
 
-Errors arrive in `backward()` too: DDP's own RuntimeError is replaced by the error that caused it.
+[failures.md](failures.md) says which event leads to which error, and when. Errors arrive in
+`backward()` too, in the place of DDP's own RuntimeError.
 """
 
 
@@ -34,21 +34,19 @@ def rows(kind: type[SealringError]) -> Iterator[str]:
         parent = each.__base__.__name__ if each.__base__ else ""
         under = f", a {parent}" if each is not kind and each.__base__ is not kind else ""
         said = " ".join((inspect.getdoc(each) or "").split())
-        yield f"| `{each.__name__}`{under} | `{each.code}` | {each.fault} | {said} |"
+        yield f"- **`{each.__name__}`**{under}, `{each.code}`{_whose(each.fault)}: {said}"
         if "codes" in vars(each):
             for code, meaning in each.codes.items():
                 fault = each.faults.get(code, each.fault)
-                yield f"| `{each.__name__}` | `{code}` | {fault} | {meaning} |"
+                yield f"  - `{code}`{_whose(fault)}: {meaning}"
 
 
-def table(title: str, kinds: list[type[SealringError]]) -> Iterator[str]:
-    yield from (
-        "",
-        f"## {title}",
-        "",
-        "| class | code | whose | meaning, and what to do |",
-        "|---|---|---|---|",
-    )
+def _whose(fault: str) -> str:
+    return f" ({fault})" if fault else ""
+
+
+def chapter(title: str, kinds: list[type[SealringError]]) -> Iterator[str]:
+    yield from ("", f"## {title}", "")
     for kind in kinds:
         yield from rows(kind)
 
@@ -58,8 +56,8 @@ def page() -> str:
     single = [kind for kind in SealringError.__subclasses__() if kind not in families]
     lines = INTRODUCTION.splitlines()
     for kind in families:
-        lines += table(kind.__name__, [kind])
-    return "\n".join([*lines, *table("Others", single), ""])
+        lines += chapter(kind.__name__, [kind])
+    return "\n".join([*lines, *chapter("Others", single), ""])
 
 
 if __name__ == "__main__":

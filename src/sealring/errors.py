@@ -102,15 +102,15 @@ class PlaintextGroup(ConfigurationError, code="configuration.plaintext_group"):
 
 
 class ScheduleError(ConfigurationError, code="configuration.schedule_error", fault="ours"):
-    """A collective's programs do not fit together: a mistake in sealring, not in your script."""
+    """A collective's programs do not fit together: a defect of sealring, not of your script."""
 
 
 class AttestationUnavailable(SealringError, code="attestation"):
-    """This machine cannot make the evidence that was asked for; the message says what it lacks."""
+    """This machine cannot make the evidence; the message says what it lacks."""
 
 
 class TpmFailed(AttestationUnavailable, code="attestation.tpm_failed"):
-    """This machine's TPM cannot be reached, or does not do what was asked of it."""
+    """This machine's TPM cannot be reached, or failed."""
 
     def __init__(self, message: str, *, response: int = 0, code: str | None = None) -> None:
         super().__init__(message, code=code)
@@ -119,10 +119,9 @@ class TpmFailed(AttestationUnavailable, code="attestation.tpm_failed"):
 
 
 class ForkedProcess(SealringError, code="forked_process", fault="the script's"):
-    """A forked child used a group, a sealed store or a key of its parent's, which goes on there.
+    """A forked child used its parent's group, sealed store or key; the parent goes on.
 
-    A child has none of its parent's keys. It may make a group of its own, after
-    destroy_process_group().
+    The child may make a group of its own, after destroy_process_group().
     """
 
 
@@ -170,7 +169,7 @@ class HandshakeError(SealringError, code="handshake"):
 
 
 class WrongPeer(HandshakeError, code="handshake.wrong_peer"):
-    """The peer is a worker of another job, group or epoch, or another rank than was meant."""
+    """The peer is a worker of another job, group or epoch, or has another rank."""
 
     codes: ClassVar = {
         "handshake.wrong_job": "The peer's certificate is for another job.",
@@ -186,14 +185,11 @@ class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
 
 
 class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
-    """This worker does not admit the peer: by its certificate, or by what its attestation shows.
-
-    Under this code: what it shows is not what this worker's own policy admits.
-    """
+    """What the peer's attestation shows is not what this worker's own policy admits."""
 
     codes: ClassVar = {
         "handshake.not_attested": (
-            "The peer cannot show the attestation that this worker's policy demands of it."
+            "The peer cannot show the attestation that this worker's policy demands."
         ),
         "handshake.certificate_expired": (
             "A certificate is past its last day (or this machine's clock is wrong). Issue a new "
@@ -357,8 +353,7 @@ class BrokerError(SealringError, code="broker"):
     codes: ClassVar = {
         "broker.malformed_answer": "What answered does not speak the broker's protocol.",
         "broker.misconfigured": (
-            "The broker cannot use one of its own files: its operator must mend that, not the "
-            "worker."
+            "The broker cannot use one of its own files: its operator must mend that."
         ),
     }
     faults: ClassVar = {"broker.misconfigured": "its operator's"}
@@ -368,10 +363,7 @@ class BrokerUnavailable(BrokerError, code="broker.unavailable"):
     """The broker could not serve the request now. Nothing is decided: ask again later."""
 
     codes: ClassVar = {
-        "broker.unreachable": (
-            "No broker answered in time. Look at its address, at SEALRING_AUTHORITY, at what "
-            "answers."
-        ),
+        "broker.unreachable": ("No broker answered in time. Check its address, and that it runs."),
         "broker.store_unavailable": (
             "The broker cannot use its store: no answer, or its clock jumped. It decides nothing."
         ),
@@ -386,14 +378,14 @@ class BrokerUnavailable(BrokerError, code="broker.unavailable"):
 
 
 class UntrustedBroker(BrokerError, code="broker.untrusted_broker", fault="an attacker's"):
-    """What answers there has no certificate of the job's authority for that name.
+    """What answers has no certificate of the job's authority for that name.
 
-    Look at its address, at SEALRING_AUTHORITY, at what answers.
+    Check the address and SEALRING_AUTHORITY.
     """
 
 
 class MalformedRequest(BrokerError, code="broker.malformed_request", fault="the worker's"):
-    """A request that is not one of the protocol's, or whose proof of its key is wrong."""
+    """The request is not in the protocol's form, or does not prove its key."""
 
     codes: ClassVar = {
         "broker.request_too_large": "A request larger than any worker's.",
@@ -401,17 +393,17 @@ class MalformedRequest(BrokerError, code="broker.malformed_request", fault="the 
 
 
 class TokenRefused(BrokerError, code="broker.token_refused"):
-    """The request's nonce or token is not the broker's, past its end, or used. Join again."""
+    """The request's nonce or token is not the broker's, has expired, or was used. Join again."""
 
     codes: ClassVar = {
         "broker.unknown_nonce": (
             "A nonce that this broker did not give out, or gave out in another session."
         ),
         "broker.expired_nonce": "A nonce older than the policy's `nonce_seconds`.",
-        "broker.reused_nonce": "A nonce that evidence was already brought for.",
+        "broker.reused_nonce": "A nonce that was used before.",
         "broker.unknown_token": "A token that this broker did not sign, or none at all.",
-        "broker.expired_token": "A token past its end.",
-        "broker.reused_token": "A token that has fetched this very thing before.",
+        "broker.expired_token": "A token that has expired.",
+        "broker.reused_token": "A token that has fetched the same thing before.",
     }
     faults: ClassVar = {
         "broker.unknown_nonce": "an attacker's",
@@ -431,10 +423,10 @@ class BrokerRefusal(BrokerError, code="broker.refused"):
         "broker.resource_not_granted": "The policy does not grant this resource to this worker.",
         "broker.no_such_resource": "The broker has nothing under that name.",
         "broker.recorded_otherwise": (
-            "The broker has recorded another content under this version of a vault's object. Two "
-            "copies of a vault have gone different ways: find out which is yours."
+            "The broker has recorded other content under this version of a vault's object: two "
+            "copies of the vault differ. Find out which is yours."
         ),
-        "broker.too_many_records": "The broker keeps no records of more objects of this vault.",
+        "broker.too_many_records": "The vault has more objects than the broker keeps records of.",
     }
     faults: ClassVar = {"broker.worker_revoked": "yours"}
 
@@ -444,8 +436,8 @@ class TamperedStore(BrokerError, code="broker.tampered_store", fault="an attacke
 
     codes: ClassVar = {
         "broker.broken_audit_log": (
-            "An entry of the audit log is missing, changed, or not signed by this broker. The log "
-            "was changed: keep it, find out who could."
+            "An entry of the audit log is missing, changed, or not signed by this broker. Keep the "
+            "log, and find out who could change it."
         ),
     }
 
@@ -453,8 +445,7 @@ class TamperedStore(BrokerError, code="broker.tampered_store", fault="an attacke
 class StoreFailed(SealringError, code="store_failed"):
     """A store (s3:// and others) refused, could not be reached, or gave something else.
 
-    It is no VaultError: nothing was learned of what the store holds, so that what did not open for
-    this reason must not be left out in favour of something older.
+    Nothing was learned of what the store holds: nothing older is taken instead.
     """
 
 
@@ -463,21 +454,19 @@ class VaultError(SealringError, code="vault"):
 
     codes: ClassVar = {
         "vault.foreign": (
-            "The vault at this path has another id than the one that is expected there. Another "
-            "vault is at this path: restore the right one."
+            "Another vault is at this path than was expected: restore the right one."
         ),
         "vault.output_exists": "Something lies where the output should go; nothing is overwritten.",
         "vault.tampered_header": (
-            "The vault's header was changed by something that does not hold the vault's key. An "
-            "attacker changed the grants: restore the header."
+            "The vault's header was changed by somebody without the vault's key: restore it."
         ),
         "vault.unsafe_entry": (
             "An entry of a checkpoint is a pickle that could run code when it is loaded. Save it "
             "as tensors, numbers, strings, lists and dicts."
         ),
         "vault.wrong_position": (
-            "The state of a loader belongs to other data, another order or another mixture. Open "
-            "the datasets, lengths and weights that the state was saved with."
+            "A loader's state belongs to other data. Open the datasets, lengths and weights with "
+            "which it was saved."
         ),
     }
     faults: ClassVar = {"vault.unsafe_entry": "yours"}
@@ -529,8 +518,8 @@ class BadSource(VaultError, code="vault.bad_source", fault="the source's"):
             "A file was changed while it was sealed: seal it again when it no longer changes."
         ),
         "vault.stage_failed": (
-            "The function of a pipeline's stage raised an error, or returned what its fields are "
-            "not."
+            "The function of a pipeline's stage raised an error, or its result does not fit the "
+            "stage's fields."
         ),
     }
 
@@ -540,45 +529,36 @@ class AlreadyClosed(VaultError, code="vault.already_closed", fault="the script's
 
 
 class UnadmittedSigner(VaultError, code="vault.unadmitted_signer", fault="an attacker's"):
-    """A checkpoint's manifest is not signed by workers of this job, or not by all that wrote it.
+    """A checkpoint's manifest is not signed by all workers of this job that wrote it.
 
-    No worker of this job signed it: check SEALRING_JOB, the secret.
+    Check SEALRING_JOB and the secret.
     """
 
 
 class MissingPart(VaultError, code="vault.missing_part"):
-    """A file that an object's manifest lists is not there.
-
-    A part's file is missing or another's: restore it from a copy.
-    """
+    """A file that an object's manifest lists is not there: restore it from a copy."""
 
 
 class ForeignPart(VaultError, code="vault.foreign_part", fault="an attacker's"):
-    """Another file lies in a part's place: of another part, an older version or another vault.
+    """A file of another part, version or vault lies in a part's place.
 
-    A part's file is missing or another's: restore it from a copy.
+    Restore the right one from a copy.
     """
 
 
 class RolledBack(VaultError, code="vault.rolled_back", fault="an attacker's, or an old backup's"):
-    """The ledger has recorded something newer than what the vault holds now.
+    """The vault holds something older than the ledger has recorded.
 
-    Something newer was there: restore it, or ask for it by version.
+    Restore the newer one, or name a version.
     """
 
 
 class TruncatedFile(VaultError, code="vault.truncated_file", fault="an attacker's, or the disk's"):
-    """A sealed file was cut or extended: an attack, or a copy that was not finished.
-
-    An attacker or the disk changed a file: restore it from a copy.
-    """
+    """A sealed file was cut or extended: restore it from a copy."""
 
 
 class TamperedChunk(VaultError, code="vault.tampered_chunk", fault="an attacker's, or the disk's"):
-    """A chunk of a sealed file is not authentic: changed, exchanged, or damaged by the disk.
-
-    An attacker or the disk changed a file: restore it from a copy.
-    """
+    """A chunk of a sealed file was changed: restore the file from a copy."""
 
 
 class WrongKey(VaultError, code="vault.wrong_key"):
@@ -590,12 +570,9 @@ class LogError(SealringError, code="log"):
 
     codes: ClassVar = {
         "log.in_use": (
-            "Another process holds the lock of the log or of the witness's state. Look at the "
-            "folder; wait for the other writer."
+            "Another process holds the lock of the log or of the witness's state: wait for it."
         ),
-        "log.witness_fault": (
-            "One witness cannot be reached, refuses, or answers with something else than it must."
-        ),
+        "log.witness_fault": ("One witness cannot be reached, refuses, or gives a wrong answer."),
     }
     faults: ClassVar = {"log.in_use": "yours"}
 
@@ -605,10 +582,7 @@ class NotALog(LogError, code="log.not_a", fault="yours"):
 
 
 class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or the disk's"):
-    """An entry or a tile is not what the log's checkpoint commits to: it was changed later.
-
-    Somebody or the disk changed the log: restore it from a copy.
-    """
+    """An entry or a hash of the log was changed later: restore the log from a copy."""
 
     codes: ClassVar = {
         "log.not_included": "The proof does not lead from the entry to the root of the checkpoint.",
@@ -616,15 +590,12 @@ class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or th
 
 
 class ForkedLog(LogError, code="log.forked_log"):
-    """Two checkpoints of one log contradict each other: rewritten, or a view for each reader.
-
-    Keep both views as proof.
-    """
+    """Two checkpoints of one log contradict each other. Keep both as proof."""
 
     codes: ClassVar = {
         "log.truncated_log": (
             "The log ends before a checkpoint that was seen earlier: its end was cut off. Keep "
-            "both views as proof."
+            "both as proof."
         ),
     }
     faults: ClassVar = {"log.truncated_log": "an attacker's"}
@@ -649,17 +620,13 @@ class MalformedStatement(LogError, code="log.malformed_statement"):
 
     codes: ClassVar = {
         "log.malformed_note": (
-            "A signed note, checkpoint, proof or key is not in the format that C2SP specifies: "
-            "fetch it again."
+            "A signed note, checkpoint, proof or key is not in C2SP's format: fetch it again."
         ),
     }
 
 
 class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker's"):
-    """A statement is not signed by the key of its certificate, or is about another worker.
-
-    The worker that it names did not sign this.
-    """
+    """The worker that the statement names did not sign it."""
 
     codes: ClassVar = {
         "log.forged_note": (
@@ -671,10 +638,7 @@ class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker'
 
 
 class MalformedRun(LogError, code="log.malformed_run"):
-    """A folder is not that of a run, lacks some of it, or has what this run did not write.
-
-    The worker that it names did not sign this.
-    """
+    """A folder is not that of a run, lacks files, or has files that this run did not write."""
 
 
 class GroupError(SealringError, code="group"):
