@@ -1,4 +1,4 @@
-"""A service of the machine's own, played on the loopback: a metadata service, a pod's agent."""
+"""A stand-in, on loopback, for a local service: a metadata service or a pod's agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = Callable[[str, bytes], tuple[int, bytes]]
 
 @contextmanager
 def answering(answer: Answer) -> Iterator[tuple[str, int]]:
-    """Where it listens. `answer` takes the path with its query and the body."""
+    """Yields the address. `answer` takes the path with its query, and the body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Lists of measured files as Linux writes them (binary_runtime_measurements), minted."""
+"""Makes lists of measured files as Linux writes them (binary_runtime_measurements)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class File:
     violation: bool = False
     algorithm: str = "sha256"
     more: bytes = b""
-    """The third field of the templates that have one: a signature, or a buffer."""
+    """The third field, for the templates that have one: a signature or a buffer."""
     pcr: int = 10
 
     @property
@@ -39,7 +39,7 @@ class File:
         return head + sized(self.template.encode()) + sized(self.data)
 
     def extended(self, bank: str = "sha256") -> bytes:
-        """With what the kernel extends the PCR."""
+        """The digest with which the kernel extends the PCR."""
         hashed = hashlib.new(bank, self.data).digest()
         return b"\xff" * len(hashed) if self.violation else hashed
 
@@ -60,7 +60,7 @@ def value_of(*files: File, bank: str = "sha256") -> bytes:
 
 
 def measure(tpm: Tpm, *files: File) -> None:
-    """As the kernel does, into a real TPM."""
+    """Extends a real TPM as the kernel does."""
     for one in files:
         swtpm.extend(tpm, 10, one.extended())
 

@@ -1,4 +1,4 @@
-"""Evidence as a verifier gets it, over the wire; and which error says why it is refused."""
+"""Verifies evidence as received over the wire, and checks the exact error of a refusal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sealring.errors import AttestationError
 
 @dataclass(frozen=True)
 class Judge:
-    """What one verifier asked, and whom it trusts unless a test says otherwise."""
+    """One verifier's challenge, and whom it trusts unless a test says otherwise."""
 
     challenge: Callable[[], Challenge]
     trust: Callable[[], Trust]
@@ -37,7 +37,7 @@ class Judge:
 
 
 def refusal(error: str, verify: Callable[[], object]) -> str:
-    """What is said by exactly this error, and by none derived from it."""
+    """Requires exactly this error. Returns its text."""
     with pytest.raises(AttestationError) as caught:
         verify()
     assert caught.value.code == error, caught.value

@@ -1,4 +1,4 @@
-"""What the attestation tests bend: evidence of our own making (tests/attest/minting)."""
+"""The evidence that the attestation tests alter (tests/attest/minting)."""
 
 from __future__ import annotations
 

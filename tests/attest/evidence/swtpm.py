@@ -1,4 +1,4 @@
-"""A TPM in software: Debian's swtpm, one process per test module, over a socket of its own."""
+"""A software TPM: Debian's swtpm, one process per test module, over its own socket."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ needs_swtpm = pytest.mark.skipif(
 
 @contextmanager
 def running(state: Path | None = None) -> Iterator[str]:
-    """The address of a TPM that has just been switched on."""
-    # A socket's path must be short, which pytest's folders are not.
+    """Yields the address of a TPM that has just been switched on."""
+    # A socket's path must be short, and pytest's folders have long paths.
     with tempfile.TemporaryDirectory(prefix="swtpm-") as folder:
         server = Path(folder) / "server"
         process = subprocess.Popen(
@@ -62,7 +62,7 @@ def reset(tpm: Tpm, pcr: int) -> None:
 
 
 def store(tpm: Tpm, index: int, data: bytes) -> None:
-    """As a maker writes an EK's certificate: everybody may read it."""
+    """Stores data as a maker stores an EK's certificate: everybody may read it."""
     # AUTHREAD, OWNERREAD, OWNERWRITE, AUTHWRITE, NO_DA
     attributes = 1 << 18 | 1 << 17 | 1 << 1 | 1 << 2 | 1 << 25
     public = index.to_bytes(4, "big") + SHA256.to_bytes(2, "big") + attributes.to_bytes(4, "big")

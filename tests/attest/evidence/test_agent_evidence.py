@@ -1,4 +1,4 @@
-"""Evidence as guest-components' clients send it: real files of Azure's guests, and odd ones."""
+"""Evidence as guest-components' clients send it: real files from Azure's guests, and odd ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_real_azure_guests_evidence_is_judged_as_it_was_sent() -> None:
 def test_without_amds_issuers_it_has_no_chain() -> None:
     with pytest.raises(AttestationUnavailable, match="missing"):
         evidence_of("az-snp-vtpm", shown("az-snp-vtpm_evidence-v2.json"), CHALLENGE)
-    # The form of clients before the versioned one.
+    # The form of older clients, before it had versions.
     with pytest.raises(MalformedEvidence):
         evidence_of("az-snp-vtpm", shown("az-snp-vtpm_evidence-genoa.json"), CHALLENGE)
 
@@ -81,7 +81,7 @@ def test_a_gpus_report_that_ends_in_zeros_is_cut_where_it_ends() -> None:
         assert verify_nvidia(device, nonce, gpu.trust()).model == "GH100"
     with pytest.raises(MalformedEvidence, match="goes on behind its signature"):
         devices_of(shown(good.parts["report"] + b"\0\1"))
-    # A worker sends it without: evidence has one spelling.
+    # A worker sends the report without zeros, because evidence has one spelling.
     padded = replace(good, parts={"report": good.parts["report"] + b"\0"})
     with pytest.raises(MalformedEvidence, match="not in its one spelling"):
         verify_nvidia(padded, nonce, gpu.trust())

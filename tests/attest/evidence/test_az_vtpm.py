@@ -1,4 +1,4 @@
-"""A virtual TPM that an SNP report vouches for, minted here and as Azure made it."""
+"""A virtual TPM that an SNP report vouches for: made by the tests, and real ones of Azure."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def real() -> tuple[bytes, tuple[bytes, ...], dict[str, bytes]]:
     issuers = x509.load_pem_x509_certificates((vectors("snp") / "milan.testcer").read_bytes())[:2]
     chain = (_loose(fields["vcek"]), *(one.public_bytes(Encoding.DER) for one in issuers))
     quote = fields["tpm_quote"]
-    # The file holds the RSA signature alone, without the TPM's words on which scheme it is.
+    # The file holds only the RSA signature, without the TPM's header that names the scheme.
     signature = bytes.fromhex("0014000b0100" + quote["signature"])
     values = bytes.fromhex("".join(quote["pcrs"]))
     parts = {"quote": bytes.fromhex(quote["message"]), "signature": signature, "pcrs": values}
@@ -171,7 +171,7 @@ def test_its_broken_variants_do_not() -> None:
 
 
 def genoa() -> tuple[bytes, tuple[bytes, ...], dict[str, bytes]]:
-    """In version 2 of the paravisor's form."""
+    """Real evidence in version 2 of the paravisor's form."""
     fields = json.loads((vectors("vtpm-snp") / "az-snp-vtpm_evidence-genoa.json").read_bytes())
     quote = fields["quote"]
     body = "".join(fields["vcek"].strip().splitlines()[1:-1])
@@ -193,7 +193,7 @@ def test_a_real_genoa_of_azure_is_read_and_its_quote_verifies() -> None:
     assert report.report_data[:32] == hashlib.sha256(hcl.text).digest()
     _, pcrs = verify_quote(parts["quote"], parts["signature"], hcl.key, parts["pcrs"])
     assert len(pcrs) == 22
-    # The file holds the chip's certificate alone, without AMD's above it.
+    # The file holds only the chip's certificate, without AMD's above it.
     check_report_signature(report, load_certificate(chain[0]))
     assert report.tcb[6] == 23
     with pytest.raises(UntrustedChain):
@@ -233,7 +233,7 @@ def test_no_byte_of_tdx_evidence_can_be_changed(part: str) -> None:
 
 @pytest.mark.threat("E1")
 def test_what_no_signature_covers_in_the_paravisors_report_has_one_value() -> None:
-    """Every byte in turn: of the head, of the TDX report that the quote stands for, and behind."""
+    """Changes every byte of the head and of the TDX report's place, and adds bytes at the end."""
     for guest, judge in ((GUEST, JUDGE), (TD_GUEST, TD_JUDGE)):
         good = guest.evidence()
         raw = good.parts["hcl_report"]

@@ -1,4 +1,4 @@
-"""The folder of what vendors say: what is in it is used, what does not belong there is named."""
+"""The folder of vendors' statements: its files are used, and a file of no known kind is named."""
 
 from __future__ import annotations
 

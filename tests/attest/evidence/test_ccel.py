@@ -1,4 +1,4 @@
-"""A TDX guest's event log: it counts as far as it leads to the RTMRs that were quoted."""
+"""A TDX guest's event log counts only as far as it leads to the quoted RTMRs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BOOT = (
 
 
 def rtmrs(events: tuple[Measured, ...]) -> dict[int, bytes]:
-    """Spelled out a second time, not taken from what the verifier does."""
+    """The RTMRs after these events, computed independently of the verifier's code."""
     values: dict[int, bytes] = {}
     for event in events:
         digest = hashlib.sha384(event.content).digest()
@@ -97,7 +97,7 @@ def test_this_guests_own_log(filling: bytes, tmp_path: Path) -> None:
     path.write_bytes(LOG + filling)
     assert read_log(path) == LOG + filling
     assert matching_log(LOG + filling, HELD, BANK, RTMR_NAMES) == LOG
-    # Something extended RTMR 2 at run time without telling the log.
+    # Something extended RTMR 2 at run time without an entry in the log.
     later = HELD | {"rtmr2": "ab" * 48}
     kept = matching_log(LOG + filling, later, BANK, RTMR_NAMES)
     assert set(check_log(kept, later, BANK, RTMR_NAMES)) == {"rtmr0", "rtmr1"}

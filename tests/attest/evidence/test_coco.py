@@ -1,4 +1,4 @@
-"""A confidential container's agent, played on the loopback: what it answers becomes evidence."""
+"""A stand-in, on loopback, for a confidential container's agent: its answer becomes evidence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def agent(make: Callable[[bytes], Any]) -> Callable[[str, bytes], tuple[int, byt
 
 
 def fields_of(raw: bytes, *, turin: bool = False) -> dict[str, Any]:
-    """As the agent writes a report, field by field."""
+    """A report's fields as the agent writes them."""
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(raw[at : at + size], "little")

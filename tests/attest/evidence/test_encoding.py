@@ -1,4 +1,4 @@
-"""Fixed structures, base64 and hexadecimal in their one spelling, and ECDSA on the right curve."""
+"""Fixed structures, base64 and hexadecimal in one spelling, and ECDSA on the right curve."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_structure_that_is_cut_or_not_zero(data: bytes, problem: str) -> None:
 def test_base64_has_one_spelling(url: bool) -> None:
     for raw in (b"", b"\xfb", b"\xfb\xff", b"\xfb\xff\xfe"):
         assert from_base64(to_base64(raw, url=url), REFUSAL, url=url) == raw
-    # Bits that no byte has, another alphabet, a space, too much padding, and no text.
+    # Bits that no byte has, another alphabet, a space, too much padding, and other types than text.
     odd: Any
     for odd in ("+x==" if not url else "-x", "-/8=", "+_8=", "+/ 8", "+/8==", b"+/8=", None, 3, []):
         with pytest.raises(MalformedEvidence, match="refused"):

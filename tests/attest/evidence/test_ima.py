@@ -58,7 +58,7 @@ def test_a_list_that_grew_after_the_quote_counts_as_far_as_it_was_quoted() -> No
     found = replay_ima(log, pcrs)
     assert (found.entries, found.end) == (4, len(listed(*GOOD)))
     assert EVIL.path not in found.files
-    # What comes behind is not looked at, so it may be anything.
+    # The rest is not read, so it may be anything.
     assert replay_ima(listed(*GOOD) + b"noise", pcrs) == found
 
 
@@ -86,7 +86,7 @@ def test_no_byte_of_what_was_extended_can_be_changed() -> None:
             found = replay_ima(bent, pcrs)
         except (ForgedEvidence, MalformedEvidence):
             continue
-        # The kernel's own SHA-1 of an entry is not used: only that it is not zero.
+        # Of the kernel's SHA-1 of an entry, only whether it is zero is used.
         assert (found.files, found.violations) == (good.files, 0)
 
 

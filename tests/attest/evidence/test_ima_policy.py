@@ -1,4 +1,4 @@
-"""Measured files held against the policy, and evidence that shows them as a whole."""
+"""Measured files compared with the policy, and the evidence that shows them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_excluded_paths_and_directories() -> None:
 
 @pytest.mark.threat("E25")
 def test_a_violation_does_not_pass_whatever_path_it_names() -> None:
-    """The TPM did not see the path: the sender of the list can write any other there."""
+    """The TPM did not see the path, so the sender of the list can write any path there."""
     violation = File("/usr/bin/changed", b"", violation=True)
     excluded = policy(PYTHON, TORCH, KEY, more='exclude = ["/tmp/"]')
     told = replace(violation, path="/tmp/x")
@@ -155,7 +155,7 @@ def test_a_policy_is_told_in_words_and_written_from_evidence() -> None:
     assert "ima: only files of 2 listed." in told
     assert "ima.exclude: any file passes that is measured as one of /tmp/." in told
     assert any(clause.open and "ima_violations" in clause.text for clause in explain(rules))
-    # Paths are whatever a machine has: none of them may become a rule.
+    # A machine's paths may hold any text, and none of it may become a rule.
     odd = File('/a"]\n[tpm]\nunchecked = ["ima"]\\\x7fé', b"odd")
     one = worker(listed(*GOOD, odd), quoted(*GOOD, odd))
     shown = replace(one, registers={f"pcr{n}": "00" * 32 for n in (0, 4, 7)})
@@ -180,7 +180,7 @@ def test_evidence_without_a_list_leaves_the_rule_open_by_name() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[tuple[Tpm, Maker]]:
-    """A TPM in software whose PCR 10 was extended with GOOD, as a kernel does."""
+    """A software TPM. Tests extend its PCR 10 as a kernel does."""
     with swtpm.running() as address, Tpm.open(address) as tpm:
         with tpm.primary(machine_module.EK_P256) as (_, public):
             x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
@@ -206,14 +206,14 @@ def test_a_real_tpm_joins_by_its_measured_files_and_leaves_by_them(
     with running(place) as broker:
         claimed = claims_in(broker.join(0).certificate)
         assert claimed is not None
-        # A peer has the certificate's word, and the same rules; one with other rules refuses.
+        # A peer has the certificate's claim and the same rules. With other rules it refuses.
         assert claimed.ima_entries == 3
         assert claimed.ima_files == {}
         own = parse_policy(place.policy.read_text())
         assert judge(own, claimed, 0, JOB).admitted
         other = place.policy.read_text().replace(PYTHON.path, "/usr/bin/python3.12")
         assert failed(parse_policy(other), claimed) == ["ima"]
-        # The list grew, and the PCR with it, before the next quote.
+        # The list and the PCR grew before the next quote.
         path.write_bytes(listed(*files, EVIL))
         broker.join(1)
         measure(tpm, EVIL)

@@ -1,4 +1,4 @@
-"""TDX and SGX quotes, minted here and real ones at their own dates."""
+"""TDX and SGX quotes: made by the tests, and real ones at their own dates."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ def test_collateral_that_is_stale_missing_forged_or_anothers() -> None:
     refused("evidence.stale_revocation_list", GOOD, INTEL.trust(now=NOW - 2 * DAY))
     refused("evidence.stale_revocation_list", GOOD, INTEL.trust(INTEL.collateral("sgx")))
     stranger = issue("Intel SGX TCB Signing", None, ca=False, curve=ec.SECP256R1())
-    # The verifier's own file is to blame, and not the worker.
+    # The verifier's own file is at fault, not the worker.
     refused("evidence.bad_collateral", GOOD, INTEL.trust(INTEL.collateral(signer=stranger)))
-    # Another Intel's lists are not lists of ours, and its statements are not believed.
+    # Another Intel's lists and statements are not those of ours.
     refused("evidence.bad_collateral", GOOD, INTEL.trust(Intel().collateral()))
     good = INTEL.collateral()
     for name in ("tcb_info_signature", "qe_identity_signature", "pck_crl", "root_ca_crl"):
@@ -176,7 +176,7 @@ def test_intels_collateral_with_its_certificates_in_another_spelling(name: str) 
     good, change = INTEL.collateral(), SPELLINGS[name]
     assert respelled(good.text, change).text == good.text
     assert verify(GOOD, INTEL.trust(respelled(good.text, change))).tcb_status == "UpToDate"
-    # Another's certificates are another's in any spelling.
+    # Certificates of another Intel are refused in any spelling.
     forged = respelled(Intel().collateral().text, change)
     refused("evidence.bad_collateral", GOOD, INTEL.trust(forged))
 
@@ -198,7 +198,7 @@ def test_collateral_without_readable_certificates_is_no_collateral(pem: str) -> 
 
 
 def test_a_quote_of_a_guest_with_a_service_td_is_true_and_not_admitted() -> None:
-    """A migration service, for instance, can read such a guest's memory."""
+    """For example, a migration service can read such a guest's memory."""
     bound = CHALLENGE.report_data("tdx")
     body = tdx_body(bound)
     served = body + body[:16] + b"\x01" * 48
@@ -249,7 +249,7 @@ def test_without_dcap_qvl_the_error_names_the_extra(monkeypatch: pytest.MonkeyPa
 def real(name: str) -> tuple[bytes, Collateral]:
     folder = vectors("tdx")
     raw = (folder / name).read_bytes()
-    # Some files are filled up with zeros behind the quote. A worker sends the quote alone.
+    # Some files have zeros after the quote. A worker sends only the quote.
     end = parse_quote(raw).end
     quote, filling = raw[:end], raw[end:]
     assert not any(filling)
@@ -300,7 +300,7 @@ ENCLAVE_REPORT = (0, 16, 20, 48, 64, 96, 128, 160, 256, 258, 260, 320)
 def test_every_field_of_a_real_quote_changed_in_turn(name: str, kind: str) -> None:
     raw, collateral = real(name)
     body, end = (TD_REPORT, 48 + 584) if kind == "tdx" else (ENCLAVE_REPORT, 48 + 384)
-    # Behind the body: a length, the signature, the key, and (TDX) the type and length of the rest.
+    # After the body: a length, the signature, the key, and (TDX) type and length of the rest.
     after = [end, end + 4, end + 68, *([end + 132, end + 134] if kind == "tdx" else [])]
     qe = end + (138 if kind == "tdx" else 132)
     behind = [qe + 384, qe + 448, qe + 450, qe + 482, qe + 484, qe + 488]

@@ -1,4 +1,4 @@
-"""Evidence as a worker makes it: the kernel's and NVML's parts are played, the TPM's is real."""
+"""Evidence as a worker makes it. The kernel and NVML are stand-ins, the TPM is a software one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VCEK_NAME, VLEK_NAME = "63da758de6644564adc5f4b93be8accd", "a8074bc2a25a483eaae6
 
 
 def table(chain: tuple[bytes, ...], leaf: str = VCEK_NAME) -> bytes:
-    """As the host's firmware hands certificates over."""
+    """A table of certificates as the host's firmware gives it."""
     names = [
         leaf,
         "4ab7b379bbac4fe4a02f05aef327c782",
@@ -56,7 +56,7 @@ def table(chain: tuple[bytes, ...], leaf: str = VCEK_NAME) -> bytes:
 
 
 class Kernel:
-    """Fills a new folder as configfs does, and answers what was written to it last."""
+    """Fills a new folder as configfs does, and answers the last write to it."""
 
     def __init__(self, provider: str, answer: Callable[[bytes], bytes], aux: bytes = b"") -> None:
         self.provider, self.answer, self.aux, self.asked = provider, answer, aux, b""
@@ -154,7 +154,7 @@ def test_a_host_that_hands_out_only_its_providers_key(
     reports = kernel.install(tmp_path, monkeypatch)
     with pytest.raises(AttestationUnavailable, match="CN=SEV-VLEK-Milan is missing"):
         TsmMachine(reports=reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
-    # The operator gives AMD's certificates, and maybe those for chips' own keys too.
+    # The operator gives AMD's certificates, perhaps with those for chips' own keys too.
     given = (*vlek.chain[1:], *AMD.chain, b"unreadable")
     evidence = TsmMachine(given, reports).attest(CHALLENGE.nonce, CHALLENGE.public_key)
     assert evidence.chain == vlek.chain
@@ -186,7 +186,7 @@ def test_a_machine_that_is_no_guest_and_one_of_an_unknown_kind(
         ask(bytes(64), kernel.install(tmp_path, monkeypatch))
 
 
-# CreatePrimary's template of a restricted RSA signing key.
+# The template of a restricted RSA signing key, for CreatePrimary.
 RSA_AK = bytes.fromhex("0001000b00050472000000100014000b0800000000000000")
 
 
@@ -235,12 +235,12 @@ def test_a_tdx_guest_of_azures_has_its_report_quoted_by_the_metadata_service() -
 
 
 def written(out: Any, kind: Any) -> Any:
-    """What a C function writes into, which the caller gave it by reference."""
+    """The object behind a pointer that the caller passed to a C function."""
     return ctypes.cast(out, ctypes.POINTER(kind)).contents
 
 
 class Nvml:
-    """NVIDIA's library, with one GPU; `outcome` is what it answers to a request for a report."""
+    """A stand-in for NVIDIA's library, with one GPU. `outcome` answers requests for a report."""
 
     def __init__(self, outcome: int = 0) -> None:
         self.outcome, self.open = outcome, 0

@@ -1,4 +1,4 @@
-"""GPUs and switches: minted reports and references, and NVIDIA's own at their own dates."""
+"""GPUs and switches: reports and references made by the tests, and NVIDIA's at their dates."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_certificate_that_names_no_device() -> None:
     assert "does not name the device" in said
 
 
-# The machine's evidence and its devices'
+# The evidence of a machine and of its devices
 
 
 def machine(*devices: DeviceEvidence, challenge: Challenge = CHALLENGE) -> AttestedWorker:
@@ -152,7 +152,7 @@ def test_a_machine_with_its_gpu() -> None:
 
 @pytest.mark.threat("E5")
 def test_another_machines_gpu_evidence() -> None:
-    """A GPU elsewhere signed for this very challenge; this machine did not say that it has it."""
+    """Another machine's GPU signed for this very challenge, but this machine did not list it."""
     elsewhere = Nvidia(root=GPU.root, serial="48B02DAAAAAAAAAA").evidence(NONCE)
     honest = AMD.evidence(devices=(GOOD,))
     trust = replace(AMD.trust(), nvidia=GPU.trust().nvidia)
@@ -286,7 +286,7 @@ def test_without_signxml_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
         GPU.reference(data)
 
 
-# NVIDIA's own
+# NVIDIA's own evidence
 
 
 def chain_of(pem: bytes) -> tuple[bytes, ...]:
@@ -329,7 +329,7 @@ def test_eight_gpus_of_one_machine_are_linked_to_the_same_four_switches() -> Non
 
 
 def real_machine() -> list[AttestedDevice]:
-    """NVIDIA's set of eight GPUs and four switches of one machine."""
+    """The eight GPUs and four switches of one machine, from NVIDIA's files."""
     shown = []
     for name in ("gpu_evidence.json", "hgx-4-switches.json"):
         for one in json.loads((vectors("nvidia") / name).read_bytes()):
@@ -345,7 +345,7 @@ def test_a_real_machine_of_eight_gpus_and_four_switches_is_one_machine() -> None
     devices = real_machine()
     assert refused_devices(devices) == []
     assert all(len(one.gpus) == 8 for one in devices if one.is_switch)
-    # Another count, or switches left out, is refused by name.
+    # Other counts, or missing switches, are refused by name.
     assert refused_devices(devices, gpus=9) == ["gpus"]
     gpus = [one for one in devices if not one.is_switch]
     assert refused_devices(gpus, switches=0) == ["switches of gpus"]

@@ -1,4 +1,4 @@
-"""What `policy new` writes from evidence admits that evidence: all real evidence there is."""
+"""A policy that `policy new` writes from evidence admits that evidence, for all real evidence."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.attest.minting.intel import Intel
 from tests.attest.minting.nvidia import Nvidia
 from tests.attest.minting.tpm import AzureGuest, Maker
 
-# Every file of evidence, and what else lies beside it. A new file must be put here.
+# Every file of evidence, and the other files in its folder. A new file must be added here.
 EVIDENCE = {
     "snp": {"attestation.bin", "report_milan.hex", "snp_test-report.bin", "turin_report.bin"},
     "tdx": {
@@ -79,7 +79,7 @@ def test_no_real_evidence_is_left_out_here(folder: str) -> None:
 
 
 class Written:
-    """`policy new` from one machine's evidence, and `policy check` of both, as a person types."""
+    """`policy new` from one machine's evidence, then `policy check` of both, as typed by a user."""
 
     def __init__(
         self, folder: Path, evidence: Evidence, at: str, collateral: Iterable[str] = ()
@@ -140,7 +140,7 @@ def intel(kind: str, name: str) -> Evidence:
 )
 def test_snp(tmp_path: Path, files: tuple[str, str, str]) -> None:
     written = Written(tmp_path, snp(*files), "2024-01-01")
-    # AMD's revocation list is the verifier's to have, and none lies here: it is asked for by name.
+    # The verifier must get AMD's revocation list itself. It is missing, and the error names it.
     assert written.refused() == ["revocation"]
     assert "NOT AT HAND revocation: no list; none of CN=ARK-Milan" in written.made.stderr
 
@@ -238,7 +238,7 @@ def test_nvidia(tmp_path: Path, devices: str, gpus: int, switches: int, at: str)
     }[devices]()
     machine = snp("report_milan.hex", "vcek_milan.der", "cert_chain_milan", shown)
     written = Written(tmp_path, machine, at)
-    # References and lists are the verifier's to have. Everything about the devices passes.
+    # References and lists are the verifier's to get. Everything about the devices passes.
     others = {rule for rule in written.refused() if not rule.endswith(" measurements")}
     assert others == {"revocation"}
     assert "no reference for the vbios" in written.made.stderr
@@ -253,7 +253,7 @@ def test_the_gpus_of_a_real_machine_without_its_switches_get_no_policy(tmp_path:
     assert "protected PCIe" in str(made.exception)
 
 
-# AMD's roots of Turin and Genoa do not lie here: these reports are verified by their own keys.
+# AMD's roots for Turin and Genoa are not here, so these reports are verified with their own keys.
 
 
 def admitted(worker: DescribedWorker) -> DescribedWorker:
@@ -294,7 +294,7 @@ def test_a_real_genoa_of_azure() -> None:
     admitted(replace(worker, kind="az-snp-vtpm", registers=booted, guest=guest))
 
 
-# Minted, where real evidence is absent.
+# Evidence made by the tests, where there is no real evidence.
 
 
 def policy_for(*workers: DescribedWorker) -> str:
@@ -321,7 +321,7 @@ def test_unknown_bits_of_the_platform_are_refused_unless_the_policy_numbers_them
     assert refused(text, 0x265) == [unknown]
     strict = text.replace(", other_bits = [6]", "")
     assert refused(strict, 0x65) == ["platform_unknown: bits 6, not at most no bits"]
-    # Machines that differ in such a bit are all admitted by the policy that was written from them.
+    # A policy that was written from machines that differ in such a bit admits all of them.
     both = policy_for(worker(0x25), worker(0x65))
     assert refused(both, 0x25) == refused(both, 0x65) == []
 
@@ -363,7 +363,7 @@ def test_one_policy_for_machines_with_and_without_gpus_and_with_another_platform
         describe_evidence(AMD.evidence(AMD.report(platform_info=0)), trust),
     ]
     text = policy_for(*workers)
-    # They report nothing alike, so the rule is left open by its name.
+    # They report no bit alike, so the rule is left open by name.
     assert parse_policy(text).kinds["snp"].unchecked == {"platform_info"}
     for one in workers:
         check_admits(parse_policy(text), one)

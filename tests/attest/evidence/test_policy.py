@@ -1,4 +1,4 @@
-"""SIMULATED evidence, and what a policy admits, refuses and says of its own mistakes."""
+"""SIMULATED evidence, and what a policy admits, what it refuses, and how it names mistakes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_tcb_below_the_minimum_and_another_product() -> None:
 
 
 def test_each_product_has_its_own_minimum() -> None:
-    """Turin counts from small numbers, in a part that others do not have."""
+    """Turin has one more part than the others, and its numbers are small."""
     both = POLICY.replace(
         "minimum_tcb = {Milan",
         "minimum_tcb = {Turin = {fmc = 1, bootloader = 1, tee = 1, snp = 3, microcode = 70}, Milan",
@@ -269,7 +269,7 @@ def test_a_policy_that_admits_nothing_is_a_mistake() -> None:
 
 
 def judged(worker: AttestedWorker, policy: str = EVERY_KIND) -> list[tuple[str, str]]:
-    """The rules that fail."""
+    """The name and the error of each rule that fails."""
     rules = judge(parse_policy(policy), worker, None).rules
     return [(rule.name, rule.refusal) for rule in rules if rule.refusal is not None]
 

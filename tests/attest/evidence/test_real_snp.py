@@ -1,4 +1,4 @@
-"""Reports of real processors, with their real chains, where they lie beside the checkout."""
+"""Reports of real processors with their real chains, if they lie beside the checkout."""
 
 from __future__ import annotations
 

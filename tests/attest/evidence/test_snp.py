@@ -1,4 +1,4 @@
-"""SNP evidence, minted here: the true one verifies, and every way to bend it has its error."""
+"""SNP evidence made by the tests: true evidence verifies, and each change has its own error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same for real, with a TPM in software: credentials activated, PCRs extended and quoted."""
+"""A software TPM makes evidence: credentials are activated, PCRs extended and quoted."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def tpm() -> Iterator[Tpm]:
 
 @pytest.fixture(scope="module")
 def maker(tpm: Tpm) -> Maker:
-    """Certifies this TPM's EK and stores the certificate where makers do."""
+    """Certifies this TPM's EK, and stores the certificate where makers store it."""
     with tpm.primary(machine_module.EK_P256) as (_, public):
         x, y = (int.from_bytes(part, "big") for part in (public[-66:-34], public[-32:]))
     key = ec.EllipticCurvePublicNumbers(x, y, ec.SECP256R1()).public_key()
     made = Maker(ek=key)
-    # Some makers fill the index up.
+    # Some makers fill the index up after the certificate.
     store(tpm, P256_INDEX, made.ek.der + bytes(40))
     return made
 
@@ -257,7 +257,7 @@ def test_a_tpm_with_a_larger_endorsement_key(kind: str) -> None:
 
 @pytest.mark.skipif(shutil.which("swtpm_setup") is None, reason="swtpm-tools is not installed")
 def test_a_tpm_that_its_own_maker_certified(tmp_path: Path) -> None:
-    """swtpm's maker: an RSA EK, its certificate in the TPM, a CA of two levels."""
+    """swtpm's own maker: an RSA EK, its certificate in the TPM, and a CA of two levels."""
     (tmp_path / "ca").mkdir()
     (tmp_path / "localca.conf").write_text(
         f"statedir = {tmp_path}/ca\nsigningkey = {tmp_path}/ca/signkey.pem\n"

@@ -1,4 +1,4 @@
-"""TPM evidence, minted here: the true one verifies, and every way to bend it has its error."""
+"""TPM evidence made by the tests: true evidence verifies, and each change has its own error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_no_byte_of_any_part_can_be_changed(part: str) -> None:
     raw = GOOD.parts[part]
     for at in range(0, len(raw), 1 if part in ("quote", "ak") else 7):
         bent = raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :]
-        # What an event says beside its digest is a comment: nothing reads it, and nothing signs it.
+        # An event's text is only a comment: nothing signs it, and nothing uses it.
         if part == "event_log" and _only_comments_differ(raw, bent):
             continue
         with pytest.raises((ForgedEvidence, MalformedEvidence, NotBound)):
@@ -121,7 +121,7 @@ def test_a_credential_that_was_not_opened_or_was_made_for_another() -> None:
     refused("evidence.not_bound", replace(MAKER.evidence(guessed), challenge=own))
     other_key = ec.generate_private_key(ec.SECP256R1())
     message = GOOD.parts["quote"]
-    # The TPM opened the credential, and its owner signs with a key of its own making.
+    # The TPM opened the credential, but its owner signs with another key.
     stolen = changed(ak=public_of(other_key), signature=sign(other_key, message))
     assert "no credential" in refused("evidence.not_bound", stolen)
     with pytest.raises(NotBound):

@@ -1,4 +1,4 @@
-"""Certificates as real makers of TPMs issue them: without a purpose, not quite DER, for AKs."""
+"""Certificates as real TPM makers issue them: without a purpose, not quite DER, or for AKs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def google(issuer: str, key: str) -> tuple[tuple[bytes, ...], Trust]:
 @pytest.mark.parametrize("issuer", ["pca", "uca"])
 @pytest.mark.parametrize("key", ["rsa", "ecc"])
 def test_googles_endorsement_keys(issuer: str, key: str) -> None:
-    """Today's issuer writes no purpose into them; its own certificate is for nothing else."""
+    """Today's issuer writes no purpose into them, but its own certificate is limited to one."""
     chain, trust = google(issuer, f"{key}_enc")
     assert verify_endorsement(chain, trust).root in trust.tpm
 
@@ -77,7 +77,7 @@ def test_nuvotons_roots_whose_names_are_not_in_order(name: str) -> None:
     assert f"Nuvoton TPM Root CA {name}" in root.subject.rfc4514_string()
     pinned = frozenset({hashlib.sha256(raw).hexdigest()})
     trust = Trust(root.not_valid_before_utc, tpm=pinned)
-    # It is signed by itself, over the bytes as they are.
+    # The root is signed by itself, over its bytes as they are.
     assert verify_chain((raw, raw), pinned, trust).leaf.subject == root.subject
     bent = bytearray(raw)
     bent[raw.index(b"Nuvoton TPM") + 2] ^= 1
@@ -86,7 +86,7 @@ def test_nuvotons_roots_whose_names_are_not_in_order(name: str) -> None:
 
 
 def unordered() -> tuple[bytes, bytes]:
-    """A certificate of our own maker, signed again with a set in its issuer's name turned round."""
+    """A certificate of the tests' maker, signed with a set in its issuer's name reversed."""
     pair = x509.RelativeDistinguishedName(
         [
             x509.NameAttribute(x509.NameOID.COUNTRY_NAME, "TW"),
@@ -133,7 +133,7 @@ def test_a_certificate_below_such_a_root_counts_as_its_issuer_signed_it() -> Non
     pinned = frozenset({x509.load_der_x509_certificate(root).fingerprint(SHA256()).hex()})
     trust = Trust(NOW, tpm=pinned)
     assert verify_chain((leaf, root), pinned, trust).leaf.serial_number == 2
-    # With its sets in order it is not what the issuer signed.
+    # With its sets sorted, it is not what the issuer signed.
     ordered = with_sets_in_order(leaf)
     assert ordered != leaf
     for other in (ordered, leaf[:-1] + bytes([leaf[-1] ^ 1])):

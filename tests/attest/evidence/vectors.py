@@ -1,4 +1,4 @@
-"""Real evidence, where it lies beside the checkout."""
+"""Real evidence, if it lies beside the checkout."""
 
 from __future__ import annotations
 
