@@ -1,4 +1,4 @@
-"""A file appears under its name whole, or what was there before stays."""
+"""A file is replaced as a whole: its name shows either the new file or the earlier one."""
 
 from __future__ import annotations
 

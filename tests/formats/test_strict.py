@@ -1,4 +1,4 @@
-"""Untrusted JSON: what one reader takes for another value than the next one is refused."""
+"""Untrusted JSON is refused where two readers could take it for different values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints what recording one collective costs: `python -m tests.observe.cost`."""
+"""Print what recording one collective costs: `python -m tests.observe.cost`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's socket without a group: recorders with engines that only count."""
+"""A worker's socket without a group: recorders whose engines only count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that makes groups without end keeps a bounded record of them, and all of the counts."""
+"""A process that makes groups without end keeps records of a bounded number, and all counts."""
 
 from __future__ import annotations
 

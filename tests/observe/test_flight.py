@@ -26,7 +26,7 @@ BROADCAST = Collective(
 
 
 class CountingEngine:
-    """Stands for the engine where only what it has counted matters."""
+    """A stand-in for the engine, for tests that read only its counts."""
 
     def __init__(self, links: Sequence[LinkSocket] = (), wire: Wire | None = None) -> None:
         self.sealed = self.opened = 0
@@ -109,7 +109,7 @@ def test_a_collective_is_recorded_from_the_queue_to_its_end() -> None:
     assert (second.reduction, second.sealed_bytes, second.opened_bytes) == (None, 0, 7)
     assert first.started_ns is not None
     assert first.ended_ns is not None
-    # Within a second: the two clocks are read one after the other.
+    # Within a second, as the two clocks are read one after the other.
     assert before - 10**9 < first.queued_ns <= first.started_ns <= first.ended_ns
     assert first.ended_ns < time.time_ns() + 10**9
 
@@ -202,7 +202,7 @@ def test_messages_are_recorded_from_their_call_to_their_end() -> None:
     assert (first.dtype, first.state, first.ended_ns) == ("float32", "waiting", None)
     assert (second.operation, second.peer) == ("recv", None)
     engine.sealed, mailbox.sealed, mailbox.opened = 100, 28, 28
-    flight.message_ended(received, 0, None)  # they overtake each other
+    flight.message_ended(received, 0, None)  # the later message ends first
     flight.message_ended(sent, 2, None)
     account = flight.account()
     assert [each.operation for each in account.messages] == ["send", "recv"]

@@ -1,4 +1,4 @@
-"""The status of a process is bounded, and its counters do not fall."""
+"""The status of a process is bounded, and its counters never go down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real groups: files on error, on request and on a signal; profiles; metrics."""
+"""Real groups: records written on an error, on request and on a signal, profiles, and metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recorded(rank: int, world: int) -> tuple[Any, Any]:
 
 
 def test_every_collective_is_recorded_with_what_it_sealed_and_opened(workers: Workers) -> None:
-    own = {"SEALRING_JOB": "recorded"}  # a group that no other test has used
+    own = {"SEALRING_JOB": "recorded"}  # so the group is one that no other test used
     results = workers.run(recorded, world=3, env=own)
     assert len({flight.id for flight, _ in results}) == 1
     for rank, (flight, account) in enumerate(results):
@@ -118,14 +118,14 @@ def messages_recorded(rank: int, world: int) -> tuple[Any, list[str]]:
             dist.send(torch.ones(10), other, tag=3)
             dist.recv(torch.zeros(50_000), other)
         else:
-            dist.recv(torch.zeros(10), tag=3)  # from anyone
+            dist.recv(torch.zeros(10), tag=3)  # from any rank
             dist.send(torch.ones(50_000), other)
     shown = [event.name for event in profile.events() or [] if event.name.startswith("sealring:")]
     return sealring.flight_record().groups[-1], shown
 
 
 def test_messages_are_in_the_record_and_in_profiles(workers: Workers) -> None:
-    own = {"SEALRING_JOB": "messages"}  # a group that no other test has used
+    own = {"SEALRING_JOB": "messages"}  # so the group is one that no other test used
     results = workers.run(messages_recorded, world=2, env=own)
     seen = [
         [(m.operation, m.peer, m.tag, m.bytes, m.dtype, m.state) for m in flight.messages]

@@ -1,4 +1,4 @@
-"""Counts through OpenTelemetry: its SDK's in-memory reader on real groups."""
+"""Counts through OpenTelemetry, read from real groups with its SDK's in-memory reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.workers import Workers
 
 
 def read(reader: Any) -> dict[str, dict[frozenset[tuple[str, object]], float]]:
-    """name -> attributes -> value."""
+    """Return the values by name and by attributes."""
     data = reader.get_metrics_data()
     return {
         metric.name: {frozenset(p.attributes.items()): p.value for p in metric.data.data_points}
@@ -33,14 +33,14 @@ def measured(rank: int, world: int) -> tuple[Any, Any, Any]:
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
     reader = InMemoryMetricReader()
-    metrics.set_meter_provider(MeterProvider([reader]))  # after the group was made
+    metrics.set_meter_provider(MeterProvider([reader]))  # the group exists already
     group: Any = dist.group.WORLD
     dist.all_reduce(torch.ones(50_000))
     dist.barrier()
     deal = dist.send if rank == 0 else dist.recv
     deal(torch.ones(250), 1 - rank)
     first, account = read(reader), group.account()
-    # A second group of this name goes on where the first one ended.
+    # A second group of this name continues the first one's counts.
     dist.destroy_process_group()
     dist.init_process_group("sealring")
     with pytest.raises(OutOfStep):
@@ -49,7 +49,7 @@ def measured(rank: int, world: int) -> tuple[Any, Any, Any]:
 
 
 def test_metrics_count_what_was_sealed_opened_rekeyed_and_waited_for() -> None:
-    own = Workers(2)  # a process has one MeterProvider, for good
+    own = Workers(2)  # new ones, since a process can set its MeterProvider only once
     try:
         results = own.run(
             measured,

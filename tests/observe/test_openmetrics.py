@@ -74,7 +74,7 @@ def worker(rank: int = 0, *, name: str = "dp") -> WorkerStatus:
 
 
 def samples(text: str) -> dict[str, list[tuple[str, str]]]:
-    """By name. Every line has to be one of OpenMetrics 1.0."""
+    """Return the samples by name. Every line must follow OpenMetrics 1.0."""
     lines = text.splitlines()
     assert lines[-1] == "# EOF"
     found: dict[str, list[tuple[str, str]]] = {}
@@ -110,7 +110,7 @@ def test_two_processes_of_one_rank_have_series_of_their_own() -> None:
 
 
 def panels(*kinds: str) -> list[dict[str, Any]]:
-    """Of the dashboard; all of them without `kinds`."""
+    """Return the dashboard's panels of these kinds, or all of them."""
     every: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
     return [each for each in every if not kinds or each["type"] in kinds]
 
@@ -165,14 +165,14 @@ def test_the_dashboard_uses_only_variables_that_it_has() -> None:
 
 
 def test_a_stat_shows_the_present_in_its_own_colours() -> None:
-    """A range's last value outlives its job. Without thresholds Grafana paints 80 and more red."""
+    """A range would show a value after its job has ended. Without thresholds, 80 and up is red."""
     for panel in panels("stat"):
         assert all(each["instant"] and not each["range"] for each in panel["targets"])
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
 
 
 def test_a_stat_without_data_is_grey() -> None:
-    """Grafana would paint it in the first threshold's colour, which is green for most."""
+    """Grafana would use the first threshold's colour, which is green for most."""
     for panel in panels("stat"):
         if panel["options"]["colorMode"] != "none":
             mappings = panel["fieldConfig"]["defaults"]["mappings"]
@@ -182,7 +182,7 @@ def test_a_stat_without_data_is_grey() -> None:
 
 
 def test_units_are_grafanas_and_a_tables_are_of_one_column() -> None:
-    """A unit for a whole table is also put behind ranks and names of groups that are numbers."""
+    """A unit set for a whole table also appears after ranks and after groups' numeric names."""
     known = {"none", "s", "binBps", "ops", "percentunit"}  # ids in @grafana/data
     for panel in panels():
         config = panel["fieldConfig"]
@@ -323,7 +323,7 @@ def test_prometheus_reads_the_text_and_answers_the_dashboards_queries(tmp_path: 
                     panel["title"]: _answers(own, _filled(panel["targets"][0]["expr"]))
                     for panel in panels("stat")
                 }
-                # An error's series begins with the first error, where increase() sees none.
+                # increase() alone would miss the first error, with which a series begins.
                 assert shown["Errors, 1 hour"] == ["2"]
                 assert shown["Failed groups"] == ["1"]  # one group of two ranks
                 assert shown["Sealed only"] == shown["Ranks missing"] == ["0"]
@@ -343,7 +343,7 @@ def _answers(server: str, query: str) -> list[str]:
         with urllib.request.urlopen(url, timeout=5) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as problem:
-        if problem.code == 503:  # it starts
+        if problem.code == 503:  # it is still starting
             return []
         raise
     except OSError:

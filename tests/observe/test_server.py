@@ -1,4 +1,4 @@
-"""The socket of a worker: what readers can do to it, and what they cannot."""
+"""What readers can and cannot do to a worker's socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def connect(server: StatusServer) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(str(server.path))  # waits where others wait already
+    sock.connect(str(server.path))  # waits while other readers wait
     sock.settimeout(10)
     return sock
 
@@ -96,7 +96,7 @@ def test_an_answer_is_not_computed_for_every_reader() -> None:
     def make() -> bytes:
         nonlocal made
         made += 1
-        time.sleep(0.02)  # so it is good for fifty times as long
+        time.sleep(0.02)  # the answer is kept for fifty times as long
         return b"%d\n" % made
 
     answer = CachedAnswer(make)
@@ -132,7 +132,7 @@ def test_the_launcher_removes_what_killed_workers_left(start: Start, tmp_path: P
         dead.listen()
     sweep({"SEALRING_LIVE": str(tmp_path / "live")})
     assert os.listdir(tmp_path / "live") == [server.name]
-    sweep({"SEALRING_LIVE": str(tmp_path / "none")})  # nothing to do
+    sweep({"SEALRING_LIVE": str(tmp_path / "none")})  # a folder that does not exist
     sweep({"SEALRING_LIVE": "0"})
 
 

@@ -1,4 +1,4 @@
-"""`sealring top` and real groups."""
+"""What `sealring top` shows of real groups."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
         assert worker["host"] == socket.gethostname()
         assert worker["identity"] == "secret"
         assert worker["certificate_ends_s"] > worker["time_s"]
-        assert worker["sealed_bytes"] >= sealed[rank]  # with groups of tests before this one
+        assert worker["sealed_bytes"] >= sealed[rank]  # earlier tests' groups count too
         assert worker["sealed_bytes_per_s"] == 0.0
         (group,) = [one for one in worker["groups"] if one["state"] == "open"]
         assert group["sealed_bytes"] == sealed[rank]
@@ -64,7 +64,7 @@ def test_top_shows_the_workers_of_a_job(workers: Workers, tmp_path: Path) -> Non
         counts = {
             (one["metric"], one["group"], one["label"]): one["value"] for one in worker["counts"]
         }
-        assert counts["collectives", group["name"], "all_reduce"] >= 1  # of all of this name
+        assert counts["collectives", group["name"], "all_reduce"] >= 1  # earlier groups count too
     assert len(document["workers"]) == 2
     table = CliRunner().invoke(app, options, env={"COLUMNS": "80", **where})
     assert "job shown: 2 of 2 ranks are on this machine" in table.stdout
@@ -146,7 +146,7 @@ def test_a_view_that_no_terminal_shows_is_printed_once(tmp_path: Path) -> None:
 def test_the_view_ends_by_a_key_and_leaves_the_terminal_as_it_was(
     key: bytes, tmp_path: Path
 ) -> None:
-    """In a terminal of its own, with `q` and with Ctrl-C."""
+    """It runs in a terminal of its own, and is ended with `q` and with Ctrl-C."""
     place = tmp_path / "live"
     place.mkdir(mode=0o700)
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""Records of several ranks as one Chrome trace, and the command that makes it."""
+"""Several ranks' records as one Chrome trace, and the command that makes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T0 = 1_800_000_000_000_000_000
 
 
 def collective(number: int | None, began_us: int, **changes: Any) -> CollectiveAccount:
-    """One that waits 2 µs and runs 5."""
+    """Return a collective that waits for 2 µs and runs for 5."""
     values: dict[str, Any] = {
         "number": number, "operation": "all_reduce", "algorithm": "ring", "bytes": 64,
         "dtype": "float32", "reduction": "sum", "root": None, "state": "done",
@@ -46,7 +46,7 @@ def process(rank: int, *collectives: CollectiveAccount, **changes: Any) -> Proce
 
 
 def message(posted_us: int, **changes: Any) -> MessageAccount:
-    """One that takes 5 µs."""
+    """Return a message that takes 5 µs."""
     values: dict[str, Any] = {
         "operation": "send", "peer": 1, "tag": 9, "bytes": 64, "dtype": "float32",
         "state": "done", "posted_ns": T0 + posted_us * 1000,

@@ -1,4 +1,4 @@
-"""`sealring doctor --watch`: every socket of a job is sealed, named, or shown as not sealed."""
+"""`sealring doctor --watch` shows every socket of a job as sealed, named or not sealed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def environment(live: Path) -> dict[str, str]:
 
 
 def by_verdict(process: WatchedProcess, before: set[int]) -> dict[str, list[str]]:
-    """Without the sockets that earlier tests left open in the process."""
+    """Return the reasons by verdict, without sockets that earlier tests left open."""
     found: dict[str, list[str]] = {}
     for each in process.sockets:
         if each.inode in before:
@@ -68,7 +68,7 @@ def test_a_plaintext_group_beside_a_sealed_one_is_shown(workers: Workers, tmp_pa
             "cpu:sealring": True, "cpu:gloo,cuda:gloo": False,
         }  # fmt: skip
         verdicts = [each["verdict"] for each in process["sockets"]]
-        assert verdicts.count("sealed") == 2  # of collectives and of messages
+        assert verdicts.count("sealed") == 2  # one for collectives, one for messages
         assert verdicts.count("store") >= 1
         assert "unknown" not in verdicts
         open_to_peers = [each for each in process["sockets"] if each["verdict"] == "not sealed"]
@@ -85,13 +85,13 @@ def test_a_sealed_job_has_no_other_sockets(
     live = tmp_path / "live"
     before = set(own_sockets(workers.processes[0].pid))
     workers.run(sealed_only, world=2, env=environment(live))
-    # The tests' own process is above the workers, and holds the store that they meet in.
+    # The tests' own process started the workers, and holds the store where they meet.
     found = {each.pid: each for each in watch(os.getpid(), at(live))}
     kernels = found[workers.processes[0].pid]
     assert (kernels.answers, kernels.listed_by) == (True, "kernel")
     assert by_verdict(kernels, before).keys() == {"sealed", "store", "set-up", "local"}
     assert sorted(by_verdict(kernels, before)["sealed"]) == ["link to rank 1 of group 0"] * 2
-    # To another process of the worker's user the kernel does not list them, and the worker does.
+    # The kernel does not list them to another process of the same user, and the worker does.
     monkeypatch.setattr(Process, "sockets", lambda self: None)
     (own,) = watch(kernels.pid, at(live))
     assert own.listed_by == "worker"
@@ -101,7 +101,7 @@ def test_a_sealed_job_has_no_other_sockets(
 
 
 def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list[str]]:
-    """The sealed sockets of this process, before it needs links with all and afterwards."""
+    """Return this process's sealed sockets before it needs links with all ranks, and after."""
     before = set(own_sockets(os.getpid()))
 
     def sealed() -> list[str]:
@@ -110,7 +110,7 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
             found = by_verdict(own, before)
             if not {"not sealed", "unknown"} & found.keys():
                 return sorted(found["sealed"])
-            time.sleep(0.1)  # two that dial each other at once close one of their connections
+            time.sleep(0.1)  # of two connections that cross, one is closed
         raise AssertionError(found)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -128,7 +128,7 @@ def links_made_when_first_needed(rank: int, world: int, live: Path) -> list[list
 
 def test_links_that_are_made_later_are_shown_as_sealed(tmp_path: Path) -> None:
     live = tmp_path / "live"
-    workers = Workers(4)  # of its own: this test does not judge what others have opened
+    workers = Workers(4)  # new ones, without sockets that other tests opened
     try:
         found = workers.run(
             links_made_when_first_needed, live, world=4, group=False, env=environment(live)
@@ -182,7 +182,7 @@ def test_sockets_on_which_links_are_being_made_are_named() -> None:
                 assert verdict_of(table[inode], status, known) == (
                     "set-up", f"{words} for a link that is being made, under TLS",
                 )  # fmt: skip
-            descriptor = dialed.detach()  # as when a link is handed over
+            descriptor = dialed.detach()  # as if the link were handed over
             inode = os.fstat(descriptor).st_ino
             assert inode not in setting_up.inodes()
             os.close(descriptor)
@@ -223,7 +223,7 @@ def test_addresses_are_read_as_the_kernel_writes_them(family_of: Any, host: str)
 
 
 def test_a_mapped_address_is_shown_as_what_it_is() -> None:
-    """As of an IPv4 connection to a socket that takes both kinds."""
+    """An IPv4 connection to a socket for both kinds is shown as IPv4."""
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:

@@ -32,9 +32,10 @@ def attested(
     made: MadeRun, rank: int, measurement: bytes = MEASUREMENT, other: Evidence | None = None,
     when: datetime = NOW,
 ) -> tuple[Credentials, Evidence]:  # fmt: skip
-    """A worker and its evidence. With `other`, its certificate names that in place of its own.
+    """Return a worker's credentials and its evidence. `other` is evidence that the worker's
+    certificate names in place of its own.
 
-    The evidence was verified at `when`, its certificate says.
+    The certificate says that the evidence was verified at `when`.
     """
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -62,7 +63,7 @@ def with_other_measurement(made: MadeRun, rank: int) -> None:
 
 
 def with_evidence_of_another_day(made: MadeRun, rank: int, hours: int = -12) -> None:
-    """As of then the machine passed: nothing of it had been revoked, and its chain had not ended.
+    """Evidence that passes at that time: nothing was revoked yet, and its chain had not expired.
 
     The authority's key is all that this takes.
     """
@@ -71,7 +72,7 @@ def with_evidence_of_another_day(made: MadeRun, rank: int, hours: int = -12) -> 
 
 
 def with_evidence_of_another(made: MadeRun, rank: int) -> None:
-    """The broker's operator has the certificate name evidence that was made for another key."""
+    """The broker's operator issues a certificate naming evidence that was made for another key."""
     _, other = attested(made, rank)
     made.workers[rank], _ = attested(made, rank, other=other)
     made.evidence[rank] = other.encode()

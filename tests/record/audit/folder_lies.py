@@ -1,4 +1,4 @@
-"""What may be done to a run's folder after it was written, and statements added to it."""
+"""Changes to a run's folder after it was written, and statements added to it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def two_statements(made: MadeRun, run: RunFolder) -> None:
 
 
 def signed_for_another_rank(made: MadeRun, run: RunFolder) -> None:
-    """Rank 1 signs a statement that says that it is rank 0's."""
+    """Rank 1 signs a statement in rank 0's name."""
     one = replace(made.turns[0, 1], previous=made.digests[0, 0])
     predicate = IntervalPredicate(worker_of(made.workers[0].certificate), one)
     statement = {
@@ -82,7 +82,7 @@ def changed_statement(made: MadeRun, run: RunFolder) -> None:
 
 
 def respelled(made: MadeRun, run: RunFolder) -> None:
-    """A copy in another spelling, by which rank 1 would seem to have signed twice."""
+    """Add the same statement written as other JSON, as if rank 1 had signed twice."""
     value = json.loads(run.statement_path("rank-1-1").read_bytes())
     made.add(run, "rank-1-1-again", json.dumps(value).encode())
 
@@ -104,7 +104,7 @@ def changed_entry(made: MadeRun, run: RunFolder) -> None:
 
 
 def cut(made: MadeRun, run: RunFolder) -> AuditTrust:
-    """The owner puts back a log of the first entries, and removes the statements behind them."""
+    """The owner rebuilds the log from its first entries, and removes the later statements."""
     whole = open_checkpoint(read_checkpoint(run.log), made.trust.log)
     late = {f"rank-{rank}-2" for rank in range(made.world)}
     kept = [envelope for name, envelope in made.envelopes() if name not in late]
@@ -115,7 +115,7 @@ def cut(made: MadeRun, run: RunFolder) -> AuditTrust:
 
 
 def fork(made: MadeRun, run: RunFolder) -> AuditTrust:
-    """The owner shows the auditor a log in which one interval is another one."""
+    """The owner shows the auditor a different log, in which one interval was changed."""
     trust = witnessed(made, run)
     made.made[0] = stage("clean", "ingest", [RAW], [CLEAN], Named("clean.py", sha("changed")))
     shutil.rmtree(run.path / "statements")
@@ -133,7 +133,7 @@ WITNESSES = [Signer.generate(f"example.org/w{number}", Kind.COSIGNATURE) for num
 
 
 def witnessed(made: MadeRun, run: RunFolder) -> AuditTrust:
-    """What one reader saw, cosigned by two witnesses."""
+    """Return a trust that holds a checkpoint one reader saw, cosigned by two witnesses."""
     witnesses = tuple(Witness(one.name, one.verifier) for one in WITNESSES)
     policy = LogPolicy(made.trust.log.logs, witnesses)
     _cosign(made, run, WITNESSES[:2])

@@ -1,7 +1,7 @@
-"""Lies, one each: who tells it, what is changed, and what the audit must say.
+"""The lies under test: who tells each one, what it changes, and what the audit must report.
 
-`before` changes what is stated and then signed; `after` changes the folder. `found` lists every
-finding that is expected: its fault and the parties at fault.
+`before` changes what is stated before it is signed. `after` changes the folder. `found` lists every
+finding expected, by its fault and the parties at fault.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Lie:
     before: Callable[[MadeRun], None] = lambda made: None
     after: Callable[[MadeRun, RunFolder], AuditTrust | None] = lambda made, run: None
     blamed: list[tuple[int, int]] = field(default_factory=list)
-    """(rank, interval) of the statements that the first finding must name."""
+    """(rank, interval) of the statements that the first finding must name as wrong."""
     against: list[tuple[int, int]] = field(default_factory=list)
-    """Those of which it must say that they contradict them."""
+    """(rank, interval) of the statements that it must name as contradicting them."""
     refuted: tuple[str, ...] = ()
     """Claims that must be answered with no."""
 

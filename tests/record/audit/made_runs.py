@@ -1,7 +1,8 @@
-"""Runs for audits, made in one process by the functions that workers call, honest or not.
+"""Runs to audit, made in one process with the functions that workers call, honest or not.
 
 A script says what each rank states in each interval. A lie changes that before it is signed, as a
-worker would who holds its own key; or the folder after it was written, as the disk would.
+worker that holds its own key could. Or it changes the folder after it was written, as the disk
+could.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CLEAN = Named("clean", sha("clean"))
 CLEANER = Named("clean.py", sha("clean.py"))
 MODEL = b"the weights of the model"
 BATCH = 4 * SAMPLES
-"""Samples of all four ranks in one step."""
+"""Samples that all four ranks read in one step."""
 
 
 def stage(
@@ -62,11 +63,11 @@ def stage(
 
 @dataclass
 class MadeRun:
-    """A run before it is written: change what is stated, then `write` it."""
+    """A run that is not written yet: change what it states, then call `write`."""
 
     world: int = 4
     count: int = 3
-    """Intervals of each rank."""
+    """How many intervals each rank has."""
     authority: Authority = field(default_factory=Authority)
     owner: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
     signer: Signer = field(default_factory=lambda: Signer.generate("example.com/run", Kind.NOTE))
@@ -75,11 +76,11 @@ class MadeRun:
     made: list[Transformation] = field(default_factory=list)
     evidence: list[bytes] = field(default_factory=list)
     previous: dict[tuple[int, int], str] = field(default_factory=dict)
-    """What statements name as the one before them, where it is not so."""
+    """For each statement that names a wrong one as the one before it, the digest it names."""
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Of the statements, once they are written."""
+    """Digests of the workers' statements, filled in by `write`."""
     made_digests: dict[str, str] = field(default_factory=dict)
-    """By the transformation's name."""
+    """Digests of the transformations' statements, by the transformation's name."""
 
     def __post_init__(self) -> None:
         last = self.count - 1
@@ -99,7 +100,7 @@ class MadeRun:
         self.turns[rank, sequence] = replace(self.turns[rank, sequence], **fields)
 
     def each(self, rank: int, change: Callable[[Interval], Interval], first: int = 0) -> None:
-        """Changes all statements of a rank from the interval `first` on."""
+        """Change all of a rank's statements from the interval `first` on."""
         for sequence in range(first, self.count):
             if (rank, sequence) in self.turns:
                 self.turns[rank, sequence] = change(self.turns[rank, sequence])
@@ -130,7 +131,7 @@ class MadeRun:
             writer.append(entries)
 
     def add(self, run: RunFolder, name: str, envelope: bytes) -> str:
-        """A further statement, in the folder and in the log."""
+        """Add one more statement to the folder and to the log."""
         run.statement_path(name).write_bytes(envelope)
         self.append(run, [envelope])
         return statement_digest(envelope)

@@ -1,4 +1,4 @@
-"""What workers, owners or a disk under them may state falsely, before it is signed."""
+"""False statements by workers or owners, or caused by the disk, made before they are signed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def skipped_and_renumbered(made: MadeRun) -> None:
 
 
 def rewritten(made: MadeRun) -> None:
-    """It signs interval 1 again after interval 2 has named the first version."""
+    """Rank 1 signs interval 1 again, after its interval 2 named the first version."""
     made.previous[1, 2] = sha("what it signed first")
 
 
@@ -97,7 +97,7 @@ def all_links(made: MadeRun) -> None:
 
 
 def colluding(made: MadeRun) -> None:
-    """Ranks 1 and 2 both state what did not go over the link between them."""
+    """Ranks 1 and 2 both state records that did not go over the link between them."""
     made.each(1, lambda one: link_of(one, {2}, forged), 1)
 
     def received(link: LinkAccount) -> LinkAccount:
@@ -126,7 +126,7 @@ def other_members(made: MadeRun) -> None:
 
 
 def other_members_later(made: MadeRun) -> None:
-    """At the end it names them in another order."""
+    """In its last statement rank 1 lists the members in another order."""
     made.change(1, 2, groups=[GroupEpoch("0", "e1", [1, 0, 2, 3], "open")])
 
 
@@ -136,13 +136,13 @@ def unknown_member(made: MadeRun) -> None:
 
 
 def unknown_group(made: MadeRun) -> None:
-    """It names a group of all ranks that no other rank was ever in."""
+    """Rank 1 names a group of all ranks that no other rank names."""
     ghost = GroupEpoch("x", "e5", [0, 1, 2, 3], "open")
     made.each(1, lambda one: replace(one, groups=[*one.groups, ghost]))
 
 
 def closed_group(made: MadeRun) -> None:
-    """A group was closed before the final statements, and rank 1 is silent about it."""
+    """A group was closed before the final statements, and rank 1 does not mention it."""
     group = GroupEpoch("1", "e9", [0, 1, 2, 3], "closed")
     for rank in (0, 2, 3):
         one = made.turns[rank, 1]
@@ -151,7 +151,7 @@ def closed_group(made: MadeRun) -> None:
 
 
 def links_left_out(made: MadeRun) -> None:
-    """So that traffic seems to be under way, and counts are not compared there."""
+    """Rank 1 leaves out its links, so that traffic seems under way and counts are not compared."""
     made.change(1, 1, links=[])
 
 
@@ -165,7 +165,7 @@ def fewer_steps(made: MadeRun) -> None:
 
 
 def late_start(made: MadeRun) -> None:
-    """It alone begins from a checkpoint, of which the claims allow it to."""
+    """Rank 1 alone begins from a checkpoint, one that the claims allow."""
     base = CheckpointRef("base@1", 20, RAW.sha256, None)
     for sequence in range(made.count):
         one = made.turns[1, sequence]
@@ -176,7 +176,7 @@ def late_start(made: MadeRun) -> None:
 
 
 def read_before_written(made: MadeRun) -> None:
-    """Rank 0 begins an interval from a stranger's checkpoint, and rank 1 says later: I wrote it."""
+    """Rank 0 reads an unknown checkpoint, and rank 1 claims later that it wrote it."""
     strange = CheckpointRef("other@1", 30, sha("strange"), None)
     made.change(0, 1, checkpoints_in=[strange])
     made.change(1, 2, checkpoints_out=[*made.turns[1, 2].checkpoints_out, strange])
@@ -188,7 +188,7 @@ def other_steps(made: MadeRun) -> None:
 
 
 def data_as_checkpoint(made: MadeRun) -> None:
-    """All read pirated data, and rank 1 says that it wrote them, as a checkpoint."""
+    """All ranks read pirated data, and rank 1 states that it wrote that data as a checkpoint."""
     written = CheckpointRef("other@1", 10, sha("pirated"), None)
     made.change(1, 0, checkpoints_out=[*made.turns[1, 0].checkpoints_out, written])
     for rank in range(made.world):
@@ -201,12 +201,12 @@ def other_content(made: MadeRun) -> None:
 
 
 def left_out_group(made: MadeRun) -> None:
-    """Its final statement names no group, so that its last counts are not compared."""
+    """Rank 1's final statement names no group, so that its last counts are not compared."""
     made.change(1, made.count - 1, groups=[], links=[], collectives=[])
 
 
 def failed_group(made: MadeRun) -> None:
-    """It says that its group failed, because accounts of failed groups are not compared."""
+    """Rank 1 states that its group failed, because accounts of failed groups are not compared."""
     last = made.count - 1
     one = made.turns[1, last]
     made.change(
@@ -243,7 +243,7 @@ def swapped_checkpoint(made: MadeRun) -> None:
 
 
 def rolled_back(made: MadeRun) -> None:
-    """Rank 1 alone is given the checkpoint of step 10 where the run goes on from step 20."""
+    """Rank 1 alone is given the checkpoint of step 10, while the run goes on from step 20."""
     for rank in range(made.world):
         for sequence in range(made.count):
             one = made.turns[rank, sequence]
@@ -266,20 +266,20 @@ def made_twice(made: MadeRun) -> None:
 
 
 def one_key(made: MadeRun) -> None:
-    """One worker is rank 1 and rank 2, each with a certificate of its own."""
+    """One worker is both rank 1 and rank 2, with a certificate for each."""
     key = Ed25519PrivateKey.generate()
     for rank in (1, 2):
         made.workers[rank] = made.authority.worker(rank, made.world, key=key)
 
 
 def started_again(made: MadeRun, ranks: Sequence[int] = range(4)) -> None:
-    """New processes from interval 1 on, as of a second run in the folder of an unfinished one."""
+    """New processes run from interval 1 on, like a second run in an unfinished run's folder."""
     for rank in ranks:
         made.each(rank, _in_a_new_group, 1)
 
 
 def _in_a_new_group(one: Interval) -> Interval:
-    """Its counts begin anew."""
+    """Return the statement with a new group's epoch, whose counts start again from zero."""
 
     def fewer(way: Commitment | None) -> Commitment | None:
         return None if way is None else replace(way, records=way.records - 30)

@@ -1,6 +1,7 @@
-"""A broker's published log against the certificates of a run: who was admitted, and until when.
+"""A broker's published log is compared with a run's certificates: who was admitted, until when.
 
-The broker and its workers are real, the records are made: each worker signs with what it was given.
+The broker and its workers are real. The records are made here, and each worker signs them with the
+credentials it was given.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tests.record.audit.test_command import run as run_command
 
 @dataclass
 class Job:
-    """A job of two ranks that a broker has admitted, before its records are written."""
+    """A job of two ranks that a broker has admitted. Its records are not written yet."""
 
     broker: Running
     made: MadeRun
@@ -55,7 +56,7 @@ class Job:
         return Credentials(JOB, rank, joined.certificate, (authority,), KeptKey.of(key))
 
     def write(self, finished: float) -> None:
-        """The ranks' statements, which all end at this time."""
+        """Write the ranks' statements, all with this time as their end."""
         moment = int(finished)
         for place, one in self.made.turns.items():
             self.made.turns[place] = replace(one, started=moment, finished=moment)
@@ -77,7 +78,7 @@ class Job:
         return list(StoredTree(self.log, size).entries())
 
     def publish_instead(self, entries: list[bytes], signer: Signer | None = None) -> None:
-        """What the operator shows in place of the log."""
+        """Replace the log by one that the operator made up."""
         shutil.rmtree(self.log)
         create_log(self.log, signer or self.key)
         with LogWriter(self.log, signer or self.key) as writer:
@@ -129,7 +130,7 @@ def test_workers_that_were_admitted(job: Job) -> None:
 
 
 def unlogged(job: Job, key: Ed25519PrivateKey, lifetime: timedelta, now: datetime) -> Credentials:
-    """The operator signs a certificate with the authority's key. It claims what rank 1's does."""
+    """The operator signs a certificate with the authority's key, with the claims of rank 1's."""
     keys, true = job.broker.place.keys, job.made.workers[1].certificate
     claimed = true.extensions.get_extension_for_oid(ATTESTATION_OID).value.public_bytes()
     certificate = issue(
@@ -145,7 +146,7 @@ def test_a_key_that_the_broker_never_admitted(job: Job) -> None:
     now = datetime.now(UTC)
     job.made.workers[1] = unlogged(job, Ed25519PrivateKey.generate(), timedelta(minutes=9), now)
     job.write(time.time())
-    # Without the broker's log the authority's word is all there is.
+    # Without the broker's log there is only the authority's signature to go by.
     assert job.audit(logs=0).status is Status.SHOWN
     result = job.audit()
     assert faults(result) == [NOT_GIVEN]
@@ -155,7 +156,7 @@ def test_a_key_that_the_broker_never_admitted(job: Job) -> None:
 
 @pytest.mark.threat("A4")
 def test_a_further_certificate_for_a_key_that_was_admitted(job: Job) -> None:
-    """Of another time than the log says: so a worker could stay without being attested again."""
+    """Its times differ from the log's. A worker could stay in this way without new evidence."""
     key = Ed25519PrivateKey.generate()
     job.broker.decide(lambda ledger, view: ledger.release(view, time.time(), WorkerName(JOB, 1)))
     job.made.workers[1] = job.worker(1, key)
@@ -250,7 +251,7 @@ def test_the_log_of_another_broker(job: Job, tmp_path: Path) -> None:
         result = job.audit(replace(job.trust, brokers=both))
         assert faults(result) == [REFUSED]
         assert "log.wrong" in result.findings[0].text
-        # With both authorities it is compared, and knows nothing of these workers.
+        # With both authorities the log is compared, and it lists neither of these workers.
         believed = [*job.trust.authorities, *other.trust.authorities]
         result = job.audit(replace(job.trust, brokers=both, authorities=believed))
         assert [fault for fault, _ in faults(result)] == [Fault.NOT_GIVEN] * 2
@@ -258,7 +259,7 @@ def test_the_log_of_another_broker(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rewrite", ["cut", "other_kind"])
 def test_a_log_that_contradicts_what_was_seen_of_it(job: Job, rewrite: str) -> None:
-    """The operator hides that a worker was revoked, in a log that is whole and signed."""
+    """The operator hides a worker's revocation in a log that is complete and signed."""
     job.publish()
     before = job.entries()
     job.broker.revoke(1)

@@ -1,4 +1,4 @@
-"""The file of claims, and what each claim is answered with."""
+"""The file of claims, and how each claim is answered."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_ranks_that_hold_parts_of_one_model_read_the_same_samples(tmp_path: Path
 
 
 def test_a_run_that_recovers_reads_samples_again(tmp_path: Path) -> None:
-    """It goes back to the checkpoint of step 10 in its second interval."""
+    """In its second interval the run goes back to the checkpoint of step 10."""
     made = MadeRun(world=2, count=3)
     for rank in range(2):
         again = made.turns[rank, 1]

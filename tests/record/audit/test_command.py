@@ -1,4 +1,4 @@
-"""`sealring audit`: what it prints, and its exit status."""
+"""What `sealring audit` prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_honest_run(tmp_path: Path) -> None:
 
 
 def test_without_claims_none_is_said_to_be_shown(tmp_path: Path) -> None:
-    """The terminal said that every claim is shown, the page that nothing was claimed."""
+    """The terminal once said that every claim is shown, and the page that nothing was claimed."""
     made = MadeRun()
     made.write(tmp_path / "run")
     arguments = [*options(tmp_path, made), "--html", str(tmp_path / "page.html")]

@@ -1,4 +1,4 @@
-"""docs/audit-findings.md names every lie as it is tested, and how it is found.
+"""docs/audit-findings.md lists every lie under test and how the audit finds it.
 
 `python -m tests.record.audit.test_documented` prints the rows.
 """

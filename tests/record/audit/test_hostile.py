@@ -1,4 +1,4 @@
-"""A run's folder comes from strangers: nothing in it makes an audit read, run or show more."""
+"""A run's folder may come from a stranger: nothing in it makes an audit read, run or show more."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_more_bytes_than_an_audit_reads(made: MadeRun, run: RunFolder) -> None:
 def test_statements_are_held_one_at_a_time(
     made: MadeRun, run: RunFolder, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """All of these together are 44 MB, and none is believed. A log is read in pieces of 5 MB."""
+    """Together these take 44 MB, and none is believed. A log is read in pieces of 5 MB."""
     monkeypatch.setattr("sealring.formats.log.folder.BUNDLES_KEPT", 1)
     envelopes = [b'{"payload"%d' % number + b" " * 20_000 for number in range(2200)]
     if where == "log":
@@ -189,7 +189,7 @@ def test_names_are_text_in_the_page_and_nothing_else(made: MadeRun, tmp_path: Pa
 
 
 def test_half_a_character_is_no_text(made: MadeRun, tmp_path: Path) -> None:
-    """JSON can name half of a surrogate pair, which no file can be written with."""
+    """JSON can name half of a surrogate pair, which cannot be written to a file."""
     for rank in range(2):
         made.each(rank, lambda one: replace(one, data=[replace(one.data[0], name="\ud800")]))
     result = audit(made.write(tmp_path / "run").path, made.trust)
@@ -201,7 +201,7 @@ def test_half_a_character_is_no_text(made: MadeRun, tmp_path: Path) -> None:
 def test_very_many_names_of_checkpoints_name_few_records_each(
     made: MadeRun, tmp_path: Path
 ) -> None:
-    """Every name is written and read in another version: all of them contradict each other."""
+    """Every rank writes and reads its own version of each name, so they all contradict."""
     for rank, sequence in made.turns:
         end = made.turns[rank, sequence].end_step
         refs = [
@@ -218,7 +218,7 @@ def test_very_many_names_of_checkpoints_name_few_records_each(
 def test_spans_that_are_listed_one_by_one_are_counted(
     made: MadeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both ranks' shares fit, and have periods that begin at different places."""
+    """Both ranks' shares fit together, and their periods start at different samples."""
     monkeypatch.setattr(data, "MAX_COMPARED", 20_000)
     one = made.turns[0, 0].data[0]
     share = Share(2, 0, 1)
@@ -267,7 +267,7 @@ def test_a_log_with_more_entries_than_an_audit_reads(
 
 
 def test_a_checkpoint_of_another_log_is_not_passed_over(made: MadeRun, run: RunFolder) -> None:
-    """The auditor has kept it to compare it; the owner shows another log of theirs."""
+    """The auditor kept it to compare with, and the owner shows another of its logs."""
     other = MadeRun(signer=Signer.generate("example.com/first", Kind.NOTE), world=2, count=2)
     first = other.write(run.path.with_name("first"))
     logs = LogPolicy((Log(made.signer.verifier), Log(other.signer.verifier)))
@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_log_is_not_passed_over(made: MadeRun, run: RunF
 
 
 def test_the_outputs_of_one_stage_are_told_apart(made: MadeRun, tmp_path: Path) -> None:
-    """All ranks train on what the stage made to test with."""
+    """All ranks train on the part that the stage put aside for testing."""
     split = [CORPUS, Named("held-out", sha("held-out"))]
     made.made[1] = replace(made.made[1], outputs=split)
     for rank in range(2):

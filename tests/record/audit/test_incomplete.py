@@ -1,4 +1,4 @@
-"""What is not in the records is not answered with yes."""
+"""An audit does not answer yes about what is missing from the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OF_ALL = Claims(
     aggregation=Aggregation(frozenset({"all_reduce"}), True),
     privacy=Privacy(Decimal(8), Decimal(1)),
 )
-"""Claims about everything that took place."""
+"""Claims about the whole run."""
 
 
 def run_of(count: int = 3) -> MadeRun:
@@ -73,7 +73,7 @@ def without_a_beginning(made: MadeRun) -> None:
 
 
 def jump(made: MadeRun) -> None:
-    """A checkpoint of a later step would excuse the steps between."""
+    """The ranks end by reading a checkpoint of a later step, to excuse the steps between."""
     outside = [replace(checkpoint(40), name="other@1", sha256=sha("other"))]
     last = made.count - 1
     for rank in range(made.world):
@@ -187,7 +187,7 @@ def test_privacy_that_was_spent_is_not_taken_back(tmp_path: Path) -> None:
 
 
 def recovered(made: MadeRun, step: int, **last: Any) -> None:
-    """The last interval goes back to a checkpoint of `step`, and does these steps again."""
+    """The last interval goes back to a checkpoint of `step`, and repeats the steps after it."""
     end = made.count - 1
     before = made.turns[0, end - 1].end_step
     for rank in range(made.world):
@@ -224,7 +224,7 @@ def test_a_run_that_went_back_to_the_middle_of_an_interval_is_not_accused(tmp_pa
 
 
 def test_an_older_checkpoint_under_a_later_step(tmp_path: Path) -> None:
-    """Readers name the step that they go on at, and writers the one that they were at."""
+    """A reader names the step it continues at, and a writer the step it had reached."""
     made = run_of()
     for rank in range(2):
         made.change(rank, 2, checkpoints_in=[replace(checkpoint(10), step=20)])

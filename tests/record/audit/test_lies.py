@@ -1,4 +1,4 @@
-"""Every lie is found, and the audit says who, in which record, and what contradicts it."""
+"""Every lie is found, and the audit names the party, the record and what contradicts it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_lie_is_found_and_named(name: str, tmp_path: Path) -> None:
 
 
 def named(parties: tuple[str, ...]) -> tuple[str, ...]:
-    """An owner is named by its key, which is another one in each test."""
+    """Replace an owner's name, which is made from a key that differs in each test."""
     return tuple("OWNER" if party.startswith("the owner ") else party for party in parties)
 
 
@@ -109,7 +109,7 @@ def test_a_statement_that_the_disk_loses_is_still_in_the_log(tmp_path: Path) -> 
 
 
 def test_neighbours_that_collude_are_not_found(tmp_path: Path) -> None:
-    # Both ends of a link hold its key. docs/audit-findings.md says so.
+    # Both ends of a link hold its key, as docs/audit-findings.md says.
     made = MadeRun()
     colluding(made)
     result = ask(made.write(tmp_path / "run").path, made.trust)
@@ -127,7 +127,7 @@ def test_a_log_that_was_cut_is_noticed_without_a_witness_by_its_missing_end(tmp_
 
 
 def test_a_group_that_failed_may_end_differently_at_its_ends(tmp_path: Path) -> None:
-    """A worker is killed and started again: the old group's last records reached one end only."""
+    """When a worker is started again, the old group's last records may reach one end only."""
     made = MadeRun(world=2, count=3)
     for rank in range(2):
         for sequence in range(2):
@@ -215,7 +215,7 @@ def test_a_model_from_a_strangers_checkpoint_too(tmp_path: Path) -> None:
 
 
 def test_counts_of_a_group_that_one_rank_says_has_failed_are_not_agreed_on(tmp_path: Path) -> None:
-    """It was closed in the middle of the run, where ranks may differ in how they saw its end."""
+    """It was closed in mid-run, where ranks may differ about how it ended."""
     made = MadeRun()
     for rank in range(4):
         one = made.turns[rank, 1]

@@ -100,7 +100,8 @@ def test_a_lie_about_a_machine(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_evidence_was_verified_when_its_certificate_was_issued(tmp_path: Path, hours: int) -> None:
-    """Not later either, while the certificate is good: what passes then may not have passed."""
+    """A later date is refused too, even within the certificate's life: the machine might have
+    failed at the time."""
     made = small()
     with_evidence_of_another_day(made, 0, hours)
     result = ask(made.write(tmp_path / "run").path, made)

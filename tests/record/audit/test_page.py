@@ -1,4 +1,4 @@
-"""The page of an audit: one file, in a real browser, by mouse and by keys, light and dark."""
+"""The audit's page is one file. It is used here in a real browser, by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_long_run_has_several_intervals_in_one_cell(result: AuditResult) -> No
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
 def test_all_checkpoints_of_one_interval_are_inside_the_drawing(count: int) -> None:
-    """The frame had room for one, and the others were drawn below it."""
+    """The frame had room for one checkpoint, and the others were drawn below it."""
     graph = Graph()
     interval = graph.add("interval", NodeKind.INTERVAL, "interval 0 of rank 0")
     interval.rank = interval.sequence = 0

@@ -1,6 +1,6 @@
-"""Which parts are repeated, and what their outcomes are answered with.
+"""Which parts of a run are repeated, and what their outcomes mean for the answers.
 
-`test_whole_way.py` repeats a real part; here the outcomes are given.
+Here the outcomes are given. `test_whole_way.py` repeats a real part.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def chosen(
 
 @pytest.fixture
 def long_run(tmp_path: Path) -> tuple[MadeRun, RunFolder, AuditTrust]:
-    """Of forty intervals, with witnesses."""
+    """A run of forty intervals, with witnesses."""
     made = MadeRun(world=2, count=40)
     run = made.write(tmp_path / "run")
     return made, run, witnessed(made, run)
@@ -111,7 +111,7 @@ def test_the_witnesses_and_the_auditor_choose_the_parts(
     assert chosen(run.path, trust, WANTED, monkeypatch) == first
     assert len(set(first)) == 4
     drawn = {tuple(chosen(run.path, trust, Repetition(4), monkeypatch)) for _ in range(3)}
-    assert len(drawn) == 3  # the log's owner cannot know them
+    assert len(drawn) == 3  # the log's owner cannot predict them
     text = open_checkpoint(read_checkpoint(run.log), trust.log).note.text
     with LogWriter(run.log, made.signer) as writer:
         writer.add_cosignatures([WITNESSES[2].sign(text, int(NOW.timestamp()))])
@@ -176,7 +176,7 @@ def test_a_last_content_that_is_not_named_is_not_shown(
 def test_a_run_that_went_back_is_repeated_from_where_it_went_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dishonest part, done again after a recovery that was not needed."""
+    """A dishonest part, followed by a recovery that repeats it honestly without need."""
     made = MadeRun(world=2, count=4)
     other = CheckpointRef("model@31", 20, sha("other"), sha("other content"))
     for rank in range(2):

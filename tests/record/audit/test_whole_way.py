@@ -1,8 +1,8 @@
-"""The whole way: attested workers train from a vault, and an auditor checks what they left.
+"""Attested workers train from a vault, and an auditor checks the records of the whole run.
 
-Two workers with a TPM in software join a broker, train, and save into a vault. The owner signs how
-the data was made and what was exported. Witnesses cosign the log. All claims are then answered with
-yes, and a part of the run comes to the same bits when it is executed again.
+Two workers with software TPMs join a broker, train, and save into a vault. The owner signs how the
+data was made and what was exported. Witnesses cosign the log. All claims are then answered with
+yes, and a part of the run gives the same bits when it is executed again.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if tpm := os.environ.get("TPM_OF_RANK_" + os.environ["RANK"]):
 from tests.record.recording.script import main
 main()
 """
-"""Two workers on one machine, each with a TPM of its own as if they were on two."""
+"""Two workers on one machine, each with its own TPM as if on two machines."""
 DATASET = Named("synthetic", "aa" * 32)
-"""What the script says that it reads."""
+"""The dataset that the script says it reads."""
 
 pytestmark = [swtpm.needs_swtpm, pytest.mark.timeout(300)]
 
@@ -110,7 +110,7 @@ def sealring(
 
 
 def add_owners_records(folder: Path, run: RunFolder, place: Place) -> None:
-    """How the dataset was made, and the model that was exported from the last checkpoint."""
+    """Add how the dataset was made, and the model that was exported from the last checkpoint."""
     create_owner(folder / "owner")
     owner = read_owner_key(folder / "owner")
     vault = Vault.open(folder / "vault", key_file(folder / "key"))
@@ -196,7 +196,7 @@ def test_every_claim_is_shown_and_a_part_of_it_repeated(finished: Finished) -> N
 
 
 def test_a_real_statement_that_another_key_signed(finished: Finished, tmp_path: Path) -> None:
-    """The disk replaces rank 1's account of its first interval under another signature."""
+    """The disk replaces rank 1's first statement by one under another worker's signature."""
     shutil.copytree(finished.run.path, tmp_path / "run")
     (path,) = (tmp_path / "run" / "statements").glob("rank-00001-00000000*")
     value = json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A model's papers: generated from records, and accepted by the tools that they are for."""
+"""A model's papers are generated from records, and accepted by the tools they are made for."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_each_paper_is_accepted_by_the_tool_that_reads_it(
         public_key=tmp_path / "model.pub"
     )
     verifier.verify(model, out / "model.sig")
-    # The record of the export and SLSA's provenance are about the same file.
+    # The export's record and SLSA's provenance describe the same file.
     found = verify_statement(
         (out / "export.dsse.json").read_bytes(), [], owners=[OWNER.public_key()]
     )
@@ -175,7 +175,7 @@ def test_a_name_begins_no_list_and_becomes_no_link(
 def test_files_of_two_exports_get_no_papers_together(
     run: RunFolder, model_key: Path, tmp_path: Path
 ) -> None:
-    """The papers would name the checkpoint of one of them."""
+    """The papers would name one of the two checkpoints."""
     folder = tmp_path / "models"
     folder.mkdir()
     for number in range(2):
@@ -217,7 +217,7 @@ def test_statements_of_another_run_or_job_are_not_summed_up(run: RunFolder) -> N
 
 @pytest.mark.threat("A15")
 def test_the_builder_is_the_authority_that_issued_the_workers_certificates(run: RunFolder) -> None:
-    """A file of authorities may hold others before it, as when one takes the place of another."""
+    """A file of authorities may list others first, for example after an authority was replaced."""
     other = authority_of(Ed25519PrivateKey.generate())
     facts = facts_of(run, [other, AUTHORITY], [OWNER.public_key()])
     assert facts.authority == AUTHORITY.fingerprint(SHA256()).hex()
@@ -225,7 +225,7 @@ def test_the_builder_is_the_authority_that_issued_the_workers_certificates(run: 
 
 @pytest.mark.threat("A15")
 def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
-    """One builder is named: it would vouch for workers that it never admitted."""
+    """Papers name one builder, which would vouch for workers that it never admitted."""
     key = Ed25519PrivateKey.generate()
     content = interval(run="r1", final=True, end_step=10, code=FIELDS_CODE)
     run.statement_path("rank-1").write_bytes(sign_statement(content, worker(1, authority=key)))
@@ -237,7 +237,7 @@ def test_workers_of_two_authorities_get_no_papers(run: RunFolder) -> None:
 def test_workers_of_another_job_write_no_papers_for_this_ones_model(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path
 ) -> None:
-    """One authority, two jobs: a worker of one says that it wrote the other one's checkpoint."""
+    """Of two jobs under one authority, a worker of one claims it wrote the other's checkpoint."""
     with pytest.raises(MalformedRun, match="is of job job, and not of other"):
         write_papers(model, run, [AUTHORITY], OWNER, model_key, tmp_path / "papers", "other")
     assert not (tmp_path / "papers").exists()
@@ -253,7 +253,7 @@ def test_a_list_of_packages_that_was_removed_is_missed(run: RunFolder) -> None:
 
 
 def chain_of(run: RunFolder, rank: int, *spent: str, final: int | None = None) -> None:
-    """In place of the rank's one statement: a chain, whose statement `final` says that it ends."""
+    """Replace the rank's one statement by a chain, in which statement `final` is marked final."""
     run.statement_path(f"rank-{rank}").unlink()
     previous = None
     for sequence, epsilon in enumerate(spent):
@@ -308,7 +308,7 @@ def test_a_chain_with_a_statement_left_out_exchanged_or_added_gets_no_papers(
 def test_an_export_of_another_run_gets_no_papers(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path
 ) -> None:
-    """An owner's record names no run: the disk's owner can put it beside another one."""
+    """An owner's record names no run, so the disk's owner can put it beside another run."""
     foreign = tmp_path / "foreign.safetensors"
     out = tmp_path / "papers"
     for inputs in ([Named("weights", "cd" * 32)], [Named("weights", "ab" * 32), FOREIGN], []):
@@ -333,7 +333,7 @@ def test_a_folder_with_links_gets_no_papers(run: RunFolder, model: Path, tmp_pat
 def test_a_model_that_changes_before_it_is_signed_is_not_signed(
     run: RunFolder, model: Path, model_key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of the disk shows the tool other bytes than were looked up in the records."""
+    """The disk's owner gives the tool other bytes than those looked up in the records."""
     real = model_signing.hashing.Config.hash
 
     def swapped(self: Any, path: Path) -> Any:

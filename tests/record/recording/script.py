@@ -1,4 +1,4 @@
-"""Trains with a vault's checkpoints; an auditor can have any part of it repeated."""
+"""A script that trains with a vault's checkpoints, so that an auditor can repeat any part of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _filled(optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """Its state with a place for every tensor that a checkpoint has."""
+    """Return the optimizer's state with a place for every tensor of a checkpoint."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

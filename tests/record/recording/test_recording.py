@@ -1,4 +1,4 @@
-"""Chains of statements that verify, and accounts on which both ends of a link agree."""
+"""Chains of statements that verify, and accounts in which both ends of a link agree."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def authorities() -> tuple[x509.Certificate, ...]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> Path:
     folder = tmp_path_factory.mktemp("recording") / "run"
-    fresh = {"SEALRING_TEST": "recording"}  # a group of its own, whose counts start at zero
+    fresh = {"SEALRING_TEST": "recording"}  # so the group is a new one, whose counts start at zero
     workers.run(train, str(folder), 5, world=WORLD, env=fresh)
     return folder
 
 
 def chains(folder: Path, authorities: Any) -> list[list[tuple[str, Interval]]]:
-    """Of each rank: (digest, interval), in the order of their sequence numbers."""
+    """Return each rank's (digest, interval) pairs, in the order of their sequence numbers."""
     found: list[list[tuple[str, Interval]]] = [[] for _ in range(WORLD)]
     for _, envelope in open_run(folder).statements():
         statement = verify_statement(envelope, authorities)
@@ -108,7 +108,7 @@ def test_both_ends_of_every_link_agree_at_every_interval(run: Path, authorities:
     for sequence in range(3):
         ends: dict[Any, LinkAccount] = {}
         for rank, chain in enumerate(chains(run, authorities)):
-            # A worker may still hold groups of earlier tests; at the end it does not.
+            # A worker may still hold earlier tests' groups, and by the last statement it does not.
             own = {(g.name, g.epoch) for g in chain[-1][1].groups}
             for link in chain[sequence][1].links:
                 if (link.group, link.epoch) in own:
@@ -161,7 +161,7 @@ def killed(rank: int, world: int, folder: str) -> None:
     records = sealring.record_run(folder, every=1, rank=rank, world=world)
     records.step()
     records.flush()
-    records.close(final=False)  # what is left of a worker that was killed after this
+    records.close(final=False)  # leaves what a worker killed at this point would leave
 
 
 def test_a_worker_that_starts_again_continues_its_chain(
@@ -184,7 +184,7 @@ def test_a_worker_that_starts_again_continues_its_chain(
 def test_a_worker_that_goes_back_names_the_checkpoint_of_that_step(
     tmp_path: Path, authorities: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has done four steps, and goes on from the checkpoint of the second."""
+    """The worker did four steps, and continues from the checkpoint of the second."""
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     monkeypatch.setenv("SEALRING_JOB", "tests")
     with sealring.record_run(tmp_path / "run", every=10, rank=0, world=1) as records:
@@ -233,7 +233,7 @@ def test_a_strangers_statement_is_not_logged(
 
 
 def recorded(folder: Path, steps: int, *, final: bool = True) -> RunFolder:
-    """A run of one rank, with a statement every step."""
+    """Record a run of one rank, with a statement every step."""
     records = sealring.record_run(folder, every=1, rank=0, world=1)
     for _ in records.steps(steps):
         pass
@@ -267,7 +267,7 @@ def test_a_statement_of_another_run_is_not_logged_and_ends_no_chain(
 def test_a_chain_goes_on_from_no_other_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the owner of the disk decides at which step a worker goes on, and what it signs."""
+    """Otherwise the disk's owner would choose the step a worker resumes at, and what it signs."""
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     earlier = recorded(tmp_path / "earlier", 4, final=False)
     own = load_credentials(0, 1)
@@ -293,7 +293,7 @@ def test_a_chain_goes_on_from_no_other_statement(
 def test_a_statement_that_is_in_the_log_is_not_signed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An audit would say that the worker signed two statements for one number."""
+    """An audit would report that the worker signed two statements with one number."""
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     folder = recorded(tmp_path / "run", 3, final=False)
     last = max(folder.statement_names())
@@ -308,7 +308,7 @@ def test_a_statement_that_is_in_the_log_is_not_signed_again(
 def test_a_statement_is_logged_under_its_own_name_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank that starts again is asked for the last one that is in the log, by its name."""
+    """The error names the last statement of a restarting rank that is in the log."""
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     folder = recorded(tmp_path / "run", 2, final=False)
     names = folder.statement_names()
@@ -347,7 +347,7 @@ def test_a_script_that_fails_has_not_ended_its_run(
 def test_a_worker_that_did_nothing_signs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 may refuse the folder meanwhile: the others then end before their first step."""
+    """Rank 0 may refuse the folder meanwhile. The others then stop before their first step."""
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
     folder = recorded(tmp_path / "run", 2, final=False)
     names = folder.statement_names()

@@ -1,4 +1,4 @@
-"""Parts of a run executed again: the same bits where it was honest, and others where it was not."""
+"""Parts of a run are executed again. Honest parts give the same bits, and others do not."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AUTHORITIES = load_credentials(0, 2, {"SEALRING_SECRET": SECRET}).authorities
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in which rank 0 changed its model in step 4, between checkpoints 2 and 3."""
+    """Record a run in which rank 0 changed its model in step 4, between checkpoints 2 and 3."""
     place = tmp_path_factory.mktemp("replay")
     make_key_file(place / "key")
     Vault.create(place / "vault", key_file(place / "key"), "owner")
@@ -87,14 +87,14 @@ def stated(place: Path) -> dict[int, list[Interval]]:
 
 @dataclass(frozen=True)
 class Again:
-    """Steps 2 to 4, which are honest, and 4 to 6, which are not, executed again."""
+    """Two parts executed again: steps 2 to 4, which are honest, and 4 to 6, which are not."""
 
     honest: Outcome
     lie: Outcome
     records: Path
-    """Of the honest part."""
+    """The records that repeating the honest part made."""
     compare: Compare
-    """In the vault that they were saved to."""
+    """Compares with the vault that the parts were saved to."""
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +127,13 @@ def again(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Again:
 
 
 def known_secret(patch: pytest.MonkeyPatch) -> None:
-    """Of the repetition, so that its records can be shown again."""
+    """Use a known secret for the repetition, so that its records can be used again."""
     real = secrets.token_hex
     patch.setattr(secrets, "token_hex", lambda size: SECRET if size == 32 else real(size))
 
 
 def shown_again(again: Again, work: Path, patch: pytest.MonkeyPatch) -> None:
-    """In place of a repetition, the records of the one before."""
+    """Use an earlier repetition's records in place of executing the part."""
 
     def copied(*rest: Any) -> tuple[bool, str]:
         shutil.copytree(again.records, work / "run")
@@ -195,7 +195,7 @@ LIES: dict[str, tuple[Any, str]] = {
 def test_the_right_content_of_another_manifest_shows_nothing(
     recorded: Path, again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank names the content that the steps lead to, and the manifest of what it wrote."""
+    """A rank states the content that its steps lead to, and the manifest it wrote."""
     shown_again(again, tmp_path / "work", monkeypatch)
     part = stretches(intervals(recorded, 0))[1]
     outcome = replay(
@@ -210,7 +210,7 @@ def test_the_right_content_of_another_manifest_shows_nothing(
 def test_the_same_bits_from_something_else_show_nothing(
     name: str, recorded: Path, again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The vault's copy is a stranger's too: it may hold what leads to the recorded result."""
+    """The vault's copy is not trusted either: it may hold data made to fit the recorded result."""
     change, words = LIES[name]
     shown_again(again, tmp_path / "work", monkeypatch)
     said = stated(recorded)

@@ -1,4 +1,4 @@
-"""Logs for tests: made in a folder, read back, and damaged."""
+"""Logs for tests, which are made in a folder, read back and damaged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 
 
 def signed_note(signer: Signer, entries: list[bytes]) -> bytes:
-    """A checkpoint over these entries, by the slow implementation."""
+    """Return a signed checkpoint over these entries, computed by the slow implementation."""
     text = Checkpoint(signer.name, len(entries), slow.mth(entries)).encode()
     return Note(text, (signer.sign(text),)).encode()
 
@@ -49,7 +49,7 @@ class LocalLog:
         return StoredTree(self.folder, self.opened().size)
 
     def check(self) -> int:
-        """Reads all of it; its size."""
+        """Read the whole log and check it. Return its size."""
         signed = self.opened()
         StoredTree(self.folder, signed.size).check_all(signed.root)
         return signed.size

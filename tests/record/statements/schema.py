@@ -1,4 +1,5 @@
-"""The JSON schemas of predicates, from their dataclasses: what docs/*-v1.schema.json must be.
+"""The JSON schemas of predicates, made from their dataclasses, to compare with
+docs/*-v1.schema.json.
 
 `python -m tests.record.statements.schema` writes the files.
 """

@@ -1,4 +1,7 @@
-"""RFC 6962's definitions, section 2.1, word for word: slow, recursive, and apart from the code."""
+"""The definitions of RFC 6962, section 2.1, written again without the code under test.
+
+This is recursive and slow, to stay close to the RFC's text.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def key_of(public: Ed25519PublicKey) -> SSlibKey:
 
 
 def read(envelope: bytes) -> Envelope:
-    """By DSSE's own fields; `certificate` is an addition that other readers ignore."""
+    """Read DSSE's own fields. `certificate` is an addition that other readers ignore."""
     return Envelope.from_dict(json.loads(envelope))
 
 

@@ -1,4 +1,4 @@
-"""A writer that is killed at any step leaves a log that is whole, and that can be continued."""
+"""A writer killed at any step leaves a complete log, which can be continued."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_killed_before_every_step_of_an_append(tmp_path: Path, before: int) -> N
     while True:
         step += 1
         size = log.opened().size
-        # The batch differs each time, so a file that a killed writer left is never the right one.
+        # The batch differs each time, so a file left by a killed writer is never the right one.
         more = [b"step %d: %d" % (step, number) for number in range(10)]
         killed = killed_at(step, functools.partial(log.append, more))
         found = log.check()
@@ -69,7 +69,7 @@ def test_everything_is_durable_before_the_checkpoint_is_replaced(
     monkeypatch.setattr(os, "replace", replace)
     log.append(numbered(10, 250))
     assert published == [[]]
-    # The remembered checkpoint may be lost by a power cut: it is then an older one.
+    # A power cut may lose the remembered checkpoint, and an older one is read then.
     assert unsynced <= {str(tmp_path)}
 
 
@@ -78,7 +78,7 @@ def test_everything_is_durable_before_the_checkpoint_is_replaced(
 def test_a_commit_that_fails_half_way_is_not_followed_by_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
 ) -> None:
-    """The disk fails after the new checkpoint is visible: its size must not be signed again."""
+    """The disk fails once the new checkpoint is visible. Its size must not be signed again."""
     log = new_log(tmp_path, numbered(3))
     real, replaced = os.fsync, []
     real_replace = os.replace

@@ -1,4 +1,4 @@
-"""A log on disk: appended to, proved, and damaged in every way that has a name."""
+"""A log on disk is appended to, proved, and damaged in every way that has a name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_names_of_tiles_are_those_of_the_specification() -> None:
     assert tree.tile_path(0, 1234067) == "tile/0/x001/x234/067"
     assert tree.tile_path("entries", 7, 12) == "tile/entries/007.p/12"
     assert tree.tile_path(3, 1000) == "tile/3/x001/000"
-    # c2sp.org/tlog-tiles: a tree of 70,000 and one of 256.
+    # From c2sp.org/tlog-tiles: a tree of 70,000 and one of 256.
     assert list(tree.right_edge(70_000)) == [(0, 273, 112), (1, 1, 17), (2, 0, 1)]
     assert list(tree.right_edge(256)) == [(0, 1, 0), (1, 0, 1)]
 
@@ -165,7 +165,7 @@ def test_entries_rewritten_together_with_all_their_hashes(tmp_path: Path) -> Non
         log.append([b"more"])
     with pytest.raises(TamperedLog):
         log.tree().inclusion_proof(3, log.opened().root)
-    # With the other log's checkpoint, it is another key's.
+    # With the other log's checkpoint it is refused for its key.
     shutil.copy(other.folder / "checkpoint", log.folder / "checkpoint")
     with pytest.raises(ForgedStatement, check=coded("log.forged_note")):
         log.opened()
@@ -178,7 +178,7 @@ def test_a_log_that_was_put_back_is_not_continued_by_its_key(tmp_path: Path) -> 
     log.append(numbered(5, 10))
     shutil.rmtree(log.folder)
     shutil.copytree(tmp_path / "old", log.folder)
-    assert log.check() == 10  # it is whole by itself
+    assert log.check() == 10  # taken alone it is a valid log
     with pytest.raises(
         ForkedLog, match=r"ends at 10 entries.*has 15", check=coded("log.truncated_log")
     ):

@@ -1,4 +1,4 @@
-"""Signed notes: the specification's own example, and everything that is not one."""
+"""Signed notes: the specification's own example, and notes that must be refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_cosignature_is_over_its_time_and_under_a_key_of_its_own_kind() -> Non
     later = type(line)(line.name, line.key_id, b"\0" * 7 + b"\1" + line.signature[8:])
     with pytest.raises(ForgedStatement, match="w1", check=coded("log.forged_note")):
         verified(Note(TEXT, (later,)), [WITNESS.verifier])
-    # The same key as a log's has another id, so its cosignature is not taken for a signature.
+    # As a log's key it has another id, so its cosignature does not count as a signature.
     as_log = Verifier(WITNESS.name, Kind.NOTE, WITNESS.verifier.public)
     assert as_log.key_id != WITNESS.verifier.key_id
     assert verified(note, [as_log]) == {}

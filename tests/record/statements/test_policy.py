@@ -1,4 +1,4 @@
-"""Policies: what is a quorum, and what is not a policy (c2sp.org/tlog-policy)."""
+"""Policies (c2sp.org/tlog-policy): what counts as a quorum, and which texts are refused."""
 
 from __future__ import annotations
 
@@ -126,13 +126,13 @@ def test_a_checkpoint_counts_with_a_quorum_and_an_old_one_does_not() -> None:
         open_checkpoint(cosigned(100, 100), policy)
     with pytest.raises(NoQuorum, match="cosigned by: none"):
         open_checkpoint(cosigned(), policy)
-    # Witnesses that the policy does not list do not count.
+    # Cosignatures of witnesses outside the policy do not count.
     with pytest.raises(NoQuorum):
         open_checkpoint(cosigned(100, 100, None, None, 100, 100), policy)
     assert open_checkpoint(cosigned(100, 200, 200, 200), policy, not_before=200).size == 1
     with pytest.raises(NoQuorum, check=coded("log.stale_checkpoint")):
         open_checkpoint(cosigned(100, 199, 200, 200), policy, not_before=200)
-    # One witness's signature copied under another's name, and one that signs twice.
+    # One witness's signature is copied under another's name, and one witness signs twice.
     note = parse_note(cosigned(100, 100))
     line = note.lines[1]
     copied = type(line)(KEYS[2].name, KEYS[2].key_id, line.signature)

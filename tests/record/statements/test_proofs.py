@@ -1,4 +1,4 @@
-"""A proof as one text file (c2sp.org/tlog-proof): offline, and for this entry alone."""
+"""A proof in one text file (c2sp.org/tlog-proof), checked offline and for one entry only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_log_of_one_entry_needs_no_hashes() -> None:
 
 @pytest.mark.threat("L3")
 def test_an_inner_node_is_not_taken_for_an_entry() -> None:
-    # RFC 6962 hashes leaves and nodes differently: two children cannot pass as one entry.
+    # RFC 6962 hashes leaves and nodes differently, so two children cannot pass as one entry.
     entries = numbered(2)
     children = b"".join(slow.mth([entry]) for entry in entries)
     proof = LogProof(0, (), signed_note(SIGNER, [children]))

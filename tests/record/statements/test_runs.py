@@ -1,4 +1,4 @@
-"""The folder of a run: written by several ranks, read from strangers."""
+"""The folder of a run, which several ranks write and which may come from a stranger."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_statement_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.threat("L18")
 def test_of_two_workers_that_write_one_statement_at_once_one_is_refused(tmp_path: Path) -> None:
-    """A job that was started twice in one folder: a signed statement does not disappear."""
+    """The job was started twice in one folder. No signed statement may disappear."""
     run = create_run(tmp_path / "run", "job", "r1")
     for number in range(20):
         together = Barrier(2)
@@ -119,7 +119,7 @@ def test_files_that_no_run_has(tmp_path: Path) -> None:
     run = create_run(tmp_path / "run", "job", "r1")
     run.write_statement("rank-0-0", b"zero")
     statements = run.path / "statements"
-    for name in ("letter", "Upper.dsse.json", "x.json"):  # an audit refuses the whole folder
+    for name in ("letter", "Upper.dsse.json", "x.json"):  # an audit refuses a folder with these
         (statements / name).write_bytes(b"")
         assert list(run.statements()) == [("rank-0-0", b"zero")]
     os.symlink("/etc/hostname", statements / "link.dsse.json")

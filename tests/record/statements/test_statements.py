@@ -1,4 +1,4 @@
-"""Statements of workers: signed with the certificate's key, and read strictly."""
+"""Workers' statements are signed with the certificate's key, and read strictly."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_statement_says_who_and_what_without_losing_a_digit() -> None:
     assert found.signer.fingerprint == credentials.fingerprint
     assert found.subjects == (SUBJECT,)
     assert found.content == interval()
-    assert interval().end_step == 9007199254740993  # a double would be one less
+    assert interval().end_step == 9007199254740993  # as a double it would be one less
 
 
 def test_an_interval_without_a_checkpoint_is_about_its_script() -> None:
@@ -209,7 +209,7 @@ def changed(envelope: bytes, change: Callable[[Any], None]) -> bytes:
 
 
 def resigned(credentials: Credentials, change: Callable[[Any], None]) -> bytes:
-    """A payload that the worker itself changed and signed."""
+    """Return a statement whose payload the worker itself changed and signed."""
     envelope = json.loads(signed(credentials))
     statement = json.loads(base64.b64decode(envelope["payload"]))
     change(statement)
@@ -308,7 +308,7 @@ def test_a_certificate_outside_its_dates() -> None:
     second = int(earlier.timestamp())
     with pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_not_yet_valid")):
         verify_statement(signed(started=second, finished=second), [AUTHORITY])
-    # Within its interval it stays good for ever; for a log that takes it today, it does not.
+    # It stays good for its interval, and is refused by a log that would take it today.
     assert verify_statement(signed(), [AUTHORITY]).content == interval()
     with pytest.raises(PeerNotAdmitted, check=coded("handshake.certificate_expired")):
         verify_statement(signed(), [AUTHORITY], later)
@@ -444,7 +444,7 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run("audit", "append", log, envelope, "--authority", authority)
     run("audit", "proof", log, 0, "--policy", vkey, "-o", tmp_path / "proof")
     run("audit", "verify", envelope, "--proof", tmp_path / "proof", "--policy", vkey)
-    # A name that a worker chose does not command the terminal.
+    # A name chosen by a worker cannot send commands to the terminal.
     odd = tmp_path / "odd.json"
     outputs = [Named("\x1b[2Jname", "00" * 32)]
     run("audit", "init", tmp_path / "owner")
@@ -456,7 +456,7 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "\x1b" not in shown
     read = json.loads(run("audit", "verify", odd, "--owner", tmp_path / "owner.pub", "--json"))
     assert read["transformation"]["outputs"] == [asdict(outputs[0])]
-    # What is no worker's statement does not get into such a log, not even beside one that is.
+    # Such a log refuses everything but workers' statements, even beside a valid one.
     with pytest.raises(MalformedStatement):
         run("audit", "append", log, envelope, tmp_path / "stage.json", "--authority", authority)
     assert json.loads(run("audit", "log", log, "--policy", vkey, "--json"))["size"] == 1
@@ -469,7 +469,7 @@ def test_from_a_worker_into_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", range(4))
 def test_an_envelope_has_one_spelling(number: int) -> None:
-    """Otherwise a copy in another spelling would make its signer look like one who signed twice."""
+    """Otherwise a copy written differently would make it look as if its signer signed twice."""
     envelope = signed()
     value = json.loads(envelope)
     (signature,) = value["signatures"]
@@ -488,7 +488,7 @@ def test_an_envelope_has_one_spelling(number: int) -> None:
 @pytest.mark.parametrize("name", ["groups", "collectives", "links"])
 @pytest.mark.threat("L20")
 def test_two_accounts_of_one_thing_in_one_statement(name: str) -> None:
-    """Each reader would take another of them."""
+    """Readers would differ in which of the two they take."""
     with pytest.raises(ConfigurationError, match="is named twice"):
         interval(**{name: [*FIELDS[name], *FIELDS[name]]})
 

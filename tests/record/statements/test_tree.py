@@ -1,4 +1,4 @@
-"""Hashes and proofs against RFC 6962's own definitions, and against published roots."""
+"""Hashes and proofs compared with RFC 6962's definitions and with published roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Witnesses for tests: in a thread, as a process of its own, and ones that lie."""
+"""Witnesses for tests: in a thread, in a process of their own, and dishonest ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def witness_key(number: int = 1) -> Signer:
 
 @contextmanager
 def answering(state: WitnessState, limits: Limits = LIMITS, port: int = 0) -> Iterator[int]:
-    """A real server in a thread of this process; yields its port."""
+    """Run a real server in a thread of this process. Yields its port."""
     loop = asyncio.new_event_loop()
     started: list[int] = []
     ready, stop = threading.Event(), asyncio.Event()
@@ -98,7 +98,7 @@ class LocalWitness(ABC):
 
 @dataclass
 class WitnessProcess(LocalWitness):
-    """`sealring audit witness`, as its operator runs it."""
+    """The command `sealring audit witness`, run the way an operator runs it."""
 
     process: subprocess.Popen[bytes] | None = None
 
@@ -134,7 +134,7 @@ class WitnessProcess(LocalWitness):
 
 @dataclass
 class WitnessThread(LocalWitness):
-    """The same server and state in this process, which starts faster."""
+    """The same server and state in a thread of this process, which starts faster."""
 
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -151,7 +151,7 @@ class WitnessThread(LocalWitness):
 
 @contextmanager
 def liar(port: int, answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> Iterator[None]:
-    """Answers whatever the test says, in the place of a witness."""
+    """Run a server in a witness's place that gives the test's answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -169,7 +169,7 @@ def liar(port: int, answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> I
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, *arguments: object) -> None:
-            pass  # the client has cut off the answer, as it should
+            pass  # the client cuts the answer off, as it should
 
     server = Server(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -183,7 +183,7 @@ def liar(port: int, answer: Callable[[str, str, bytes], tuple[int, bytes]]) -> I
 
 
 def signs_anything(signer: Signer) -> Callable[[str, str, bytes], tuple[int, bytes]]:
-    """A corrupt witness: it cosigns whatever it is sent, and remembers nothing."""
+    """Return the answers of a corrupt witness, which cosigns everything and remembers nothing."""
 
     def answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
         if method == "GET":

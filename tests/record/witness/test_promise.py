@@ -1,4 +1,4 @@
-"""A witness's promise, that it never cosigns two views: when it is killed, and when it is raced."""
+"""A witness promises never to cosign two views. Here it is killed and raced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.record.witness.test_protocol import ENTRIES, KEY, LOG, POLICY, submis
 
 
 def killed_in_an_answer(step: int, folder: Path, body: bytes) -> tuple[bool, bool]:
-    """Whether a witness was killed at this step, and whether it had answered."""
+    """Return whether a witness was killed at this step, and whether it had answered."""
     answered, answer = os.pipe()
 
     def serve() -> None:
@@ -102,7 +102,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def first(extension: str = "", copies: int = 1) -> tuple[str, bytes]:
-    """A log's first checkpoint, with its signature several times."""
+    """Return a log's first checkpoint, with its signature repeated."""
     root = tree.leaf_hash(ENTRIES[0])
     text = Checkpoint(LOG.name, 1, root, (extension,) if extension else ()).encode()
     return text, Submission(0, (), Note(text, (LOG.sign(text),) * copies).encode()).encode()
@@ -110,7 +110,7 @@ def first(extension: str = "", copies: int = 1) -> tuple[str, bytes]:
 
 @pytest.mark.threat("L11")
 def test_a_signature_that_is_sent_many_times_is_kept_once(tmp_path: Path) -> None:
-    """Anybody on the network can send a log's checkpoint so."""
+    """Anyone on the network can send a log's checkpoint in this form."""
     _, body = first(copies=MAX_SIGNATURES)
     with WitnessState(tmp_path, KEY, POLICY) as state:
         state.add_checkpoint(body)

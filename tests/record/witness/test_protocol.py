@@ -1,4 +1,4 @@
-"""The witness protocol: each status code that c2sp.org/tlog-witness names, and hostile requests."""
+"""Each status code that c2sp.org/tlog-witness names, and hostile requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it_cosigns_what_continues_and_shows_what_it_has_seen(witness: Served) -
     shown = parse_note(body)
     assert shown.text == Checkpoint(ORIGIN, 40, slow.mth(ENTRIES)).encode()
     assert set(verified(shown, [LOG.verifier, KEY.verifier])) == {LOG.verifier, KEY.verifier}
-    # Another log has a state of its own.
+    # Each log has a state of its own.
     assert witness.seen("example.com/other")[0] == 404
     assert witness.status(submission(0, 5, signer=OTHER_LOG)) == 200
 
@@ -86,7 +86,7 @@ def test_404_for_an_unknown_log(witness: Served) -> None:
 def test_403_without_a_valid_signature_of_the_log(witness: Served) -> None:
     impostor = Signer.generate(ORIGIN, Kind.NOTE)
     assert witness.status(submission(0, 3, signer=impostor)) == 403
-    # One log's key does not sign for another one, even under its name.
+    # One log's key cannot sign for another log, even under that log's name.
     renamed = Signer(ORIGIN, Kind.NOTE, OTHER_LOG.key)
     assert witness.status(submission(0, 3, signer=renamed)) == 403
     honest = parse_note(signed_note(LOG, ENTRIES[:3]))
@@ -106,7 +106,7 @@ def test_409_with_the_size_that_it_has(witness: Served) -> None:
     assert witness.status(submission(0, 8)) == 200
     for old, size in ((0, 8), (7, 8), (0, 40), (3, 40), (9, 40), (0, 0), (3, 5)):
         assert witness.post(submission(old, size)) == (409, b"8\n", "text/x.tlog.size")
-    # A log that it has never seen has size 0.
+    # A log that the witness has not seen has size 0.
     other = submission(3, 5, signer=OTHER_LOG)
     assert witness.post(other) == (409, b"0\n", "text/x.tlog.size")
 
@@ -115,7 +115,7 @@ def test_409_with_the_size_that_it_has(witness: Served) -> None:
 def test_422_for_what_does_not_continue(witness: Served) -> None:
     rewritten = [b"rewritten", *ENTRIES[1:]]
     note = signed_note(LOG, ENTRIES[:3])
-    # A proof where none belongs, and an empty tree with a root of its own.
+    # A proof that is not needed here, and an empty tree with a root of its own.
     assert witness.status(Submission(0, (bytes(32),), note).encode()) == 422
     text = Checkpoint(ORIGIN, 0, bytes(32)).encode()
     empty = Note(text, (LOG.sign(text),)).encode()
@@ -129,7 +129,7 @@ def test_422_for_what_does_not_continue(witness: Served) -> None:
     assert (
         witness.status(Submission(8, (bytes(32),), signed_note(LOG, ENTRIES[:8])).encode()) == 422
     )
-    # The two roots for eight entries are kept: they prove the fork.
+    # Both roots for eight entries are kept, as proof of the fork.
     (kept,) = witness.folder.glob("*.refused")
     assert kept.read_bytes() == signed_note(LOG, rewritten[:8])
     assert witness.status(submission(8, 40)) == 200
@@ -192,7 +192,7 @@ def test_the_state_is_on_the_disk_before_the_answer(
         with monkeypatch.context() as patched, answering(state) as port:
             patched.setattr("sealring.formats.files.os.fsync", full)
             assert request(port, "POST", "/add-checkpoint", submission(3, 8))[0] == 500
-        # It was not cosigned, so it is not remembered either.
+        # It was not cosigned, so it is not remembered.
         assert list(state.logs) == [("example.com/log", 3), ("example.com/other", 0)]
     with WitnessState(tmp_path, KEY, POLICY) as state:
         assert list(state.logs) == [("example.com/log", 3), ("example.com/other", 0)]

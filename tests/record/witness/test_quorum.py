@@ -1,4 +1,4 @@
-"""Four witnesses: one is killed, one lies, and a quorum still counts."""
+"""Four witnesses, of which one is killed and one lies. A quorum still counts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def processes(tmp_path: Path) -> Iterator[Scene]:
 
 @contextmanager
 def replaced(scene: Scene, number: int, answer: Any) -> Iterator[None]:
-    """The witness of this number is killed, and a liar answers with its key and at its port."""
+    """Kill the witness of this number, and have a liar answer with its key at its port."""
     witness = scene.running[number - 1]
     witness.kill()
     with liar(witness.port, answer(witness.signer)):
@@ -109,7 +109,7 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
     answers = scene.cosign()
     assert sorted(answers.cosignatures) == ["w1", "w2", "w3", "w4"]
     assert scene.counted(answers).size == 10
-    # One is killed: three of four.
+    # One is killed, and three of four answer.
     scene.running[3].kill()
     scene.log.append(numbered(290, 10))
     answers = scene.cosign()
@@ -117,7 +117,7 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
     assert answers.faults["w4"].code == "log.witness_fault"
     assert "w4 cannot be asked" in str(answers.faults["w4"])
     assert scene.counted(answers).size == 300
-    # It comes again, with what it remembers, and another one answers garbage.
+    # It starts again with what it remembered, and another one answers garbage.
     scene.running[3].start()
     scene.running[3].wait_until_it_answers()
     scene.log.append(numbered(1, 300))
@@ -126,7 +126,7 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
         assert sorted(answers.cosignatures) == ["w1", "w3", "w4"]
         assert "w2 answers wrongly" in str(answers.faults["w2"])
         assert scene.counted(answers).size == 301
-        # A second one that is down is one too many.
+        # With a second one down, too few are left.
         scene.running[0].kill()
         scene.log.append([b"unseen"])
         answers = scene.cosign()
@@ -138,7 +138,7 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
 
 
 def submit(scene: Scene, number: int, old: int, history: list[bytes]) -> tuple[int, bytes]:
-    """As an owner would that shows each witness what suits it."""
+    """Send what an owner would that shows each witness a different history."""
     proof = tuple(slow.proof(old, history)) if old else ()
     body = Submission(old, proof, signed_note(scene.log.signer, history)).encode()
     return request(scene.running[number - 1].port, "POST", "/add-checkpoint", body)[:2]
@@ -152,7 +152,7 @@ def cosigned(scene: Scene, history: list[bytes], lines: list[bytes]) -> bytes:
 def test_a_split_view_needs_more_liars_than_the_quorum_allows(scene: Scene) -> None:
     one, other = [*numbered(10), b"one"], [*numbered(10), b"other"]
     with replaced(scene, 4, signs_anything):
-        # The owner shows `one` to the first, `other` to the second and third, and the liar both.
+        # The owner shows `one` to the first, `other` to the second and third, and both to the liar.
         first = [submit(scene, number, 0, one) for number in (1, 4)]
         second = [submit(scene, number, 0, other) for number in (2, 3, 4)]
         assert {status for status, _ in first + second} == {200}
@@ -160,10 +160,10 @@ def test_a_split_view_needs_more_liars_than_the_quorum_allows(scene: Scene) -> N
         assert counted.size == 11
         with pytest.raises(NoQuorum):
             open_checkpoint(cosigned(scene, one, [b for _, b in first]), scene.policy)
-        # The others do not change their minds.
+        # The honest witnesses keep to what they cosigned.
         assert submit(scene, 2, 11, one)[0] == 422
         assert submit(scene, 3, 11, [*one, b"more"])[0] == 422
-        # With two liars of four, both views have a quorum: that is the limit, and documented.
+        # With two liars of four, both views have a quorum. This limit is documented.
         with replaced(scene, 3, signs_anything):
             first += [submit(scene, 3, 0, one)]
             both = open_checkpoint(cosigned(scene, one, [b for _, b in first]), scene.policy)
@@ -179,7 +179,7 @@ def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
     scene.log.append(numbered(5, 10))
     scene.counted(scene.cosign())
     assert len(scene.check_newest().cosignatures) == 4
-    # Its end is cut off: an older copy, whole and cosigned by all.
+    # The log is replaced by an older copy, which is complete and cosigned by all.
     shutil.rmtree(scene.log.folder)
     shutil.copytree(tmp_path / "old", scene.log.folder)
     assert scene.log.check() == 10
@@ -191,7 +191,7 @@ def test_a_log_that_was_cut_or_rewritten_since_it_was_cosigned(
         scene.check_newest()
     with pytest.raises(ForkedLog, check=coded("log.truncated_log")):
         scene.cosign()
-    # It is rewritten from there, longer than before.
+    # The log is rewritten after that point, and is longer than before.
     scene.log.remembered.unlink()
     scene.log.append([b"rewritten", *numbered(20)])
     assert scene.log.check() == 31
@@ -256,7 +256,7 @@ def test_a_witness_that_answers_after_the_deadline(scene: Scene) -> None:
 
 @pytest.mark.threat("L7")
 def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
-    """It has every answer of the past, and no key."""
+    """The network can replay every earlier answer, and has no key."""
     scene.counted(scene.cosign())
     text = scene.log.opened().note.text
     hour_ago = int(time.time()) - 3600
