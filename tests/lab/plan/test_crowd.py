@@ -32,9 +32,6 @@ def row_of_errors() -> str:
     ("row", "case"),
     [
         ("4 KiB, 3 ranks (as it is) ", (3, 4 << 10, "shm")),
-        ("4 KiB, 4 ranks ", (4, 4 << 10, "shm")),
-        ("4 KiB, 4 ranks, TCP ", (4, 4 << 10, "tcp")),
-        ("64 KiB, 3 ranks ", (3, 64 << 10, "shm")),
         ("64 KiB, 4 ranks ", (4, 64 << 10, "shm")),
         ("1 MiB, 3 ranks, ", (3, 1 << 20, "shm")),
     ],
@@ -58,10 +55,8 @@ def test_a_turn_can_be_learnt_from_another_case(
 @pytest.mark.parametrize(
     ("row", "seconds"),
     [
-        ("as it is, with 0.25 ms", 0.25e-3),
-        ("with 2 ms", 2e-3),
-        ("ranks never move", 1e9),
-        ("ranks move at once", 0.0),
+        ("as it is, and ranks never move", 1e9),
+        ("as it is, and ranks move at once", 0.0),
     ],
 )
 def test_ranks_move_after_a_while(

@@ -119,7 +119,7 @@ RECORD_BYTES: Final = 256 << 10
 SMALL_BYTES: Final = 4 << 10
 OPERATIONS_PER_BLOCK: Final = 960 + 100
 """Of 64 bytes: 320 additions, exclusive-ors and rotations each, and 25 wide multiplications for
-each of four blocks of the tag (docs/performance.md)."""
+each of four blocks of the tag."""
 _MATRIX: Final = 8192
 _CALLS: Final = 15
 _SMALL_CALLS: Final = 300

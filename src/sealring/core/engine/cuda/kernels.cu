@@ -9,7 +9,7 @@
 // type and reduction for those that compute. The same again with SEALRING_RUNS_COMMANDS 1 for `run_one_batch` and
 // `run_all_batches`, which do all of it (prelaunched_kernel.hpp, persistent_kernel.hpp).
 
-// What was found best on an H200 (docs/performance.md): double rounds written out at a time, and how
+// What was found best on an H200: double rounds written out at a time, and how
 // many blocks of threads a multiprocessor must have room for, which bounds their registers.
 #ifndef SEALRING_ROUNDS
 #define SEALRING_ROUNDS 5
