@@ -152,12 +152,10 @@ _MEMBERS: Final = "Members of SEALRING_SETTINGS"
 _ABSENT: Final[str | None] = None
 
 SECRET_FILE = Setting("SEALRING_SECRET_FILE", _IDENTITY, _ABSENT, str, empty_is_unset=False)
-"""a regular file of this user with no access for others (0600 or 0400), at most 1 MiB: 32 random
-bytes as 64 hexadecimal digits or in base64 (`openssl rand -hex 32`), else `BadCredential`. White
-space at its ends is ignored"""
+"""a file of this user with no access for others (0600 or 0400): 32 random bytes as 64 hexadecimal
+digits or in base64 (`openssl rand -hex 32`)"""
 SECRET = Setting("SEALRING_SECRET", _IDENTITY, _ABSENT, str, empty_is_unset=False)
-"""the same text. Only one of these two. Other processes of the same user may be able to read it in
-the shell or the launcher that set it"""
+"""the same text; only one of these two. Other processes of the same user may be able to read it"""
 CERTIFICATE = Setting("SEALRING_CERTIFICATE", _IDENTITY, _ABSENT, str, empty_is_unset=False)
 """PEM, exactly one certificate: this worker's. `{rank}` stands for its rank in the job"""
 KEY = Setting("SEALRING_KEY", _IDENTITY, _ABSENT, str, empty_is_unset=False)
@@ -180,8 +178,7 @@ JOB = Setting("SEALRING_JOB", _IDENTITY, _ABSENT, str, empty_is_unset=False, ali
 The same on all ranks"""
 ONLY = Setting("SEALRING_ONLY", "Sealed only", False, _one)
 """`1`: every process group of this process and of its children is sealed or refused
-([sealed-only.md](sealed-only.md)); `sealring run` sets it. `0` or unset: groups of other backends
-are torch's affair, unless a process above this one is sealed-only"""
+([sealed-only.md](sealed-only.md)); `sealring run` sets it"""
 ADDRESS = Setting("SEALRING_ADDRESS", _NETWORK, _ABSENT, str)
 """the IP address to listen on, not `0.0.0.0` or `::`; or an interface's name, for its IPv4 and
 global IPv6 addresses. Unset: the address from which this machine reaches torch's `MASTER_ADDR`
@@ -201,15 +198,13 @@ needs `CUDA_MODULE_LOADING=EAGER`, and ports that are the job's alone
 ([threat-model.md](threat-model.md)). `links`: the transport above. One that is not available is
 `Unsupported` on all ranks, with the reason"""
 TRACE = Setting("SEALRING_TRACE", _RUN, ("", ""), _trace)
-"""a folder, made if it is not there. A worker whose collective or message fails writes its flight
-record into it ([observability.md](observability.md)). With `:USR1` or `:USR2` at its end that
-signal writes it too, and the script's own handler runs after. Unset: nothing is written"""
+"""a folder: a worker whose collective or message fails writes its flight record into it
+([observability.md](observability.md)). With `:USR1` or `:USR2` at its end that signal writes it
+too, and the script's own handler runs after"""
 LIVE = Setting("SEALRING_LIVE", _RUN, "", _live)
-"""the absolute path of a directory for this user alone (0700), made if it is not there, whose
-parent exists: each worker has a Unix socket in it, on which `sealring top` asks what it does
-([observability.md](observability.md#live)). Default: `sealring-UID` in the system's directory for
-temporary files. `0`: no socket. Where the directory cannot be used, or is another user's, the
-worker logs a warning and trains without a socket"""
+"""the absolute path of a directory for this user alone (0700): each worker has a Unix socket in it,
+on which `sealring top` asks what it does ([observability.md](observability.md#live)). Default:
+`sealring-UID` in the system's directory for temporary files. `0`: no socket"""
 VAULT_LEDGER = Setting("SEALRING_VAULT_LEDGER", _RUN, "", str)
 """`broker`: the job's broker keeps the ledgers of vaults; else a folder for them, which must exist;
 unset: each lies in its vault's directory ([vault.md](vault.md#the-brokers-ledger))"""
