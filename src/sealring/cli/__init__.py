@@ -1,4 +1,4 @@
-"""The command line: one file or package per verb."""
+"""The command line: one module or package for each verb."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _options(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """The console script. An error is one sentence, and a traceback only with --debug."""
+    """The console script. Prints an error as one sentence, and its traceback only with --debug."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Where the encoding lacks a character (the µ of a time), the rest is shown all the same.
+        # If the encoding lacks a character (such as µ), the rest of the text is still shown.
         sys.stdout.reconfigure(errors="replace")
     try:
         typer.main.get_command(commands)()
@@ -47,7 +47,7 @@ def main(commands: typer.Typer = app) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # A full disk, a directory without rights: of the machine, not of this program.
+        # A problem of the machine, not of this program: a full disk, missing rights.
         where = error.filename or ""
         if is_full(error):
             _end(not_written(where or "a file", error), "")

@@ -1,4 +1,4 @@
-"""python -m sealring.cli: for launchers that take a module and not a command."""
+"""python -m sealring.cli, for launchers that can start only a module."""
 
 from sealring.cli import main
 

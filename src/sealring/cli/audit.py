@@ -1,4 +1,4 @@
-"""`sealring audit`: what a finished run did, from its records alone, and the records themselves."""
+"""`sealring audit`: checks a finished run by its records, and makes and checks such records."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def check(
 
 def _seen(path: Path, *believed: LogPolicy) -> SignedCheckpoint:
     content = read_there(path, MAX_NOTE_BYTES)
-    # It may not have been cosigned by a quorum; whose cosignatures it has is kept.
+    # A quorum may not have cosigned it. The result says which witnesses did.
     logs = tuple(log for policy in believed for log in policy.logs)
     witnesses = tuple(witness for policy in believed for witness in policy.witnesses)
     return open_checkpoint(content, LogPolicy(logs, witnesses))
@@ -214,7 +214,7 @@ def _some(digests: Sequence[str]) -> str:
 
 
 def seed_from(text: str | None) -> bytes:
-    """Of an earlier audit, or a new one."""
+    """The seed of an earlier audit, or a new random one."""
     if text is None:
         return secrets.token_bytes(_SEED_DIGITS // 2)
     try:
@@ -231,7 +231,10 @@ def seed_from(text: str | None) -> bytes:
 def compared_in(
     vault: Path | None, key: Path | None, tolerance: float, run: Path, trust: AuditTrust
 ) -> Compare | None:
-    """Compares a repetition's checkpoint with the recorded one; None: only the same bits count."""
+    """Returns a function that compares a repetition's checkpoint with the recorded one.
+
+    None if no tolerance is given: then only equal bits are accepted.
+    """
     if not math.isfinite(tolerance):
         raise ConfigurationError("--replay-tolerance is a finite number, such as 1e-5")
     if vault is None:
@@ -244,7 +247,7 @@ def compared_in(
     opener, job = opener_of(key, None, None), open_run(run).head.job
 
     def compare(recorded: CheckpointRef, repeated: Repeated) -> Difference:
-        # With torch, which an audit does not need otherwise.
+        # Imported here, because it needs torch, which an audit does not need otherwise.
         from sealring.vault import Vault
         from sealring.vault.checkpoint_difference import NamedCheckpoint, largest_difference
 

@@ -1,6 +1,6 @@
-"""Logs that cannot be rewritten unnoticed, their witnesses, and single statements in them.
+"""The commands of `sealring audit` for logs, their witnesses, and single statements in logs.
 
-Commands of `sealring audit`, in C2SP's formats.
+A log in C2SP's formats cannot be rewritten unnoticed.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def verify_log(
     signed = _opened(log, trust, max_age)
     stored = StoredTree(log, signed.size)
     stored.check_all(signed.root)
-    logs_alone = LogPolicy(trust.logs)  # what was seen may not have been cosigned yet
+    logs_alone = LogPolicy(trust.logs)  # a checkpoint seen earlier may lack cosignatures
     for path in seen or []:
         earlier = open_checkpoint(read_there(path, MAX_NOTE_BYTES), logs_alone)
         if earlier.checkpoint.origin != signed.checkpoint.origin:
@@ -291,7 +291,7 @@ def _show_statement(found: VerifiedStatement, json: bool) -> None:
 
 
 def _shown_name(name: str) -> str:
-    """The signer chose the name: nothing in it may reach the terminal as a command."""
+    """The name, safe for a terminal. The signer chose it, so it may contain control characters."""
     return name if name.isprintable() else repr(name)
 
 
@@ -365,7 +365,7 @@ def _entries(files: Iterable[Path], lines: Path | None) -> Iterator[bytes]:
         return
     try:
         with sys.stdin.buffer if str(lines) == "-" else lines.open("rb") as file:
-            # One byte more than an entry may have, so that a longer line is seen as one.
+            # One byte more than an entry may have, so that a longer line is refused.
             while line := file.readline(MAX_ENTRY_BYTES + 2):
                 yield line.removesuffix(b"\n")
     except OSError as problem:

@@ -42,9 +42,9 @@ T = TypeVar("T")
 _PORT: Final = 8443
 _HEALTH_SECONDS: Final = 10.0
 _OWN_HOST: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""Where a broker that listens on every address is asked."""
+"""The address at which to ask a broker that listens on every address."""
 _HEALTH_JOB: Final = "health"
-"""No job needs to have this name: a broker answers for jobs that it does not know."""
+"""The job's name in a health check. The job need not exist: a broker answers for unknown jobs."""
 _MORE: Final = ("guest", "what", "error", "barred")
 _REFUSALS_SHOWN: Final = 5
 
@@ -151,7 +151,7 @@ async def _serve(
 
 
 def _check_health(ca: Path, listen: str, names: list[str]) -> None:
-    """TLS by its authority, and a question that reads its store."""
+    """Checks the broker by TLS under its authority, and by a question that reads its store."""
     from sealring.attest.broker.client import BrokerClient
 
     host, port = parse_address(listen)
@@ -322,7 +322,7 @@ def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerK
 def published_log(
     state: Path, keys: BrokerKeys, folder: Path | None, policy: Path | None
 ) -> PublishedLog | None:
-    """The folder to publish in, and whom to ask; None if nothing is published."""
+    """The published log, with the policy of its witnesses; None if nothing is published."""
     from sealring.attest.broker.audit import PublishedLog
 
     if folder is None:
@@ -336,7 +336,7 @@ def published_log(
 def _ask(found: Audited, keys: BrokerKeys, policy: LogPolicy) -> None:
     trust = _with_our_log(policy, keys, "the policy")
     signed = found.checkpoint
-    if signed is None:  # an empty log too: its witnesses may have seen entries
+    if signed is None:  # also ask about an empty log: its witnesses may have seen entries
         text = Checkpoint(keys.audit_key.name, 0, found.root).encode()
         signed = open_checkpoint(
             Note(text, (keys.audit_key.sign(text),)).encode(), LogPolicy(trust.logs)

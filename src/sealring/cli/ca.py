@@ -94,7 +94,7 @@ def issue(
             f"--request is {request_file!r} for {len(ranks)} ranks: each has a request of its own. "
             "Write {rank} where its number stands in the name"
         )
-    # Before the first key is written: one that is there is never replaced.
+    # Before the first key is written, because an existing key is never replaced.
     check_rank(max(ranks), world_size)
     for each in ranks:
         file = None if request_file is None else Path(request_file.replace("{rank}", str(each)))
@@ -111,7 +111,7 @@ def issue(
 
 
 def ranks_of(text: str) -> list[int]:
-    """0-3,7 is 0, 1, 2, 3, 7."""
+    """Parses a list of ranks: "0-3,7" is 0, 1, 2, 3, 7."""
     ranks: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
@@ -137,7 +137,7 @@ def show(
         return
     for row in rows:
         cells = [(label, "-" if value is None else str(value)) for label, value in row.items()]
-        # Folded, not cut: a fingerprint is there to be compared.
+        # Folded, not cut, because users compare fingerprints.
         console.print(table(("field", "value"), cells, wrap=("value",)))
 
 
@@ -168,7 +168,7 @@ def _described(certificate: x509.Certificate) -> dict[str, str | int | None]:
 
 
 def _attestation(certificate: x509.Certificate) -> str | None:
-    """What a broker saw of the worker; the word SIMULATED, if that is what it was."""
+    """The attestation in a broker's certificate. Simulated evidence is labelled SIMULATED."""
     from sealring.attest.evidence.worker import claims_in
 
     try:

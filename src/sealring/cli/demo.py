@@ -1,4 +1,4 @@
-"""`sealring demo`: sealed training, a wiretap that learns nothing, an attack that is caught."""
+"""`sealring demo`: sealed training, a wiretap that learns nothing, an attack that is detected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def demo(
     refuse_to_measure(os.environ)
     check_ranks(ranks)
     start = time.monotonic()
-    # Loading torch takes a while, and --help needs none of it.
+    # Imported here, because loading torch takes a while and --help does not need it.
     from sealring.lab.demo import story
     from sealring.lab.demo.story import Attacked, Outcome, Tapped, Training, perform
     from sealring.lab.demo.train import surprises
@@ -77,7 +77,7 @@ def demo(
 
 
 def _audits(ranks: int, costs: Beside) -> list[Audited]:
-    """The recorded runs. Their records and pages are kept, for people to look at."""
+    """Performs the recorded runs. Keeps their records and pages, so that users can look at them."""
     from sealring.lab.demo.train import perform_recorded
 
     place, found = Path(tempfile.mkdtemp(prefix="sealring-demo-")), []
@@ -95,7 +95,7 @@ def _audits(ranks: int, costs: Beside) -> list[Audited]:
 
 
 class _Progress:
-    """A bar; for logs and pipes a plain line every so many steps."""
+    """A progress bar; in logs and pipes, a plain line every few steps."""
 
     def __init__(self, ranks: int, steps: int, json: bool) -> None:
         self.bar = progress_bar("loss {task.fields[loss]}", "{task.fields[rate]} GB/s sealed")
@@ -115,7 +115,7 @@ class _Progress:
         )
         done, now = int(training.done), time.monotonic()
         if self._started is None and done:
-            self._started = now  # the first step's time is not known, so the rest is counted
+            self._started = now  # counted from here, as the first step's time is not known
         elif self._started is not None and training.done == done and done % self._every == 0:
             left = (now - self._started) / (done - 1) * (training.steps - done)
             say(f"step {done}/{training.steps}  loss {loss}  {rate} GB/s sealed  {left:.0f} s left")

@@ -1,4 +1,4 @@
-"""`sealring doctor`: what this machine has, what it lacks, and how to mend it."""
+"""`sealring doctor`: what this machine has, what it lacks, and how to fix it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 SLOW_AEAD: Final = 0.5e9
-"""Bytes a second below which AES surely is not done by instructions of its own."""
+"""Bytes per second. A lower rate shows that the CPU's AES instructions are not used."""
 WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
-"""What OpenSSL asks of an x86-64 CPU before it computes four blocks of AES in one instruction."""
+"""The CPU flags that OpenSSL needs to compute four AES blocks in one x86-64 instruction."""
 FIRST_WITH_WIDE_AES: Final = 0x30100000
 FIRST_WITH_KEY_EXCHANGE: Final = 0x30500000
 HOW_TO_UPDATE: Final = {
@@ -42,14 +42,14 @@ HOW_TO_UPDATE: Final = {
     "Python": "update Python, or the system's OpenSSL; sealring's links do not use this one",
 }
 BUILT: Final = 1_790_000_000
-"""A moment before this release: a clock that shows less is wrong."""
+"""A time before this release. A clock that shows an earlier time is wrong."""
 
 
 STYLES: Final = {
     "ok": "green", "warning": "yellow", "problem": "red",
     "sealed": "green", "not sealed": "bold red", "unknown": "yellow",
 }  # fmt: skip
-"""Of verdicts, on this machine and on a job's sockets."""
+"""The colours of verdicts on this machine and on a job's sockets."""
 
 
 class Finding(NamedTuple):
@@ -118,7 +118,7 @@ def _aes(name: str) -> Iterator[Finding]:
 
 
 def openssl_speed(number: int, cpu: set[str]) -> Finding | None:
-    """A warning where the OpenSSL that seals leaves the CPU's fastest instructions unused."""
+    """A warning if the OpenSSL for records does not use the CPU's fastest instructions."""
     if number >= FIRST_WITH_WIDE_AES or not cpu >= WIDE_AES:
         return None
     return Finding(
@@ -175,7 +175,7 @@ def _torch(name: str) -> Iterator[Finding]:
 def _variables(name: str) -> Iterator[Finding]:
     given = []
     for row in TABLE.values():
-        if row.read(os.environ) != row.default:  # or the error that says what to set
+        if row.read(os.environ) != row.default:  # a wrong value raises, and says what to set
             given.append(row.where)
     yield Finding(name, "ok", ", ".join(given) or "all at their defaults")
     for sentence in unknown_variables(os.environ):
@@ -184,7 +184,7 @@ def _variables(name: str) -> Iterator[Finding]:
 
 def _identity(name: str) -> Iterator[Finding]:
     if broker := BROKER.read(os.environ):
-        # Only what is set: asking the broker itself would take a rank.
+        # Only the settings are checked: asking the broker would occupy a rank.
         from sealring.attest.broker.enrolment import read_settings
 
         settings = read_settings(os.environ)
@@ -208,7 +208,7 @@ def _identity(name: str) -> Iterator[Finding]:
 
 
 def _number(variable: str, default: int) -> int:
-    """Of torchrun's variables, which a shell may have from elsewhere."""
+    """The number in one of torchrun's variables, which may be set in this shell."""
     text = os.environ.get(variable, str(default))
     if not text.isdecimal():
         raise ConfigurationError(f"{variable} is {text!r}, which is not a number: unset it")
@@ -256,7 +256,7 @@ def _shared_memory(name: str) -> Iterator[Finding]:
 
 
 class _Timex(ctypes.Structure):
-    # Only the size and the first two fields matter: with modes 0 the call changes nothing.
+    # Only the size and `modes` matter: with modes 0 the call changes nothing.
     _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 252))
 
 
@@ -266,7 +266,7 @@ def _clock(name: str) -> Iterator[Finding]:
     if now < BUILT:
         yield Finding(name, "problem", f"{shown} is before this release", "set the clock (NTP)")
         return
-    # adjtimex returns 5 (TIME_ERROR) while nothing keeps the clock right.
+    # adjtimex returns 5 (TIME_ERROR) while the clock is not synchronized.
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex())) == 5:
         fix = "run an NTP client: certificates live for hours, and a wrong clock refuses them"
         yield Finding(name, "warning", f"{shown}, not synchronised", fix)
@@ -291,7 +291,7 @@ def _gpus(name: str) -> Iterator[Finding]:
 
 
 def _gpu(device: torch.device) -> str:
-    """Makes a group of one ready for the GPU, as every group is."""
+    """Prepares a group of one rank for the GPU, as is done for every group."""
     import torch
 
     from sealring import _native

@@ -1,4 +1,4 @@
-"""An example of every command, which its --help shows."""
+"""One example for each command, shown by its --help."""
 
 from __future__ import annotations
 

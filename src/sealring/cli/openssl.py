@@ -1,7 +1,7 @@
-"""Which OpenSSL this process uses, and whether it is known to lack security fixes.
+"""Which OpenSSL libraries this process uses, and whether they are known to lack security fixes.
 
-There are up to three: sealring's records use the system's or one that was built in, TLS between
-workers uses the one in the wheel of `cryptography`, and Python's own `ssl` serves other programs.
+There are up to three. Sealring's records use the system's library or one that is built in. TLS
+between workers uses the one in the wheel of `cryptography`. Python's `ssl` has one for other uses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 AS_OF: Final = date(2026, 10, 1)
 """When the tables below were last compared with OpenSSL's releases."""
 NEWEST_FIX: Final = {(3, 0): 22, (3, 4): 6, (3, 5): 8, (3, 6): 5, (4, 0): 3}
-"""For each branch the newest patch release that is known to fix a vulnerability."""
+"""For each branch, the newest patch release that fixes a known vulnerability."""
 ENDED: Final = {
     (3, 0): date(2026, 9, 7),
     (3, 1): date(2025, 3, 14),
@@ -31,11 +31,11 @@ _LIST_IS_OLD: Final = timedelta(days=180)
 class Library:
     use: str
     text: str
-    """As OpenSSL names itself."""
+    """OpenSSL's own version text."""
     number: int
     """OPENSSL_VERSION_NUMBER: 0xMNN00PP0."""
     maintained_by: str
-    """Who brings fixes to it; empty if only OpenSSL's own project does."""
+    """Who maintains the library; empty if only OpenSSL's own project does."""
 
     @property
     def branch(self) -> tuple[int, int]:
@@ -64,14 +64,14 @@ def libraries() -> Iterator[Library]:
 
 
 def what_is_wrong(library: Library, today: date | None = None) -> str | None:
-    """Why the library should be replaced; None if nothing is known against it."""
+    """Why the library should be replaced; None if there is no known reason."""
     today = today or datetime.now(UTC).date()
     major, minor = library.branch
     newest = NEWEST_FIX.get(library.branch)
     if newest is not None and library.patch < newest:
         return f"{major}.{minor}.{newest} fixes vulnerabilities (as of {AS_OF})"
     ended = ENDED.get(library.branch)
-    # A distribution goes on to mend an old branch, and does not always change its number.
+    # A distribution may still fix an old branch without changing its version number.
     if ended is not None and today >= ended and (not library.maintained_by or newest is None):
         return f"OpenSSL {major}.{minor} gets no fixes since {ended}"
     if library.branch < min(NEWEST_FIX):
@@ -80,7 +80,7 @@ def what_is_wrong(library: Library, today: date | None = None) -> str | None:
 
 
 def age_of_list(today: date | None = None) -> str | None:
-    """What to say if the tables above are too old to rely on."""
+    """A warning if the tables above are too old to rely on; else None."""
     age = (today or datetime.now(UTC).date()) - AS_OF
     if age <= _LIST_IS_OLD:
         return None

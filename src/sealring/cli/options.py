@@ -1,4 +1,4 @@
-"""Options that several verbs have, and what is read of them."""
+"""Options that several verbs share, and the functions that read their values."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ Policy = Annotated[
 class Believed:
     authorities: tuple[x509.Certificate, ...]
     default_job: str | None
-    """The name of a job under the secret that was given none; None without a secret."""
+    """The default name of a job under the given secret; None without a secret."""
 
 
 def believed(files: Sequence[Path] | None) -> Believed | None:
-    """None without a file. Of a secret's authority only the certificate is kept."""
+    """Reads the authorities to believe; None without files.
+
+    A file may hold certificates or a job secret. Of a secret, only the certificate of its authority
+    is kept.
+    """
     found: list[x509.Certificate] = []
     default_job = None
     for path in files or ():
@@ -70,7 +74,8 @@ def believed(files: Sequence[Path] | None) -> Believed | None:
 
 
 def _is_pem(path: Path) -> bool:
-    """By the first byte alone: a secret is read into protected memory."""
+    """Whether a file is PEM. Reads only one byte, as a secret must be read into protected
+    memory."""
     try:
         with path.open("rb", buffering=0) as file:
             return file.read(1) == b"-"
@@ -79,7 +84,7 @@ def _is_pem(path: Path) -> bool:
 
 
 def require_believed(files: Sequence[Path] | None) -> Believed:
-    """Refuses to believe everybody."""
+    """Like `believed`, but raises ConfigurationError if no file is given."""
     trusted = believed(files)
     if trusted is None:
         raise ConfigurationError(
@@ -93,13 +98,13 @@ def require_believed(files: Sequence[Path] | None) -> Believed:
 
 
 def whom_to_believe(policy: str | None) -> LogPolicy:
-    """The policy of `--policy`, or one of the key that it gives alone."""
+    """The log policy that `--policy` names, or one with only the log of the given verifier key."""
     if policy is None:
         raise ConfigurationError(
             "say whom to believe: --policy KEY, the log's verifier key, or --policy FILE"
         )
     key = policy
-    if os.path.exists(policy):  # of a name that is too long for a file, not an error
+    if os.path.exists(policy):  # False, and no error, for a key that is too long for a file name
         content = read_limited(policy, MAX_NOTE_BYTES) or b""
         if len(content.split()) != 1:
             return read_policy(Path(policy))
@@ -131,7 +136,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or [ADDRESS]:PORT."""
+    """Parses HOST:PORT or [ADDRESS]:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"{text!r} is not HOST:PORT")

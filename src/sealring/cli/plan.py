@@ -1,4 +1,4 @@
-"""`sealring plan`: what a training step will take, and cost, before anything is rented."""
+"""`sealring plan`: predicts a training step's time and cost before machines are rented."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def plan(
 
 
 def _measured(question: Question, model: str, profile: str, compute_ms: float | None) -> Question:
-    """With what was measured of it: given as --compute-ms, or in a results file."""
+    """The question with measured times, if they are given as --compute-ms or in a results file."""
     if compute_ms is not None:
         if not 0 < compute_ms < 1e12:
             raise ConfigurationError(f"--compute-ms {compute_ms:g} is no time for a step")
-        # A third forward, two thirds backward; the optimizer's part is small beside them.
+        # A third is forward, two thirds are backward. The optimizer's part is small.
         compute = Compute(compute_ms / 3e3, compute_ms / 1.5e3, 0.0)
         return dataclasses.replace(question, compute=compute)
     if not profile.endswith(".json"):
@@ -118,7 +118,7 @@ def _measured(question: Question, model: str, profile: str, compute_ms: float | 
 
 
 def parse_ranks(text: str) -> list[int]:
-    """The numbers of ranks in "8", "2,4,8" or "2..16384", which doubles."""
+    """Parses numbers of ranks: "8", "2,4,8", or "2..16384" for 2, 4, 8, ... 16384."""
     match = re.fullmatch(r"(?:(\d{1,6})\.\.(\d{1,6})|(\d{1,6}(?:,\d{1,6})*))", text)
     if match is None:
         raise ConfigurationError(f"--ranks is {text!r}; write 8, 2,4,8 or 2..16384")
@@ -277,7 +277,7 @@ def _bar(part: float) -> str:
     return "█" * round(min(1.0, part) * _BAR) or "▏"
 
 
-# ---- is it true
+# ---- predictions against measurements
 
 
 def show_validation(found: Validation, as_json: bool) -> None:
@@ -313,7 +313,7 @@ def show_validation(found: Validation, as_json: bool) -> None:
             console.print(f"{kind}: median error {error:.1%} over {count} cases", highlight=False)
 
 
-# ---- what there is
+# ---- lists
 
 
 def show_list(as_json: bool) -> None:

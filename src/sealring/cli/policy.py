@@ -1,4 +1,4 @@
-"""`sealring policy`: evidence of this machine, policies, and what passes them."""
+"""`sealring policy`: makes evidence of this machine, writes policies, and checks evidence."""
 
 from __future__ import annotations
 
@@ -254,11 +254,12 @@ def _write_policy(text: str, out: Path | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Evidence of machines, verified but for its binding; and what it was verified with."""
+    """Evidence of machines, verified except for its binding, and the data for verifying it."""
 
     evidence: Mapping[Path, Evidence]
     roots: Mapping[str, list[str]]
-    """By kind, where a policy names them: a TPM's maker is believed by the evidence's own word."""
+    """Root certificates by kind, for kinds whose roots a policy names. They come from the evidence
+    itself, such as the certificate of a TPM's maker."""
     kept: Cache
     now: datetime
 
@@ -269,9 +270,9 @@ class _Shown:
         return tables_from(workers, self.roots)
 
     def not_at_hand(self, policy: Policy) -> list[str]:
-        """What the policy asks of a verifier's cache, and is not in this one's.
+        """Returns what the policy needs from a verifier's cache and this cache lacks.
 
-        AttestationError: no policy admits one of the machines.
+        Raises AttestationError if no policy can admit one of the machines.
         """
         trust = self.kept.trust(policy, self.now)
         found = []
@@ -305,14 +306,14 @@ def _root(evidence: Evidence) -> str:
 
 
 class _Prompter:
-    """Asks on stderr: stdout is the policy, and may be a file."""
+    """Asks the user, on stderr, because the policy is written to stdout."""
 
     def values(self, question: str, none: str = "none") -> list[str]:
         asked = f"{question} (several with spaces; empty: {none})"
         return str(typer.prompt(asked, default="", err=True)).split()
 
     def choice(self, question: str, known: Sequence[str]) -> str:
-        """An empty answer is `any`, where that is one."""
+        """Asks for one of `known`. An empty answer means `any` if that is one of them."""
         default = "any" if "any" in known else None
         asked = f"{question} ({', '.join(known)})"
         answer = str(typer.prompt(asked, default=default, err=True))
@@ -399,7 +400,7 @@ def _write_evidence(out: Path, gpus: bool, ima: bool, json: bool) -> None:
 
 
 def _credential(introduction: dict[str, Any]) -> dict[str, Any]:
-    """A TPM's exchange with its verifier, both played here: it proves nothing to others."""
+    """The credential for a TPM's evidence, made here in the verifier's role. It proves nothing."""
     if not introduction:
         return {}
     certificate, ak = (
@@ -443,7 +444,7 @@ def _show_tpm(address: str) -> dict[str, Any]:
         try:
             TpmMachine(tpm, ())
         except (AttestationError, AttestationUnavailable) as problem:
-            # A TPM whose maker did not certify it proves nothing to others.
+            # A TPM without a certificate of its maker proves nothing to others.
             return {"note": str(problem), "shows": shows}
     return {"note": "its maker certified it", "shows": shows}
 

@@ -1,4 +1,4 @@
-"""`sealring run`: torchrun's own launcher, with an identity for every worker."""
+"""`sealring run`: starts workers by torchrun's launcher, each with its own identity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from sealring.observe.server import sweep
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-# Whatever follows the script's name is the script's, options and all.
+# Everything after the script's name belongs to the script, options too.
 PASS_ON: Final[dict[str, Any]] = {
     "allow_extra_args": True,
     "allow_interspersed_args": False,
@@ -123,7 +123,7 @@ def run(
         warn(f"sealring: {sentence}")
     given = Placement() if standalone else placement(os.environ)
     for name in [each for each in os.environ if each.startswith("PET_")]:
-        if name not in PASSED_ON:  # torchrun would take them for options that we pass as well
+        if name not in PASSED_ON:  # torchrun reads them as options, which are passed below
             del os.environ[name]
     check_passed_on(os.environ)
     machines = nnodes if nnodes is not None else given.machines
@@ -137,7 +137,7 @@ def run(
         )
     if job is not None:
         os.environ[JOB.name] = job
-    # Empty where the environment says it all.
+    # Empty if the environment already has everything.
     brokered = broker_environment(broker, authority, policy, secret_file)
     os.environ.update(identity_environment(machines, secret_file) if brokered is None else brokered)
     require_sealed()
@@ -147,7 +147,7 @@ def run(
         os.environ[FOLDER] = str(record.absolute())
     read_settings(os.environ)
     if machines == 1:
-        # All workers are here: any free port will do, and no other run has this name.
+        # All workers are on this machine: any free port is fine, and the name is unique.
         endpoint, run_id = "localhost:0", secrets.token_hex(16)
     elif endpoint is not None:
         run_id = JOB.read(os.environ) or "sealring"
@@ -170,7 +170,7 @@ def run(
     arguments += [script, *context.args]
     with ExitStack() as launched:
         if not {"PET_LOG_DIR", "PET_REDIRECTS", "PET_TEE"} & os.environ.keys():
-            # torchrun makes a folder for its workers' error files, and leaves it behind.
+            # torchrun would make a folder for its workers' error files and not remove it.
             folder = launched.enter_context(errors_folder())
             arguments = ["--log-dir", folder, *arguments]
         _launch(arguments, several=workers != "1")
@@ -197,7 +197,7 @@ def _launch(arguments: list[str], several: bool) -> None:
     def tolerate_error_file(failure: ProcessFailure) -> None:
         try:
             read_error_file(failure)
-        except Exception:  # a worker can write anything there, which would end the launcher
+        except Exception:  # a worker may write anything there; it must not end the launcher
             failure.error_file = ""
             read_error_file(failure)
 
@@ -205,15 +205,15 @@ def _launch(arguments: list[str], several: bool) -> None:
     if not terminal.debug:
         os.environ[LAUNCHED] = "1"
     if several:
-        # What torch's launcher sets, and warns of.
+        # Torch's launcher would set the same, with a warning.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # It reports failed workers as well; what there is to say of them is said below.
+    # Torch's launcher reports failed workers, too; print_cause does so below.
     for name in ("multiprocessing", "multiprocessing.errors"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         torchrun(arguments)
     except SignalException as stopped:
-        # The launcher has ended every worker by now; as a shell has it, 128 and the signal.
+        # The launcher has ended every worker by now. As in a shell: 128 plus the signal.
         raise typer.Exit(128 + stopped.sigval) from None
     except ChildFailedError as failed:
         print_cause(failed)
@@ -223,7 +223,7 @@ def _launch(arguments: list[str], several: bool) -> None:
 
 
 def _check_script(script: str, *, module: bool, no_python: bool) -> None:
-    """Here, once: each worker would say it, and the launcher of each."""
+    """Checks that the script exists, so that the error comes once and not from every worker."""
     if module:
         return
     if no_python:
@@ -246,7 +246,7 @@ PASSED_ON: Final = {
     "PET_TEE": _STREAMS,
     "PET_LOCAL_RANKS_FILTER": (r"\d+(,\d+)*", "the local ranks of workers: 0,1"),
 }
-"""torchrun's variables that it reads itself: what it takes, and the same in words."""
+"""Variables that torchrun reads itself: the pattern of allowed values, and its description."""
 
 
 def check_passed_on(environ: Mapping[str, str]) -> None:
@@ -257,7 +257,7 @@ def check_passed_on(environ: Mapping[str, str]) -> None:
 
 
 def check_workers(text: str) -> str:
-    """What torchrun takes: a number, or what it counts by itself."""
+    """Checks a number of workers as torchrun takes it: a number, or `auto`, `gpu` or `cpu`."""
     if text == "gpu":
         import torch
 
@@ -280,7 +280,7 @@ def broker_environment(
     if broker is None and not BROKER.read(os.environ):
         for option, path in (("--authority", authority), ("--policy", policy)):
             if path is not None:
-                # Without effect, a user would believe that peers are held to it.
+                # Ignoring the option would make a user believe that peers are checked by it.
                 raise ConfigurationError(
                     f"{option} is for workers that join through a broker, and there is none: pass "
                     "--broker too, or leave it out (certificates have SEALRING_AUTHORITY)"
@@ -297,15 +297,15 @@ def broker_environment(
             chosen[row.name] = str(path.resolve())
     from sealring.attest.broker.enrolment import read_settings
 
-    read_settings({**os.environ, **chosen})  # better refused here than once per worker
+    read_settings({**os.environ, **chosen})  # refused here, once, and not by each worker
     return chosen
 
 
 def identity_environment(machines: int, secret_file: Path | None) -> dict[str, str]:
-    """What to add to the workers' environment so that they can prove who they are."""
+    """The variables that give the workers their identity, if the environment lacks one."""
     if secret_file is not None:
         chosen = {SECRET_FILE.name: str(secret_file.resolve())}
-        # What is wrong is better refused here than once per worker.
+        # Refused here, once, and not by each worker.
         for other in (SECRET.name, CERTIFICATE.name):
             if other in os.environ:
                 raise ConfigurationError(
@@ -322,16 +322,16 @@ def identity_environment(machines: int, secret_file: Path | None) -> dict[str, s
             "--secret-file job.secret, or give each worker a certificate (sealring ca --help).",
             code="configuration.no_identity",
         )
-    # All workers are our own children: a secret that lives as long as they do is enough.
+    # All workers are children of this process: a secret for this run is enough.
     return {SECRET.name: secrets.token_hex(32), OF_THE_RUN: "1"}
 
 
-# ---- where a launcher stands in its job: what the scheduler that started it says. Kubeflow's
-# Trainer (PET_*, torchrun's own variables), Slurm (inside srun) and SkyPilot; options come first.
+# ---- the launcher's place in its job, as the scheduler that started it says: Kubeflow's Trainer
+# (PET_*, torchrun's own variables), Slurm (inside srun) or SkyPilot. Options take precedence.
 
 PORT: Final = 29400
 _PLACES: Final = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "RDZV_ENDPOINT")
-"""torchrun's variables that say where a launcher stands, after PET_. One is enough."""
+"""The names, after PET_, of torchrun's variables for a launcher's place. One is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,9 +339,9 @@ class Placement:
     machines: int = 1
     machine: int = 0
     workers: str = "1"
-    """A number, or what torchrun counts by itself: auto, gpu, cpu."""
+    """The workers on this machine: a number, or auto, gpu or cpu, which torchrun counts itself."""
     endpoint: str | None = None
-    """host:port of the first machine."""
+    """host:port of machine 0."""
 
 
 def placement(environ: Mapping[str, str]) -> Placement:
@@ -390,7 +390,7 @@ def _of_slurm(environ: Mapping[str, str]) -> Placement:
 
 
 def first_host(nodelist: str) -> str:
-    """Of Slurm's short form: rack1-node[01-03,07],gpu5 begins with rack1-node01."""
+    """The first host in Slurm's short form: rack1-node01 for rack1-node[01-03,07],gpu5."""
     found = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
     if found is None:
         raise ConfigurationError(f"SLURM_STEP_NODELIST is {nodelist!r}, which names no machine")
@@ -413,7 +413,7 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
-# ---- why the job ended: what is printed last
+# ---- why the job ended; printed last
 
 _OFTEN: Final[dict[int, str]] = {
     signal.SIGKILL: "often the kernel's out-of-memory killer, which `dmesg` shows",
@@ -421,14 +421,14 @@ _OFTEN: Final[dict[int, str]] = {
     signal.SIGBUS: "often a full /dev/shm, or a mapped file that was cut",
     signal.SIGABRT: "native code called abort()",
 }
-"""Signals that no part of a job sends, and what most often causes them."""
+"""Signals that no part of a job sends, and their most common causes."""
 
 
 def print_cause(failed: ChildFailedError) -> None:
-    """Prints the error that caused the others, as far as can be told: once, and after all else."""
+    """Prints the error that probably caused the others, once, after all other output."""
     told = read_error_files(failed.get_first_failure()[1].error_file)
     silent = sorted(failed.failures.keys() - {each.rank for each in told})
-    # The launcher ends the others by SIGTERM: those are a cause only where nothing else is known.
+    # The launcher ends the others by SIGTERM. Such an end is a cause only if no other is known.
     by_themselves = [rank for rank in silent if failed.failures[rank].exitcode != -signal.SIGTERM]
     if by_themselves or told:
         silent = by_themselves
@@ -436,7 +436,7 @@ def print_cause(failed: ChildFailedError) -> None:
     others = len({*failed.failures, *(each.rank for each in told)}) - 1
     ended = f"; {others} more ended with it" if others else ""
     if not causes and silent:
-        # Killed, or ended by itself: what the others got follows from that.
+        # A worker was killed, or ended without an error; the other errors follow from that.
         text = _without_error(silent[0], failed.failures[silent[0]].exitcode, ended)
     else:
         first = (causes or told)[0]
@@ -446,12 +446,12 @@ def print_cause(failed: ChildFailedError) -> None:
 
 
 def _without_error(rank: int, code: int, ended: str) -> str:
-    """A worker that wrote no error may have printed something, unless a signal killed it."""
+    """Describes the end of a worker that wrote no error."""
     if code >= 0:
         return f"Rank {rank} ended with exit code {code}{ended}. What it printed is above, if any."
     try:
         name = signal.Signals(-code).name
-    except ValueError:  # of the real-time signals, which have numbers only
+    except ValueError:  # a real-time signal, which has only a number
         name = f"signal {-code}"
     often = f"; {_OFTEN[-code]}" if -code in _OFTEN else ""
     return f"Rank {rank} was killed by {name}{often}{f' ({ended[2:]})' if ended else ''}."

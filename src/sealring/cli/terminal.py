@@ -1,4 +1,4 @@
-"""Where the verbs print: tables and progress to people, JSON to programs."""
+"""How the verbs print: tables and progress for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rich.text import Text
 console = Console()
 errors = Console(stderr=True)
 debug = False
-"""Tracebacks are shown."""
+"""Whether tracebacks are shown."""
 
 
 def print_json(value: Any) -> None:
-    """Plain JSON: no colours, no wrapping, so that any program can read it."""
+    """Prints JSON without colours and wrapping, so that any program can read it."""
     print(json.dumps(value))
 
 
 def warn(text: str) -> None:
-    """One sentence on stderr."""
+    """Prints one sentence on stderr."""
     errors.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -42,10 +42,10 @@ def table(
     right: Collection[str] = (),
     wrap: Collection[str] = (),
 ) -> Table:
-    """Without lines between the columns, for which 80 characters leave no room.
+    """A table without lines between the columns, so that it fits into 80 characters.
 
-    `wrap`: columns whose cells go on in the next line where there is little room, uncut. The others
-    stay in one line. `right`: columns of numbers.
+    `wrap` names columns whose cells continue in the next line if there is little room; cells of
+    other columns are cut. `right` names columns of numbers.
     """
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
@@ -62,7 +62,7 @@ def table(
 
 
 def progress_bar(*columns: str) -> Progress:
-    """A bar on stderr, where it does not mix with what the command prints."""
+    """A progress bar on stderr, so that it does not mix with the command's output."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -92,8 +92,10 @@ def number_table(
     left: int = 1,
     narrow: bool = False,
 ) -> Table:
-    """The first `left` columns are names, which are not broken; the others are numbers. A `narrow`
-    one has no lines between its columns, and breaks nothing."""
+    """A table whose first `left` columns are names, which are not broken; the others are numbers.
+
+    A `narrow` table has no lines between its columns, and breaks no cell.
+    """
     layout: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
     made = Table(title=title, caption=caption, **(layout if narrow else {}))
     for number, name in enumerate(columns):
@@ -107,30 +109,31 @@ def number_table(
 
 
 def counted(count: int, noun: str) -> str:
-    """ "1 version", "2 versions"."""
+    """Returns e.g. "1 version" or "2 versions"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def say(text: str) -> None:
-    """One sentence: long values stay whole, so that they can be copied."""
+    """Prints one sentence. It is not wrapped, so that long values can be copied."""
     console.print(harmless(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """In one line. A file or a process may come from anybody: nothing in it steers the terminal."""
+    """Makes untrusted text safe for a terminal, in one line."""
     return harmless(" ".join(text.split()))
 
 
 def harmless(text: str) -> str:
-    """The same for text of several lines, such as an error that names a stranger's file."""
+    """Makes untrusted text of several lines safe for a terminal, such as an error with a file
+    name."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)
 
 
 @contextmanager
 def keys() -> Iterator[Callable[[str, float], bool]]:
-    """A function that waits up to some seconds for a key, and says whether it was pressed.
+    """Yields a function that waits up to some seconds for a key, and says whether it was pressed.
 
-    Keys are read one by one and not shown. Ctrl-C still interrupts. Where standard input is no
+    Keys are read one by one and not shown. Ctrl-C still interrupts. If standard input is not a
     terminal, nothing is read from it.
     """
     if not sys.stdin.isatty():
@@ -145,12 +148,12 @@ def keys() -> Iterator[Callable[[str, float], bool]]:
             if not select.select([terminal], [], [], left)[0]:
                 continue
             typed = os.read(terminal, 1024)
-            if not typed or key.encode() in typed:  # nothing: the terminal is gone
+            if not typed or key.encode() in typed:  # an empty read: the terminal is gone
                 return True
         return False
 
     try:
-        tty.setcbreak(terminal, termios.TCSANOW)  # what was typed meanwhile is kept
+        tty.setcbreak(terminal, termios.TCSANOW)  # keeps keys that were typed before
         yield pressed
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)

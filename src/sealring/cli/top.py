@@ -1,4 +1,4 @@
-"""`sealring top`: what the workers of this machine do, what they count, and what they did last."""
+"""`sealring top`: what the workers of this machine do, their counts, and what they did last."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ app = typer.Typer(
 )
 
 Rates = dict[tuple[str, int], tuple[float, float]]
-"""Bytes sealed and opened in a second, by host and process."""
+"""Bytes sealed and opened per second, by host and process."""
 Pem = Annotated[Path | None, typer.Option(help="PEM. All three of them: TLS with client proof.")]
 
 
@@ -266,10 +266,10 @@ def metrics(
 
 
 _LAST: Final = 10
-"""Of each rank and group; a Chrome trace has all."""
+"""How many entries are shown for each rank and group. A Chrome trace has all."""
 Account = CollectiveAccount | MessageAccount
 Row = tuple[int, str, Account | None]
-"""A rank, its group, and what it did; None where the record has no such number."""
+"""A rank, its group, and a collective or message; None if the record has no such number."""
 COLLECTIVES: Final = ("rank", "group", "number", "collective", "size", "algorithm", "state", "took")
 MESSAGES: Final = ("rank", "group", "message", "tag", "size", "state", "took")
 
@@ -323,9 +323,9 @@ def trace(
     shown = table(columns, [(str(rank), name, *_cells(each)) for rank, name, each in rows],
                   wrap=columns)  # fmt: skip
     if not messages:
-        # No name of a collective is cut: "reduce_scatter" is the longest.
+        # Wide enough for the longest name, "reduce_scatter".
         shown.columns[columns.index("collective")].min_width = 14
-    # Nothing is cut: in a terminal that is too narrow, lines go on in the next.
+    # Nothing is cut: in a terminal that is too narrow, lines continue in the next line.
     least = Measurement.get(console, console.options.update(max_width=1000), shown).minimum
     console.print(shown, width=max(console.width, least), crop=False, soft_wrap=False)
     _print_errors(rows)
@@ -372,7 +372,7 @@ def _rows(
 
 
 def _require_group(accounts: Sequence[ProcessAccount], group: str | None) -> None:
-    """Nothing to show is an answer, but not of a group that no rank has."""
+    """Raises ConfigurationError if no rank has a group of this name."""
     names = sorted({one.name for account in accounts for one in account.groups})
     if group is not None and group not in names:
         there = f"there is {', '.join(map(repr, names))}" if names else "there is none"
@@ -399,7 +399,7 @@ def _cells(each: Account | None) -> list[str]:
 
 
 def _print_errors(rows: Iterable[Row]) -> None:
-    """Under the table, as wide as the terminal; what many ranks say is said once."""
+    """Prints the errors under the table; an error that several ranks have is printed once."""
     ranks: dict[str, set[int]] = {}
     for rank, _, each in rows:
         if each is not None and each.error:

@@ -1,4 +1,4 @@
-"""`sealring vault`: data sealed where it lies, and the keys that open it."""
+"""`sealring vault`: seals data and checkpoints at rest, and manages who can open them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def init(
     except (ConfigurationError, VaultError) as problem:
         absent = "://" not in vault and not os.path.lexists(vault)
         if made and (absent or problem.code == "vault.output_exists"):
-            key.unlink()  # it opens nothing
+            key.unlink()  # the new key opens nothing
         raise
     say(f"The vault {opened.header.id} is in {vault}.")
     say(f"Its key is in {key}{', which was made now' if made else ''}: keep a copy elsewhere.")
@@ -164,7 +164,7 @@ def open_(
                 trees.open_object(stored, out, progress)
             say(f"{name} version {stored.manifest.object_version} is in {out}.")
             return
-    # With torch, which the other commands do not need.
+    # Imported here, because it needs torch, which the other commands do not.
     from sealring.vault import CheckpointReader, export_safetensors, export_torch
 
     authorities = None if trusted is None else trusted.authorities
@@ -218,7 +218,7 @@ def ls(
     table = Table("object", "version", "kind", "parts", "size")
     for row in rows:
         size = human_bytes(row["bytes"])
-        # As text: what somebody else has sealed is no markup.
+        # As Text, so that a name chosen by another user is not read as markup.
         called, kind = Text(row["name"]), Text(row["kind"])
         table.add_row(called, str(row["version"]), kind, str(row["parts"]), size)
     console.print(table)
@@ -249,7 +249,7 @@ def rm(
     opened = target.open()
     what = name if version is None else f"version {version} of {name}"
     if not yes:
-        # On stderr: what programs read from stdout is JSON alone.
+        # On stderr, because programs expect only JSON on stdout.
         question = f"Remove {what} from {target.vault}? It cannot be brought back."
         typer.confirm(question, abort=True, err=True)
     count = opened.remove(name, version)
@@ -371,7 +371,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
         wanted = [opened.find(name, version)]
     else:
         wanted = list(opened.stored(problems, name))
-        # Also what the ledger misses; what does not open is known by now.
+        # Also find what the ledger lists and the vault lacks.
         missing: list[VaultError] = []
         if name is None:
             list(opened.newest(missing))
@@ -400,7 +400,7 @@ def _verified(opened: Vault, name: str | None, version: int | None) -> list[dict
 
 
 def _intact(damaged: bool) -> str:
-    """What `verify` found, in words. A wrong key does not come this far: it opens no vault."""
+    """The result of `verify` in words. (A wrong key does not open the vault at all.)"""
     if damaged:
         return "the key is right, and what is named above was changed, exchanged or lost"
     return "every stored byte is as this vault's key sealed it"

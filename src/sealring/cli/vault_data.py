@@ -1,4 +1,4 @@
-"""`sealring vault ingest` and `build`: datasets made from files or datasets, and records of it."""
+"""`sealring vault ingest` and `build`: make datasets from files or datasets, and record it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def build(
 
 
 def lineage_table(found: Sequence[Ancestor]) -> Table:
-    """What a dataset was made from, by which code and with which parameters."""
+    """A table of what a dataset was made from, by which code and with which parameters."""
     table = Table("dataset", "version", "samples", "digest", "made by", "of")
     for one in found:
         how = f"ingest of {one.recipe['ingest']}" if "ingest" in one.recipe else _stage(one.recipe)
@@ -178,21 +178,23 @@ def _tell(built: Built, *, as_json: bool) -> None:
 
 
 def _subjects(run: Path) -> Iterator[tuple[Named, ...]]:
-    """Of the statements in the folder, believed or not: they only keep this from repeating one."""
+    """The subjects of the folder's statements, not verified: used only to avoid a second
+    statement."""
     for path in sorted((run / "statements").glob(f"*{SUFFIX}")):
         with contextlib.suppress(SealringError, ValueError, KeyError, TypeError, OSError):
             yield parse_statement(base64.b64decode(read_json(path.read_bytes())["payload"]))[0]
 
 
 def _recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., None]:
-    """What is called for each dataset that was made; it does nothing without --record."""
+    """Returns a function to call for each dataset that was made. Without --record it does
+    nothing."""
     key = owner_of(record, owner_key)
     if record is None or key is None:
         return lambda *others: None
     started = int(time.time())
 
     def write(vault: Vault, built: Built, source: str | None = None) -> None:
-        """One statement for each content: what is there already is left."""
+        """Writes a statement for a dataset, unless there is one for the same content."""
         made = next(lineage(vault, built.name, built.version))
         output = Named(built.name, built.digest)
         if (output,) in set(_subjects(record)):
@@ -202,7 +204,7 @@ def _recorder_of(record: Path | None, owner_key: Path | None) -> Callable[..., N
             code = [Named(str(made.recipe["stage"]), str(made.recipe["code"]["sha256"]))]
             how = made.recipe["parameters"]
         else:
-            # Of a source its files' digests are not kept: the shards' sources stand for it.
+            # The digests of a source's files are not kept; the digest covers the shards' sources.
             inputs = [Named(source, hashlib.sha256("\n".join(made.sources).encode()).hexdigest())]
             how = {"format": made.recipe["ingest"], "sealring": __version__}
         done = Transformation(

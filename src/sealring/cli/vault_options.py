@@ -1,4 +1,4 @@
-"""Options that the commands of `sealring vault` share, and what they name: a vault and its keys."""
+"""Options that the commands of `sealring vault` share, and the vault and keys that they name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Version = Annotated[int | None, typer.Option(help="Of the object; else the newes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The vault that a command works on, and what opens it."""
+    """The vault that a command works on, and the key that opens it."""
 
     vault: Directory
     key: Key = None
@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ReadTarget(Target):
-    """A vault that is only read: a person's identity opens it too."""
+    """A vault that is only read. A person's identity can open it, too."""
 
     identity: Identity = None
 
@@ -76,14 +76,14 @@ class ReadTarget(Target):
 
 @dataclass(frozen=True, slots=True)
 class KeyChangeTarget(Target):
-    """A vault that gets a new key, and who keeps a grant."""
+    """A vault that gets a new key, and the holders that keep their grants."""
 
     also_key: AlsoKey = None
     also_data_key: AlsoDataKey = None
     also_person: AlsoPerson = None
 
     def presented(self) -> list[Presented]:
-        """Other holders that are to have the vault's next key."""
+        """The other holders that get the vault's new key."""
         found: list[Presented] = [keys.key_file(file) for file in self.also_key or []]
         found += [public_key(text) for text in self.also_person or []]
         for text in self.also_data_key or []:
@@ -95,7 +95,10 @@ class KeyChangeTarget(Target):
 
 
 def on_vault(command: Callable[..., None]) -> Callable[..., None]:
-    """The command has the options of the class of its first parameter, and gets one of that."""
+    """Decorates a command whose first parameter is a Target (or a subclass).
+
+    The fields of that class become options of the command, which gets an instance made from them.
+    """
     target, *own = inspect.signature(command, eval_str=True).parameters.values()
     vault, *shared = inspect.signature(target.annotation, eval_str=True).parameters.values()
 
@@ -139,7 +142,7 @@ def holder_of(file: Path | None, resource: str | None, data_key: Path | None) ->
 
 
 def public_key(text: str) -> PublicKey:
-    """Of a person: the key itself, or a file of it."""
+    """A person's public key. `text` is the key or the name of a file with it."""
     path = Path(text)
     if os.path.exists(path):
         text = read_public(path, "the public key", ConfigurationError).decode("ascii", "replace")
@@ -147,7 +150,7 @@ def public_key(text: str) -> PublicKey:
 
 
 def owner_of(record: Path | None, owner_key: Path | None) -> Ed25519PrivateKey | None:
-    """The key that signs what is recorded."""
+    """The key that signs records; None without --record."""
     if (record is None) != (owner_key is None):
         raise ConfigurationError("--record and --owner-key go together: what is recorded is signed")
     return None if owner_key is None else read_owner_key(owner_key)
@@ -155,7 +158,7 @@ def owner_of(record: Path | None, owner_key: Path | None) -> Ed25519PrivateKey |
 
 @contextmanager
 def byte_bar(what: str, total: int | None = None) -> Iterator[tuple[Progress, Progress]]:
-    """What is to be called with the number of bytes in all, and with those done since."""
+    """A progress bar. Yields two functions: one sets the total bytes, one adds finished bytes."""
     with progress_bar("{task.percentage:>3.0f} %") as shown:
         task = shown.add_task(escape(what), total=total)
         yield (

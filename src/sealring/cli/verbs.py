@@ -1,5 +1,5 @@
-"""The verbs of the command line. A verb's module is imported when the verb is used: all of them
-together import some thousand modules, and most commands need a tenth."""
+"""The verbs of the command line. A verb's module is imported only when the verb is used, because
+all of them together import about a thousand modules."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ VERBS: Final = (
     "ca",
     "vault",
 )
-"""In the order of --help. Each is a module of this package."""
+"""The verbs in the order of --help. Each is a module of this package."""
 
 
 class VerbsOnDemand(TyperGroup):
-    """What the Typer of `sealring` itself is made into."""
+    """The click group of `sealring`, whose commands are loaded on demand."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -74,20 +74,20 @@ def _command(name: str) -> Any:
 
 
 def prepare(command: Any, path: str) -> Any:
-    """Adds to the --help of a command and all below it; `path` is what the user types."""
+    """Applies `prepare_one` to a command and its subcommands. `path` is what the user types."""
     for name, below in getattr(command, "commands", {}).items():
         prepare(below, f"{path} {name}")
     return prepare_one(command, path)
 
 
 def prepare_one(command: Any, path: str) -> Any:
-    """Adds an example to the --help, and takes the type from flags."""
+    """Adds an example to a command's --help, and hides the type of flags there."""
     if (example := EXAMPLES.get(path)) is not None and "Example:" not in (command.help or ""):
         command.epilog = f"Example: {example}"
     own_parameters = command.get_params
 
     def parameters(context: Any) -> Any:
-        # Here, because the option --help is made when it is first asked for.
+        # Done here, because the option --help is made only when it is first used.
         found = own_parameters(context)
         for each in found:
             if getattr(each, "is_flag", False):

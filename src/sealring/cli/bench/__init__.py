@@ -1,7 +1,7 @@
-"""`sealring bench`: what protection costs on this machine.
+"""`sealring bench`: measures what protection costs on this machine.
 
-The benchmarks that only this project's own work needs are in sealring.lab.__main__, with the
-options, the bar and the tables of this module.
+Benchmarks that only this project needs are in sealring.lab.__main__, which uses the options, the
+progress bar and the tables of this module.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def report(
     say(f"{output} is written; open it in a browser.")
 
 
-# ---- options, and what is said of those that are refused
+# ---- parsing and checking options
 
 
 _MAX_RANKS: Final = 64
@@ -228,12 +228,12 @@ Value = TypeVar("Value")
 
 
 def several(text: str, one: Callable[[str], Value]) -> list[Value]:
-    """The values of a list with commas, each once."""
+    """Parses a comma-separated list; each value appears once."""
     return list(dict.fromkeys(one(part.strip()) for part in text.split(",")))
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as parse_bytes reads them; a multiple of 4, as the benchmark reduces float32."""
+    """Parses a number of bytes, which must be a multiple of 4: the benchmark reduces float32."""
     size = parse_bytes(text)
     if size % 4:
         raise ConfigurationError(f"a size of {size} bytes is not a whole number of float32 values")
@@ -253,13 +253,13 @@ def check_ranks(ranks: int) -> int:
 
 
 def chosen_transport() -> str:
-    """By SEALRING_TRANSPORT; all ranks are on this machine."""
+    """The transport by SEALRING_TRANSPORT, where auto means shm: all ranks are on this machine."""
     chosen = read_settings(os.environ).transport
     return "shm" if chosen == "auto" else chosen
 
 
 def parse_variants(text: str) -> tuple[str, ...]:
-    """Those that were asked for, in one order. Without `sealed` there is nothing to compare."""
+    """The wanted variants in a fixed order. `sealed` is always among them."""
     wanted = {*several(text, lambda name: one_of(VARIANTS, name, "a variant")), "sealed"}
     return tuple(name for name in VARIANTS if name in wanted)
 
@@ -283,7 +283,7 @@ def parse_batch(text: str) -> int:
 
 
 def parse_precision(text: str) -> Precision:
-    if text not in WIDTHS:  # written out, so that the type is known
+    if text not in WIDTHS:  # written out, so that mypy knows the type
         raise ConfigurationError(f"{text!r} is not a precision; there is {', '.join(WIDTHS)}")
     return text
 
@@ -308,7 +308,7 @@ def settings_of(
 def check_memory(
     settings: Sequence[Setting], ranks: int, trainees: int, place: Place = CPU
 ) -> None:
-    """Refuses what would run out of memory after minutes of work."""
+    """Raises ConfigurationError for work that would run out of memory after some minutes."""
     available = place.free_bytes()
     on_gpu = place.kind == "cuda"
     together = -(-ranks // place.gpus) if on_gpu else ranks
@@ -341,35 +341,35 @@ def one_of(known: Sequence[str], name: str, what: str) -> str:
 
 
 def check_writable(path: Path | None) -> Path | None:
-    """Refused now, not after the measurement."""
+    """Raises ConfigurationError now, not after the measurement, if the folder is missing."""
     if path is not None and not path.parent.is_dir():
         raise ConfigurationError(f"{path} cannot be written: there is no directory {path.parent}")
     return path
 
 
-# ---- a run: its bar, and what becomes of it when it is stopped
+# ---- a run, its progress bar, and stopping it
 
 
 _ENDS: Final = (signal.SIGTERM, signal.SIGHUP)
-"""Besides Ctrl-C: a scheduler's, and that of a connection or a terminal which is gone."""
+"""Signals that stop a run besides Ctrl-C: a scheduler's, and that of a closed terminal."""
 
 
 class _Stopped(BaseException):
-    """One of these came."""
+    """Raised when one of these signals comes."""
 
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number)
 
 
 def measure(jobs: Sequence[Job], results: Path | None) -> tuple[list[Any], int | None]:
-    """What was measured, and the exit status to end with."""
+    """Runs jobs; returns what was measured, and the exit status if the run was stopped."""
     session = new_session(check_writable(results))
     status = run(session, jobs)
     return session.measured, status
 
 
 def show_exchanges(jobs: Sequence[Job], results: Path | None, json: bool) -> None:
-    """Measures collectives, and shows each beside its floor and its bar."""
+    """Measures collectives, and shows each with its lower bound and whether it meets its target."""
     rate = aes_rate()
     measured, status = measure(jobs, results)
     rows = [row(exchange, rate) for exchange in measured]
@@ -382,9 +382,10 @@ def new_session(path: Path | None = None) -> Session:
 
 
 def run(session: Session, jobs: Sequence[Job]) -> int | None:
-    """Measures under a bar. The exit status to end with if it was stopped, else None.
+    """Measures with a progress bar. Returns the exit status if the run was stopped, else None.
 
-    A user who stops it gets what was measured by then: printed, and in the file if there is one.
+    If a user stops the run, what was measured so far is printed, and written to the file if there
+    is one.
     """
     total = sum(job.count for job in jobs)
     try:
@@ -394,7 +395,7 @@ def run(session: Session, jobs: Sequence[Job]) -> int | None:
 
             def tell(done: float, label: str) -> None:
                 bar.update(task, completed=done, description=label)
-                # A log has no bar: it gets a line for each job that begins.
+                # In a log, which has no bar, each job prints a line when it begins.
                 if not errors.is_terminal and label not in said:
                     said.append(label)
                     errors.print(f"{done:.0f}/{total} {label}", markup=False, highlight=False)
@@ -418,7 +419,7 @@ def _keep(session: Session, why: str, total: int) -> None:
 
 
 def show(value: Any, json: bool, shown: Sequence[Any]) -> None:
-    """JSON for programs; else what people read."""
+    """Prints JSON for programs, or else tables for people."""
     if json:
         print_json(value)
     else:
@@ -435,7 +436,7 @@ def _signals_stop() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise _Stopped(number)
 
-    # What nohup has the process ignore stays ignored.
+    # A signal that nohup has set to be ignored stays ignored.
     before = {each: signal.getsignal(each) for each in _ENDS}
     taken = {each: old for each, old in before.items() if old is not signal.SIG_IGN}
     for each in taken:

@@ -52,7 +52,7 @@ def links(cases: Sequence[LinkCase]) -> Table:
 
 
 def exchanges(cases: Sequence[Exchange], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """`rows` are the cases as JSON has them."""
+    """A table of collectives. `rows` are the same cases as in the JSON output."""
     met = [row["meets_bar"] for row in rows if row["meets_bar"] is not None]
     variants = [
         name for name in ("sealed", "plain", "cc") if any(name in case.samples for case in cases)
@@ -114,7 +114,7 @@ def _sentences(notes: Sequence[str]) -> str:
 
 
 def splits(cases: Sequence[Step]) -> Table:
-    """Where a step's time went, of those that were recorded."""
+    """A table of where the time of recorded steps went."""
     recorded = [one for case in cases for one in case.cases if one.split]
     numbers = plots.split_numbers([one for one in recorded if one.variant != "compute"])
     return number_table("Where a recorded step went on rank 0", *numbers)
@@ -137,7 +137,8 @@ def vault(cases: Sequence[Case]) -> Table:
 
 
 def summary(measured: Sequence[Measured]) -> Table:
-    """What `bench all` says in the end: each comparison in one line; the report has the rest."""
+    """The table at the end of `bench all`: one line for each comparison. The report has the
+    rest."""
     compared = [each for each in measured if isinstance(each, Exchange | Step)]
     return number_table(
         "What protection costs here: times as multiples of torch's own backend",
@@ -165,7 +166,7 @@ def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
     )
 
 
-# ---- of python -m sealring.lab
+# ---- tables of python -m sealring.lab
 
 
 def scale(cases: Sequence[ScaleCase], exponents: Mapping[str, Mapping[str, float]]) -> Table:
