@@ -1,1 +1,1 @@
-"""What protection costs, measured and predicted, and what shows it: bench, plan, report, demo."""
+"""Measures, predicts and shows what protection costs: bench, plan, report, demo."""

@@ -1,6 +1,6 @@
-"""`python -m sealring.lab NAME`: the benchmarks that only this project's own work needs.
+"""`python -m sealring.lab NAME`: benchmarks for the development of sealring.
 
-`sealring bench` has those that users need. Options, the bar and the tables are the same.
+`sealring bench` has those for users. Both share options, the progress bar and tables.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def algorithms(
     if launched:
         cells = _launched_cells(plan, blocks)
         if not cells:
-            return  # rank 0 alone speaks
+            return  # only rank 0 prints
     else:
         cells = _local_cells(plan, parse_world_sizes(ranks), hosts, blocks)
     fitted = fit(cells)
@@ -330,7 +330,7 @@ def _launched_cells(plan: turns.Plan, blocks: int) -> list[Cell]:
 
 
 def parse_hosts(text: str, ranks: int) -> list[int]:
-    """Numbers of hosts in "1,2,each", for a world of so many ranks."""
+    """Parses numbers of hosts: "1,2,each" for a world of `ranks` ranks."""
     hosts = []
     for word in text.split(","):
         number = ranks if word == "each" else int(word) if word.isdecimal() else 0

@@ -1,14 +1,14 @@
-"""The kinds of case that a results file holds. A change here is a new VERSION.
+"""The kinds of cases in a results file. Changing them needs a new VERSION.
 
 Every case has one variant and all of its samples, in seconds per call. Variants that were measured
-alternately in one run carry the same `run`, and their samples belong together by place: sample i of
-one was taken right beside sample i of the other.
+alternately in one run have the same `run`, and their samples form pairs: sample i of one was taken
+right before or after sample i of the other.
 
 plain     torch's own backend: Gloo, or on GPUs NCCL
 sealed    sealring
 unsealed  sealring's path through a GPU without its cryptography, for comparison
 cc        today's GPU-TEE path, emulated
-compute   no communication at all: what the model, or the kernel, takes by itself
+compute   no communication: the model, or the kernel, by itself
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ VERSION: Final = 4
 
 Variant = Literal["plain", "sealed", "unsealed", "cc", "compute"]
 Transport = Literal["shm", "tcp", "host", "peer", "nccl", "hosts", "gpu", "none"]
-"""`none`: nothing was sent. Of tensors on a GPU: `host` is pinned memory, `peer` another process's
-memory on a GPU, `nccl` NCCL, `hosts` peer memory inside each of two hosts and NCCL between them;
-`gpu` is whichever of them sealring chose. `tcp` is Gloo there."""
+"""How bytes were sent; `none` if nothing was. For tensors on a GPU: `host` is pinned memory, `peer`
+is another process's memory on a GPU, `nccl` is NCCL, `hosts` is peer memory inside each of two
+hosts and NCCL between them, `gpu` is the way that sealring chose, and `tcp` is Gloo."""
 Kernel = Literal[
     "seal", "open", "reduce", "copy", "open_reduce", "hop", "cipher", "launch", "matmul"
 ]
-"""`matmul`: a float32 matrix product on one core or GPU, the roofline's ceiling of arithmetic.
-`launch`: one small record sealed, from the launch until it is there."""
+"""`matmul`: a float32 matrix product on one core or GPU, the arithmetic limit of the roofline.
+`launch`: sealing one small record, from the launch to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured on. Nothing here names a person, a host or an address."""
+    """The machine of a measurement. It names no person, host or address."""
 
     architecture: str
     cpu: str
     cores: int
-    """That this process may use."""
+    """The cores that this process may use."""
     features: list[str]
-    """Of the processor, as far as they matter here: aes, pmull, vaes, avx512f ..."""
+    """The processor's features that matter here: aes, pmull, vaes, avx512f ..."""
     memory_bytes: int
     gpus: list[str]
     gpu_memory_bytes: int
-    """Of the smallest of them; 0 where there is none."""
+    """The memory of the smallest GPU; 0 if there is none."""
     system: str
     python: str
     torch: str
@@ -66,23 +66,23 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """One kernel by itself, on data that it finds in memory."""
+    """One kernel by itself, on data in memory."""
 
     kernel: Kernel
     device: str
     """`cpu`, or the GPU's name."""
     suite: str
-    """Empty where no cipher is involved."""
+    """The cipher suite; empty if no cipher is used."""
     bytes: int
-    """Of plaintext per call."""
+    """Bytes of plaintext per call."""
     record_bytes: int
-    """A call works on records of this many bytes."""
+    """The size of the records of a call."""
     processes: int
-    """So many did the same at once, each on a core of its own as far as there are any."""
+    """How many processes did the same at once, each on its own core as far as there are enough."""
     moved_bytes: int
-    """Read from and written to memory per call: the roofline's bytes."""
+    """Bytes read from and written to memory per call, for the roofline."""
     operations: int
-    """Arithmetic per call: the roofline's height. 0 where it only moves bytes."""
+    """Arithmetic operations per call, for the roofline; 0 if the kernel only moves bytes."""
     run: int
     seconds: list[float]
 
@@ -90,16 +90,16 @@ class KernelCase:
 @dataclass(frozen=True, slots=True)
 class LinkPoint:
     bytes: int
-    """In one message."""
+    """Bytes in one message."""
     messages: int
-    """That follow each other in one call."""
+    """Messages in one call, one after the other."""
     seconds: list[float]
-    """Per call."""
+    """Seconds per call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """T = alpha * messages + bytes / beta, with what a repetition would give in 19 of 20 cases."""
+    """The line T = alpha * messages + bytes / beta, with intervals of 95 % confidence."""
 
     alpha_s: float
     alpha_low_s: float
@@ -108,15 +108,15 @@ class Fit:
     beta_low_bytes_per_s: float
     beta_high_bytes_per_s: float
     residual: float
-    """Median distance of a point from the line, as a part of the point."""
+    """The median relative distance of a point from the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkCase:
-    """Between two ranks of this machine, by size.
+    """Times between two ranks of this machine, by size.
 
-    ping_pong    a message there and one back, one after the other; a call is one way (half of it)
-    all_reduce   of two ranks: both send and receive at once, as in every hop of a ring
+    ping_pong    a message there, then one back; the time is that of one way (half of it)
+    all_reduce   all_reduce of two ranks: both send and receive at once, as in each hop of a ring
     """
 
     operation: Literal["ping_pong", "all_reduce"]
@@ -126,57 +126,57 @@ class LinkCase:
     run: int
     points: list[LinkPoint]
     fit: Fit | None
-    """None where the points do not lie on a line."""
+    """The fitted line; None if the points are not on a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCase:
     collective: str
-    """As lab/bench/collectives.py names them."""
+    """The name in lab/bench/collectives.py."""
     ranks: int
     bytes: int
-    """As lab/bench/collectives.py counts them."""
+    """Bytes as lab/bench/collectives.py counts them."""
     dtype: str
     transport: Transport
     variant: Variant
     device: str
     sealed_bytes: int
-    """Plaintext that the busiest rank sealed in one call; 0 where nothing is sealed."""
+    """Plaintext that the busiest rank sealed in one call; 0 if nothing is sealed."""
     opened_bytes: int
     run: int
     seconds: list[float]
-    """Of the slowest rank."""
+    """The times of the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Of one step on one rank: how long it was busy with this, beside computing and instead."""
+    """One kind of work in one step on one rank: how long it took, hidden and exposed."""
 
     name: Literal[
         "forward", "backward", "optimizer", "compute", "seal", "transfer", "open", "reduce", "wait"
     ]
     exposed_s: float
-    """While nothing was computed: the step is longer by this."""
+    """Time while nothing was computed, which makes the step longer."""
     hidden_s: float
-    """While the model computed."""
+    """Time while the model computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """In the recorded step of rank 0; times from the step's start."""
+    """A piece of the timeline of rank 0's recorded step; times count from the step's start."""
 
     lane: Literal["compute", "collective"]
     name: str
     start_s: float
     end_s: float
     bytes: int
-    """Of the collective's tensor; 0 in lane `compute`."""
+    """Bytes of the collective's tensor; 0 in lane `compute`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """A training step. Variant `compute` is the same step by `ranks` processes that do not talk:
-    no DDP, no group. Its split gives forward, backward and optimizer."""
+    """A training step. Variant `compute` is the same step without DDP and without a group, by as
+    many processes. Its split gives forward, backward and optimizer."""
 
     model: str
     parameters: int
@@ -184,12 +184,12 @@ class StepCase:
     batch: int
     """Samples (sequences, images) per rank."""
     tokens: int
-    """Per rank; 0 where the model has none."""
+    """Tokens per rank; 0 if the model has none."""
     precision: Literal["fp32", "bf16", "fp16"]
     bucket_cap_mb: float
     """0 in variant `compute`."""
     all_reduces: int
-    """Per step; 0 in variant `compute`."""
+    """All-reduces per step; 0 in variant `compute`."""
     transport: Transport
     variant: Variant
     device: str
@@ -197,16 +197,16 @@ class StepCase:
     """Plaintext that rank 0 sealed in one step."""
     run: int
     seconds: list[float]
-    """Of the slowest rank."""
+    """The times of the slowest rank."""
     split: list[Part]
-    """Of rank 0, in one step that was recorded after the timed ones; empty where none was."""
+    """The parts of one step on rank 0, recorded after the timed steps; empty if none was."""
     timeline: list[Span] = field(default_factory=list)
-    """Of that same step."""
+    """The timeline of that recorded step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleCase:
-    """Groups of light workers, many in a process, and what it took to form them."""
+    """The costs of forming groups of light workers, of which a process has many."""
 
     ranks: int
     what: str
@@ -214,29 +214,29 @@ class ScaleCase:
     handshakes: int
     """TLS handshakes of all ranks in this part."""
     resumptions: int
-    """Connections under a session, without TLS."""
+    """Connections under an existing session, without TLS."""
     sockets: int
-    """Open at its end, both ends counted."""
+    """Open sockets at the end of the part, counting both ends."""
     bytes: int
-    """Sent in this machine's network meanwhile, by whichever process."""
+    """Bytes that all processes of this machine sent during the part."""
     seconds: float
     cpu_seconds_per_rank: float
     floor_seconds_per_rank: float
-    """Of the processor, for the signatures alone that a rank makes and verifies in this part."""
+    """CPU time of only the signatures that a rank makes and verifies in this part."""
     rss_bytes: int
-    """Of all processes at its end."""
+    """Memory of all processes at the end of the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
     command: str
-    """That made this file."""
+    """The command that made this file."""
     made: str
-    """When it was begun, in UTC: 2026-11-15T08:00:00Z."""
+    """When the run began, in UTC, such as 2026-11-15T08:00:00Z."""
     complete: bool
-    """False where the run was stopped before its end; the cases are those measured by then."""
+    """False if the run was stopped before its end; then the cases are those measured so far."""
     stopped: str | None
-    """Why, in one sentence."""
+    """Why the run was stopped, in one sentence."""
     machine: Machine
     aead: list[KernelCase] = field(default_factory=list)
     link: list[LinkCase] = field(default_factory=list)
@@ -244,30 +244,30 @@ class Results:
     collectives: list[CollectiveCase] = field(default_factory=list)
     step: list[StepCase] = field(default_factory=list)
     gpu: list[KernelCase] = field(default_factory=list)
-    """A GPU's kernels. Its collectives and steps are among the others, under its name."""
+    """Kernels of a GPU. Its collectives and steps are among the others, with the GPU's name."""
     scale: list[ScaleCase] = field(default_factory=list)
     algorithms: str = ""
-    """The table by which sealed collectives chose their algorithm, as TOML (schedule/table.py);
-    empty where it is not known."""
+    """The table of algorithms of sealed collectives, as TOML (schedule/table.py); empty if
+    unknown."""
 
 
 Case = TypeVar("Case", KernelCase, LinkPoint, CollectiveCase, StepCase)
 
 
 def usable(cases: Iterable[Case]) -> list[Case]:
-    """Those with samples: a file may come from anybody."""
+    """The cases that have valid samples. (A file may come from anybody.)"""
     return [case for case in cases if case.seconds and min(case.seconds) > 0]
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a part of the median."""
+    """Half the distance between the quartiles, relative to the median."""
     if len(seconds) < 2 or not (middle := statistics.median(seconds)):
         return 0.0
     low, _, high = statistics.quantiles(seconds, n=4)
     return (high - low) / 2 / middle
 
 
-# ---- What this machine is, as far as it explains a measurement
+# ---- the description of this machine, as far as it explains a measurement
 
 
 _FEATURES: Final = (
@@ -314,7 +314,7 @@ _ARM_PARTS: Final = {
     ("0x41", "0xd49"): "Arm Neoverse-N2",
     ("0x41", "0xd4f"): "Arm Neoverse-V2",
 }
-"""Arm's kernels give numbers where x86 gives a name (MIDR_EL1: implementer and part)."""
+"""Names of Arm processors: on Arm, the kernel gives only numbers (MIDR_EL1: implementer, part)."""
 
 
 def _arm_name(info: dict[str, str]) -> str | None:
@@ -326,7 +326,7 @@ def _arm_name(info: dict[str, str]) -> str | None:
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """Name and bytes of memory of each."""
+    """The name and the bytes of memory of each GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -335,7 +335,7 @@ def _gpus() -> list[tuple[str, int]]:
     return [(each.name, each.total_memory) for each in all_]
 
 
-# ---- Results as a file: whole or not at all, and refused unless every field is as it should be
+# ---- the results file: written atomically, and refused unless every field is valid
 
 
 FORMAT: Final = "sealring bench results"
@@ -343,7 +343,7 @@ _MAX_BYTES: Final = 256 << 20
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Replaces an older file. What could not be read back is not written."""
+    """Writes the results, replacing an older file. Checks first that they can be read back."""
     text = to_json(results)
     from_json(text, "these results")
     write_public(path, text.encode())
@@ -365,12 +365,12 @@ def read_results(path: Path) -> Results:
 
 def to_json(results: Results) -> str:
     head = {"format": FORMAT, "version": VERSION}
-    # The last line says that all before it is there.
+    # The last field shows that the file is complete.
     return json.dumps({**head, **dataclasses.asdict(results), "end": True}, indent=1) + "\n"
 
 
 def from_json(text: str | bytes, name: str) -> Results:
-    """Reads back what to_json wrote; `name` is what an error calls it."""
+    """Parses what to_json wrote; `name` names it in errors."""
     try:
         document = read_json(text, numbers="any")  # a NaN is named below
     except ValueError:

@@ -1,9 +1,9 @@
-"""`python -m sealring.lab algorithms`: the algorithms of each operation against each other.
+"""`python -m sealring.lab algorithms`: compares the algorithms of each operation.
 
-They take turns in one run, on one group, and the outcome is the table that sealring chooses by
-(schedule/table.py). On one machine it can only pretend to have several hosts: ranks that call their
-hosts by different names talk TCP over loopback. What a real network does to the choice is measured
-there, with this same code in the workers of a job.
+They are run in turn, in one run and one group. The result is the table by which sealring chooses
+algorithms (schedule/table.py). One machine can only emulate several hosts: ranks that give their
+hosts different names use TCP over loopback. To measure a real network, run this code in the workers
+of a job.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from sealring.lab.bench.workers import Report
 from sealring.lab.results import this_machine
 
 SIZES: Final = tuple(1024 << shift for shift in range(0, 15, 3))
-"""1 KiB to 4 MiB: what is longer takes what is best at the end."""
+"""1 KiB to 4 MiB. Longer messages use the algorithm that is best for large ones."""
 CROWDED_BYTES: Final = 512 << 10
-"""Where ranks share cores, longer ones would measure the cores."""
+"""The largest size if ranks share cores; larger ones would measure the cores."""
 _OF_A_PART: Final = frozenset({Operation.REDUCE_SCATTER, Operation.ALL_GATHER})
-"""Where a rank's message is one part, and the tensor has one for each rank."""
+"""Operations in which a rank's message is one part, and the tensor has one part for each rank."""
 Plan = Sequence[tuple[Operation, int]]
 
 
@@ -66,7 +66,7 @@ def plan_of(operations: Sequence[str], sizes: Sequence[int]) -> list[tuple[Opera
 
 
 def candidates(operation: Operation, topology: Topology) -> list[Algorithm]:
-    """The algorithms that differ: on one host a hierarchy has only its lowest level."""
+    """The algorithms to compare. On one host a hierarchy has only one level, so it is left out."""
     flat = Placement.of(topology) is Placement.ONE
     return [
         algorithm
@@ -78,7 +78,7 @@ def candidates(operation: Operation, topology: Topology) -> list[Algorithm]:
 def busiest_rank_bytes(
     operation: Operation, algorithm: Algorithm, topology: Topology, size: int
 ) -> int:
-    """What the rank with the most of it seals and opens, by the programs themselves."""
+    """The bytes that the busiest rank seals and opens, computed from the programs."""
     world = len(topology.host_of)
     cut = cuts_into_chunks(operation, algorithm)
     length = size // world if cut else size
@@ -99,7 +99,7 @@ def measure_algorithms(
     blocks: int,
     progress: Progress | None = None,
 ) -> Iterator[list[Cell]]:
-    """Yields the cells of one operation and size at a time; `progress` gets the part done of it."""
+    """Yields the cells of one operation and size at a time. `progress` gets the finished part."""
     if ranks > len(os.sched_getaffinity(0)):
         plan = [(operation, size) for operation, size in plan if size <= CROWDED_BYTES]
     arguments = (ranks, hosts, list(plan), blocks)
@@ -107,7 +107,7 @@ def measure_algorithms(
 
 
 def about_this_machine(ranks: Sequence[int], hosts: Sequence[str], blocks: int) -> dict[str, str]:
-    """What a table's file says of its origin, without characters that TOML would escape."""
+    """The origin of a table, for its file, without characters that TOML would escape."""
     machine = this_machine()
     cpu = "".join(char for char in machine.cpu if char.isprintable() and char not in '"\\')
     return {
@@ -133,13 +133,13 @@ def _pretending(
     if hosts > 1:
         host = rank * hosts // ranks
         os.environ.update(with_settings(os.environ, host=f"host-{host}"))
-        # Addresses that differ, as two hosts' do, so that none is offered shared memory.
+        # Different addresses, as of different hosts, so that shared memory is not used.
         os.environ["SEALRING_ADDRESS"] = f"127.0.0.{2 + host}"
     in_a_worker(plan, blocks, report)
 
 
 def in_a_worker(plan: Plan, blocks: int, report: Report) -> None:
-    """All ranks of a job call it; rank 0 reports lists of cells, and parts done in between."""
+    """Measures in the workers of a job; all ranks call it. Rank 0 reports cells and progress."""
     import torch.distributed as dist
 
     with sealed_world() as group:
@@ -209,17 +209,17 @@ def _cells(
 
 # ---- from times to a table: which algorithm up to which size, and where one overtakes the other
 #
-# Times within ALIKE of each other count as equal, and then the algorithm is taken whose busiest
-# rank has the least to seal and open: on a machine with a core for every rank that one is the
-# faster, and one with fewer cores than ranks can hardly tell them apart. Beyond the largest size
-# that was measured that alone decides: there, time is bytes.
+# Times within the factor ALIKE count as equal. Then the algorithm is chosen whose busiest rank has
+# the least to seal and open: with a core for every rank it is the faster one, and with fewer cores
+# the times hardly differ. Above the largest measured size only this decides, because time is then
+# proportional to bytes.
 
 
 ALIKE: Final = 1.05
 A_CHANGE_COSTS: Final = math.log(1.05)
-"""Another algorithm must gain this much over the sizes it is for, or the table is noise."""
+"""A further algorithm must gain this much over its sizes; otherwise the table would show noise."""
 _A_TRIFLE: Final = 1e-3
-"""What decides between equals must not decide anything else."""
+"""The weight of the second measure, which decides only between equal algorithms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +232,12 @@ class Cell:
     bytes: int
     algorithm: str
     us: float
-    """The median."""
+    """The median time."""
     fastest_us: float
-    """The fastest block: what else runs on a machine only ever adds to a time."""
+    """The time of the fastest block. Other programs on a machine can only add to a time."""
     spread: float
     busiest_rank_bytes: int
-    """Plaintext that it seals and opens."""
+    """The plaintext that the busiest rank seals and opens."""
     blocks: int
     calls: int
 
@@ -246,7 +246,7 @@ Times = Mapping[Algorithm, Cell]
 
 
 def fit(cells: Iterable[Cell]) -> AlgorithmTable:
-    """The table that loses least against the fastest at every size that was measured."""
+    """Computes the table that loses least against the fastest algorithm over all measured sizes."""
     found: dict[tuple[Key, int], dict[int, dict[Algorithm, Cell]]] = defaultdict(
         lambda: defaultdict(dict)
     )
@@ -256,7 +256,7 @@ def fit(cells: Iterable[Cell]) -> AlgorithmTable:
     rows: dict[Key, list[Row]] = defaultdict(list)
     for (key, ranks), by_size in sorted(found.items()):
         row = _row(ranks, dict(sorted(by_size.items())))
-        # A row that says what the one before it says is none.
+        # A row that equals the previous one is left out.
         if not rows[key] or (row.up_to_bytes, row.algorithms) != (
             rows[key][-1].up_to_bytes,
             rows[key][-1].algorithms,
@@ -281,9 +281,9 @@ def _row(ranks: int, by_size: Mapping[int, Times]) -> Row:
 
 
 def _cheapest_path(times: Sequence[Times]) -> list[Algorithm]:
-    """One algorithm per size, and one for what is longer than all of them.
+    """Returns one algorithm per size, and one for all larger sizes.
 
-    It has the least sum of what each loses to the best, and of what the changes cost.
+    The path minimizes the sum of the losses against the best and of the costs of changes.
     """
     best: dict[Algorithm, tuple[float, list[Algorithm]]] = {}
     losses = [*(_loss(of_size, _time, _work) for of_size in times), _loss(times[-1], _work, _time)]
@@ -311,7 +311,7 @@ def _work(cell: Cell) -> float:
 def _loss(
     of_size: Times, first: Callable[[Cell], float], then: Callable[[Cell], float]
 ) -> dict[Algorithm, float]:
-    """What each loses to the best by one measure, and between equals by the other."""
+    """The loss of each algorithm against the best by `first`, and between equals by `then`."""
     least, least_then = (min(map(each, of_size.values())) for each in (first, then))
     return {
         algorithm: max(0.0, math.log(first(cell) / least / ALIKE))
@@ -323,7 +323,7 @@ def _loss(
 def _overtaken(
     sizes: Sequence[int], before: Algorithm, after: Algorithm, by_size: Mapping[int, Times]
 ) -> int:
-    """Between two sizes, where the lines through the logarithms of the times cross."""
+    """The size between two sizes where the lines through the logarithms of the times cross."""
     small, large = sizes
     ahead, behind = (
         math.log(by_size[size][slow].fastest_us / by_size[size][fast].fastest_us)
@@ -331,6 +331,6 @@ def _overtaken(
     )
     part = ahead / (ahead + behind) if ahead > 0 and behind > 0 else 0.5
     crossing: float = small * (large / small) ** part
-    # To three binary digits: more would pretend to a precision that no measurement has.
+    # Rounded to three binary digits, as the measurement is not more precise.
     unit = 1 << max(0, int(math.log2(crossing)) - 2)
     return max(small, round(crossing / unit) * unit)

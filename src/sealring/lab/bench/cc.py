@@ -1,9 +1,9 @@
-"""Today's GPU-TEE path, emulated: what protection costs where the driver does it.
+"""Emulates today's GPU-TEE path, in which the GPU's driver protects the data, to measure its cost.
 
-With NVIDIA's confidential computing on, whatever leaves a GPU goes through a bounce buffer in
-untrusted memory, sealed and opened with AES-256-GCM. A ring all-reduce does that at every sub-step:
-the sender encrypts and authenticates a chunk, the receiver opens it, and only then can the next
-sub-step begin. This is that path, as far as it can be emulated without such a GPU:
+With NVIDIA's confidential computing, all data that leaves a GPU goes through a bounce buffer in
+untrusted memory, sealed and opened with AES-256-GCM. A ring all-reduce does this at every sub-step:
+the sender seals a chunk, the receiver opens it, and only then the next sub-step can begin. This
+module emulates that path as far as possible without such a GPU:
 
 bounce buffer   each chunk is sealed into a buffer, sent from it, received into another, opened
 one thread      AES-256-GCM by the one CPU thread that runs the collective
@@ -11,8 +11,8 @@ one tag         per message, so that authentication is one chain from the first 
 no overlap      seal, then transfer, then open, then reduce; the backward pass waits meanwhile
 per copy        a fixed time for each copy into or out of the bounce buffer
 
-The AES is real, by sealring's own native code, and so are the bytes that Gloo carries. The fixed
-time is a busy wait. It protects a measurement, not a user: nothing outside bench/ can reach it.
+The AES is real, by sealring's native code, and so are the bytes that Gloo sends. The fixed time is
+a busy wait. This path is only for measurements: nothing outside bench/ can use it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ SOURCES: Final = (
         "ISPASS 2025, measured on an H100",
     ),
 )
-"""What is emulated, and where it is written down."""
+"""What is emulated, and the publication that describes it."""
 
 
 class CcRing:
     """All-reduce over a ring of sealed chunks, for the ranks of one Gloo group."""
 
     def __init__(self, gloo: Any, link_keys: list[bytes], copy_us: float) -> None:
-        """`link_keys[r]` is that of the link from rank r to the next one."""
+        """`link_keys[r]` is the key of the link from rank r to the next rank."""
         import torch.distributed as dist
 
         self._gloo = gloo
@@ -59,7 +59,7 @@ class CcRing:
         self.all_reduces = 0
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sums the contiguous tensor of all ranks in place."""
+        """Sums the ranks' contiguous tensors in place."""
         self.all_reduces += 1
         flat = tensor.view(-1)
         chunk = -(-flat.numel() // self._world)
@@ -75,7 +75,7 @@ class CcRing:
             self._count("reduce", start)
 
     def average(self, bucket: Any) -> Any:
-        """DDP's communication hook: the mean of a bucket of gradients, at once."""
+        """DDP's communication hook: averages a bucket of gradients, synchronously."""
         import torch
 
         tensor = bucket.buffer()
@@ -86,7 +86,7 @@ class CcRing:
         return done
 
     def exchange(self, sent: torch.Tensor, expected: int) -> torch.Tensor:
-        """Sends a chunk to the next rank; the last one's, opened, is what comes back."""
+        """Sends a chunk to the next rank; returns the opened chunk of the previous rank."""
         import torch.distributed as dist
 
         leaving, arriving, opened = self._buffers(max(sent.nbytes, expected))
@@ -119,7 +119,7 @@ class CcRing:
         return now
 
     def _buffers(self, nbytes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The bounce buffers of both directions, and where a chunk is opened."""
+        """The bounce buffers of both directions, and the buffer for an opened chunk."""
         import torch
 
         if self._staging is None or self._staging[2].nbytes < nbytes:
@@ -132,7 +132,8 @@ class CcRing:
 
 
 def make_ring(gloo: Any, copy_us: float = COPY_US) -> CcRing:
-    """All ranks of the sealed default group call it: the keys come over that group."""
+    """Makes the ring; all ranks of the sealed default group call it. Keys are sent over that
+    group."""
     import torch.distributed as dist
 
     keys: list[bytes] = [b""] * dist.get_world_size()

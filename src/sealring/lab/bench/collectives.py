@@ -1,22 +1,23 @@
-"""`sealring bench allreduce` and `python -m sealring.lab collectives`: sealed against plaintext.
+"""Measures collectives, sealed against plaintext, and the costs of a link between two ranks.
 
-`python -m sealring.lab link` fits a line to two ranks' times: what a message and a byte cost.
+For `sealring bench allreduce` and `python -m sealring.lab collectives`. `python -m sealring.lab
+link` fits a line to two ranks' times: the cost of a message and of a byte.
 
 plain    torch's Gloo
 sealed   sealring
 cc       the emulated GPU-TEE path (cc.py), for all_reduce
 
-A case's `bytes` are the longest float32 tensor (or list of tensors, taken together) that one rank
-holds before or after the collective, so that the rows of a size compare:
+A case's `bytes` are those of the longest float32 tensor (or list of tensors together) that a rank
+holds before or after the collective, so that rows of one size are comparable:
 
 all_reduce, reduce    the tensor on each rank, in place
 broadcast             the tensor, from rank 0
 reduce_scatter        the input of each rank; its output is a part, bytes / ranks
 all_gather            the output of each rank; its input is a part
-gather                what rank 0 has in the end; every rank gives a part
-scatter               what rank 0 has at first; every rank gets a part
-all_to_all            the input of each rank, and as much output, in equal parts
-send_recv             what each rank sends to the next one, and gets from the one before
+gather                the output of rank 0; every rank gives a part
+scatter               the input of rank 0; every rank gets a part
+all_to_all            the input of each rank, in equal parts; the output is as long
+send_recv             the tensor that each rank sends to the next rank, and receives
 barrier               nothing: 0
 """
 
@@ -61,9 +62,9 @@ class Effort:
     """How long to measure."""
 
     blocks: int = 15
-    """Timed blocks of each variant: as many samples."""
+    """Timed blocks of each variant. Each block gives one sample."""
     block_bytes: int = 32 << 20
-    """What all ranks together move in a block, so that it outlasts a scheduler's whim."""
+    """The bytes that all ranks move in a block, so that it is long compared with scheduling."""
     most_calls: int = 50
 
     def calls(self, size: int, ranks: int) -> int:
@@ -72,7 +73,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One collective of one size, as all variants did it in one run."""
+    """One collective of one size, measured with all variants in one run."""
 
     section: Literal["allreduce", "collectives"]
     collective: str
@@ -80,7 +81,7 @@ class Exchange:
     bytes: int
     transport: str
     samples: dict[str, Samples]
-    """By variant, of the slowest rank; without `plain` where Gloo lacks the operation."""
+    """The slowest rank's times by variant; without `plain` if Gloo lacks the operation."""
     rank_bytes: list[tuple[int, int]]
     """Plaintext that each rank sealed and opened in one call."""
     memory_bytes: int
@@ -193,7 +194,7 @@ CALLS: Final[dict[str, Callable[[Tensors, Any, Any], object]]] = {
     "barrier": lambda t, dist, group: dist.barrier(group=group),
     "ping_pong": _ping_pong,
 }
-"""How each is called: (tensors, torch.distributed, group)."""
+"""A function for each collective, called with (tensors, torch.distributed, group)."""
 
 
 def _worker(
@@ -261,7 +262,7 @@ _LACKING: Final = ("not support", "no support", "not implement")
 
 
 def _has(call: Callable[[], None]) -> bool:
-    """Whether Gloo serves this; it refuses what it lacks before it sends anything."""
+    """Whether Gloo supports this call. If not, Gloo refuses it before it sends anything."""
     try:
         call()
     except RuntimeError as error:  # NotImplementedError among them
@@ -272,7 +273,7 @@ def _has(call: Callable[[], None]) -> bool:
 
 
 def sealed_and_opened(group: Any, call: Callable[[], None]) -> tuple[int, int]:
-    """Plaintext bytes of one call on this rank, in collectives and in messages."""
+    """The (sealed, opened) plaintext bytes of one call on this rank."""
     before = group.account()
     call()
     after = group.account()
@@ -280,21 +281,21 @@ def sealed_and_opened(group: Any, call: Callable[[], None]) -> tuple[int, int]:
     return sealed, opened
 
 
-# ---- what is measured, and what is asked of it
+# ---- cases and their targets
 
 
 _IN_PARTS: Final = {"reduce_scatter", "all_gather", "gather", "scatter", "all_to_all"}
 COLLECTIVES: Final = tuple(name for name in CALLS if name != "ping_pong")
 SMALL_BYTES: Final = 4 << 10
-"""Up to here the bar is Gloo's time itself: what counts is how soon a message is there."""
+"""Up to this size the target is Gloo's time, because latency matters."""
 LARGE_BYTES: Final = 25 << 20
-"""From here on, in shared memory, the bar is what may be added to copying or to AES."""
+"""From this size on, in shared memory, the target is OF_GLOO x Gloo or OF_FLOOR x the floor."""
 OF_GLOO: Final = 1.5
 OF_FLOOR: Final = 1.4
 
 
 def plan_of(names: Sequence[str], ranks: int, sizes: Sequence[int]) -> list[tuple[str, int]]:
-    """(collective, bytes) of each case. A barrier has no size, so there is one of it."""
+    """The (collective, bytes) of each case. A barrier has no size, so it is one case."""
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
         raise ConfigurationError(
@@ -310,7 +311,7 @@ def plan_of(names: Sequence[str], ranks: int, sizes: Sequence[int]) -> list[tupl
 
 
 def bar(size: int, transport: str, gloo: float | None, floor: float) -> float | None:
-    """The time to stay within, in the unit of the two given."""
+    """The target time, in the unit of the two given times; None if there is none."""
     if size <= SMALL_BYTES:
         return gloo
     if size >= LARGE_BYTES and transport == "shm":
@@ -319,10 +320,10 @@ def bar(size: int, transport: str, gloo: float | None, floor: float) -> float | 
 
 
 def row(case: Exchange, aes_bytes_per_s: float) -> dict[str, Any]:
-    """One case as JSON, beside its floor and its bar.
+    """One case as JSON, with its floor and its target.
 
-    A ratio is None where it would be noise, `gloo_us` where Gloo lacks the operation, `bar_us`
-    where no bar is set. No schedule of `busiest_core_bytes` can take less than `floor_us`.
+    A ratio is None if it would be noise, `gloo_us` if Gloo lacks the operation, and `bar_us` if
+    there is no target. No schedule with `busiest_core_bytes` can take less than `floor_us`.
     """
     sealed, gloo, cc = (case.samples.get(each) for each in ("sealed", "plain", "cc"))
     assert sealed is not None
@@ -367,7 +368,7 @@ SIZES: Final = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 25 << 
 
 
 def _hop(operation: str, transport: str, exchanges: Sequence[Exchange]) -> Cases:
-    """One operation over one transport, by size, as all variants did it."""
+    """The cases of one operation over one transport, one for each variant."""
     cases = []
     for variant in exchanges[0].samples:
         points = [_point(exchange, variant) for exchange in exchanges]
@@ -389,7 +390,7 @@ def _point(exchange: Exchange, variant: str) -> LinkPoint:
     seconds = list(exchange.samples[variant].seconds)
     if exchange.collective == "ping_pong":
         return LinkPoint(exchange.bytes, 1, [each / 2 for each in seconds])
-    # A small tensor goes whole, in one exchange; a larger one in halves, there and back again.
+    # A small tensor is sent whole, in one exchange; a larger one in halves, in two exchanges.
     chosen = choose(Operation.ALL_REDUCE, exchange.ranks, exchange.bytes)
     if variant == "sealed" and chosen is Algorithm.DIRECT:
         return LinkPoint(exchange.bytes, 1, seconds)
@@ -407,7 +408,7 @@ def measure_link(
     plan = [(operation, size) for operation in operations for size in sizes]
     points: list[Exchange] = []
 
-    def within(part: float) -> None:  # a hop is one case: its sizes are parts of it
+    def within(part: float) -> None:  # a hop is one case, and its sizes are parts of it
         if progress is not None:
             progress((len(points) + part) / len(sizes))
 
@@ -420,17 +421,17 @@ def measure_link(
 
 # ---- the line T = alpha * messages + bytes / beta
 #
-# Least squares of the relative error, so that microseconds count as much as milliseconds; neither
-# cost can be negative. The confidence comes from drawing the samples again (bootstrap).
+# Fitted by least squares of the relative error, so that short times count as much as long ones.
+# Neither cost can be negative. The confidence intervals come from a bootstrap of the samples.
 
 
 DRAWS: Final = 400
 WORST_RESIDUAL: Final = 0.5
-"""Points that lie further from every line than this are not described by one."""
+"""If the median relative distance from the line is larger, no line is given."""
 
 
 def fit(points: Sequence[LinkPoint]) -> Fit | None:
-    """None for fewer than three points, and where they do not lie on a line."""
+    """Fits the line; None for fewer than three points, and if they are not on a line."""
     if len(points) < 3:
         return None
     costs = np.array(
@@ -457,12 +458,12 @@ def fit(points: Sequence[LinkPoint]) -> Fit | None:
 
 
 def predicted(line: Fit, messages: int, message_bytes: int) -> float:
-    """Seconds for so many messages one after the other, by the line."""
+    """The seconds for `messages` messages one after the other, by the line."""
     return messages * (line.alpha_s + message_bytes / line.beta_bytes_per_s)
 
 
 def line_words(line: Fit | None) -> tuple[str, str, str]:
-    """Alpha in µs, beta in GB/s, each with its interval, and how far off the points are."""
+    """Texts for alpha in µs and beta in GB/s, each with its interval, and for the residual."""
     if line is None:
         return "no line fits", "-", "-"
     alphas = line.alpha_s, line.alpha_low_s, line.alpha_high_s
@@ -488,7 +489,7 @@ def _solve(costs: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[floa
     ones = np.ones(len(times), np.float64)
     alpha, per_byte = np.linalg.lstsq(scaled, ones, rcond=None)[0]
     if alpha < 0 or per_byte < 0:
-        # The best point with one of them at its bound: two unknowns leave only these.
+        # One of the two unknowns is at its bound 0; solve for the other.
         column = scaled[:, 1] if alpha < 0 else scaled[:, 0]
         only = float(column @ ones / (column @ column))
         return (0.0, only) if alpha < 0 else (only, 0.0)

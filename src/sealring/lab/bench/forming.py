@@ -1,14 +1,14 @@
-"""How long groups take to form: one of torch's processes, and many of light workers.
+"""How long groups take to form: a group of processes with torch, and groups of many light workers.
 
-`python -m sealring.lab handshake` starts a script for each rank. `python -m sealring.lab
-scale` has many light workers in a process, four processes for each core: with fewer, workers wait
-for each other's interpreter. A light worker is all of sealring below torch; each has its own
-identity, its own sessions and its own groups. Workers of one process have consecutive ranks, as
-those of one machine have. Measured in this order, for each number of ranks:
+`python -m sealring.lab handshake` starts a script for each rank. `python -m sealring.lab scale`
+runs many light workers in a process, with four processes for each core; with fewer processes,
+workers would wait for the interpreter. A light worker is all of sealring without torch. Each has
+its own identity, sessions and groups. Workers of one process have consecutive ranks, as on one
+machine. For each number of ranks it measures in this order:
 
     world        the group of all ranks forms
-    all_reduce   its first all-reduce, with the links that this makes
-    mesh         the rows and the columns of a square mesh form as groups of their own
+    all_reduce   its first all-reduce, which creates links
+    mesh         the rows and the columns of a square mesh form as separate groups
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LightWorker:
         record_bytes: int = limits.RECORD_BYTES,
         rekey_bytes: int = limits.REKEY_BYTES,
     ) -> LightGroup:
-        """As core/group/create.py does it, without torch, GPUs and recorder."""
+        """Forms a group as core/group/create.py does, but without torch, GPUs and a recorder."""
         ordered = tuple(members)
         place_of = {each: place for place, each in enumerate(ordered)}
         rank = place_of[self.rank]
@@ -161,7 +161,7 @@ class LightWorker:
 
 
 class _Prefixed:
-    """A store with a group's name before each key, as torch gives one to a group."""
+    """A store that adds a group's name to each key, as torch's stores of groups do."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -183,7 +183,7 @@ class _Prefixed:
         return self._store.multi_set([f"{self._name}/{key}" for key in keys], values)
 
 
-# ---- one of torch's processes for each rank
+# ---- one process with torch for each rank
 
 
 _RANK: Final = """
@@ -203,11 +203,11 @@ print(formed, time.perf_counter() - start, cpu)
 dist.barrier()
 dist.destroy_process_group()
 """
-"""A script as users have one: when the group is made, its process has imported torch alone."""
+"""A script like a user's: when the group is made, its process has imported only torch."""
 
 
 def measure_handshake(ranks: int, transport: str, turns: int = 3) -> list[Row]:
-    """Medians of several turns, in which Gloo and sealring alternate."""
+    """The medians of several turns, in which Gloo and sealring alternate."""
     found: dict[str, list[tuple[float, ...]]] = {"gloo": [], "sealring": []}
     for _ in range(turns):
         for backend, measured in found.items():
@@ -252,17 +252,17 @@ def _formed(backend: str, ranks: int, transport: str) -> tuple[float, float, flo
 
 
 _ELEMENTS: Final = 1024
-"""Of the all-reduce: 4 KiB."""
+"""Elements of the all-reduce: 4 KiB."""
 _PROCESSES_PER_CORE: Final = 4
 _SWITCH_SECONDS: Final = 0.05
-"""Every thread that waits for the interpreter wakes up this often. A rank that has a process to
-itself has a few of them; here hundreds wait. Python's own is 5 ms: one run each at 256 ranks gave
-205.6 ms of CPU a rank with it and 176.8 ms with this."""
+"""How often a thread that waits for the interpreter wakes up. A rank with its own process has a few
+such threads; here hundreds wait. Python's default is 5 ms. One run each at 256 ranks took 205.6 ms
+of CPU per rank with the default and 176.8 ms with this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one process saw of one part."""
+    """One process's measurements of one part."""
 
     what: str
     start: float
@@ -275,7 +275,8 @@ class _Part:
 
 
 def growth(cases: Sequence[ScaleCase]) -> dict[str, dict[str, float]]:
-    """The exponent e of what grows as ranks^e, fitted over all numbers of ranks from 8 on."""
+    """The exponent e of each value that grows as ranks^e, fitted over numbers of ranks from 8
+    on."""
     found: dict[str, dict[str, float]] = {}
     for what in dict.fromkeys(case.what for case in cases):
         points = [case for case in cases if case.what == what and case.ranks >= 8]
@@ -340,7 +341,7 @@ def measure_scale(ranks: int, progress: Progress | None = None) -> Iterator[Case
 
 
 def _host(index: int, report: Report, ranks: int) -> None:
-    """One process and its share of the workers."""
+    """One process, which runs its share of the workers."""
     from torch.distributed.rendezvous import rendezvous
 
     from sealring.core.identity import load_credentials
@@ -406,9 +407,10 @@ def _host(index: int, report: Report, ranks: int) -> None:
 
 
 def _search_only_new_garbage() -> None:
-    """A rank with a process to itself forms a group and never searches its older objects.
+    """Keeps the garbage collector from searching old objects.
 
-    Here it would, time and again and for all workers together: 14 % of the CPU.
+    A rank with its own process does not search them while it forms a group. Here, with many
+    workers in a process, it would search them again and again, which took 14 % of the CPU.
     """
     gc.freeze()
     gc.set_threshold(gc.get_threshold()[0], 1 << 30)
@@ -419,7 +421,7 @@ def _sockets() -> int:
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             count += os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-        except OSError:  # the one that listed them
+        except OSError:  # the descriptor of the listing itself
             continue
     return count
 
@@ -430,7 +432,7 @@ def _rss() -> int:
 
 
 def _bytes_sent() -> int:
-    """By all sockets of this network namespace (IpExt: OutOctets)."""
+    """The bytes sent by all sockets of this network namespace (IpExt: OutOctets)."""
     with open("/proc/net/netstat") as file:
         lines = [line.split() for line in file if line.startswith("IpExt:")]
     return int(dict(zip(*lines, strict=True))["OutOctets"])

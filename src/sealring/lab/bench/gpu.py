@@ -1,9 +1,9 @@
-"""`python -m sealring.lab gpu`: what sealing costs where the GPU that holds a tensor does it.
+"""`python -m sealring.lab gpu`: what sealing by the GPU that holds the tensor costs.
 
-Several ranks are on one GPU, in groups that each have a wire of their own; some of them run the
-same path without cryptography. Measured are the kernels by themselves, all-reduces of these groups
-against each other, against Gloo and against NCCL, and a DDP step of GPT-2 over one wire, sealed and
-unsealed. Each is shown beside the bar that it has to reach.
+Several ranks share one GPU, in groups that use different wires. Some groups run the same path
+without cryptography. It measures the kernels by themselves; all-reduces of these groups, compared
+with each other, with Gloo and with NCCL; and a DDP step of GPT-2 over one wire, sealed and
+unsealed. Each figure is shown with its target.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # ---- groups
 #
-# Which wire a group has is read from the environment when it is made, so groups of several wires
-# can be in one process; the ranks agree on it when the group meets its first tensor.
+# A group's wire is read from the environment when the group is made, so that one process can have
+# groups with different wires. The ranks agree on it at the group's first tensor.
 
 
 SETTABLE: Final = ("host", "peer", "nccl")
@@ -51,7 +51,7 @@ BY_NCCL: Final = ("nccl", "hosts")
 
 
 def environment_for(*wires: str) -> dict[str, str]:
-    """What workers need that use these: NCCL's wire would wait for kernels that are loaded late."""
+    """The environment of workers that use these wires: NCCL must not wait for late kernel loads."""
     return {"CUDA_MODULE_LOADING": "EAGER"} if set(wires) & set(BY_NCCL) else {}
 
 
@@ -85,12 +85,12 @@ def sealed_over(wire: str, device: Any) -> Any:
 
 
 def unsealed_over(wire: str, device: Any) -> Any:
-    """The same path by kernels that leave the cryptography out (lab/bench/unsealed.cu)."""
+    """Makes a group with kernels that leave out the cryptography (lab/bench/unsealed.cu)."""
     from unittest.mock import patch
 
     from sealring.core.engine.cuda import attachment
 
-    # Nothing that can be set from outside leads here.
+    # No setting can lead here.
     unsealed = attachment.Kernels(unsealed_text, "_unsealed")
     with patch.object(attachment, "SHIPPED", unsealed):
         return sealed_over(wire, device)
@@ -110,7 +110,7 @@ def _meet_a_tensor(group: Any, device: Any) -> None:
     dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
-# ---- the kernels by themselves, on a tensor that no cache holds
+# ---- the kernels by themselves, on a tensor that is larger than the caches
 
 
 SUITE: Final = "ChaCha20-Poly1305"
@@ -118,8 +118,8 @@ KERNEL_BYTES: Final = 1 << 30
 RECORD_BYTES: Final = 256 << 10
 SMALL_BYTES: Final = 4 << 10
 OPERATIONS_PER_BLOCK: Final = 960 + 100
-"""Of 64 bytes: 320 additions, exclusive-ors and rotations each, and 25 wide multiplications for
-each of four blocks of the tag."""
+"""Operations per 64 bytes: 320 additions, exclusive-ors and rotations each, and 25 wide
+multiplications for each of the tag's four blocks."""
 _MATRIX: Final = 8192
 _CALLS: Final = 15
 _SMALL_CALLS: Final = 300
@@ -145,9 +145,10 @@ def _time_kernels(rank: int, report: Report, place: Place) -> None:
 def _calls(
     device: Any,
 ) -> tuple[list[tuple[KernelCase, Callable[[], object]]], Callable[[], None]]:
-    """Each kernel, and what raises if one of them refused a record: it would have been quick then.
+    """The calls of each kernel, and a function that raises if a kernel refused a record.
 
-    Where a wire is opened it is read twice, tag first.
+    (A refused record would make a kernel look fast.) Opening reads the wire twice, for the tag
+    first.
     """
     import torch
 
@@ -163,7 +164,7 @@ def _calls(
     key, other = DeviceKey(device, bytes(range(32))), DeviceKey(device, bytes(range(32, 64)))
     header = Header(1, 0, 1, 1, 1, 3, 1, 1, 0, 0, KERNEL_BYTES)
     one, product = (torch.randn(_MATRIX, _MATRIX, device=device) for _ in range(2))
-    kernels.seal(tensor, key, header, wire)  # what those after it open
+    kernels.seal(tensor, key, header, wire)  # the later calls open this
 
     cipher, sums = KERNEL_BYTES // 64 * OPERATIONS_PER_BLOCK, KERNEL_BYTES // 4
 
@@ -186,7 +187,7 @@ def _calls(
             shape("hop", 4, 2 * cipher + sums),
             lambda: kernels.hop((wire, key, header), tensor, (further, other, header), summing),
         ),
-        # Last: after it the GPU's clock is lower for a while, because of the power that it takes.
+        # Last, because its power consumption lowers the GPU's clock for a while.
         (
             kernel_case("matmul", one.nbytes, one.nbytes, 3 * one.nbytes, 2 * _MATRIX**3),
             lambda: torch.mm(one, one, out=product),
@@ -196,7 +197,7 @@ def _calls(
 
 
 def _launch(device: Any) -> KernelCase:
-    """One small record, from the launch until it is there."""
+    """Sealing one small record, from the launch to its end."""
     import torch
 
     from sealring.core.engine.cuda.kernels import DeviceKey, Header, RecordKernels, wire_bytes
@@ -219,7 +220,7 @@ def _launch(device: Any) -> KernelCase:
 
 
 def _event_times(call: Callable[[], object]) -> list[float]:
-    """Seconds on the GPU's own clock."""
+    """The times of a call in seconds, by the GPU's clock."""
     for _ in range(3):
         call()
     times = []
@@ -239,7 +240,7 @@ def _timed_event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-# ---- all-reduces, by every way there is, in turn
+# ---- all-reduces over each way, in turn
 
 
 BYTES: Final = 256 << 20
@@ -248,9 +249,11 @@ Way = tuple["Variant", "Transport"]
 
 
 def ways_over(wires: Sequence[str]) -> list[Way]:
-    """Sealed over each wire, and what it is to be compared with: through host memory the same path
-    unsealed and Gloo, which takes that way too; between two hosts the same path unsealed; else
-    NCCL."""
+    """The ways to measure: sealed over each wire, and what it is compared with.
+
+    Host memory is compared with the same path unsealed and with Gloo, which uses host memory, too.
+    `hosts` is compared with the same path unsealed; the other wires are compared with NCCL.
+    """
     ways: list[Way] = []
     if "host" in wires:
         ways += [("sealed", "host"), ("unsealed", "host"), ("plain", "tcp")]
@@ -341,7 +344,7 @@ def _bound(tensor: Any, group: Any) -> Callable[[], None]:
 
 
 def _check_sum(way: Way, call: Callable[[], None], tensor: Any, rank: int, ranks: int) -> None:
-    """A way that computes something else is not worth timing."""
+    """Checks that a way computes the right sum, before it is timed."""
     tensor.fill_(rank + 1.0)
     call()
     low, high = float(tensor.min()), float(tensor.max())
@@ -351,26 +354,26 @@ def _check_sum(way: Way, call: Callable[[], None], tensor: Any, rank: int, ranks
 
 # ---- a DDP step of GPT-2 over one wire: sealed, and the same unsealed
 #
-# One model with one DDP serves both, because four ranks of the largest would not fit twice: a
-# communication hook hands each step's buckets to the group whose turn it is. Plain SGD, which keeps
-# nothing but weights and gradients; torch's default buckets.
+# Both use one model with one DDP, because four ranks of the largest model do not fit twice. A
+# communication hook gives each step's buckets to the group whose turn it is. The optimizer is plain
+# SGD, which keeps only weights and gradients. The buckets are torch's default.
 
 
 MODELS: Final = ("gpt2", "gpt2-medium", "gpt2-xl")
 TOKENS: Final = 1024
 BUCKET_MB: Final = 25.0
-"""DDP's default, which is not given to it: so that its first bucket is small, as by default."""
+"""DDP's default. It is not passed to DDP, so that the first bucket is small, as by default."""
 BUDGET_S: Final = 60.0
 _FEWEST, _MOST = 5, 11
 
 
 def batch_of(parameters: int) -> int:
-    """Windows a rank: what lets four ranks of the largest fit into one GPU."""
+    """Windows per rank, so that four ranks of the largest model fit into one GPU."""
     return 4 if parameters < 1_000_000_000 else 1
 
 
 def affordable(step_s: float, variants: int, most: int = _MOST) -> int:
-    """How many steps of each variant fit into the budget; never too few for a median."""
+    """How many steps of each variant fit into the budget, but enough for a median."""
     return min(most, max(_FEWEST, int(BUDGET_S / (variants * step_s))))
 
 
@@ -389,7 +392,7 @@ def measure_step(
 
 @dataclass(slots=True)
 class Turn:
-    """Whose turn it is to reduce, and how many buckets it was given."""
+    """The group whose turn it is to reduce, and the number of buckets that it got."""
 
     group: Any
     buckets: int = 0
@@ -415,7 +418,7 @@ def _train(
             return call
 
         calls = {variant: by(group) for variant, group in groups.items()}
-        for call in calls.values():  # DDP lays out its buckets anew after the first step
+        for call in calls.values():  # DDP rebuilds its buckets after the first step
             call()
         turn.buckets = 0
         start = time.perf_counter()
@@ -449,7 +452,10 @@ def _train(
 
 
 def trained_by(name: str, turn: Turn, device: Any) -> tuple[Callable[[], None], int, int]:
-    """One step as a call; the model is made where it is trained, with no copy on the host."""
+    """Returns a function for one step, the number of parameters, and the batch size.
+
+    The model is made on the device, without a copy on the host.
+    """
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
@@ -481,12 +487,12 @@ def trained_by(name: str, turn: Turn, device: Any) -> tuple[Callable[[], None], 
     return step, parameters, batch
 
 
-# ---- what was measured, each beside the bar that it has to reach
+# ---- figures with their targets
 
 
 _RATES: Final = {"seal": 950.0, "open": 950.0, "open_reduce": 700.0, "hop": 450.0}
-"""GB/s at least: of plaintext, or of wire, which is the same but for headers. NVLink 4 carries 450
-one way."""
+"""Targets in GB/s of plaintext (or wire, which differs only by headers). NVLink 4 has 450 GB/s in
+one direction."""
 _NAMES: Final = {
     "copy": "copy on the device",
     "open_reduce": "open_reduce fp32",
@@ -499,12 +505,12 @@ _UNSEALED: Final = 1.05
 _GLOO: Final = 0.5
 _NCCL: Final = 0.2
 _NCCL_RANKS: Final = 4
-"""So many have this bar, over peer memory; by other numbers that is for information."""
+"""The number of ranks for which the target of peer memory counts. Other numbers only inform."""
 _OVER_NCCL: Final = 1.0
 
 
 def rows_of(results: Results) -> list[Row]:
-    """In the order measured; samples are compared only with those of the same run."""
+    """The figures in the order measured. Samples are compared only within the same run."""
     return [
         *_kernels(usable(results.gpu)),
         *_exchanges([case for case in usable(results.allreduce) if case.device != "cpu"]),

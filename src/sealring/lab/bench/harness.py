@@ -1,7 +1,7 @@
-"""What all benchmarks share: samples taken in turn, whether they differ, the file that keeps them.
+"""Shared by all benchmarks: taking samples in turn, comparing them, and writing the results file.
 
-The variants of a case alternate in one run, so that whatever else the machine does slows all of
-them alike. A benchmark is a Job: workers measure, and what they report becomes cases of a Results.
+The variants of a case alternate in one run, so that other load on the machine slows all of them
+equally. A benchmark is a Job: its workers measure, and their reports become cases of a Results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key")
 Progress = Callable[[float], None]
-"""Gets the part of a case that is done, between 0 and 1."""
+"""A function that gets the finished part of a case, between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Samples:
 
     @property
     def fastest(self) -> float:
-        """What else runs on a machine only ever adds to a time."""
+        """The shortest time. Other programs on a machine can only add to a time."""
         return min(self.seconds)
 
     @property
@@ -58,7 +58,7 @@ class Samples:
 
 
 def of_slowest(ranks: Sequence[Mapping[Key, Samples]]) -> dict[Key, Samples]:
-    """A block is done when its last rank is: a root that only sends is ready long before."""
+    """The samples of the slowest rank in each block. (A root that only sends is done early.)"""
     return {
         key: Samples(tuple(map(max, zip(*(own[key].seconds for own in ranks), strict=True))))
         for key in ranks[0]
@@ -74,7 +74,7 @@ def alternate(
     between: Callable[[], object],
     after_block: Callable[[int], None] | None = None,
 ) -> dict[Key, Samples]:
-    """Blocks of `calls` calls of each variant in turn; `between` lines the ranks up before each."""
+    """Times blocks of `calls` calls of each variant in turn; calls `between` before each block."""
     for call in variants.values():
         for _ in range(warm_up):
             call()
@@ -94,7 +94,7 @@ def alternate(
 def _rotated(
     variants: Sequence[tuple[Key, Callable[[], None]]], by: int
 ) -> Sequence[tuple[Key, Callable[[], None]]]:
-    """Each variant goes first equally often: the one that follows finds other caches."""
+    """Rotates the variants, so that each goes first equally often. Caches differ by the order."""
     turn = by % len(variants)
     return [*variants[turn:], *variants[:turn]]
 
@@ -115,7 +115,7 @@ def reports_of(
     environment: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Any]:
-    """Yields what the workers report, except for parts done, which go to `progress`."""
+    """Yields the workers' reports, except floats, which are progress and go to `progress`."""
     for _, report in run_workers(ranks, worker, *arguments, environment=environment):
         if not isinstance(report, float):
             yield report
@@ -125,7 +125,7 @@ def reports_of(
 
 @contextmanager
 def sealed_world() -> Iterator[Any]:
-    """In a worker: the sealed group of all ranks, which they leave together."""
+    """In a worker: makes the sealed group of all ranks; at the end all ranks leave it together."""
     import torch.distributed as dist
 
     dist.init_process_group("sealring")
@@ -135,7 +135,7 @@ def sealed_world() -> Iterator[Any]:
 
 
 def gathered(own: Any) -> list[Any]:
-    """In a worker: every rank's value, by rank."""
+    """In a worker: returns every rank's value, by rank."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -154,7 +154,7 @@ def in_turn(
     warm_up: int = 1,
     between: Callable[[], object] | None = None,
 ) -> dict[Key, Samples]:
-    """In a worker: `alternate`, with the slowest rank's times. Rank 0 reports the parts done."""
+    """In a worker: like `alternate`, with the slowest rank's times. Rank 0 reports progress."""
     import torch.distributed as dist
 
     together = dist.is_initialized()
@@ -172,33 +172,34 @@ def in_turn(
 
 # ---- whether two variants differ, or whether only the machine did
 #
-# Samples of variants that alternate come in pairs taken right beside each other. The interval is
-# that of the median of the pairs' ratios, by order statistics: it assumes nothing about how times
-# are distributed, which on a shared machine is anything but normal.
+# Samples of alternating variants form pairs that were taken one right after the other. The interval
+# is that of the median of the pairs' ratios, by order statistics. It assumes no distribution of
+# times, because on a shared machine times are not normally distributed.
 
 
 _DRAWS: Final = 1000
 CONFIDENCE: Final = 0.95
 SAME_WITHIN: Final = 0.05
-"""An interval around 1 that is narrower than this says that the two are the same: a finding."""
+"""If the interval contains 1 and is narrower than this, the two count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     ratio: float
-    """Of the medians."""
+    """The ratio of the medians."""
     low: float
     high: float
-    """19 of 20 repetitions would find the ratio between these two."""
+    """The ratio is between these two with 95 % confidence."""
 
     @property
     def noise(self) -> float:
-        """Half the interval, as a part of the ratio."""
+        """Half the interval, relative to the ratio."""
         return (self.high - self.low) / 2 / self.ratio
 
     @property
     def only_noise(self) -> bool:
-        """Which of the two takes longer cannot be told, nor that they take the same."""
+        """Whether the samples show neither which of the two takes longer nor that they are
+        equal."""
         return self.low <= 1 <= self.high and self.noise > SAME_WITHIN
 
     @property
@@ -213,7 +214,7 @@ class Comparison:
 
 
 def compare(one: Sequence[float], other: Sequence[float]) -> Comparison:
-    """How much longer `one` takes than `other`; sample i of both was taken together."""
+    """Compares `one` with `other`, whose samples form pairs."""
     ratio = median(one) / median(other)
     pairs = sorted(a / b for a, b in zip(one, other, strict=True))
     low, high = interval(len(pairs))
@@ -221,7 +222,7 @@ def compare(one: Sequence[float], other: Sequence[float]) -> Comparison:
 
 
 def compare_apart(one: Sequence[float], other: Sequence[float]) -> Comparison:
-    """Like `compare`, for samples of two runs, which come in no pairs: drawn again (bootstrap)."""
+    """Like `compare`, for samples of two runs, which form no pairs: uses a bootstrap."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -241,9 +242,9 @@ def against_plain(samples: Mapping[str, Samples], variant: str = "sealed") -> Co
 
 
 def interval(count: int) -> tuple[int, int]:
-    """Places in `count` sorted samples between which the median lies with CONFIDENCE.
+    """The indices in `count` sorted samples between which the median is with CONFIDENCE.
 
-    Fewer than six samples cannot promise that: they give all they have, from first to last.
+    Fewer than six samples are not enough for that; then the interval is from first to last.
     """
     outside = 0.0
     cut = 0
@@ -255,12 +256,12 @@ def interval(count: int) -> tuple[int, int]:
     return max(0, cut - 1), count - 1 - max(0, cut - 1)
 
 
-# ---- a figure and its bar
+# ---- a figure and its target
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure, beside the bar that it has to reach if there is one."""
+    """One figure, with its target if there is one."""
 
     part: str
     what: str
@@ -271,7 +272,7 @@ class Row:
     detail: str = ""
     low: float | None = None
     high: float | None = None
-    """Where 19 of 20 repetitions would find a ratio."""
+    """The interval of a ratio with 95 % confidence."""
 
     @property
     def met(self) -> bool | None:
@@ -287,7 +288,7 @@ class Row:
 
     @property
     def reached(self) -> float | None:
-        """How many times as good as its bar; 1 is just good enough."""
+        """How many times as good as its target the value is; 1 is just good enough."""
         if self.at_least is not None:
             return self.value / self.at_least
         return self.at_most / self.value if self.at_most is not None and self.value else None
@@ -296,7 +297,7 @@ class Row:
         return {**asdict(self), "met": self.met}
 
 
-# ---- what is to be measured, what was, and the file that keeps it
+# ---- jobs, what they measured, and the results file
 
 
 Section = Literal["aead", "link", "allreduce", "collectives", "step", "gpu", "scale"]
@@ -309,7 +310,7 @@ class Measured(Protocol):
     def section(self) -> Section: ...
     @property
     def cases(self) -> Sequence[Any]:
-        """As the results file holds them, one for each variant."""
+        """The cases for the results file, one for each variant."""
         ...
 
 
@@ -321,16 +322,16 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one world of workers measures."""
+    """The measurements of one world of workers."""
 
     label: str
     count: int
-    """How many it will yield."""
+    """How many reports it will yield."""
     measure: Callable[[Progress], Iterator[Measured]]
 
 
 def _table() -> str:
-    """What the workers, which inherit this environment, choose algorithms by."""
+    """The table of algorithms of the workers, which inherit this environment."""
     settings = read_settings(os.environ)
     return format_table(settings.table.fixed_to(settings.algorithms), {})
 
@@ -339,18 +340,18 @@ def _table() -> str:
 class Session:
     command: str
     path: Path | None = None
-    """Where the results go; None where no file was asked for."""
+    """The results file; None if none was asked for."""
     measured: list[Measured] = field(default_factory=list)
     stopped: str | None = None
-    """Why it ended early, once it has."""
+    """Why the session ended early, if it did."""
     _made: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     _algorithms: str = field(default_factory=_table)
 
     def run(self, jobs: Sequence[Job], tell: Callable[[float, str], None]) -> None:
-        """Measures; `tell` gets how many are done and what is under way.
+        """Runs the jobs; `tell` gets the number of finished cases and the name of the current job.
 
-        The file is written after each job, between two worlds of workers, where it takes no time
-        from anybody: so what was measured is kept however this process ends.
+        The file is written after each job, when no workers run. So what was measured is kept
+        however this process ends.
         """
         total = sum(job.count for job in jobs)
         for job in jobs:
@@ -387,16 +388,16 @@ class Session:
         )
 
 
-# ---- what no schedule and no protocol can undercut: the cryptography itself, on this machine
+# ---- lower bounds for any schedule and protocol: the time of the cryptography on this machine
 #
 # a collective       the bytes that the busiest core seals and opens, at AES's rate
 # forming a group    the signatures that a rank makes and verifies
 
 
 def aes_rate(record_bytes: int = limits.RECORD_BYTES, runs: int = 400) -> float:
-    """Bytes a second of AES-256-GCM on one core, sealing and opening, from memory at hand.
+    """The bytes per second of AES-256-GCM on one core, sealing and opening data in the cache.
 
-    The best of many runs: the floor is what the core can do, whatever else runs on it.
+    The best of many runs, because it is a lower bound of times.
     """
     cipher = _native.Cipher(os.urandom(limits.KEY_BYTES))
     plain = np.zeros(record_bytes, np.uint8)
@@ -410,16 +411,17 @@ def aes_rate(record_bytes: int = limits.RECORD_BYTES, runs: int = 400) -> float:
 
 
 def busiest_core(rank_bytes: Sequence[int], cores: int) -> int:
-    """What the busiest core seals and opens at least, given what each rank does.
+    """The least bytes that the busiest core seals and opens, from the bytes of each rank.
 
-    A rank's work is on one core; ranks that outnumber the cores share them, at best evenly.
+    A rank's work runs on one core. If there are more ranks than cores, they share them, at best
+    evenly.
     """
     return max(max(rank_bytes), -(-sum(rank_bytes) // min(len(rank_bytes), cores)))
 
 
 @cache
 def signature_seconds(runs: int = 200) -> tuple[float, float]:
-    """To make an Ed25519 signature and to verify one, on one core; the best of many runs."""
+    """The seconds to make and to verify an Ed25519 signature on one core; the best of many runs."""
     key, message = Ed25519PrivateKey.generate(), bytes(128)
     signature, public = key.sign(message), key.public_key()
     return (
@@ -429,11 +431,11 @@ def signature_seconds(runs: int = 200) -> tuple[float, float]:
 
 
 def forming_floor(groups: Sequence[int], strangers: int, handshakes: float) -> float:
-    """A rank's signatures, in seconds: for groups of these sizes and for its share of handshakes.
+    """The seconds of a rank's signatures, for groups of these sizes and its share of handshakes.
 
-    It signs each group's transcript and verifies each other member's signature over it, verifies
-    the certificates of `strangers`, and at its end of a TLS handshake makes one signature and
-    verifies two.
+    A rank signs each group's transcript, verifies each other member's signature over it, and
+    verifies the certificates of `strangers` peers. At its end of a TLS handshake it makes one
+    signature and verifies two.
     """
     sign, verify = signature_seconds()
     made = len(groups) + handshakes

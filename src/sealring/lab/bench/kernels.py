@@ -2,11 +2,11 @@
 
 seal, open   AES-256-GCM in records, as the engine runs it
 reduce       the sum of two float32 tensors
-copy         from memory to memory: what it can carry
-matmul       a product of float32 matrices: the model's own arithmetic, for comparison
+copy         from memory to memory: shows the memory bandwidth
+matmul       a product of float32 matrices: the arithmetic of a model, for comparison
 
-Each on tensors that do not fit into a cache, as gradients do not, and the cipher also on one record
-that does, because what a peer has just sent is opened from there.
+Each works on tensors that do not fit into a cache, like gradients. The cipher also works on one
+record that does, because a record that a peer has just sent is opened from the cache.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from sealring.lab.results import Kernel
 
 STREAMED_RECORDS: Final = 132
-"""16 MiB of records: more than the caches of most cores."""
+"""16 MiB of records, more than the caches of most cores."""
 MATRIX: Final = 512
 OPERATIONS_PER_BLOCK: Final = 15
-"""Of 16 bytes in AES-256-GCM: 14 rounds, and one multiplication for the tag."""
+"""Operations per 16 bytes in AES-256-GCM: 14 rounds, and one multiplication for the tag."""
 
 
 def kernel_case(
@@ -41,7 +41,7 @@ def kernel_case(
     suite: str = "",
     device: str = "cpu",
 ) -> KernelCase:
-    """What a call of a kernel works on, without its samples."""
+    """A case that describes a kernel's call, still without samples."""
     return KernelCase(
         kernel, device, suite, bytes, record_bytes, 1, moved_bytes, operations, run=0, seconds=[]
     )
@@ -61,7 +61,7 @@ def _worker(rank: int, report: Report, processes: int, blocks: int) -> None:
     import torch.distributed as dist
 
     if processes > 1:
-        dist.init_process_group("gloo")  # to begin together: these kernels say nothing to anybody
+        dist.init_process_group("gloo")  # only to begin together; the kernels do not communicate
     kernels = [*_cipher(STREAMED_RECORDS), *_cipher(1), _reduce(), _copy(), _matmul()]
     calls = {index: call for index, (_, call) in enumerate(kernels)}
     samples = in_turn(calls, report, blocks=blocks, warm_up=2)
@@ -81,7 +81,7 @@ Kernel_ = tuple[KernelCase, Callable[[], None]]
 
 
 def _cipher(records: int) -> list[Kernel_]:
-    """Sealing and opening of so many records; a single one is repeated, and stays in the cache."""
+    """Sealing and opening `records` records. A single one is repeated, and stays in the cache."""
     import numpy as np
 
     record = limits.RECORD_BYTES
@@ -106,7 +106,7 @@ def _cipher(records: int) -> list[Kernel_]:
 
     def open_() -> None:
         for _ in range(repeats):
-            opener = _native.Cipher(key)  # from the first record on again
+            opener = _native.Cipher(key)  # begins again with the first record
             for index in range(records):
                 good = opener.open(
                     sealed.ctypes.data + index * sealed_record, record, opened.ctypes.data
@@ -115,7 +115,7 @@ def _cipher(records: int) -> list[Kernel_]:
                     raise RuntimeError("a record that was just sealed does not open")
 
     total = repeats * records * record
-    # One side is as long as the tensor, the other one record that stays in the cache.
+    # One side is as long as the tensor. The other is one record, which stays in the cache.
     moved = total if records > 1 else 0
     operations = total // 16 * OPERATIONS_PER_BLOCK
     return [

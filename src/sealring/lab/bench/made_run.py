@@ -1,7 +1,7 @@
-"""The records of an honest run that did not take place, for audits of any size.
+"""Makes the records of an honest run without a run, for audits of any size.
 
-Each statement is signed by the functions that workers call. What stands in it instead of the
-engine's hashes is the same at both ends of a link and another one after each record.
+The statements are signed by the functions that workers call. Instead of the engine's hashes they
+have made-up ones, which are equal at both ends of a link and change after each record.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ RUN: Final = "run-1"
 NOW: Final = datetime(2026, 11, 1, 12, tzinfo=UTC)
 START: Final = int(NOW.timestamp())
 STEPS: Final = 10
-"""In each interval."""
+"""Steps in each interval."""
 SAMPLES: Final = 2
-"""Of each rank in each step."""
+"""Samples of each rank in each step."""
 
 
 def sha(text: str) -> str:
@@ -81,7 +81,7 @@ def checkpoint(step: int) -> CheckpointRef:
 
 
 def interval(rank: int, world: int, sequence: int, last: int) -> Interval:
-    """What a rank states. A checkpoint is written at the end of each interval."""
+    """A rank's statement of one interval, at whose end a checkpoint is written."""
     done = (sequence + 1) * STEPS
     batch = world * SAMPLES
     share = Share(batch, rank * SAMPLES, SAMPLES)
@@ -116,7 +116,7 @@ class HonestRun:
     intervals: int
 
     def envelopes(self) -> Iterator[tuple[str, bytes]]:
-        """(name, envelope), interval by interval."""
+        """Yields (name, envelope), interval by interval."""
         workers = [self.authority.worker(rank, self.world) for rank in range(self.world)]
         previous: dict[int, str] = {}
         for sequence in range(self.intervals):
@@ -131,7 +131,7 @@ class HonestRun:
 def write_statements(
     path: Path, envelopes: Iterator[tuple[str, bytes]]
 ) -> tuple[RunFolder, list[bytes]]:
-    """A run's folder without its log, and the log's entries. There is no fsync."""
+    """Writes a run's folder without its log; returns it and the log's entries. Does not fsync."""
     run = create_run(path, run=RUN, job=JOB)
     (path / "statements").mkdir()
     entries = []

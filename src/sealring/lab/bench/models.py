@@ -1,4 +1,4 @@
-"""The models that are measured, and a GPT with nothing in it but torch: the demo's and GPT-2's."""
+"""The models of the benchmarks, and a GPT in plain torch, which is the demo's model and GPT-2."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sealring.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The defaults are the demo's: 0.8 million parameters."""
+    """The sizes of a GPT. The defaults are the demo's, with 0.8 million parameters."""
 
     layers: int = 4
     width: int = 128
     heads: int = 4
     context: int = 64
     vocabulary: int = 256
-    """One token per byte: no tokenizer to explain, and any source file can be read."""
+    """One token per byte, so that no tokenizer is needed and any file can be read."""
     attention_bias: bool = False
-    """GPT-2 has it, newer models leave it out."""
+    """Whether attention has biases, as in GPT-2. Newer models have none."""
 
 
 class Attention(nn.Module):
@@ -84,33 +84,33 @@ class GPT(nn.Module):
 
 
 def make_model(shape: Shape, seed: int) -> GPT:
-    """The same weights for the same seed, whatever was drawn before."""
+    """Makes a model whose weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return GPT(shape)
 
 
-# ---- what is measured, by name, each with what one rank trains on in one step
+# ---- workloads by name: a model, and what one rank trains on in one step
 
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs and targets: what the model's forward() takes, to return the loss."""
+"""Inputs and targets. The model's forward() takes them and returns the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     build: Callable[[], nn.Module]
     draw: Callable[[int, Generator], Batch]
-    """A batch of so many samples."""
+    """Draws a batch of the given number of samples."""
     batch: int
-    """Samples per rank and step, unless the user says otherwise."""
+    """The default number of samples per rank and step."""
     tokens: int = 0
-    """Per sample; 0 where the model has none."""
+    """Tokens per sample; 0 if the model has none."""
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
-    """The model on torch's default device. The same weights for the same seed, and torch's own
-    random numbers go on as if nothing had been drawn."""
+    """Makes the model on torch's default device. Its weights depend only on the seed, and torch's
+    random state does not change."""
     workload = find(name)
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = [torch.cuda.current_device()] if initialized else []
@@ -145,14 +145,14 @@ def _language_model(shape: Shape, batch: int, tokens: int) -> Workload:
 
 
 def _gpt2(layers: int, width: int, heads: int) -> Workload:
-    """As published (Radford and others, 2019), trained on windows of 128 tokens: a CPU computes
-    them in seconds, and the gradients are as large as from windows of 1,024."""
+    """GPT-2 as published (Radford and others, 2019), trained on windows of 128 tokens. A CPU
+    computes these in seconds, and the gradients are as large as with windows of 1,024 tokens."""
     shape = Shape(layers, width, heads, context=1024, vocabulary=50257, attention_bias=True)
     return _language_model(shape, batch=1, tokens=128)
 
 
 def _images(network: str, batch: int) -> Workload:
-    """ImageNet's shape: 224 x 224 pixels, 1,000 classes."""
+    """A network of torchvision on images of ImageNet's shape: 224 x 224 pixels, 1,000 classes."""
 
     def make() -> nn.Module:
         return Classifier(cast(nn.Module, getattr(_torchvision(network), network)()))
@@ -196,12 +196,12 @@ def _digits(count: int, generator: Generator) -> Batch:
 
 MODELS: Final[dict[str, Workload]] = {
     "gpt-demo": _language_model(Shape(), batch=8, tokens=64),  # 0.8 million: a quick look
-    # 10.8 million parameters, 512 tokens a rank: the shape that tutorials train on Shakespeare's
-    # bytes, with the batch of a CPU. Larger batches compute longer for the same gradients.
+    # 10.8 million parameters, 512 tokens per rank: the shape that tutorials train on Shakespeare,
+    # with a batch for CPUs. Larger batches compute longer for the same gradients.
     "gpt-small": _language_model(
         Shape(layers=6, width=384, heads=6, context=256), batch=2, tokens=256
     ),
-    # 5.8 million parameters and next to no arithmetic: as hard on the links as a model can be.
+    # 5.8 million parameters and little arithmetic: the hardest kind of model for the links.
     "mlp": Workload(_mlp, _digits, batch=64),
     "gpt2": _gpt2(12, 768, 12),
     "gpt2-medium": _gpt2(24, 1024, 16),
@@ -210,4 +210,4 @@ MODELS: Final[dict[str, Workload]] = {
     "resnet50": _images("resnet50", batch=4),
     "vgg16": _images("vgg16", batch=2),
 }
-"""By the name that `sealring bench step --model` takes."""
+"""The workloads by the names that `sealring bench step --model` takes."""

@@ -1,10 +1,10 @@
-"""What records of a run cost: statements while it trains, audits of it, and its transparency log.
+"""Measures what records of a run cost: statements during training, audits, and the log.
 
-`python -m sealring.lab provenance` trains one model with and without signed statements, in turn,
-in blocks of as many steps as an interval has; a recorded block ends when its statement is on the
-disk and, on rank 0, every rank's is in the log. Then it audits made runs and opens their pages.
-`python -m sealring.lab log` appends, proves, checks and cosigns on a real disk with real fsyncs,
-so the folder decides much of the result.
+`python -m sealring.lab provenance` trains one model with and without signed statements, in turn. A
+block has as many steps as an interval. A recorded block ends when its statement is on disk and, on
+rank 0, when all ranks' statements are in the log. Then it audits made-up runs and opens their
+pages. `python -m sealring.lab log` appends, proves, checks and cosigns on a real disk with real
+fsyncs, so the result depends on the disk of the folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sealring.record.audit.records import AuditTrust
 from sealring.record.statements.run_folder import open_run
 
 BAR: Final = 1.01
-"""A step with records takes at most this many times one without."""
+"""The target: a step with records takes at most this many times as long as one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def measure_recording(
     folder: Path | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Row]:
-    """Trains in a temporary folder inside `folder`, on whose disk the statements go."""
+    """Measures training; the statements are written to a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-records-", dir=folder) as made:
         run = Path(made) / "run"
         work = Work(model, ranks, batch, every, blocks, str(run))
@@ -142,7 +142,7 @@ _OPENED: Final = re.compile(r'<html[^>]* data-opened="(\d+)"')
 
 
 def measure_audit(ranks: int, intervals: int, folder: Path | None = None) -> list[Row]:
-    """An honest run of that size, in a temporary folder inside `folder`."""
+    """Audits an honest run of that size, in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-audit-", dir=folder) as made:
         return _audited(Path(made), ranks, intervals)
 
@@ -183,7 +183,10 @@ def _audited(folder: Path, ranks: int, intervals: int) -> list[Row]:
 
 
 def _opened(page: Path) -> float | None:
-    """The page tells itself how long it took; the browser's own start does not count."""
+    """The milliseconds that the page took to open, by its own measure; None without a browser.
+
+    The start of the browser does not count.
+    """
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         return None
@@ -213,7 +216,7 @@ _BATCH: Final = 256
 
 
 def measure_log(entries: int, folder: Path | None = None) -> list[Row]:
-    """A log of this size in a temporary folder inside `folder`."""
+    """Measures a log of this size, in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-log-", dir=folder) as made:
         return _measure(Path(made), entries)
 

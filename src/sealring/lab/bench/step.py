@@ -1,15 +1,15 @@
 """`sealring bench step`: a training step under DDP, by several variants in turn.
 
-compute   the same step by as many processes, without DDP and without communication
+compute   the same step by as many processes, without DDP or communication
 plain     DDP over torch's own backend for the device: Gloo, NCCL
 sealed    DDP over sealring
 cc        DDP over the emulated GPU-TEE path (cc.py), on CPUs
 
 A recorded step is split into computing and communication. DDP starts the last bucket's all-reduce
-when the last gradient is there. What runs after that, or before the backward pass, keeps the model
-waiting (exposed); what runs in between is hidden behind the backward pass. Ranks that have one
-core for both pay for what is hidden as well: their backward pass takes longer, which shows as
-computing that takes longer than by itself.
+when the last gradient is computed. Communication after that, or before the backward pass, makes the
+model wait: it is exposed. Communication in between is hidden behind the backward pass. If a rank
+has only one core for both, hidden communication also costs time: computing takes longer than by
+itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Ran:
 
 
 def ran_in(stamps: Stamps, collectives: Sequence[CollectiveAccount]) -> list[Ran]:
-    """Those of a step, from a flight record whose times are the monotonic clock's."""
+    """The collectives of a step, from a flight record whose times are the monotonic clock's."""
     return [
         Ran(each.operation, each.bytes or 0, each.queued_ns, each.started_ns, each.ended_ns)
         for each in collectives
@@ -83,7 +83,7 @@ def ran_in(stamps: Stamps, collectives: Sequence[CollectiveAccount]) -> list[Ran
 
 
 def computed_until(stamps: Stamps, ran: Sequence[Ran]) -> int:
-    """When the last gradient was there."""
+    """The time when the last gradient was computed."""
     queued = [each.queued for each in ran if stamps.forward <= each.queued <= stamps.backward]
     return max(queued, default=stamps.backward)
 
@@ -100,8 +100,9 @@ def exposed_ns(stamps: Stamps, ran: Sequence[Ran]) -> int:
 def parts_of(
     stamps: Stamps, ran: Sequence[Ran], spent: Mapping[PartName, float] | None
 ) -> list[Part]:
-    """The flight record says how much of the collectives was exposed, `spent` what their time went
-    into; the exposed share is taken to be the same for all of it. Without `spent` they are one."""
+    """Splits a step. The flight record says how much of the collectives was exposed, and `spent`
+    what their time was used for; each use is assumed to have the same exposed share. Without
+    `spent` the collectives are one part."""
     exposed = exposed_ns(stamps, ran) * 1e-9
     busy = sum(each.ended - each.started for each in ran) * 1e-9
     share = exposed / busy if busy else 0.0
@@ -133,30 +134,30 @@ def profiled(step: Callable[[], object], path: Path) -> None:
 
     possible = supported_activities()  # type: ignore[no-untyped-call]
     wanted = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & possible
-    # Collectives run on the group's own thread, which a profiler leaves out unless it is told.
+    # Collectives run on the group's thread, which a profiler leaves out by default.
     all_threads = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=list(wanted), experimental_config=all_threads) as profiler:
         step()
     profiler.export_chrome_trace(str(path))
 
 
-# ---- one model in training by one variant, and what a step of it was made of
+# ---- training one model with one variant, and recording its steps
 
 
 _RECORDED: Final = 3
-"""Steps that are recorded after the timed ones; the one of median length is kept."""
+"""Steps that are recorded after the timed steps; the one of median length is kept."""
 _PHASED: Final = 7
-"""Steps without communication from which the phases' lengths are taken."""
+"""Steps without communication that give the lengths of the phases."""
 
 
 Precision = Literal["fp32", "bf16"]
 WIDTHS: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2}
 _COPIES: Final = 5
-"""Of the parameters in one trainee: weights, gradients, their buckets, and AdamW's two moments."""
+"""Copies of the parameters in one trainee: weights, gradients, buckets, and AdamW's two moments."""
 
 
 def count_of(model: str) -> int:
-    """Its parameters, without the memory for them."""
+    """The number of a model's parameters; needs no memory for them."""
     import torch
 
     from sealring.lab.bench.models import build
@@ -166,7 +167,7 @@ def count_of(model: str) -> int:
 
 
 def training_bytes(model: str, precision: Precision) -> int:
-    """What one trainee takes, but for activations."""
+    """The memory of one trainee, without activations."""
     return _COPIES * count_of(model) * WIDTHS[precision]
 
 
@@ -229,8 +230,8 @@ class Trainee:
         self._stamps: list[Stamps] = []
 
     def step(self, *, phased: bool = False) -> None:
-        """One step to its end. Where a GPU computes behind the script's back, `phased` waits for it
-        after each phase, so that the stamps are the phases'."""
+        """Does one step to its end. A GPU computes asynchronously, so with `phased` this waits for
+        it after each phase, and the stamps are the ends of the phases."""
         import torch
 
         def now(wait: bool = phased) -> int:
@@ -249,9 +250,9 @@ class Trainee:
         self._stamps.append(Stamps(start, forward, backward, now(wait=True)))
 
     def recorded(self) -> Recorded:
-        """All ranks call it: they train a few steps more."""
+        """Trains some more steps and records them; all ranks call it."""
         if self._variant == "compute":
-            # A CPU's timed steps have true stamps already.
+            # On a CPU, the stamps of the timed steps are already correct.
             for _ in range(_PHASED if self._on_gpu else 0):
                 self.step(phased=True)
             return Recorded(_phases(self._stamps[-_PHASED:]), [], 0, 0)
@@ -267,7 +268,7 @@ class Trainee:
         if self._variant == "sealed":
             after = self._group.account()
             ran = ran_in(stamps, self._group.recorder.account(since_1970_ns=0).collectives)
-            # On a GPU the engine's account is that of the thread that launches kernels.
+            # On a GPU the engine's account covers only the thread that launches kernels.
             took = {name: after[f"{name}_s"] - before[f"{name}_s"] for name in PARTS}
             split = parts_of(stamps, ran, None if self._on_gpu else took)
             return length, Recorded(
@@ -297,7 +298,7 @@ def _phases(steps: list[Stamps]) -> list[Part]:
 
 
 _WARM_UP = 3
-"""DDP lays out its buckets anew after the first step, and allocators settle."""
+"""DDP rebuilds its buckets after the first step, and allocators reach a steady state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +311,14 @@ class Work:
     steps: int = 11
     transport: str = "shm"
     trace: Path | None = None
-    """Gets a Chrome trace of one sealed step of the last setting on rank 0."""
+    """The file for a Chrome trace of one sealed step of the last setting on rank 0."""
     place: Place = CPU
     wire: str = "auto"
-    """Of sealed tensors on a GPU."""
+    """The wire of sealed tensors on a GPU."""
 
     @property
     def sealed_transport(self) -> str:
-        """As results call it."""
+        """The transport's name in results."""
         if self.place.kind == "cpu":
             return self.transport
         return "gpu" if self.wire == "auto" else self.wire
@@ -331,7 +332,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One setting, as all variants trained it in one run."""
+    """One setting, trained by all variants in one run."""
 
     setting: Setting
     ranks: int
@@ -339,7 +340,7 @@ class Step:
     tokens: int
     place: Place
     transport: str
-    """Of the sealed variant."""
+    """The transport of the sealed variant."""
     samples: dict[str, Samples]
     recorded: dict[str, Recorded]
     section: Section = "step"
@@ -353,7 +354,7 @@ class Step:
         return against_plain(self.samples, variant)
 
     def overlap(self) -> float | None:
-        """The part of a step's sealed collectives, by time, that ran while backward computed."""
+        """The part of the sealed collectives' time that ran while backward computed."""
         sealed = self.recorded.get("sealed")
         if sealed is None:
             return None
@@ -370,7 +371,7 @@ class Step:
         alone = variant == "compute"
         plain = "nccl" if self.place.kind == "cuda" else "tcp"
         transport = {"compute": "none", "sealed": self.transport}.get(variant, plain)
-        # The buckets are laid out alike by every variant; torch's backends do not count them.
+        # All variants have the same buckets; torch's backends do not count them.
         buckets = 0 if alone else self.recorded["sealed"].all_reduces
         return StepCase(
             model=self.setting.model,
@@ -397,7 +398,7 @@ def measure_steps(work: Work, progress: Progress | None = None) -> Iterator[Step
 
 
 def row(step: Step) -> dict[str, Any]:
-    """One case as JSON; the ratios are None where they would be noise."""
+    """One case as JSON; ratios are None if they would be noise."""
     times = {
         name: step.samples.get(variant)
         for name, variant in (("sealed", "sealed"), (step.place.backend, "plain"), ("cc", "cc"))
@@ -459,7 +460,8 @@ def _worker(rank: int, report: Report, work: Work) -> None:
                     profiled(trainees["sealed"].step, work.trace)
                 else:
                     trainees["sealed"].step()
-            # DDP is part of a cycle: without this the next trainees would come on top of these.
+            # DDP is part of a reference cycle. Without this, these trainees would keep their
+            # memory.
             del first
             steps.clear()
             trainees.clear()

@@ -1,4 +1,5 @@
-"""The jobs of each benchmark that a results file holds; `sealring bench all` has all of them."""
+"""The jobs of each benchmark whose results a file can hold. `sealring bench all` runs all of
+them."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def collectives(
 
 
 def steps(works: Iterable[Work]) -> list[Job]:
-    """A world for each; before them all, each model by one process alone, once."""
+    """One job for each world; before them, each model once by a single process."""
     works = list(works)
     computing = [work for work in works if "compute" in work.variants]
     settings = _once([setting for work in computing for setting in work.settings])
@@ -89,7 +90,8 @@ def _step_job(work: Work) -> Job:
 
 
 def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """One for each model, batch and precision: without communication buckets do not matter."""
+    """One setting for each model, batch and precision; without communication buckets have no
+    effect."""
     first = {(each.model, each.batch, each.precision): each for each in reversed(settings)}
     return tuple(reversed(list(first.values())))
 
@@ -106,7 +108,7 @@ _FEW_RANKS: Final = 4
 
 
 def few(worlds: Sequence[int]) -> list[int]:
-    """Those that have every wire, and train."""
+    """The small worlds, which use every wire and train."""
     return [each for each in worlds if each <= _FEW_RANKS] or [min(worlds)]
 
 
@@ -119,9 +121,9 @@ def gpu(
     step_wire: str = "host",
     blocks: int = 11,
 ) -> list[Job]:
-    """On one GPU: all-reduces by each number of ranks, steps by the largest of the few.
+    """The jobs on one GPU: all-reduces by each number of ranks, steps by the largest small world.
 
-    More than a few ranks go by NCCL alone: that is what many ranks have between hosts.
+    Larger worlds use only NCCL, as many ranks do between hosts.
     """
     one = replace(place, gpus=1)
     most = max(few(worlds))
@@ -129,7 +131,7 @@ def gpu(
     if "kernels" in parts:
         jobs.append(Job(f"kernels of {one.name}", 1, partial(on_gpu.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
-        # Workers of its own for each wire: with many ranks, one wire's groups take much memory.
+        # Separate workers for each wire, because with many ranks a wire's groups need much memory.
         for wire in wires if ranks <= most else [wire for wire in wires if wire in on_gpu.BY_NCCL]:
             arguments = (one, ranks, on_gpu.BYTES, [wire], blocks)
             measure = partial(on_gpu.measure_allreduces, *arguments)
@@ -141,8 +143,8 @@ def gpu(
 
 
 def everything(*, quick: bool) -> dict[str, list[Job]]:
-    """All of it, by part: in minutes, or in the better part of an hour. On this machine's cores,
-    and on a GPU where torch finds one."""
+    """All jobs by part, for this machine's cores and, if torch finds one, a GPU. Quick ones take
+    minutes, all together most of an hour."""
     parts = _on_cores(quick=quick)
     place = find_place("auto")
     if place.kind == "cuda":
