@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard native/*/*.[ch]pp native/*/*/*.[ch]pp) CMakeLists.txt pyproject.toml
 CPP_FILES := '*.cpp' '*.hpp' '*.cu'
-SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 curl prometheus slurmctld slurmd slurm-client \
+SYSTEM_PACKAGES := swtpm swtpm-tools etcd-server chromium maude valgrind iproute2 nftables curl prometheus slurmctld slurmd slurm-client \
   munge $(if $(shell command -v kubectl),,kubernetes-client) golang-go golang-github-masterminds-sprig-dev
 LIBCRYPTO := build/libcrypto
 # Where the checkout's own module is built.

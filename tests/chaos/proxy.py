@@ -47,6 +47,11 @@ class ProxyStore(HonestStore):
             return value
         return encode_addresses([self._led(self.group, "collectives", int(peer), value)]).encode()
 
+    def check(self, keys: list[str]) -> bool:
+        """Hides where higher ranks listen: a lower one that dials would go round the proxy."""
+        peers = [key.rpartition("/address/")[2] for key in keys if "/address/" in key]
+        return not any(int(peer) > self._rank for peer in peers) and super().check(keys)
+
     def _led(self, group: int, channel: Channel, peer: int, real: bytes) -> Address:
         """Where the proxy listens, which must know whom to connect its prey to, and for what."""
         self._store.set(target_key(self._rank, peer), f"{group} {channel} {real.decode()}")
@@ -78,7 +83,7 @@ def _patch_dialers() -> None:
         places[exchange] = _leading[-1], _leading[-1].group
         made(exchange, *arguments, **named)
 
-    def led(dialer: Dialer, pipe: PipeName, address: Address) -> int | None:
+    def led(dialer: Dialer, pipe: PipeName, address: Address, patience: float) -> int | None:
         if pipe.purpose == "messages":
             store, group = places[dialer._attempt.__self__]  # type: ignore[attr-defined]
             if pipe.peer > store._rank:
@@ -87,7 +92,7 @@ def _patch_dialers() -> None:
             if pipe.peer in store._ports:
                 real = encode_addresses([address]).encode()
                 address = store._led(group, "messages", pipe.peer, real)
-        return reach(dialer, pipe, address)
+        return reach(dialer, pipe, address, patience)
 
     patch: Any = setattr
     patch(Exchange, "__init__", make)

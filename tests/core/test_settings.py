@@ -26,8 +26,8 @@ def test_every_default_is_what_an_empty_environment_gives() -> None:
             assert row.read({row.name: ""}) == row.default
 
 
-def test_there_are_seventeen_variables() -> None:
-    assert sum(row.is_variable for row in settings.TABLE.values()) == 17
+def test_there_are_nineteen_variables() -> None:
+    assert sum(row.is_variable for row in settings.TABLE.values()) == 19
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o444, 0o644])

@@ -19,8 +19,9 @@ from rich.text import Text
 from sealring import limits
 from sealring.cli.openssl import age_of_list, libraries, what_is_wrong
 from sealring.cli.options import AsJson
+from sealring.cli.peer import MEANING, try_peer
 from sealring.cli.terminal import console, print_json, printable, say, table
-from sealring.core.settings import BROKER, TABLE, unknown_variables
+from sealring.core.settings import ADVERTISE, BROKER, PORTS, TABLE, unknown_variables
 from sealring.errors import ConfigurationError, SealringError, named
 from sealring.lab.bench.harness import aes_rate
 from sealring.observe.watch import ALARMS, WatchedProcess, watch
@@ -48,8 +49,9 @@ BUILT: Final = 1_790_000_000
 STYLES: Final = {
     "ok": "green", "warning": "yellow", "problem": "red",
     "sealed": "green", "not sealed": "bold red", "unknown": "yellow",
+    "answers": "green", "refuses": "yellow",
 }  # fmt: skip
-"""The colours of verdicts on this machine and on a job's sockets."""
+"""The colours of verdicts on this machine, on a job's sockets and on another machine."""
 
 
 class Finding(NamedTuple):
@@ -71,10 +73,38 @@ def doctor(
             "started, and which are sealed; exit status 1 if one is not, or cannot be told.",
         ),
     ] = None,
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Instead: try to reach this machine and port; exit status 1 if nothing answers "
+            "(docs/reach.md).",
+        ),
+    ] = None,
 ) -> None:
     """Check that this machine can run sealed training; exit status 1 if it cannot."""
-    if not (_watch(watched, json) if watched is not None else _examine(json)):
+    if peer is not None and watched is not None:
+        raise ConfigurationError("--watch and --peer are two questions: leave out one of them")
+    if peer is not None:
+        fine = _try_peer(peer, json)
+    else:
+        fine = _watch(watched, json) if watched is not None else _examine(json)
+    if not fine:
         raise typer.Exit(1)
+
+
+def _try_peer(peer: str, as_json: bool) -> bool:
+    answers = try_peer(peer)
+    reached = any(each.verdict == "answers" for each in answers)
+    if as_json:
+        told = [{**each._asdict(), "meaning": MEANING[each.verdict]} for each in answers]
+        print_json({"reached": reached, "tried": told})
+        return reached
+    for each in answers:
+        line = Text(f"{printable(each.address)} ")
+        console.print(line.append(each.verdict, style=STYLES.get(each.verdict, "red")))
+        say(f"{each.why}: {MEANING[each.verdict]}.")
+    return reached
 
 
 def _examine(as_json: bool) -> bool:
@@ -232,9 +262,19 @@ def _ports(name: str) -> Iterator[Finding]:
 
 
 def _interface(name: str) -> Iterator[Finding]:
-    from sealring.core.links.addresses import own_addresses
+    from sealring.core.links.addresses import read_reach
+    from sealring.core.links.listener import listen_at
 
-    yield Finding(name, "ok", f"would listen on {', '.join(own_addresses(os.environ))}")
+    reach = read_reach(os.environ)
+    ports = PORTS.read(os.environ)
+    found = f"would listen on {', '.join(reach.hosts)}, " + (
+        f"ports {ports} ({len(reach.ports)})" if ports else "ports that the system chooses"
+    )
+    if reach.advertised:
+        found += f"; others are told {ADVERTISE.read(os.environ)} first"
+    for sock in listen_at(reach.hosts, reach.ports):
+        sock.close()
+    yield Finding(name, "ok", found)
 
 
 def _shared_memory(name: str) -> Iterator[Finding]:

@@ -25,11 +25,13 @@ from sealring.core.identity.secret import OF_THE_RUN, read_secret
 from sealring.core.last_words import LAUNCHED, read_error_files
 from sealring.core.sealed_only.guard import require_sealed
 from sealring.core.settings import (
+    ADVERTISE,
     AUTHORITY,
     BROKER,
     CERTIFICATE,
     JOB,
     POLICY,
+    PORTS,
     SECRET,
     SECRET_FILE,
     unknown_variables,
@@ -96,6 +98,20 @@ def run(
         typer.Option(help="With --broker: what this machine's workers demand of peers."),
     ] = None,
     job: Annotated[Text, typer.Option(help="The job's name, the same everywhere.")] = None,
+    ports: Annotated[
+        Text,
+        typer.Option(
+            metavar="PORTS",
+            help="The only ports that workers here listen on: 29600-29663 (docs/reach.md).",
+        ),
+    ] = None,
+    advertise: Annotated[
+        Text,
+        typer.Option(
+            metavar="HOST[:PORTS]",
+            help="The address, and the ports if they differ, at which others reach this machine.",
+        ),
+    ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -135,8 +151,13 @@ def run(
             f"--node-rank is {machine}, and --nnodes is {machines}: machines are numbered from 0 "
             f"to {machines - 1}"
         )
-    if job is not None:
-        os.environ[JOB.name] = job
+    for row, given_text in ((JOB, job), (PORTS, ports), (ADVERTISE, advertise)):
+        if given_text is not None:
+            os.environ[row.name] = given_text
+    if PORTS.read(os.environ) or ADVERTISE.read(os.environ):
+        from sealring.core.links.addresses import read_advertised, read_ports
+
+        read_advertised(os.environ, read_ports(os.environ))  # better refused here than per worker
     # Empty if the environment already has everything.
     brokered = broker_environment(broker, authority, policy, secret_file)
     os.environ.update(identity_environment(machines, secret_file) if brokered is None else brokered)

@@ -183,6 +183,13 @@ ADDRESS = Setting("SEALRING_ADDRESS", _NETWORK, _ABSENT, str)
 """the IP address to listen on, not `0.0.0.0` or `::`; or an interface's name, for its IPv4 and
 global IPv6 addresses. Unset: the address from which this machine reaches torch's `MASTER_ADDR`
 (127.0.0.1 if unset)"""
+PORTS = Setting("SEALRING_PORTS", _NETWORK, _ABSENT, str)
+"""the only ports that a worker listens on: ranges and single ports, `29600-29663,29700`. Each group
+of each worker takes one. Unset: ports that the system chooses ([reach.md](reach.md))"""
+ADVERTISE = Setting("SEALRING_ADVERTISE", _NETWORK, _ABSENT, str)
+"""an IP address from which an address translation leads here. Peers are told it before the address
+that the worker listens on. With ports (`203.0.113.7:30000-30063`, `[2001:db8::7]:30000-30063`) the
+first stands for the first of `SEALRING_PORTS`, and so on; without: the same ports"""
 TRANSPORT: Setting[Transport] = Setting("SEALRING_TRANSPORT", _NETWORK, "auto", _one_of(Transport))
 """`auto` (default): shared memory with ranks of the same host, else TCP. `tcp`: TCP only. `shm`:
 shared memory, or `Unsupported`. Containers need one network namespace for it (one pod, or

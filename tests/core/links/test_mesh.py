@@ -251,7 +251,8 @@ def test_a_worker_that_reached_another_rank() -> None:
             assert 1 not in mesh.outcomes
             time.sleep(0.005)
         host, port = mesh.store.address(1)
-        mesh.store.overlay[address_key(0)] = f'[["{host}",{port}]]'.encode()
+        lie = f'[["{host}",{port}]]'.encode()
+        mesh.store.overlay |= {address_key(0): lie, address_key(2): lie}
         mesh.start(2)
         mesh.join()
         assert mesh.errors() == dict.fromkeys(range(3), "handshake.wrong_rank")

@@ -33,9 +33,13 @@ def test_an_address_is_called_another_only_if_there_is_one(
     store: Any = dist.HashStore()  # torch's types leave multi_set out
     book = AddressBook(store, "epoch", time.monotonic() + 20)
     dialer = Dialer(book, lambda *_: lambda: None, lambda *_: None)
-    if published is not None:
+    own = OwnAddress(book, 3, [ADDRESS], dialer)
+    own.publish()
+    if published is None:
+        store.delete_key("sealring/epoch/address/3")
+    else:
         book.publish(3, published)
-    OwnAddress(book, 3, [ADDRESS], dialer).check()
+    own.check()
     assert [record.getMessage() for record in caplog.records] == said
     assert book.lookup(3) == (ADDRESS,)
     dialer.stop()

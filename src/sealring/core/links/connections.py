@@ -14,19 +14,21 @@ import os
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from sealring import _native
 from sealring.core.handshake.channel import SecureChannel
 from sealring.core.handshake.incoming import Incoming
-from sealring.core.handshake.messages import Hello
+from sealring.core.handshake.messages import Hello, Message
 from sealring.core.handshake.peers import dial
 from sealring.core.handshake.sessions import SessionTable
 from sealring.core.handshake.terms import PipeName, Terms
 from sealring.core.identity.credentials import Credentials
+from sealring.core.identity.verification import VerifiedPeer
 from sealring.core.links.agreement import DialersMemory, Settled, Transport, settle_as_acceptor
 from sealring.core.links.arrivals import HandOver, Serving
 from sealring.core.links.diagnosis import is_telling
@@ -38,7 +40,6 @@ from sealring.errors import (
     HandshakeError,
     PeerUnreachable,
     SealringError,
-    WrongPeer,
 )
 
 _LOG = logging.getLogger("sealring")
@@ -99,6 +100,12 @@ class WaitingLinks:
         self._told: SealringError | None = None
         self._newcomers: list[WaitingLink] = []
         """Links that came after the set-up had failed."""
+        self._dialed: set[int] = set()
+        """Ranks that are dialed from here until there is a link with them."""
+        self._made: set[int] = set()
+        """Ranks to which this worker, having dialed, is making a link."""
+        self._taken: Counter[int] = Counter()
+        """Ranks whose connections were admitted and are no links yet: how many."""
         self._informed: set[int] = set()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -112,23 +119,62 @@ class WaitingLinks:
             raise copy.copy(self._told)
         if hello.instance == self._terms.instance:
             raise PeerUnreachable(f"rank {rank} reached itself: the rendezvous store is wrong")
-        if rank <= self._terms.rank:
-            raise WrongPeer(
-                f"rank {rank} dialed rank {self._terms.rank}: of each pair the higher one dials, "
-                "so it runs another version of sealring",
-                code="handshake.wrong_rank",
-            )
         with self._lock:
-            known = self._instances.setdefault(rank, hello.instance)
+            link = self._links.get(rank)
+            linked = None if link is None else link.channel.peer_hello.instance
+            known = self._instances.setdefault(rank, linked or hello.instance)
+            # The higher of two ranks opens one connection of the pair at a time, whoever dialed.
+            busy = rank < self._terms.rank and (
+                rank in self._made or (link is not None and link.dialer)
+            )
+            if known == hello.instance and not busy:
+                self._taken[rank] += 1
         if known != hello.instance:
             raise DuplicateRank(
                 f"a second worker holds rank {rank}, on {hello.host}: two workers were started "
                 "with one RANK, or an earlier run is still alive"
             )
+        if busy:
+            raise PeerUnreachable(f"rank {rank} has been connected to from here")
+
+    def dial(self, rank: int) -> bool:
+        """Notes that a rank is dialed; False if there is a link with it or it is dialed already."""
+        with self._lock:
+            if rank in self._links or rank in self._dialed:
+                return False
+            self._dialed.add(rank)
+        return True
+
+    def is_linked(self, rank: int) -> bool:
+        """Whether there is a link with this rank: then it is not dialed any more."""
+        with self._lock:
+            if rank in self._links:
+                self._dialed.discard(rank)
+            return rank in self._links
+
+    @contextmanager
+    def making(self, rank: int) -> Iterator[Callable[[], None]]:
+        """While a dialed connection becomes a link. The block calls what it is given, which raises
+        if a connection of the peer's is about to be the link.
+        """
+
+        def claim() -> None:
+            with self._lock:
+                if rank in self._links or (rank < self._terms.rank and self._taken[rank] > 0):
+                    raise PeerUnreachable(f"rank {rank} has connected itself", peer=rank)
+                self._made.add(rank)
+
+        try:
+            yield claim
+        except BaseException:
+            with self._lock:
+                self._made.discard(rank)
+            raise
 
     def forget(self, hello: Hello) -> None:
         """A worker that was admitted did not come through; its place is free again."""
         with self._lock:
+            self._taken[hello.sender] -= 1
             link = self._links.get(hello.sender)
             linked = link is not None and link.channel.peer_hello.instance == hello.instance
             if not linked and self._instances.get(hello.sender) == hello.instance:
@@ -137,6 +183,11 @@ class WaitingLinks:
     def add(self, link: WaitingLink) -> None:
         """Waits for no peer: the thread that serves all listeners of the process may be here."""
         with self._lock:
+            if link.dialer:
+                self._made.discard(link.rank)
+                self._dialed.discard(link.rank)
+            else:
+                self._taken[link.rank] -= 1
             too_late = self._closed and self._told is None
             if self._told is not None:
                 self._newcomers.append(link)
@@ -308,7 +359,15 @@ class Connections:
     def dialed(self, sock: socket.socket, pipe: PipeName) -> HandOver:
         send_without_delay(sock)
         deadline = min(time.monotonic() + _DIAL_SECONDS, self._deadline)
-        with DialersMemory(sock, self._transport, self._terms.host) as own:
+
+        def offer(peer: VerifiedPeer, hello: Hello) -> Message | None:
+            claim()
+            return own.offer(peer, hello)
+
+        with (
+            self._waiting.making(pipe.peer) as claim,
+            DialersMemory(sock, self._transport, self._terms.host) as own,
+        ):
             channel = dial(
                 sock,
                 self.credentials(),
@@ -316,7 +375,7 @@ class Connections:
                 pipe.peer,
                 deadline,
                 self._sessions,
-                own.offer,
+                offer,
             )
             with channel.refusing():
                 settled = own.settle(channel)

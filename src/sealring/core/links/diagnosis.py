@@ -72,7 +72,7 @@ def time_is_up(
     return PeerUnreachable(
         f"{text} ({hint}{refused}): check that they run, that they use one rendezvous, that "
         "SEALRING_ADDRESS names the network between the machines, and that no firewall keeps them "
-        "out",
+        "out (docs/reach.md)",
         peer=missing[0],
     )
 

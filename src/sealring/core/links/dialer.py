@@ -8,11 +8,14 @@ server there has shown a certificate that is not valid, or is another worker: th
 or the store is most likely wrong, and the operator should not have to wait for the group's timeout.
 
 A rank that does not answer holds up no other: after an attempt that failed it waits for its next
-turn, and the thread serves another rank.
+turn, and the thread serves another rank. A firewall that drops packets answers nothing at all: an
+address without an answer costs a second at the first try and then twice as long with each, up to
+ten; and a host at which this process has opened a pipe before is tried first.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import functools
@@ -25,7 +28,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -34,12 +37,15 @@ from sealring.core.links import setting_up
 from sealring.core.links.diagnosis import is_telling
 from sealring.core.links.rendezvous import Address, AddressBook
 from sealring.core.links.threads import Job, borrow
+from sealring.core.no_fork import OwnLock
 from sealring.errors import DuplicateRank, HandshakeError, PeerUnreachable, SealringError
 
 _LOG = logging.getLogger("sealring")
 
 _THREADS: Final = 16
-_CONNECT_SECONDS: Final = 10.0
+_FIRST_CONNECT_SECONDS: Final = 1.0
+_LONGEST_CONNECT_SECONDS: Final = 10.0
+_MOST_REACHED: Final = 4096
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 2.0
@@ -47,6 +53,28 @@ _LAST_SECONDS: Final = 2.0
 _INVALID_SECONDS: Final = 5.0
 """How long a rank's address must have led to an invalid certificate or to another worker before the
 rank is given up. A worker corrects its own address in the store every second."""
+
+
+_reached_lock = OwnLock()
+_reached: collections.OrderedDict[str, None] = collections.OrderedDict()
+"""Hosts at which this process has opened a pipe or listens itself, the last one last."""
+
+
+def note_reached(hosts: Iterable[str]) -> None:
+    """From now on these hosts are tried before others: they are known to answer."""
+    with _reached_lock:
+        for host in hosts:
+            _reached[host] = None
+            _reached.move_to_end(host)
+        while len(_reached) > _MOST_REACHED:
+            _reached.popitem(last=False)
+
+
+def _known_first(addresses: Sequence[Address]) -> tuple[list[Address], list[Address]]:
+    """The addresses whose host is known to answer, and the others, each in their order."""
+    with _reached_lock:
+        known = [each for each in addresses if each[0] in _reached]
+    return known, [each for each in addresses if each not in known]
 
 
 def is_definitive(error: SealringError) -> bool:
@@ -74,6 +102,8 @@ class _Target:
     invalid: SealringError | None = None
     closed_since: float | None = None
     """Since when every attempt has met a host on which no process listens there."""
+    patience: dict[Address, float] = field(default_factory=dict)
+    """How many seconds the next try at an address waits for an answer, if not for one second."""
 
 
 class Dialer:
@@ -213,14 +243,32 @@ class Dialer:
         now = time.monotonic()
         if addresses != target.addresses:
             target.addresses, target.since, target.invalid = addresses, now, None
-        closed = bool(addresses)
-        for address in addresses:
-            met = self._try(target.pipe, address)
+            target.patience.clear()
+        known, others = _known_first(addresses)
+        unreachable: dict[Address, int] = {}
+        elsewhere = 0
+        for address in (*known, *others):
+            patience = target.patience.get(address, _FIRST_CONNECT_SECONDS)
+            met = self._try(target.pipe, address, patience)
             if met is None:
                 return
-            closed = closed and met == errno.ECONNREFUSED
-            if is_telling(self.problems[rank]):
-                target.invalid = self.problems[rank]
+            if met == errno.ETIMEDOUT:
+                target.patience[address] = min(2 * patience, _LONGEST_CONNECT_SECONDS)
+            if met > 0:
+                unreachable[address] = met
+            problem = self.problems[rank]
+            if isinstance(problem, HandshakeError) and problem.misdirected:
+                # One network's private address is another worker's in another network.
+                elsewhere += 1
+            elif is_telling(problem):
+                target.invalid = problem
+        if elsewhere and elsewhere == len(addresses):
+            target.invalid = self.problems[rank]
+        elif unreachable and len(unreachable) + elsewhere == len(addresses):
+            self.problems[rank] = _unreachable(rank, unreachable)
+        closed = bool(addresses) and all(
+            unreachable.get(each) == errno.ECONNREFUSED for each in known or others
+        )
         if target.invalid is not None:
             self.problems[rank] = target.invalid
             if time.monotonic() >= target.since + _INVALID_SECONDS:
@@ -250,14 +298,14 @@ class Dialer:
     ) -> None:
         try:
             for address in addresses:
-                self._try(pipe, address)
+                self._try(pipe, address, _FIRST_CONNECT_SECONDS)
         except DuplicateRank:
             raise
         except SealringError as error:
             _LOG.warning("sealring: not rank %d, whatever the store says: %s", pipe.peer, error)
         then()
 
-    def _try(self, pipe: PipeName, address: Address) -> int | None:
+    def _try(self, pipe: PipeName, address: Address, patience: float) -> int | None:
         """None if the pipe is open, or the dialer stops; else what failed (errno, or -1)."""
         rank = pipe.peer
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -265,21 +313,16 @@ class Dialer:
             sock = setting_up.create(family)
         except OSError as problem:
             self._note_lack(rank, address, problem)
-            return problem.errno or -1
+            return -1
         with self._lock:
             self._live.add(sock)
         try:
             if self._stopping:
                 sock.close()
                 return None
-            if refused := _connect(sock, address):
+            if refused := _connect(sock, address, patience):
                 sock.close()
-                self.problems[rank] = PeerUnreachable(
-                    f"rank {rank} cannot be connected to at {address[0]} port {address[1]}: "
-                    f"{os.strerror(refused)}; check that it runs, the routes and firewalls between "
-                    "the machines, and SEALRING_ADDRESS there",
-                    peer=rank,
-                )
+                self.problems[rank] = _unreachable(rank, {address: refused})
                 return refused
             hand_over = self._attempt(sock, pipe)
         except SealringError as error:
@@ -292,7 +335,7 @@ class Dialer:
         except OSError as problem:
             sock.close()
             self._note_lack(rank, address, problem)
-            return problem.errno or -1
+            return -1
         except BaseException:
             sock.close()
             raise
@@ -302,6 +345,7 @@ class Dialer:
                 self._finishing.discard(sock)
                 if self._stopping:
                     self._lock.notify_all()
+        note_reached([address[0]])
         hand_over()
         return None
 
@@ -319,7 +363,19 @@ class Dialer:
         self.problems[rank] = lack
 
 
-def _connect(sock: socket.socket, address: Address) -> int:
+def _unreachable(rank: int, met: Mapping[Address, int]) -> PeerUnreachable:
+    tried = ", at ".join(
+        f"{host} port {port}: {os.strerror(problem)}" for (host, port), problem in met.items()
+    )
+    return PeerUnreachable(
+        f"rank {rank} cannot be connected to at {tried}; check that it runs, and that no firewall "
+        "keeps this machine from there: `sealring doctor --peer HOST:PORT` tells, and "
+        "docs/reach.md shows how to open a way",
+        peer=rank,
+    )
+
+
+def _connect(sock: socket.socket, address: Address, patience: float) -> int:
     """Connect, without blocking where it could not be interrupted; the errno if it cannot be."""
     sock.setblocking(False)
     problem = sock.connect_ex(address)
@@ -327,7 +383,7 @@ def _connect(sock: socket.socket, address: Address) -> int:
         return problem  # of this call alone: the socket itself has no error then
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
-    if not poll.poll(_CONNECT_SECONDS * 1000):
+    if not poll.poll(patience * 1000):
         return errno.ETIMEDOUT
     return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
@@ -346,13 +402,17 @@ class OwnAddress:
         self._addresses = tuple(addresses)
         self._dialer = dialer
         self._next_look = time.monotonic() + LOOK_SECONDS
+        self._published = False
         self._probing = False
 
     def publish(self) -> None:
         self._book.publish(self._rank, self._addresses)
+        self._published = True
 
     def check(self) -> None:
         """Put our address back if the store shows another one, and look who answers there.
+
+        An address that was not published yet is published: by now others may have to dial here.
 
         Either a second worker has our rank, which it can prove, or the store is wrong. The address
         is corrected first, because a false one may lead to a server that answers slowly.
@@ -360,6 +420,10 @@ class OwnAddress:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
+        if not self._published:
+            with contextlib.suppress(PeerUnreachable):
+                self.publish()
+            return
         found: tuple[Address, ...] = ()
         shown = "another"
         try:

@@ -67,7 +67,9 @@ class Listener:
         begin: Callable[[socket.socket], Incoming],
         handle: Callable[[Incoming], Serving],
         refuse: Callable[[SealringError], None],
+        ports: Sequence[int] = (),
     ) -> None:
+        """With `ports`, on the first of them that is free at all addresses; else on any port."""
         self.begin = begin
         self._handle = handle
         self._refuse = refuse
@@ -93,8 +95,7 @@ class Listener:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self.epoll.register(self._wake, select.EPOLLIN)
-            for address in addresses:
-                self._sockets.append(listen(address))
+            self._sockets += listen_at(addresses, ports)
         except BaseException:
             self.stop()
             raise
@@ -419,26 +420,65 @@ class Listener:
         (self.greeting if one in self.greeting else self.silent).remove(one)
 
 
+def listen_at(addresses: Sequence[str], ports: Sequence[int]) -> list[socket.socket]:
+    """A socket for each address, all with one port; with no `ports`, each with any."""
+    if not ports or not addresses:
+        return [listen(address) for address in addresses]
+    problem: OSError | None = None
+    for port in ports:
+        found: list[socket.socket] = []
+        try:
+            for address in addresses:
+                found.append(_listening(address, port))
+        except OSError as why:
+            for sock in found:
+                sock.close()
+            if why.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise _cannot_listen(address, why) from why
+            problem = why
+        else:
+            return found
+    assert problem is not None
+    raise ConfigurationError(
+        f"none of the {len(ports)} ports of SEALRING_PORTS can be had on {', '.join(addresses)} "
+        f"(port {port}: {problem.strerror}). Each group of each worker on this machine takes one: "
+        "give more ports, or end what listens there (`ss -ltnp`); ports below 1024 need privileges "
+        "(docs/reach.md)"
+    ) from problem
+
+
 def listen(address: str) -> socket.socket:
-    """A socket that listens on one address."""
+    """A socket that listens on one address, on any port."""
+    try:
+        return _listening(address, 0)
+    except OSError as problem:
+        raise _cannot_listen(address, problem) from problem
+
+
+def _cannot_listen(address: str, problem: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS "
+        "to an address or an interface of this machine"
+    )
+
+
+def _listening(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = setting_up.create(family)
     try:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind((address, 0))
+        if port:
+            # An earlier job's closed connections hold its port for a minute. Two sockets still
+            # never listen on one port of one address: listen() refuses the second.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
         # The kernel keeps a connection until its first bytes come, so a silent one takes no
         # descriptor, no memory of ours and no place in the queue of those to be accepted. It comes
         # to us without bytes when this time is up, or when the kernel's table of them is full.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(SILENT_SECONDS))
         sock.listen(_BACKLOG)
         sock.setblocking(False)
-    except OSError as problem:
-        sock.close()
-        raise ConfigurationError(
-            f"this worker cannot listen on {address} ({problem.strerror}): set SEALRING_ADDRESS "
-            "to an address or an interface of this machine"
-        ) from problem
     except BaseException:
         sock.close()
         raise

@@ -1,8 +1,9 @@
 """A group forms, or does not: its first links, and what all members agree on.
 
-Of each pair the higher rank dials. A link that has its keys waits until all of this worker's first
-links have; then the members agree along a tree over them (forming.py), and each end of a link says
-the transcript of that ("ready"). If anything fails before, it is told over the links there are, and
+Of each pair the higher rank dials. After seconds without a link the lower one dials too, for it may
+be where nobody can dial in. A link that has its keys waits until all of this worker's first links
+have; then the members agree along a tree over them (forming.py), and each end of a link says the
+transcript of that ("ready"). If anything fails before, it is told over the links there are, and
 every worker that hears of it passes it on: so all fail with one error. After it nothing but records
 follows on a link, and a neighbour that is lost is lost to a group that exists. When all have said
 the same, or are lost, the bare sockets are handed out. Other pipes are opened later (exchange.py).
@@ -14,7 +15,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -22,11 +23,11 @@ from typing import Final
 from sealring.core.handshake.sessions import SessionTable
 from sealring.core.handshake.terms import PipeName, Terms
 from sealring.core.identity.credentials import PEER_EVIDENCE, Credentials, kept_for_later
-from sealring.core.links.addresses import own_addresses
+from sealring.core.links.addresses import Reach, read_reach
 from sealring.core.links.agreement import Transport
 from sealring.core.links.connections import FAREWELL_SECONDS, Connections, WaitingLink, WaitingLinks
 from sealring.core.links.diagnosis import time_is_up
-from sealring.core.links.dialer import LOOK_SECONDS, Dialer, OwnAddress
+from sealring.core.links.dialer import LOOK_SECONDS, Dialer, OwnAddress, note_reached
 from sealring.core.links.exchange import Exchange
 from sealring.core.links.forming import (
     Agreed,
@@ -51,6 +52,8 @@ _LOG = logging.getLogger("sealring")
 
 _READ_SECONDS: Final = 0.25
 """How long refused members have to read why. They may keep the connection to tell others first."""
+_LOWER_DIALS_SECONDS: Final = 3.0
+"""How long the lower of two ranks waits for the higher one's connection before it dials too."""
 _WITNESS_SECONDS: Final = 2.0
 """How much longer than the timeout a member waits at most to hear which one does not answer."""
 
@@ -104,13 +107,13 @@ def build_mesh(
         )
     if len(terms.members) == 1:
         return Mesh([], agreed_alone(credentials, terms), None, sparse=False)
-    addresses = own_addresses(os.environ if environ is None else environ)
+    reach = read_reach(os.environ if environ is None else environ)
     mesh = MeshAttempt(
         store,
         terms,
         timeout,
         transport,
-        addresses,
+        reach,
         SessionTable() if sessions is None else sessions,
         current or kept_for_later(credentials, terms.world),
     )
@@ -127,7 +130,7 @@ class MeshAttempt:
         terms: Terms,
         timeout: float,
         transport: Transport,
-        addresses: list[str],
+        reach: Reach,
         sessions: SessionTable,
         current: Callable[[], Credentials],
     ) -> None:
@@ -157,19 +160,25 @@ class MeshAttempt:
         )
         self._book = book = AddressBook(store, terms.epoch, self.deadline)
         self._dialer = Dialer(
-            book, self._connections.dialed, lambda _, error: self._waiting.fail(error)
+            book,
+            self._connections.dialed,
+            lambda _, error: self._waiting.fail(error),
+            settled=lambda pipe: self._waiting.is_linked(pipe.peer),
         )
         try:
             self._listener = Listener(
-                addresses,
+                reach.hosts,
                 begin=self._connections.begin,
                 handle=self._connections.admitted,
                 refuse=self._connections.refused,
+                ports=reach.ports,
             )
         except BaseException:
             self._waiting.release()
             raise
-        self._own_address = OwnAddress(book, terms.rank, self._listener.addresses, self._dialer)
+        note_reached(reach.hosts)
+        self._addresses = reach.announced(self._listener.addresses)
+        self._own_address = OwnAddress(book, terms.rank, self._addresses, self._dialer)
 
     def build(self) -> Mesh:
         try:
@@ -210,8 +219,8 @@ class MeshAttempt:
         self._listener.start()
         if self._higher:
             self._own_address.publish()
-        for rank in self._lower:
-            self._dialer.dial(PipeName(rank))
+        lower_ends_dial = time.monotonic() + _LOWER_DIALS_SECONDS
+        self._dial(self._lower)
         self._settling.start(self._conversation())
         while True:
             links = self._waiting.present()
@@ -235,8 +244,16 @@ class MeshAttempt:
                 self._hear(link, is_cut=is_cut)
                 if self._settling.agreed is not None:
                     break
-            if self._higher and not complete:
+            if not complete:
                 self._own_address.check()
+                if time.monotonic() >= lower_ends_dial:
+                    self._dial(self._higher)
+
+    def _dial(self, ranks: Iterable[int]) -> None:
+        """Those with which there is no link, and that are not dialed already."""
+        for rank in ranks:
+            if self._waiting.dial(rank):
+                self._dialer.dial(PipeName(rank))
 
     def _await_ready(self, links: list[WaitingLink]) -> None:
         """The group exists here, with all members or with some that are lost to it."""
@@ -290,7 +307,7 @@ class MeshAttempt:
         return agree(
             self._connections.credentials,
             self._terms,
-            encode_addresses(self._listener.addresses).encode(),
+            encode_addresses(self._addresses).encode(),
             self._settling.proven,
             self._sessions.certificates,
             sparse=self._sparse,
@@ -310,8 +327,7 @@ class MeshAttempt:
         level = logging.DEBUG if link.rank in self._cut else logging.WARNING
         self._cut.add(link.rank)
         _LOG.log(level, "sealring: the connection to rank %d was cut in set-up", link.rank)
-        if link.dialer:
-            self._dialer.dial(PipeName(link.rank))
+        self._dial(self._lower)
 
     def _time_is_up(self, links: list[WaitingLink]) -> HandshakeError:
         linked = {link.rank for link in links}
@@ -319,7 +335,7 @@ class MeshAttempt:
             missing=[rank for rank in (*self._lower, *self._higher) if rank not in linked],
             awaited=self._settling.exchange.awaited(),
             timeout=self._timeout,
-            own_addresses=self._listener.addresses,
+            own_addresses=self._addresses,
             problems=self._dialer.problems,
             strangers=self._waiting.strangers(),
         )

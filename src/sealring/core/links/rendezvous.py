@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final, Protocol, TypeVar
 
-from sealring.core.links.addresses import MAX_ADDRESSES
+from sealring.core.links.addresses import MAX_ADDRESSES, plain_address
 from sealring.core.links.threads import Job, borrow
 from sealring.errors import MalformedSetup, PeerUnreachable
 from sealring.formats.strict import read_json
@@ -184,7 +184,7 @@ def _address(entry: object) -> Address:
 def _host(host: str) -> str:
     """Kept, because a member reads all members' addresses, and many members share a machine."""
     try:
-        parsed = ipaddress.ip_address(host)
+        parsed = plain_address(ipaddress.ip_address(host))
     except ValueError:
         raise MalformedSetup("the rendezvous store holds a host that is no IP address") from None
     if parsed.is_unspecified or parsed.is_multicast:
