@@ -85,10 +85,10 @@ class Exchange:
     rank_bytes: list[tuple[int, int]]
     """Plaintext that each rank sealed and opened in one call."""
     memory_bytes: int
-    """Rank 0's, beyond the user's tensors."""
+    """Rank 0's memory beyond the user's tensors."""
     calls: int
     threads: int = 1
-    """That share a large tensor on each rank, as the ranks agreed."""
+    """The threads of each rank that share a large tensor, as the ranks agreed."""
 
     @property
     def label(self) -> str:
@@ -106,7 +106,7 @@ class Exchange:
                 ranks=self.ranks,
                 bytes=self.bytes,
                 dtype="float32",
-                # Gloo, and what is emulated over it, knows TCP only.
+                # Gloo, and the path that is emulated over it, use only TCP.
                 transport=cast("Transport", self.transport if variant == "sealed" else "tcp"),
                 variant=cast("Variant", variant),
                 device="cpu",
@@ -128,7 +128,7 @@ def measure(
     effort: Effort,
     progress: Progress | None = None,
 ) -> Iterator[Exchange]:
-    """Each (collective, bytes) of the plan in one world of workers, as it is measured."""
+    """Yields each (collective, bytes) of the plan, measured in one world of workers."""
     environment = {"SEALRING_TRANSPORT": transport}
     arguments = (section, plan, transport, variants, effort)
     return reports_of(ranks, _worker, *arguments, environment=environment, progress=progress)
@@ -138,7 +138,7 @@ def measure(
 
 
 class Tensors:
-    """What one case works on; the variants take turns with the same memory."""
+    """The tensors of one case; all variants use the same memory in turn."""
 
     def __init__(self, rank: int, ranks: int, size: int) -> None:
         self.rank, self.ranks, self.root = rank, ranks, rank == 0
@@ -149,7 +149,7 @@ class Tensors:
 
 
 def _touched(count: int) -> torch.Tensor:
-    """Zeros in memory of their own; torch.zeros maps one and the same page again and again."""
+    """Zeros in physical memory of their own. (torch.zeros maps the same page again and again.)"""
     import torch
 
     return torch.empty(count, dtype=torch.float32).zero_()
@@ -168,7 +168,10 @@ def _ping_pong(t: Tensors, dist: Any, group: Any) -> None:
 
 
 def _named(dist: Any, name: str, earlier: str) -> Callable[..., object]:
-    """torch renames these, and warns of the earlier name where it has both."""
+    """The function of torch.distributed by its new name, or else by its earlier one.
+
+    If torch has both, the earlier one warns.
+    """
     call: Callable[..., object] = getattr(dist, name, None) or getattr(dist, earlier)
     return call
 

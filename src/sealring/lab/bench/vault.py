@@ -1,10 +1,10 @@
-"""Sealed checkpoints against torch's own, alternately, on one file system, with fsync for both.
+"""Measures sealed checkpoints and datasets against torch's own, alternately, on one file system.
 
-Each world of workers saves and loads the same tensors through the same process group; what differs
-is the storage. A case is the median of its blocks. `load` reads what the page cache holds, `load
-from disk` what the disk has. What an earlier save has left is removed before the clock starts.
-`sealing alone` and `opening alone` are what the cipher and the hash allow on all cores, without
-files and ranks: no save or load of this machine can be faster.
+Each world of workers saves and loads the same tensors through the same process group, with fsync.
+Only the storage differs. A case is the median of its blocks. `load` reads from the page cache,
+`load from disk` from the disk. Files of an earlier save are removed before the clock starts.
+`sealing alone` and `opening alone` are the speed of cipher and hash on all cores, without files and
+ranks: no save or load on this machine can be faster.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TENSORS: Final = 8
 COLUMNS: Final = 1024
 RESHARDING: Final = (4, 2, 3)
 _IN_MEMORY: Final = 64 << 20
-"""Bytes that are sealed and opened without a file: more than the caches hold."""
+"""Bytes that are sealed and opened without a file; more than the caches hold."""
 _NAME: Final = "bench"
 
 
@@ -56,7 +56,7 @@ class Case:
     plain_gb_s: float
     ratio: float
     bytes_read: int | None = None
-    """Of sealed files, by all ranks; None for a save."""
+    """Bytes that all ranks read of sealed files; None for a save."""
     bytes_needed: int | None = None
     steps: dict[str, float] | None = None
     """Seconds of the steps of a loader's two threads, in the last pass (`GpuLoader.seconds`)."""
@@ -64,13 +64,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What one world does."""
+    """The work of one world."""
 
     folder: str
     size: int
     blocks: int
     loads: str | None
-    """The checkpoint to load: of this world, or of the world before."""
+    """The checkpoint to load: this world's, or the previous world's."""
     label: str
 
 
@@ -100,7 +100,7 @@ def measure_vault(
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[Path]:
-    """A new directory below `folder`, which is removed again."""
+    """Makes a new directory in `folder`, and removes it at the end."""
     place = folder / f"sealring-bench-{secrets.token_hex(4)}"
     place.mkdir(mode=0o700)
     try:
@@ -110,7 +110,7 @@ def own_folder(folder: Path) -> Iterator[Path]:
 
 
 def _alone(blocks: int) -> Iterator[Case]:
-    """Sealing and opening in memory, with the digests that ranks sign, against copying."""
+    """Measures sealing and opening in memory, with the digests that ranks sign, against copying."""
     plain, opened = bytearray(_IN_MEMORY), bytearray(_IN_MEMORY)
     key = _native.Secret.random(32)
 
@@ -149,7 +149,7 @@ def _alternated(
     blocks: int,
     wait: Callable[[], None] = lambda: None,
 ) -> dict[str, Samples]:
-    """In this process; `wait` ends what a call has begun."""
+    """Like `alternate`, in this process. `wait` waits for the end of the work of a call."""
 
     def settled(call: Callable[[], object]) -> Callable[[], None]:
         def both() -> None:
@@ -203,7 +203,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         dcp.save(state, storage_writer=writer)
 
     def remove_plain() -> None:
-        # torch would warn of what was saved before. A sealed save's clock stops when it returns.
+        # Torch would warn about an existing save. The time of a sealed save ends when it returns.
         if rank == 0:
             files.wait_until_freed()
             shutil.rmtree(plain, ignore_errors=True)
@@ -225,7 +225,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
             dist.barrier()
 
         variants = {"sealed": sealed, "plain": plain}
-        # Files and memory are there after the first, which is not timed.
+        # The first save, which is not timed, creates files and memory.
         return in_turn(variants, report, blocks=task.blocks, between=line_up)
 
     cases = []
@@ -260,7 +260,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
 
 # ---- datasets, on one core, from the page cache
 #
-# The plain samples are what torch.utils.data gives of a mapped file: the same items, batches, type.
+# The plain variant is torch.utils.data on a mapped file, with the same items, batches and type.
 
 
 TOKENS: Final = 1024
@@ -305,7 +305,7 @@ def measure_datasets(
 
 
 def vault_of_tokens(place: Path, tokens: NDArray[np.uint16], suite: str = AES) -> Vault:
-    """A new vault with the dataset `tokens`."""
+    """Makes a vault with the dataset `tokens`."""
     source = place / "source.bin"
     tokens.tofile(source)
     keys.make_key_file(place / "key")
@@ -362,10 +362,10 @@ def mapped_tokens(path: Path) -> Any:
     return Mapped()
 
 
-# ---- between a GPU and what is outside of it: batches, training, offloading
+# ---- data to and from a GPU: batches, training, offloading
 #
 # Each case alternates with the same work without cryptography, in one process. The variants without
-# it exist here alone.
+# cryptography exist only here.
 
 
 BATCH_BYTES: Final = 64 << 20
@@ -407,7 +407,7 @@ def _gpu_worker(rank: int, report: Report, place: Place, folder: Path, blocks: i
 
 
 def _sealed_file(folder: Path) -> SealedPart:
-    """One batch of random tokens below 50,257."""
+    """A sealed file with one batch of random tokens below 50,257."""
     import torch
 
     from sealring.vault.gpu_batches import SealedPart
@@ -426,7 +426,7 @@ def _sealed_file(folder: Path) -> SealedPart:
 def _from_pinned_memory(
     device: torch.device, part: SealedPart, blocks: int
 ) -> tuple[int, dict[str, Samples]]:
-    """Copies that are opened while the next one comes, against copies alone."""
+    """Measures copies that are opened while the next one comes, against copies alone."""
     import numpy as np
     import torch
 
@@ -451,7 +451,7 @@ def _from_pinned_memory(
         kept = []
         for number in range(batches):
             at = number % _BUFFERS
-            copies.wait_event(opened[at])  # what lies there is opened
+            copies.wait_event(opened[at])  # the buffer's earlier content has been opened
             with torch.cuda.stream(copies):
                 sealed[at].copy_(pinned, non_blocking=True)
             opens.wait_stream(copies)
@@ -471,14 +471,14 @@ def _from_pinned_memory(
 
 
 def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, Samples]]:
-    """Steps of AdamW whose state comes in and goes out, sealed or as it is."""
+    """Measures steps of AdamW whose state is parked, sealed or in plaintext."""
     import torch
 
     from sealring.lab.bench.models import build
     from sealring.train.offload import OffloadedOptimizer, Parked, Parking
 
     class PlainParking(Parking):
-        """Copies as they are."""
+        """Parks tensors without sealing them."""
 
         def park(self, tensor: torch.Tensor) -> Parked:
             memory = tensor.detach().view(-1).view(torch.uint8)
@@ -507,11 +507,11 @@ def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, Sample
     return state_bytes, _alternated(variants, blocks, partial(settle, device))
 
 
-# ---- a vault's dataset, opened by a GPU in a stream's order, against the same tokens in memory
+# ---- a vault's dataset opened by a GPU in a stream's order, against the same tokens in memory
 
 
 WINDOW: Final = 1025
-"""Tokens of a sample: a window of 1,024 and the one behind it."""
+"""Tokens of a sample: a window of 1,024 tokens and the next token."""
 TRAINED_WINDOWS: Final = 8
 SHUFFLED_WINDOWS: Final = 256
 DATASET_BYTES: Final = 256 << 20
@@ -520,7 +520,7 @@ _CALLS: Final = 4
 
 
 def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
-    """Random tokens below 50,257 in a vault, for GPUs, and the same in memory: windows of them."""
+    """Makes a vault, for GPUs, with random tokens below 50,257; returns it and the same windows."""
     import numpy as np
     import torch
 
@@ -533,9 +533,9 @@ def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
 def shuffled(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
 ) -> tuple[int, dict[str, Samples], dict[str, float]]:
-    """Batches in the order of a stream, against rows of a tensor in memory, pinned and copied.
+    """Measures batches in a stream's order, against rows of a tensor in memory, pinned and copied.
 
-    The last value is where the loader's time went, in the last pass.
+    The last returned value has the times of the loader's steps in the last pass.
     """
     import torch
 
@@ -578,7 +578,7 @@ def shuffled(
 def training(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
 ) -> tuple[int, dict[str, Samples]]:
-    """Steps on shuffled windows: opened on the GPU, or copied from a tensor in memory."""
+    """Measures training on shuffled windows: opened on the GPU, or copied from memory."""
     import torch
 
     from sealring.lab.bench.models import build

@@ -1,8 +1,8 @@
-"""A world of worker processes on this machine, for measurements and the demo.
+"""Runs a world of worker processes on this machine, for measurements and the demo.
 
-Each worker gets the environment that torchrun would give it, and an identity: a job secret that
-exists only in these processes' memory. Its tensors are on this machine's cores, or on its GPUs,
-which ranks take in turn.
+Each worker gets the environment that torchrun would give it, and as identity a job secret that
+exists only in these processes' memory. Its tensors are on the CPU, or on this machine's GPUs, which
+are assigned to ranks in turn.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 Report = Callable[[Any], None]
-"""A worker calls it with whatever it wants its parent to have."""
+"""A function by which a worker sends a value to its parent."""
 
 
 _IDENTITY: Final = (
     "SEALRING_SECRET_FILE", "SEALRING_CERTIFICATE", "SEALRING_KEY", "SEALRING_AUTHORITY"
 )  # fmt: skip
-"""The user's own identity is not for these workers, and two would be refused."""
+"""The user's own identity, which is removed: these workers have another, and two are refused."""
 _CAUSE_SECONDS: Final = 5.0
-"""When a worker says that it lost another: how long that one may take to say why it ended."""
+"""When a worker reports that it lost another: how long to wait for the other's own error."""
 
 
 def run_workers(
@@ -50,8 +50,8 @@ def run_workers(
 ) -> Iterator[tuple[int, Any]]:
     """Starts `count` processes that call target(rank, report, *arguments); yields (rank, report).
 
-    Ends when all have ended. If one fails, the rest are ended too and WorkerFailed is raised, about
-    a worker that failed by itself rather than one that lost another.
+    Ends when all have ended. If one fails, the others are ended, too, and WorkerFailed is raised.
+    It is about a worker that failed by itself, if possible, and not about one that lost another.
     """
     with meeting_place() as place:
         yield from _run(count, target, arguments, {**place, **(environment or {})})
@@ -60,7 +60,7 @@ def run_workers(
 def environment_of(
     rank: int, count: int, secret: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The one that torchrun would give a worker, with an identity."""
+    """The environment that torchrun would give a worker, with an identity."""
     return {
         **{name: value for name, value in os.environ.items() if name not in _IDENTITY},
         "WORLD_SIZE": str(count),
@@ -73,8 +73,8 @@ def environment_of(
 
 
 def forking_context() -> Any:
-    """A context of multiprocessing in which one process imports torch and sealring, and workers are
-    forks of it: the import takes seconds, and is paid once for all of them."""
+    """A multiprocessing context in which one process imports torch and sealring, and workers are
+    forks of it. So the import, which takes seconds, is done once for all of them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "sealring.core.group.create", __name__])
     return context
@@ -123,7 +123,7 @@ def _reports_of(processes: list[Any], reports: Any) -> Iterator[tuple[int, Any]]
     consequence: WorkerFailed | None = None
     until = math.inf
     while running and time.monotonic() < until:
-        # Looked at before the queue: what one of these reported is in it by now.
+        # Read before the queue, so that all reports of ended workers are in the queue.
         ended = {rank: each.exitcode for rank, each in enumerate(processes) if not each.is_alive()}
         try:
             kind, rank, value = reports.get(timeout=0.5)
@@ -156,12 +156,12 @@ def _worker(
     arguments: tuple[Any, ...],
 ) -> None:
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    # All of it: what this process has is of the time when the first worker was started.
+    # Replaced completely: the inherited one is from the start of the fork server.
     os.environ.clear()
     os.environ.update(environment)
     import torch
 
-    # One core's worth each: the workers themselves are the parallelism.
+    # One thread each, because the workers run in parallel.
     torch.set_num_threads(1)
     try:
         target(rank, lambda value: reports.put(("report", rank, value)), *arguments)
@@ -176,8 +176,10 @@ def _worker(
 
 
 def _end_with_parent() -> None:
-    """A worker must not outlive the process that asked for it, however that one ends. The kernel's
-    PR_SET_PDEATHSIG is about another one, from which the workers are forked."""
+    """Ends this worker when the process that started it ends, however that happens.
+
+    The kernel's PR_SET_PDEATHSIG does not help: it is about the fork server.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
@@ -186,9 +188,9 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def meeting_place() -> Iterator[dict[str, str]]:
-    """A rendezvous store in this process, and the environment by which workers find it.
+    """Opens a rendezvous store in this process; yields the variables by which workers find it.
 
-    Its port is chosen by the system when it is opened, so that it cannot be taken meanwhile.
+    The system chooses the port when the store opens, so no other program can take it before.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -202,7 +204,7 @@ def meeting_place() -> Iterator[dict[str, str]]:
     del store
 
 
-# ---- where the tensors are
+# ---- the devices of tensors
 
 
 KINDS: Final = ("cpu", "cuda", "auto")
@@ -212,20 +214,20 @@ KINDS: Final = ("cpu", "cuda", "auto")
 class Place:
     kind: Literal["cpu", "cuda"] = "cpu"
     name: str = "cpu"
-    """As results call it: `cpu`, or the GPU's name."""
+    """The name in results: `cpu`, or the GPU's name."""
     gpus: int = 0
 
     @property
     def backend(self) -> Literal["gloo", "nccl"]:
-        """Torch's own for tensors there."""
+        """Torch's own backend for tensors on this device."""
         return "nccl" if self.kind == "cuda" else "gloo"
 
     def shared_by(self, ranks: int) -> bool:
-        """Whether several of the ranks are on one GPU."""
+        """Whether several ranks share a GPU."""
         return self.kind == "cuda" and ranks > self.gpus
 
     def enter(self, rank: int, ranks: int) -> torch.device:
-        """In a worker, before it makes a group: where this rank's tensors are from now on."""
+        """Called in a worker before it makes a group: returns the device of this rank's tensors."""
         import torch
 
         if self.kind == "cpu":
@@ -234,12 +236,12 @@ class Place:
             os.environ.update(nccl_on_a_shared_gpu(rank))
         device = torch.device("cuda", rank % self.gpus)
         torch.cuda.set_device(device)
-        # Products of float32 as training on GPUs has them: by the tensor cores, in TF32.
+        # Float32 products on the tensor cores in TF32, as is usual for training on GPUs.
         torch.set_float32_matmul_precision("high")
         return device
 
     def free_bytes(self) -> int:
-        """Of memory: the machine's, or that of the GPU that has least."""
+        """The free memory of the machine, or of the GPU with the least."""
         if self.kind == "cpu":
             return _available_memory()
         import torch
@@ -251,7 +253,7 @@ CPU: Final = Place()
 
 
 def settle(device: torch.device) -> None:
-    """Waits until what the device was given to do is done."""
+    """Waits until the device has done all its queued work."""
     import torch
 
     if device.type == "cuda":
@@ -259,7 +261,7 @@ def settle(device: torch.device) -> None:
 
 
 def find_place(wanted: str) -> Place:
-    """`cpu`, `cuda`, or `auto`: GPUs where torch finds any."""
+    """The place for --device: `cpu`, `cuda`, or `auto`, which means GPUs if torch finds any."""
     import torch
 
     if wanted not in KINDS:
@@ -272,8 +274,11 @@ def find_place(wanted: str) -> Place:
 
 
 def nccl_on_a_shared_gpu(rank: int) -> dict[str, str]:
-    """NCCL refuses two ranks of one host on one GPU. With a host's name each it takes them for
-    different hosts and goes by the loopback, which is slower than what it does between GPUs."""
+    """The environment that lets ranks use NCCL on one GPU.
+
+    NCCL refuses two ranks of one host on one GPU. With a different host id each, it treats them as
+    different hosts and uses the loopback, which is slower than its ways between GPUs.
+    """
     return {
         "NCCL_HOSTID": f"rank-{rank}",
         "NCCL_SOCKET_IFNAME": "lo",
@@ -288,7 +293,7 @@ SHARED_GPU: Final = (
     "several ranks share a GPU: each has an NCCL_HOSTID of its own, and NCCL goes by the loopback, "
     "without peer and shared memory"
 )
-"""What the output says where nccl_on_a_shared_gpu() was needed."""
+"""The note in the output if nccl_on_a_shared_gpu() was needed."""
 
 
 def _available_memory() -> int:

@@ -1,4 +1,4 @@
-"""The demo from its first worker to its verdict. Every sentence of it is computed, none assumed."""
+"""The demo, from its first worker to its verdict. All its statements are computed from the run."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ from sealring.record.audit.page import Beside
 
 BATCH: Final = 2
 FLIP: Final = Flip(gradient=4)
-"""DDP sends one bucket in its first step and two in each that follows: this is the third's."""
+"""DDP sends one bucket in its first step and two in each later one: this is in the third step."""
 _RING: Final = with_settings({}, algorithm="ring")
-"""In a ring it is known which record carries a rank's own gradient, whatever the table chooses."""
+"""Forces the ring, in which it is known which record carries a rank's own gradient."""
 EARLY_STEPS: Final = 20
 EARLY_TOLERANCE: Final = 1e-3
 FINAL_TOLERANCE: Final = 0.05
-"""Both backends add the same numbers in another order, and training magnifies the last digit: the
-losses agree closely at first, and in the end as two good runs do."""
+"""The two backends add the same numbers in different orders, and training magnifies the rounding.
+So the losses agree closely at first, and at the end as well as those of two good runs."""
 LEAST_ENTROPY: Final = 7.99
 _RECENT: Final = 10
 
@@ -87,7 +87,7 @@ class Training:
     _partial: dict[tuple[Backend, int], list[Step]] = field(default_factory=dict)
 
     def add(self, step: Step) -> bool:
-        """Whether the step is whole now: all ranks have reported it."""
+        """Adds a rank's step; returns whether all ranks have now reported it."""
         parts = self._partial.setdefault((step.backend, step.number), [])
         parts.append(step)
         if len(parts) < self.ranks:
@@ -103,19 +103,19 @@ class Training:
 
     @property
     def done(self) -> float:
-        """In steps; one over both backends counts as a whole."""
+        """The number of finished steps; a step is finished when both backends have done it."""
         return sum(len(curve) for curve in self.curves.values()) / len(self.curves)
 
     def time_per_step(self, backend: Backend) -> Samples:
         return Samples(tuple(step.seconds for step in self.curves[backend]))
 
     def sealed_rate(self) -> float:
-        """Bytes a second that all ranks together sealed in their latest sealed steps."""
+        """The bytes per second that all ranks together sealed in their latest steps."""
         recent = self.curves["sealring"][-_RECENT:]
         return sum(s.sealed_bytes for s in recent) / (sum(s.seconds for s in recent) or 1.0)
 
     def final_loss(self, backend: Backend) -> float:
-        """The mean of the last steps: a single step's depends on what its batch happens to be."""
+        """The mean of the last steps' losses, because a single one depends on its batch."""
         return statistics.fmean(step.loss for step in self.curves[backend][-_RECENT:])
 
     @property
@@ -127,7 +127,7 @@ class Training:
         return self.time_per_step("sealring").median / self.time_per_step("gloo").median
 
     def largest_difference(self, steps: int | None = None) -> float:
-        """Of the losses, at any step or any of the first ones."""
+        """The largest difference of the two losses, over all steps or over the first `steps`."""
         sealed, gloo = self.curves["sealring"][:steps], self.curves["gloo"][:steps]
         return max(abs(one.loss - other.loss) for one, other in zip(sealed, gloo, strict=True))
 
@@ -138,7 +138,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Tapped:
-    """What the wiretap knows after its run, and what it would have liked to know."""
+    """What the wiretap saw in its run, and the plaintext that it did not see."""
 
     listener: int
     lured: int
@@ -146,7 +146,7 @@ class Tapped:
     setup_bytes: int
     records: int
     searched_bytes: int
-    """Sealed payload of the last step, both ways."""
+    """The bytes of sealed payload of the last step, in both directions."""
     entropy: float
     plaintext_entropy: float
     longest_run: int
@@ -154,7 +154,7 @@ class Tapped:
     header: bytes
     sealed: bytes
     plain: bytes
-    """The same bytes of the gradient, before sealing."""
+    """The bytes of the gradient before sealing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Attacked:
 
     @property
     def caught_by(self) -> list[int]:
-        """The ranks that saw for themselves that a record was changed."""
+        """The ranks that themselves detected the changed record."""
         return [
             rank
             for rank, ending in sorted(self.endings.items())
@@ -174,7 +174,7 @@ class Attacked:
 
     @property
     def told(self) -> list[int]:
-        """The ranks that ended with the same error because that rank reported it."""
+        """The ranks that ended with this error because the lured rank reported it."""
         return [
             rank
             for rank, ending in sorted(self.endings.items())
@@ -183,14 +183,14 @@ class Attacked:
 
     @property
     def weights_intact(self) -> bool:
-        """Every rank holds the weights of the last whole step, and all hold the same."""
+        """Whether all ranks have the same weights, those of the last complete step."""
         held = {ending.weights for ending in self.endings.values()}
         return len(held) == 1 and all(
             ending.weights == ending.weights_before for ending in self.endings.values()
         )
 
     def milliseconds(self, rank: int) -> float:
-        """From the flip to the exception in the training loop."""
+        """The milliseconds from the flip to the exception in the training loop."""
         return (self.endings[rank].at - self.flipped.at) * 1e3 if self.flipped else 0.0
 
 
@@ -200,10 +200,10 @@ class Outcome:
     tapped: Tapped
     attacked: Attacked
     audits: list[str] = field(default_factory=list)
-    """What the audits of recorded runs did not say as they should."""
+    """Unexpected results of the audits of recorded runs."""
 
     def surprises(self) -> list[str]:
-        """What did not go as sealring promises; empty if all is well."""
+        """Everything that was not as sealring promises; empty if all is well."""
         tapped, attacked = self.tapped, self.attacked
         early, final = self.training.largest_difference(EARLY_STEPS), self.training.final_difference
         others = sorted(set(attacked.endings) - {attacked.lured})
@@ -228,7 +228,7 @@ class Outcome:
 
 
 def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:
-    """Runs the demo; yields the training as it proceeds, then what became of the other runs."""
+    """Runs the demo; yields the training as it proceeds, then the results of the other runs."""
     with ExitStack() as stack:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         tap = stack.enter_context(Relay(lambda: real_address(store)))
@@ -289,9 +289,9 @@ def _payloads(wire: Wire, collectives: list[int]) -> bytes:
 
 
 def _example(plan: Plan, wire: Wire, collective: int, bucket: bytes) -> tuple[Sighting, bytes]:
-    """A record whose plaintext is the sender's own gradient, and that plaintext.
+    """Returns a record whose plaintext is the sender's own gradient, and that plaintext.
 
-    In a ring, a rank's first chunk leaves as it is; all later ones are sums already.
+    In a ring, a rank's first chunk is its own; all later ones are sums.
     """
     chunk = (plan.listener - 1) % plan.ranks
     cuts = chunks(len(bucket) // 4, plan.ranks, 4)
@@ -312,11 +312,11 @@ def _example(plan: Plan, wire: Wire, collective: int, bucket: bytes) -> tuple[Si
     raise RuntimeError(f"the wiretap did not see a record with {expected}")
 
 
-# ---- the results as people read them
+# ---- printing the results
 
 
 _ROW: Final = 12
-"""Bytes in a line of a dump: three floats."""
+"""Bytes in a line of the dump: three floats."""
 _ROWS: Final = 4
 
 
@@ -371,7 +371,7 @@ def wiretap(tapped: Tapped) -> Iterator[RenderableType]:
 
 
 def _dump(tapped: Tapped) -> Table:
-    """The record's header field by field, then its payload beside what it hides."""
+    """A table of the record's header, field by field, and of its payload beside the plaintext."""
     table = Table(title=f"One record from rank {tapped.listener} to rank {tapped.lured}")
     table.add_column("at", justify="right", style="dim")
     table.add_column("on the wire", style="cyan", no_wrap=True)
@@ -457,7 +457,7 @@ def attack(attacked: Attacked) -> Iterator[RenderableType]:
 
 
 def costs(training: Training) -> Beside:
-    """A step over each backend."""
+    """A table of the time of a step over each backend."""
     wires: tuple[tuple[Backend, str], ...] = (
         ("gloo", "plaintext"),
         ("sealring", f"sealed with {limits.SUITE}"),

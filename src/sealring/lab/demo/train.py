@@ -1,6 +1,6 @@
-"""What each of the demo's workers does: train, train under a wiretap or attack, train recorded.
+"""The demo's workers: they train, train under a wiretap or an attack, and train recorded.
 
-They learn from the Python standard library's own sources, which are already here.
+The training text is the sources of the Python standard library, which every machine has.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def standard_library(limit: int = CORPUS_BYTES, root: Path | None = None) -> byt
 
 def _modules(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        # os.walk goes on into what is left here, in this order.
+        # os.walk visits the folders that remain in this list, in this order.
         folders[:] = sorted(name for name in folders if name not in _NOT_THE_LIBRARY)
         for name in sorted(files):
             if name.endswith(".py"):
@@ -69,7 +69,7 @@ def _modules(root: Path) -> Iterator[Path]:
 
 
 class Batches:
-    """Random windows of the text; the same ones for the same seed."""
+    """Random windows of the text, which depend only on the seed."""
 
     def __init__(self, text: bytes, *, context: int, size: int, seed: int) -> None:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -78,7 +78,7 @@ class Batches:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """(inputs, targets): each target is the byte that follows its input."""
+        """Returns (inputs, targets). Each target is the byte that follows its input."""
         starts = torch.randint(
             len(self._text) - self._context, (self._size, 1), generator=self._generator
         )
@@ -94,7 +94,7 @@ SEED: Final = 1234
 LEARNING_RATE: Final = 1e-3
 TAPPED_STEPS: Final = 3
 ATTACKED_STEPS: Final = 6
-"""If the attack were not noticed, the run would end here all the same."""
+"""The run ends after so many steps even if the attack is not noticed."""
 _TIMEOUT: Final = timedelta(seconds=60)
 
 
@@ -114,12 +114,12 @@ class Plan:
 
     @property
     def listener(self) -> int:
-        """Of the tapped link, the rank that is dialed; it sends to the other one in the ring."""
+        """The rank that is dialed on the tapped link. In the ring it sends to the lured rank."""
         return self.ranks // 2 - 1
 
     @property
     def lured(self) -> int:
-        """The rank that dials, and finds the wiretap."""
+        """The rank that dials, and reaches the wiretap instead."""
         return self.listener + 1
 
 
@@ -136,14 +136,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """The rank starts with the run of this name."""
+    """Reported when a rank begins the run of this name."""
 
     name: Literal["training", "wiretap", "attack"]
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The last tapped step's buckets on the sending rank, as they were before sealing."""
+    """The buckets of the last tapped step on the sending rank, before sealing."""
 
     own: list[bytes] = field(default_factory=list)
     summed: list[bytes] = field(default_factory=list)
@@ -155,20 +155,20 @@ class Ending:
 
     whole_steps: int
     raised: str | None
-    """The class of what came out of the training step; None if nothing did."""
+    """The class of the exception that the training step raised; None if it raised none."""
     error: str | None
-    """The class of the group's own error."""
+    """The code of the group's error."""
     message: str
     reported_by: int | None
     at: float
     weights: str
     weights_before: str
-    """Digests: as the error left them, and as the last whole step did."""
+    """The digests of the weights after the error, and after the last complete step."""
 
 
 @dataclass
 class Trainee:
-    """A model, its optimizer and the way its gradients go."""
+    """A model, its optimizer, and the DDP that reduces its gradients."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -194,14 +194,14 @@ class Trainee:
 
 
 def work(rank: int, report: Report, plan: Plan) -> None:
-    """One worker, from its start to its end. Each run has a group of its own."""
+    """Runs one worker, from its start to its end. Each run has its own group."""
     batches = Batches(
         standard_library(), context=plan.shape.context, size=plan.batch, seed=SEED + rank
     )
     model = make_model(plan.shape, SEED)
     report(Act("training"))
     _train(report, plan, model, batches)
-    # The runs with an attacker on the wire need a wire.
+    # The attacker's relay needs TCP.
     os.environ["SEALRING_TRANSPORT"] = "tcp"
     report(Act("wiretap"))
     _train_tapped(rank, report, plan, model, batches)
@@ -210,9 +210,9 @@ def work(rank: int, report: Report, plan: Plan) -> None:
 
 
 def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> None:
-    """Two models with the same weights and batches: one over sealring, one over Gloo.
+    """Trains two models with the same weights and batches, one over sealring, one over Gloo.
 
-    Their steps alternate, so that whatever else the machine does slows both alike.
+    Their steps alternate, so that other load on the machine slows both equally.
     """
     dist.init_process_group("sealring")
     gloo = dist.new_group(backend="gloo")
@@ -233,7 +233,7 @@ def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> No
 
 
 def _in_turn(trainees: Mapping[Backend, Trainee], number: int) -> list[Backend]:
-    """Each goes first equally often: the one that follows finds other caches."""
+    """Alternates which backend goes first, because the order affects the caches."""
     names = list(trainees)
     return names if number % 2 == 0 else names[::-1]
 
@@ -251,7 +251,7 @@ def _train_tapped(
     gradients = Gradients()
 
     def all_reduce(taken: Gradients, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """What DDP does by itself, and a copy of what goes in and what comes out."""
+        """Does what DDP does by default, and copies the input and the result."""
         values = bucket.buffer().div_(plan.ranks)
         taken.own.append(values.numpy().tobytes())
         work: Any = dist.all_reduce(values, async_op=True)
@@ -265,7 +265,7 @@ def _train_tapped(
         return future
 
     if rank == plan.listener:
-        # DDP looks at a hook's annotations and does not know them as strings; a lambda has none.
+        # DDP checks a hook's annotations, and here they are strings. A lambda has none.
         trainee.wrapped.register_comm_hook(
             gradients, lambda taken, bucket: all_reduce(taken, bucket)
         )
@@ -318,11 +318,11 @@ def _ending(
 
 
 def _error_of_the_group(raised: RuntimeError) -> GroupError | None:
-    """The error as an object, even where DDP passes on no more than its text."""
+    """The group's error as an object, even if DDP raised only its text."""
     if isinstance(raised, GroupError):
         return raised
     try:
-        dist.barrier()  # a group keeps what ended it, and raises that at every later call
+        dist.barrier()  # a failed group raises its error at every later call
     except GroupError as error:
         return error
     return None
@@ -337,11 +337,11 @@ def _join_over_the_attackers_store(rank: int, plan: Plan, relay: Address) -> Non
     )
 
 
-# ---- the last act: a recorded run from a sealed vault, and what an audit makes of it
+# ---- the last part: recorded runs from a sealed vault, and their audits
 #
 # The text is sealed in a vault. All workers train from it with signed records and save a
-# checkpoint; half of them load it and go on, as a run of their own. Then the same again with one
-# rank that signs another count of its all-reduces. The audit checks each folder by itself.
+# checkpoint. Half of them load it and continue, as a separate run. In a third run one rank signs a
+# false count of its all-reduces. The audit checks each run's folder by itself.
 
 
 TEXT: Final = "corpus"
@@ -356,31 +356,31 @@ Name = Literal["honest", "resumed", "lying"]
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
     folder: str
-    """Of the run's records."""
+    """The folder of the run's records."""
     vault: str
     key: str
     resumes: bool
     lies: bool
     digest: str
-    """Of the text."""
+    """The digest of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A run, and what the audit says of it."""
+    """A run, and the result of its audit."""
 
     name: Name
     ranks: int
     status: int
-    """What `sealring audit check` would exit with."""
+    """The exit status of `sealring audit check`."""
     findings: list[str]
     page: Path
 
 
 def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | Audited]:
-    """Yields what is being done, and the outcome of each audit. Everything is kept in `place`.
+    """Performs the recorded runs; yields progress texts, and the outcome of each audit.
 
-    `costs` are shown on each page.
+    All files are kept in `place`. `costs` is shown on each page.
     """
     from sealring.vault.keys import key_file, make_key_file
     from sealring.vault.trees import seal_path
@@ -398,7 +398,7 @@ def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | 
     environment = {"SEALRING_SECRET": secrets.token_hex(32), "SEALRING_JOB": _JOB}
     (authority,) = load_credentials(0, ranks, environment).authorities
     (place / "authority.pem").write_bytes(authority.public_bytes(Encoding.PEM))
-    # Two ranks that contradict each other could both be lying: the third one decides.
+    # The lying run has three ranks: of two that contradict each other, either could be lying.
     fewer = max(2, ranks // 2)
     runs: list[tuple[Name, int]] = [("honest", ranks), ("resumed", fewer), ("lying", 3)]
     for name, count in runs:
@@ -419,13 +419,13 @@ def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | 
 
 
 def _trust(folder: Path, authority: x509.Certificate) -> AuditTrust:
-    """The two keys that an auditor must have: of the certificates, and of the run's log."""
+    """The two things that an auditor must trust: the job's authority, and the key of the log."""
     vkey = folder.with_name(f"{folder.name}.vkey").read_text().strip()
     return AuditTrust([authority], LogPolicy((Log(Verifier.parse(vkey)),)))
 
 
 def surprises(audited: list[Audited]) -> list[str]:
-    """What the audits did not say as they should; empty if all is well."""
+    """Unexpected results of the audits; empty if all is well."""
     found = []
     for one in audited:
         blamed = any(finding.startswith("rank 1") for finding in one.findings)
@@ -475,7 +475,7 @@ def _work(rank: int, report: Report, plan: RecordedRun) -> None:
 
 
 def _opened(vault: Any) -> bytes:
-    """The text, which no disk holds in plaintext."""
+    """Opens the text from the vault. No disk holds its plaintext."""
     stored = vault.find(TEXT)
     (part,) = stored.manifest.parts
     with stored.copy.opened(part, stored.whose) as reader:
@@ -485,7 +485,7 @@ def _opened(vault: Any) -> bytes:
 
 
 def _lie() -> None:
-    """From now on this rank says that it has done one collective more than it did."""
+    """Makes this rank state one collective more than it has done."""
     from sealring.record.recording import run
 
     recording: Any = run

@@ -1,6 +1,6 @@
-"""The man in the middle: a relay that hears, records and may change what two workers exchange.
+"""The attacker in the middle: a relay that records, and may change, what two workers exchange.
 
-It reads what anyone on the path can read: first TLS, whose records only tell their length, then
+It reads what anyone on the path can read: first TLS, whose records show only their length, then
 sealring's records, whose headers are authenticated but not secret.
 """
 
@@ -28,20 +28,20 @@ from sealring.limits import HEADER_BYTES, SESSION_FRAME, TAG_BYTES
 SEALED_HEADER_BYTES: Final = HEADER_BYTES + TAG_BYTES
 PAIR: Final[int] = _native.RecordKind.PAIR
 GROUP: Final[int] = _native.RecordKind.GROUP
-"""The two kinds of record that carry data of collectives."""
+"""The two kinds of records that carry data of collectives."""
 _TLS_HEADER_BYTES: Final = 5
 _TLS_TYPES: Final = (*range(20, 25), SESSION_FRAME)
-"""TLS's own, and the one of set-up under a session, which has the form of a TLS record."""
+"""TLS's content types, and that of set-up under a session, which has the form of a TLS record."""
 _MAGIC: Final = ord("S")
 _SMALL_ALL_REDUCE: Final = 32 << 10
-"""What is not larger is not a gradient, the wiretapper reckons."""
+"""An all-reduce of at most this many bytes is not taken for a gradient."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A record as it passes: its header's fields, and where it lies in the stream."""
+    """A record that passed: its header's fields, and its place in the stream."""
 
     fields: dict[str, int]
     start: int
@@ -65,12 +65,12 @@ class Sighting:
 
 
 class Dissector:
-    """Finds the records in one direction of a link, as bytes come."""
+    """Finds the records in the stream of one direction of a link."""
 
     def __init__(self) -> None:
         self.seen = 0
         self.setup_bytes = 0
-        """How much of it was TLS."""
+        """The bytes that were TLS."""
         self._header = bytearray()
         self._skip = 0
 
@@ -114,7 +114,7 @@ class Dissector:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One bit, in the first record of the so-manieth gradient that passes (counted from 1)."""
+    """Flips one bit in the first record of gradient number `gradient`, counted from 1."""
 
     gradient: int
     byte: int = 1000
@@ -125,10 +125,10 @@ class Flip:
 class Flipped:
     record: Sighting
     offset: int
-    """In the stream."""
+    """The changed byte's offset in the stream."""
     bit: int
     at: float
-    """On the monotonic clock, which all processes of a machine share."""
+    """The time by the monotonic clock, which all processes of a machine share."""
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Wire:
     flip: Flip | None = None
     flipped: Flipped | None = None
     stream: bytearray = field(default_factory=bytearray)
-    """As it was sent, before any change."""
+    """The bytes as they were sent, before any change."""
     sightings: list[Sighting] = field(default_factory=list)
     dissector: Dissector = field(default_factory=Dissector)
     gradients: list[int] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Wire:
     _aim: tuple[Sighting, int] | None = None
 
     def carry(self, data: bytes) -> bytes:
-        """What goes on in the place of `data`."""
+        """Records `data`; returns the bytes to pass on, which may be changed."""
         start = self.dissector.seen
         self.stream += data
         for sighting in self.dissector.feed(data):
@@ -174,7 +174,7 @@ class Wire:
 
 
 class Relay:
-    """Listens where a worker is made to believe that its peer does, and connects it to the peer."""
+    """Listens at the false address of a peer, and connects the lured worker to the real peer."""
 
     def __init__(self, find_target: Callable[[], Address], flip: Flip | None = None) -> None:
         self._find_target = find_target
@@ -194,7 +194,7 @@ class Relay:
 
     @property
     def link(self) -> tuple[Wire, Wire]:
-        """The connection that carried records; raises what went wrong here, if something did."""
+        """The wires of the connection that carried records; raises an error that occurred here."""
         if self._problems:
             raise self._problems[0]
         for towards, back in self.links:
@@ -204,7 +204,7 @@ class Relay:
 
     def close(self) -> None:
         for sock in (self._server, *self._sockets):
-            # Not close() alone: a thread may wait on the descriptor, and this wakes it.
+            # A thread may wait on the descriptor. Unlike close(), this wakes it.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -253,7 +253,7 @@ class Relay:
                     continue
                 try:
                     sink.sendall(passed_on)
-                except OSError:  # it has left; what is still said to it is heard here only
+                except OSError:  # the receiver has left; keep recording what is still sent
                     open_sink = False
         except OSError:
             pass
@@ -265,14 +265,14 @@ class Relay:
             sink.shutdown(socket.SHUT_WR)
 
 
-# ---- The rendezvous store belongs to the adversary: it may send a worker wherever it likes
+# ---- the rendezvous store is the attacker's, and may send a worker to any address
 
 
 _TARGET: Final = "wiretap/target"
 
 
 class HonestStore(Store):
-    """Passes everything on to another store; for those who lie in one answer and in no other."""
+    """Passes all calls on to another store. A base class for stores that lie in one answer."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -298,10 +298,9 @@ class HonestStore(Store):
 
 
 class LyingStore(HonestStore):
-    """Tells the truth, except about where one rank listens: there it names the wiretap.
+    """An honest store, except that it gives the wiretap's address as that of one rank.
 
-    That it stands in the worker's process changes nothing: the worker sees of a store only what
-    the store answers.
+    It runs in the worker's process, which makes no difference: the worker sees only its answers.
     """
 
     def __init__(self, store: Store, *, about: int, relay: Address) -> None:
@@ -313,30 +312,30 @@ class LyingStore(HonestStore):
         value = super().get(key)
         if not key.endswith(self._about):
             return value
-        # The wiretap must know whom to connect its prey to.
+        # The wiretap must know the real address of the peer.
         self._store.set(_TARGET, value.decode())
         return encode_addresses([self._relay]).encode()
 
 
 def real_address(store: Store) -> Address:
-    """Where the lured worker wanted to go."""
+    """The address that the lured worker asked for."""
     return parse_addresses(bytes(store.get(_TARGET)))[0]
 
 
-# ---- What can be said of captured traffic, computed from it
+# ---- computations on captured traffic
 
 
 _WINDOW: Final = 8
-"""Shorter pieces occur in any long stream by chance."""
+"""The bytes of a window. Shorter pieces occur by chance in any long stream."""
 _STRIDE: Final = 4
-"""Plaintext is cut at every float."""
+"""A window of plaintext begins at every float."""
 SHORTEST_RUN: Final = _WINDOW + _STRIDE - 1
-"""A piece of plaintext of so many bytes holds a whole window wherever it begins: it is found."""
+"""A piece of plaintext of this length contains a whole window, so it is always found."""
 _ENOUGH_HITS: Final = 64
 
 
 def entropy(data: bytes | bytearray) -> float:
-    """Bits per byte, from how often each byte value occurs; 8 for bytes without any pattern."""
+    """The entropy in bits per byte, from the frequencies of byte values; 8 is the maximum."""
     if not data:
         return 0.0
     counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
@@ -347,7 +346,7 @@ def entropy(data: bytes | bytearray) -> float:
 def longest_plaintext_run(stream: bytes, plaintexts: Iterable[bytes]) -> int:
     """The length of the longest piece of a plaintext found in the stream; 0 if there is none.
 
-    None of SHORTEST_RUN bytes or more goes unseen. Where there are very many, the first of them
+    Every piece of SHORTEST_RUN bytes or more is found. If there are very many, only the first ones
     are measured.
     """
     return max((_longest(stream, plaintext) for plaintext in plaintexts), default=0)
@@ -379,7 +378,7 @@ def _windows(data: bytes) -> NDArray[np.uint64]:
 
 
 def _agreement(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """The length of the common prefix."""
     length = min(len(one), len(other))
     differ = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     return int(np.argmax(differ)) if differ.any() else length

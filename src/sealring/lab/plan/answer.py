@@ -1,11 +1,11 @@
-"""What is asked of the planner, and what it answers; `sealring.tune(model)` asks for DDP.
+"""Questions to the planner and its answers; `sealring.tune(model)` asks for DDP.
 
-Forming a job takes its links along a tree, and every member verified by every member:
+To form a job, ranks make links along a tree, and every member verifies every other:
 
     T = shared (rank + members * member) + latency * messages + bytes / network
 
-A rank's own work is proportional to the number of members. A message of a round goes up and down
-the tree; on its way down, a rank of the tree sends all statements to each of its children in turn.
+A rank's own work is proportional to the number of members. The messages of a round go up and down
+the tree; on the way down, a rank sends all statements to each of its children in turn.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ from sealring.lab.results import ScaleCase
 
 _ROUNDS: Final = 3
 _MESSAGES_OF_A_LINK: Final = 10
-"""TCP, TLS, hellos, transport: one after the other."""
+"""The messages to make a link, one after the other: TCP, TLS, hellos, transport."""
 _FEWEST: Final = 3
-"""Numbers of ranks to which a line is fitted."""
+"""A line is fitted only if at least this many numbers of ranks were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forming:
     rank_s: Figure
-    """Of a rank's processor, for the links of the tree and for all that does not grow."""
+    """The CPU seconds of a rank for the links of the tree and all else that does not grow."""
     member_s: Figure
-    """... and for each member."""
+    """The CPU seconds of a rank for each member."""
     member_bytes: Figure
-    """Of a member's statement, signature and confirmation."""
+    """The bytes of a member's statement, signature and confirmation."""
 
 
 @cache
 def shipped() -> Forming:
-    """For profiles of machines on which no groups were formed (`bench all`)."""
+    """The default figures, for machines on which forming groups was not measured (`bench all`)."""
     name = "forming.toml"
     text = files("sealring.lab.plan").joinpath("figures", name).read_text()
     return strictly(Forming, parse_toml(text, name), name, "profile")
 
 
 def forming_of(cases: Sequence[ScaleCase], source: str) -> Forming | None:
-    """Fitted to the groups of all ranks; None where too few were measured."""
+    """Fits the figures to the measured groups of all ranks; None if too few were measured."""
     worlds = [case for case in cases if case.what == "world" and case.ranks > 8]
     if len({case.ranks for case in worlds}) < _FEWEST:
         return None
@@ -100,11 +100,11 @@ def forming_of(cases: Sequence[ScaleCase], source: str) -> Forming | None:
 def forming_seconds(
     forming: Forming, ranks: int, cluster: Cluster, device: Device, network: Network
 ) -> float:
-    """From the moment at which all ranks are there until the group exists on all of them."""
+    """The seconds from the arrival of all ranks until the group exists on all of them."""
     if ranks < 2:
         return 0.0
     depth = (ranks - 1).bit_length()
-    # Beside a GPU there is more than one core for its rank.
+    # A rank with a GPU has at least one core for itself.
     shared = cluster.per_host / device.cores_per_host.value if device.kind == "cpu" else 1.0
     working = max(1.0, shared) * (forming.rank_s.value + ranks * forming.member_s.value)
     waiting = network.latency_s.value * (2 * _ROUNDS * depth + _MESSAGES_OF_A_LINK)
@@ -126,11 +126,11 @@ class Question:
     batch: int
     precision: Precision
     price: float | None = None
-    """Per GPU (or rank) and hour."""
+    """The price per GPU (or rank) and hour."""
     compute: Compute | None = None
-    """Measured; None: reckoned from the arithmetic."""
+    """The measured computing times; None: computed from the arithmetic."""
     forming: Forming | None = None
-    """Measured; None: as shipped."""
+    """The measured figures of forming; None: the default figures."""
 
     @property
     def cluster(self) -> Cluster:
@@ -147,13 +147,13 @@ class WayAnswer:
     communicating_s: float
     exposed_s: float
     bucket_mb: float | None
-    """None where there are no buckets."""
+    """The bucket size; None if there are no buckets."""
     default_buckets: bool
-    """That is what DDP does if it is given no bucket_cap_mb: 25, but 1 MiB for the first."""
+    """Whether these are DDP's default buckets: 25 MB, but 1 MiB for the first."""
     all_reduces: int
     algorithm: str
     default_bucket_seconds: float | None
-    """The same with torch's default buckets; None where there are no buckets."""
+    """The seconds with torch's default buckets; None if there are no buckets."""
     samples_per_s: float
     cost_per_million_samples: float | None
 
@@ -164,7 +164,7 @@ class LayoutAnswer:
     device_bytes: float
     fits: bool
     seconds: dict[str, float]
-    """By way."""
+    """The seconds of a step for each way."""
     memory: Memory
 
 
@@ -172,17 +172,17 @@ class LayoutAnswer:
 class BucketAnswer:
     bucket_mb: float
     default: bool
-    """DDP without a bucket_cap_mb: the first bucket is 1 MiB."""
+    """Whether this is DDP without a bucket_cap_mb, whose first bucket is 1 MiB."""
     all_reduces: int
     seconds: dict[str, float]
-    """By way."""
+    """The seconds of a step for each way."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeAnswer:
     bytes: int
     algorithm: str
-    """The fastest for one sealed all-reduce of this size."""
+    """The fastest algorithm for a sealed all-reduce of this size."""
     seconds: float
     by_default: str
     default_seconds: float
@@ -203,17 +203,17 @@ class Answer:
     ways: list[WayAnswer]
     layouts: list[LayoutAnswer]
     buckets: list[BucketAnswer]
-    """Every cap that was tried."""
+    """The answers for all bucket sizes that were tried."""
     algorithms: list[SizeAnswer]
     cost_per_day: float | None
     forming_s: float
-    """Until the sealed group of all ranks exists."""
+    """The seconds until the sealed group of all ranks exists."""
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-# ---- the answer: this model, so many ranks, that machine
+# ---- answering a question
 
 
 CAPS_MB: Final = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0)
@@ -283,7 +283,7 @@ def reckoned(question: Question) -> Compute:
 
 
 def settings(question: Question, way: Way) -> list[Setting]:
-    """One per value of the setting "algorithm" that is worth a try; only sealring has that."""
+    """The settings to try: one for each useful value of "algorithm", which only sealring has."""
     choices: list[Algorithm | None] = [None]
     if way == "sealed" and question.ranks > 2:
         choices += [Algorithm.TREE, Algorithm.HIERARCHICAL]
@@ -325,7 +325,7 @@ def _ways(
     found: list[WayAnswer] = []
     for way in question.profile.ways():
         if best.layout == "ddp":
-            # The shortest; of two that are as good as the same, the one nearer to the default.
+            # The fastest; of sizes that are about equally fast, the first that was tried.
             taken, steps = next(
                 (bucket, steps)
                 for bucket, steps in tried
@@ -365,7 +365,7 @@ def _ways(
     return found
 
 
-# ---- what fits
+# ---- which layouts fit into memory
 
 
 def _layouts(question: Question, compute: Compute) -> Iterator[LayoutAnswer]:
@@ -395,7 +395,11 @@ def _layouts(question: Question, compute: Compute) -> Iterator[LayoutAnswer]:
 
 
 def _tensor_pipeline(question: Question) -> tuple[int, int] | None:
-    """The fewest ranks per replica that fit, tensor parallelism within a host first."""
+    """The (tensor, pipeline) with the fewest ranks per replica that fits into memory.
+
+    Prefers tensor parallelism within a host. If none fits, returns the largest; None if the model
+    is not a transformer.
+    """
     shape = question.model.transformer
     if shape is None:
         return None
@@ -429,7 +433,7 @@ def _fits(question: Question, memory: Memory) -> bool:
 
 
 def _needed(question: Question, memory: Memory) -> float:
-    """A GPU's memory is its ranks', of which it has one as a rule; a host's ranks share its own."""
+    """The memory needed on a GPU by its ranks (usually one), or on a host by all its ranks."""
     device = question.profile.device
     if device.kind == "gpu":
         return memory.device_bytes * max(1, question.cluster.per_host / device.cores_per_host.value)
@@ -437,7 +441,8 @@ def _needed(question: Question, memory: Memory) -> float:
 
 
 def _best_layout(fitting: list[LayoutAnswer]) -> LayoutAnswer:
-    """DDP where it fits: it is the simplest. Else what is fastest, protected."""
+    """DDP if it fits, because it is the simplest; else the layout that is fastest when
+    protected."""
     if fitting[0].layout == "ddp":
         return fitting[0]
     return min(fitting, key=lambda each: list(each.seconds.values())[-1])
@@ -498,7 +503,7 @@ def _fastest(profile: Profile, network: Network, cluster: Cluster, nbytes: int) 
         return taken.seconds, taken.algorithm
 
     default_seconds, default = timed(None)
-    # Direct opens world - 1 whole tensors: where that is too many to be a choice, it is none.
+    # Direct opens world - 1 whole tensors; it is left out if these are too many bytes.
     worth = [a for a in Algorithm if a is not Algorithm.DIRECT or cluster.ranks * nbytes < 1 << 28]
     seconds, best = min(timed(each) for each in worth)
     return SizeAnswer(nbytes, best.name.lower(), seconds, default.name.lower(), default_seconds)
@@ -516,12 +521,13 @@ def tune(
     batch: int = 1,
     **options: Any,
 ) -> Any:
-    """`DistributedDataParallel(module, bucket_cap_mb=planned, **options)`.
+    """Returns `DistributedDataParallel(module, bucket_cap_mb=planned, **options)`.
 
     Call it where you would wrap the model, after init_process_group, with the same arguments on
-    every rank. `profile` is the name of a profile (`sealring plan --list`) or the results.json of
-    `sealring bench all` on a machine like this one; a model on a GPU has h200-sealring by default,
-    one on CPUs needs its own. `options` are DDP's; a bucket_cap_mb among them is left as it is.
+    every rank. `profile` is the name of a profile (`sealring plan --list`), or the results.json of
+    `sealring bench all` on a machine like this one. The default for a model on a GPU is
+    h200-sealring; a model on CPUs needs a profile. `options` are DDP's. If they contain a
+    bucket_cap_mb, it is not changed.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -550,7 +556,7 @@ def planned_bucket_mb(
     network: str | None = None,
     batch: int = 1,
 ) -> float | None:
-    """The bucket_cap_mb with which a sealed step is shortest; None for torch's default."""
+    """The bucket_cap_mb with the shortest sealed step; None for torch's default buckets."""
     import torch
 
     model = from_module(module, type(module).__name__)
@@ -580,8 +586,10 @@ def planned_bucket_mb(
 
 
 def machine(name: str, kind: Literal["cpu"] | None = None) -> Profile:
-    """A profile by name, from a .toml file, or fitted to a results file: of its GPU, if it has
-    measured one and the CPU was not asked for."""
+    """Returns a profile by name, from a .toml file, or fitted to a results file.
+
+    From a results file it is the GPU's profile, if a GPU was measured and `kind` is not "cpu".
+    """
     if name.endswith(".json"):
         from sealring.lab.plan.fit import gpu_of, gpu_profile_of, profile_of
         from sealring.lab.results import read_results

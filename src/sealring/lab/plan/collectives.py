@@ -1,12 +1,12 @@
-"""How long one collective takes: the programs that the engines run, without data, by a clock.
+"""Simulates how long a collective takes: runs the engines' programs without data, with a clock.
 
-A rank has an engine, which does one thing at a time (seal, open, reduce, copy), a way out and a way
-in, each of which carries one record at a time. A record leaves when it is sealed, travels, and can
-be opened when the step that takes it may run. All else is the programs' own order, as program.py
-has it: dependencies, segments in order, a window of open segments.
+A rank has an engine, which does one thing at a time (seal, open, reduce, copy), and one way out and
+one way in, each of which carries one record at a time. A record leaves when it is sealed, travels,
+and is opened when the step that receives it may run. The rest follows from the rules of programs
+(program.py): dependencies, segments in order, and a window of open segments.
 
-Large worlds are symmetric: what rank r does, rank r + unit does at the same time. So it is enough
-to run `unit` ranks; what they send to others comes back to them as what those others send.
+Large worlds are symmetric: rank r + unit does the same as rank r at the same time. So it is enough
+to run `unit` ranks. What they send to other ranks arrives at the ranks that stand for those.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ from sealring.core.schedule.execution import RECEIVING, SENDING
 from sealring.errors import ScheduleError
 
 WINDOW: Final = SEGMENT_WINDOW
-"""Segments open at a time."""
+"""The number of segments that are open at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """What it takes to bring one record from one rank to another.
+    """The costs of sending a record from one rank to another, in seconds per byte or per record.
 
-    Those that begin with engine_ keep a rank's engine busy, seconds per byte or per record; the
-    others pass beside it.
+    Costs that begin with engine_ occupy a rank's engine; the others do not.
     """
 
     latency_s: float
@@ -53,15 +52,15 @@ class Hop:
     engine_send_s: float = 0.0
     engine_receive_s: float = 0.0
     engine_push_s_per_byte: float = 0.0
-    """To send what this rank has sealed."""
+    """The cost of sending what this rank has sealed."""
     engine_forward_s_per_byte: float = 0.0
-    """To send on what another rank has sealed."""
+    """The cost of forwarding what another rank has sealed."""
     engine_pull_s_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds per byte of the engine's own work, and what hops inside and between hosts cost."""
+    """The seconds per byte of the engine's own work, and the costs of hops."""
 
     seal: float
     open: float
@@ -70,18 +69,18 @@ class Costs:
     inside: Hop
     between: Hop
     turn_s: float = 0.0
-    """Of an engine that had nothing to do, to take up a record: it had given its core to another
-    rank. 0 where no core is shared."""
+    """The time that an idle engine needs to begin with a record, if it has given its core to
+    another rank. 0 if no core is shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     seconds: float
-    """Until the last rank is done."""
+    """The time until the last rank is done."""
     engine_s: float
-    """What the busiest engine did in that time."""
+    """The working time of the busiest engine."""
     out_bytes: float
-    """What the busiest rank sent."""
+    """The bytes that the busiest rank sent."""
 
 
 def simulate(
@@ -93,16 +92,17 @@ def simulate(
     *,
     window: int = WINDOW,
 ) -> Outcome:
-    """Runs the programs of the first ranks, all slots `slot_bytes` long, in `segments` segments.
+    """Simulates the programs of the first ranks. Slots have `slot_bytes` bytes in `segments`
+    segments.
 
-    If there are fewer programs than the world has ranks, their number is the unit of symmetry.
+    If there are fewer programs than ranks in the world, their number is the unit of symmetry.
     """
     unit, world = len(programs), programs[0].world
     if world % unit:
         raise ScheduleError(f"{unit} ranks do not stand for a world of {world}")
     size = slot_bytes / segments
-    # A turn is one step of one rank in one segment. Turns are numbered rank by rank and segment by
-    # segment, so that lists can hold what is known of them.
+    # A turn is one step of one rank in one segment. Turns are numbered by rank, then by segment, so
+    # that lists can be indexed by them.
     counts = [len(program.steps) for program in programs]
     first = [0]
     for count in counts:
@@ -187,7 +187,7 @@ def simulate(
 
 
 _Key = tuple[int, int, int, int]
-"""(receiver, sender, origin, message) of a record."""
+"""The (receiver, sender, origin, message) of a record."""
 _Receivers = dict[_Key, int]
 _Plan = tuple[float, list[tuple[int, int, Hop]]]
 
@@ -210,7 +210,7 @@ def _plan(
     unit: int,
     receivers: _Receivers,
 ) -> _Plan:
-    """How long the step keeps the engine busy, and (receiver, its step, hop) of what it sends."""
+    """Returns the engine's time for a step, and (receiver, its step, hop) for each sent record."""
     rank, world = program.rank, program.world
 
     def hop_to(peer: int) -> Hop:
@@ -225,12 +225,12 @@ def _plan(
             push = hop.engine_push_s_per_byte if sealed else hop.engine_forward_s_per_byte
             work += hop.engine_send_s + size * push
             origin = {Action.SEND: -1, Action.PUBLISH: rank}.get(step.action, step.origin)
-            # The rank that is as far behind `peer` as this one stands in for it.
+            # By symmetry, another rank of the unit stands for `peer`.
             turn = peer // unit * unit
             there, here = peer - turn, (rank - turn) % world
             turned = origin if origin < 0 else (origin - turn) % world
             index = receivers.get((there, here, turned, (step.message - turn) % world))
-            if index is None:  # message numbers that are no ranks stay as they are
+            if index is None:  # a message number that is not a rank is not shifted
                 index = receivers.get((there, here, turned, step.message))
             if index is None:
                 raise ScheduleError(f"no rank receives message {step.message} of rank {rank}")
@@ -245,12 +245,11 @@ def _plan(
     return size * (costs.copy if step.action is Action.COPY else costs.reduce), []
 
 
-# ---- small worlds run whole
+# ---- small worlds are simulated completely, large ones extrapolated
 #
-# Large ones are symmetric, and long tensors repeat: beyond a few ranks each further one, and beyond
-# a few segments each further one, adds the same time again. So the clock runs at a few small worlds
-# and few segments, and the rest is a straight line through them. The tests hold these lines to
-# simulations of the whole.
+# Beyond a few ranks, and beyond a few segments, each further one adds the same time. So only a few
+# small worlds and few segments are simulated, and the rest is a straight line through them. Tests
+# compare these lines with complete simulations.
 
 
 _FEW_RANKS: Final = (8, 12)
@@ -259,12 +258,12 @@ _FEW_ON_A_HOST: Final = (4, 8)
 _FEW_IN_TREES: Final = (32, 64)
 _LARGE_HOST: Final = 8
 _WHOLE: Final = 12
-"""Up to so many ranks, and so many segments, nothing is extrapolated."""
+"""Up to this many ranks, and this many segments, nothing is extrapolated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """So many ranks, and how many of them share a host."""
+    """A number of ranks, and how many of them share a host."""
 
     ranks: int
     per_host: int
@@ -283,14 +282,14 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How an engine cuts what it sends."""
+    """How an engine cuts slots into records."""
 
     record_bytes: int
-    """The most in one record; 0: every slot travels whole, whatever its length."""
+    """The most bytes in one record; 0: every slot is one record, whatever its length."""
     by_world: bool
-    """True: as the CPU engine does, into equal parts and smaller ones in large worlds."""
+    """Whether it cuts like the CPU engine: into equal parts, which are smaller in large worlds."""
     threads: int = 1
-    """That a rank may use for a large tensor."""
+    """The threads that a rank may use for a large tensor."""
 
     def segments(self, slot_bytes: float, world: int) -> int:
         if not self.by_world:
@@ -309,14 +308,15 @@ def collective(
     costs: Costs,
     cutting: Cutting,
 ) -> Outcome:
-    """Of a tensor of `nbytes` bytes: the whole one in an all-reduce or a broadcast, one rank's part
-    in an all-gather or a reduce-scatter. Where lanes share it: of the first lane."""
+    """Simulates a collective of `nbytes` bytes: those of the whole tensor in an all-reduce or a
+    broadcast, of one rank's part in an all-gather or a reduce-scatter. If lanes share it, the
+    outcome is that of the first lane."""
     if cluster.ranks == 1:
         return Outcome(0.0, 0.0, 0.0)
     ringless = algorithm is not Algorithm.RING
     if ringless and cluster.ranks > _WHOLE and (grid := _neighbours(nbytes)) is not None:
-        # Where lines are drawn anyway, one more: between sizes that are powers of two. Not for
-        # rings, whose time steps up with every further window of segments.
+        # Also interpolate between sizes that are powers of two. Not for rings, whose time grows in
+        # steps with every further window of segments.
         ends = [
             (float(size), collective(operation, algorithm, cluster, size, costs, cutting))
             for size in grid
@@ -325,7 +325,7 @@ def collective(
     slot = longest_slot(operation, algorithm, cluster, nbytes)
     segments = cutting.segments(slot, cluster.ranks)
     size = slot / segments
-    # The first lane has the most. Each is an engine of its own, with pipes of its own.
+    # The first lane has the most segments. Each lane is a separate engine with its own pipes.
     lanes = lanes_of(operation, algorithm, cluster, slot, cutting)
     rounds, rest = divmod(segments, STRIPE_SEGMENTS * lanes)
     segments = rounds * STRIPE_SEGMENTS + min(STRIPE_SEGMENTS, rest)
@@ -336,7 +336,7 @@ def collective(
     def along_segments(world: Cluster) -> Outcome:
         if segments <= _WHOLE:
             return at(world, segments)
-        # A window of segments is under way at a time, so what repeats is a window.
+        # A window of segments is open at a time, so the time repeats by windows.
         few = 2 * WINDOW + segments % WINDOW
         return _line([(count, at(world, count)) for count in (few, few + WINDOW)], segments)
 
@@ -376,7 +376,7 @@ def longest_slot(
 
 
 def _tree(cluster: Cluster, run: Callable[[Cluster], Outcome]) -> Outcome:
-    """A tree grows by a level whenever the world doubles."""
+    """The outcome for a tree, which gains a level whenever the world doubles."""
     few = [Cluster(ranks, min(cluster.per_host, ranks)) for ranks in _FEW_IN_TREES]
     if cluster.ranks <= few[1].ranks:
         return run(cluster)
@@ -417,14 +417,14 @@ def _run(
 def lanes_of(
     operation: Operation, algorithm: Algorithm, cluster: Cluster, slot: float, cutting: Cutting
 ) -> int:
-    """Threads that share a tensor with such slots, a stripe of segments each in turn."""
+    """The number of threads that share a tensor with such slots."""
     peers = _most_peers(operation, algorithm, cluster) if cutting.threads > 1 else 1
     return lanes_for(slot, cluster.ranks, cutting.threads, peers)
 
 
 @lru_cache(maxsize=4096)
 def _most_peers(operation: Operation, algorithm: Algorithm, cluster: Cluster) -> int:
-    """With how many others a rank exchanges records: the first, which no other exceeds."""
+    """The number of peers of rank 0 in the program; no rank has more."""
     if cluster.ranks > MAX_LANED_WORLD:
         return cluster.ranks - 1
     topology = _topology(algorithm, cluster.host_of())
@@ -437,10 +437,10 @@ def _topology(algorithm: Algorithm, hosts: tuple[int, ...]) -> Topology | None:
 
 
 def _unit(algorithm: Algorithm, cluster: Cluster) -> int:
-    """How many ranks stand for all; those algorithms in which ranks differ are run whole."""
+    """How many ranks stand for all. Algorithms in which ranks differ are simulated completely."""
     if algorithm in (Algorithm.TREE, Algorithm.DIRECT) or not cluster.even:
         return cluster.ranks
     if algorithm is Algorithm.RING:
         return 1 if cluster.hosts == 1 else cluster.per_host
-    # Here they differ in the order in which they add up, a little: small worlds can afford it.
+    # Ranks differ a little in the order of their sums: small worlds are simulated completely.
     return cluster.ranks if cluster.ranks <= _WHOLE else cluster.per_host

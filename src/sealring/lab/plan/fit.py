@@ -1,9 +1,9 @@
-"""A profile of the machine that a results file was measured on.
+"""Fits a profile to the machine on which a results file was measured.
 
-Rates come from the kernels, what a call and a record cost besides from two ranks' all-reduces by
-size. What sharing a core costs comes from all-reduces of more ranks than cores: from all
-that others do, and from the shortest sealed one. Steps are what the profile is to predict, so
-none that communicates is looked at.
+Rates come from the kernels. The further costs of a call and of a record come from two ranks'
+all-reduces by size. The cost of sharing a core comes from all-reduces of more ranks than cores:
+from all of the other backends', and from the shortest sealed one. Steps that communicate are not
+used, because the profile is to predict them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from sealring.lab.results import (
     usable,
 )
 
-# ---- straight lines through measured points, none of whose parts can be negative
+# ---- straight lines through measured points, whose starts and slope cannot be negative
 
 
 class Point(NamedTuple):
@@ -52,9 +52,9 @@ class Point(NamedTuple):
 
 
 def lines(groups: Sequence[Sequence[Point]]) -> tuple[list[float], float]:
-    """The start of each group's line and the slope that all have in common, by least squares.
+    """Fits a line to each group of points by least squares, with one common slope for all.
 
-    A group without points starts at 0.
+    Returns each line's start and the slope. A group without points starts at 0.
     """
     starts = [0.0] * len(groups)
     free = {number for number, points in enumerate(groups) if points}
@@ -82,13 +82,13 @@ def _centre(points: Sequence[Point]) -> tuple[float, float]:
     return x, sum(point.weight * point.y for point in points) / total
 
 
-# ---- how the collectives of a results file were run: by which algorithms, over which transport
+# ---- the algorithms and the transport of the collectives in a results file
 
 
 def setting_of(
     results: Results, profile: Profile, way: Way, ranks: int, transport: Transport = "shm"
 ) -> Setting:
-    """So many ranks of the machine, with the choice of algorithms that was made there."""
+    """The setting of `ranks` ranks of the machine, with the algorithms that were used there."""
     if way == "sealed" and transport == "tcp":
         profile = _over_sockets(profile)
     network = load_network(profile.network)
@@ -97,7 +97,8 @@ def setting_of(
 
 
 def _over_sockets(profile: Profile) -> Profile:
-    """Ranks of one host that talk by TCP: they choose algorithms as all ranks of one host do."""
+    """The profile with TCP between the ranks of one host. Their algorithms stay those of one
+    host."""
     assert profile.sealed is not None
     rate = profile.sealed.between_engine_bytes_per_s
     return with_figures(
@@ -112,11 +113,11 @@ def _over_sockets(profile: Profile) -> Profile:
 
 @lru_cache(maxsize=8)
 def _table(text: str) -> AlgorithmTable | None:
-    """None, which is sealring's own, where the file does not say it."""
+    """The table of a results file; None, which means sealring's own, if the file has none."""
     return parse_table(text, "the results' algorithms") if text else None
 
 
-# ---- what it costs that ranks share cores
+# ---- the cost of sharing cores
 
 
 _SHARES: Final = tuple(step / 20 for step in range(21))
@@ -134,10 +135,10 @@ def with_shares(profile: Profile, results: Results) -> Profile:
 
 
 def turns_from(results: Results, way: Way) -> list[CollectiveCase]:
-    """The all-reduces of more ranks than cores from which it is learnt what sharing one costs.
+    """The all-reduces of more ranks than cores that give the cost of sharing a core.
 
-    Nearly all of the shortest one is waiting, so of sealed ones it is enough, and the others are
-    left to be predicted.
+    Of the sealed ones only the shortest is used, because nearly all of its time is waiting. The
+    others are left to be predicted.
     """
     crowded = [
         case
@@ -169,7 +170,7 @@ def _with_share(
 
 
 def _turn(profile: Profile, way: Way, cases: Sequence[CollectiveCase], results: Results) -> float:
-    """By least squares of the relative error; a time is all but linear in it."""
+    """Fits turn_s by least squares of the relative error; times are nearly linear in it."""
     probe = 1e-5
     probed = with_figures(profile, way, "", turn_s=probe)
     along = across = 0.0
@@ -210,14 +211,14 @@ def profile_of(results: Results) -> Profile:
 
 
 def _rate(results: Results, kernel: str) -> Figure:
-    """Bytes a second, with all cores at it if that was measured: so it is in training."""
+    """A kernel's bytes per second, with all cores busy if that was measured, as in training."""
     cases = [case for case in results.aead if case.kernel == kernel and case.device == "cpu"]
     if not cases:
         raise ConfigurationError(
             f"these results have no {kernel} among their kernels: measure with `sealring bench all`"
         )
     crowded = [case for case in cases if case.processes == results.machine.cores] or cases
-    # The longest calls: they stream from memory, as gradients do.
+    # The longest calls, whose data come from memory, like gradients.
     longest = max(case.bytes for case in crowded)
     rates = [case.bytes / median(case.seconds) for case in crowded if case.bytes == longest]
     named = crowded[0]
@@ -258,7 +259,7 @@ def _device(results: Results) -> Device:
 
 
 def reached(results: Results, device: str) -> Iterable[float]:
-    """Flops a second and core (or GPU) of each step without communication on one rank."""
+    """The flops per second of each step without communication on one rank."""
     alone = [case for case in results.step if case.variant == "compute" and case.ranks == 1]
     for case in alone:
         if case.device == device and case.model in MODELS:
@@ -297,7 +298,7 @@ def _sealed_route(results: Results, copy: Figure) -> Route:
 
 
 def _socket_rate(results: Results, copy: Figure) -> Figure:
-    """What TCP takes more than shared memory, per byte: from the longest all-reduces of two."""
+    """The rate of sockets, from the longest all-reduces of two ranks over TCP and shared memory."""
     shm, tcp = _points(results, "sealed", "shm"), _points(results, "sealed", "tcp")
     both = {p.bytes * p.messages: p for p in shm}
     pairs = [(p, both[p.bytes * p.messages]) for p in tcp if p.bytes * p.messages in both]
@@ -305,7 +306,7 @@ def _socket_rate(results: Results, copy: Figure) -> Figure:
         return Figure(copy.value, f"assumed as fast as copying: {copy.source}")
     longest, beside = max(pairs, key=lambda pair: pair[0].bytes * pair[0].messages)
     threads = threads_by_default(results.machine.cores, 2)
-    # Threads that share it carry their parts at the same time.
+    # The threads that share a tensor send their parts at the same time.
     lanes = lanes_for(longest.bytes, 2, threads)
     more = (median(longest.seconds) - median(beside.seconds)) * lanes
     carried = longest.bytes * longest.messages
@@ -343,7 +344,7 @@ def _plain_route(results: Results, way: Way, copy: Figure) -> Route:
 
 
 def _with_overheads(profile: Profile, results: Results) -> Profile:
-    """What a call and a record cost beyond their bytes: from two ranks' sealed all-reduces."""
+    """Fits the costs of a call and of a record beyond its bytes, from two ranks' all-reduces."""
     points = _points(results, "sealed", "shm")
     if profile.sealed is None or not points:
         return profile
@@ -362,7 +363,7 @@ def _with_overheads(profile: Profile, results: Results) -> Profile:
         one = Point(records, measured - base, 1 / (measured * measured))
         (short if nbytes <= limits.PREPARED_BYTES else long).append(one)
     (prepared, call), record = lines([short, long])
-    if prepared > call:  # the same, then, and noise
+    if prepared > call:  # then the difference is noise, and both are taken as equal
         (call,), record = lines([short + long])
         prepared = call
     return with_figures(
@@ -376,11 +377,9 @@ def _with_overheads(profile: Profile, results: Results) -> Profile:
     )
 
 
-# ---- a profile of the GPU, from `python -m sealring.lab gpu`
-#
-# Rates come from its kernels. How fast a wire is follows from the all-reduces of the most ranks on
-# the GPU: it is what is left of their time when the kernels' has been taken off. Several ranks on
-# one GPU share it in the profile as they did when they were measured.
+# ---- a profile of the GPU, from `python -m sealring.lab gpu`  Rates come from the GPU's kernels.
+# The speed of a wire comes from the all-reduce of the most ranks on the GPU: its time without the
+# kernels' time. In the profile several ranks share one GPU, as they did in the measurement.
 
 
 _HALVINGS: Final = 50
@@ -490,7 +489,7 @@ def _gpu_plain_route(kernels: dict[str, KernelCase]) -> Route:
 
 
 def _exchange(results: Results, name: str, way: Way) -> CollectiveCase:
-    """That of the most ranks, by the wire that is fastest: NCCL before Gloo where both are."""
+    """The all-reduce of the most ranks over the fastest wire; NCCL is preferred to Gloo."""
     cases = [
         case
         for case in usable(results.allreduce)
@@ -508,7 +507,7 @@ def _exchange(results: Results, name: str, way: Way) -> CollectiveCase:
 
 
 def _with_wire(profile: Profile, way: Way, case: CollectiveCase) -> Profile:
-    """By bisection: the slower the wire, the longer the all-reduce."""
+    """Finds the wire's speed by bisection, because a slower wire gives a longer all-reduce."""
     network = load_network(profile.network)
     cluster = Cluster(case.ranks, case.ranks)
     measured = median(case.seconds)

@@ -1,8 +1,8 @@
-"""One training step: how the model is spread over ranks, what each holds, and how long it takes.
+"""One training step by layout: how the model is spread over ranks, its memory and its time.
 
-ddp      every rank has all of the model; gradients are all-reduced, bucket by bucket
+ddp      every rank has the whole model; gradients are all-reduced, bucket by bucket
 fsdp     every rank has a part of each unit; units are gathered before use, gradients scattered
-tp x pp  layers are cut within a host and stages are chained; replicas of that all-reduce gradients
+tp x pp  layers are split within a host, and stages are chained; replicas all-reduce gradients
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from sealring.lab.plan.collectives import Cluster, collective, lanes_of, longest
 from sealring.lab.plan.models import Model
 from sealring.lab.plan.profiles import Network, Profile, Route, Way, costs_of, cutting_of
 
-# ---- how DDP cuts the gradients: the order in which they come, until a bucket is full
-#
-# From the second step on, torch fills buckets in the order in which gradients arrived in the first,
-# which is the reverse of registration. The one that makes a bucket full still goes into it. The
-# first bucket is full at 1 MiB where `bucket_cap_mb` is left at its default, so that the first
-# all-reduce starts early; a cap that is given holds for the first one too.
+# ---- how DDP puts gradients into buckets  From the second step on, torch fills buckets in the
+# order in which gradients arrived in the first step, which is the reverse of registration. The
+# gradient that makes a bucket full still goes into it. With the default bucket_cap_mb, the first
+# bucket is full at 1 MiB, so that the first all-reduce starts early. A given cap is also that of
+# the first bucket.
 
 
 DEFAULT_CAP_MB: Final = 25.0
@@ -39,11 +38,11 @@ _DEFAULT_FIRST_BYTES: Final = 1 << 20
 class Bucket:
     bytes: int
     ready: float
-    """The part of backward after which all of it is there."""
+    """The part of backward after which the whole bucket is computed."""
 
 
 def limits_of(cap_mb: float | None) -> tuple[int, int]:
-    """(first, further) limits in bytes; None is torch's default."""
+    """The limits in bytes of the first bucket and of the others; None is torch's default."""
     if cap_mb is None:
         return _DEFAULT_FIRST_BYTES, int(DEFAULT_CAP_MB * (1 << 20))
     if not 0 < cap_mb < 1 << 30:
@@ -55,7 +54,7 @@ def limits_of(cap_mb: float | None) -> tuple[int, int]:
 
 
 def fill(sizes: Sequence[int], limits: tuple[int, int]) -> list[list[int]]:
-    """Indices into `sizes`, bucket by bucket."""
+    """Fills buckets; returns the indices into `sizes` for each bucket."""
     buckets: list[list[int]] = []
     current: list[int] = []
     held = 0
@@ -77,15 +76,15 @@ def buckets_of(model: Model, cap_mb: float | None, itemsize: int) -> list[Bucket
     ]
 
 
-# ---- what a rank holds while it trains with Adam, by the way in which the model is spread
+# ---- the memory of a rank that trains with Adam, by layout
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
 ITEMSIZE: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of parameters and gradients."""
+"""Bytes of an element of parameters and gradients."""
 _OPTIMIZER_BYTES: Final[dict[Precision, int]] = {"fp32": 8, "bf16": 12, "fp16": 12}
-"""Adam's two moments in float32, and a float32 copy of parameters that are shorter."""
+"""Bytes per parameter of Adam's two float32 moments and, for short types, of a float32 copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Memory:
     buffers: float
     """DDP's buckets, FSDP's gathered units."""
     host_links: float
-    """sealring's own, in the host's memory: rings and record buffers of all links."""
+    """sealring's memory on the host: rings and record buffers of all links."""
 
     @property
     def device_bytes(self) -> float:
@@ -105,14 +104,15 @@ class Memory:
 
 
 def link_bytes(cluster: Cluster) -> float:
-    """Every rank has a link to every other: two rings in shared memory, or two records' buffers."""
+    """The memory of a rank's links to all others: two rings in shared memory, or two records
+    each."""
     inside = min(cluster.per_host, cluster.ranks) - 1
     between = cluster.ranks - 1 - inside
     return float(inside * 2 * limits.RING_BYTES + between * 2 * limits.RECORD_BYTES)
 
 
 def ddp_memory(model: Model, cluster: Cluster, precision: Precision, batch: int) -> Memory:
-    """Every rank has all of it; buckets are a second copy of the gradients."""
+    """The memory with DDP. Every rank has the whole model; buckets are a copy of the gradients."""
     buckets = float(model.count * ITEMSIZE[precision])
     return _memory(model, cluster, precision, samples=batch, parts=1, buffers=buckets)
 
@@ -120,7 +120,8 @@ def ddp_memory(model: Model, cluster: Cluster, precision: Precision, batch: int)
 def fsdp_memory(
     model: Model, cluster: Cluster, precision: Precision, batch: int, largest_unit: int
 ) -> Memory:
-    """Beside its part: the unit that computes, the one that is gathered, and its gradients."""
+    """The memory with FSDP: a part of the model, the unit that computes, the one that is gathered,
+    and its gradients."""
     units = 3.0 * largest_unit * ITEMSIZE[precision]
     return _memory(model, cluster, precision, samples=batch, parts=cluster.ranks, buffers=units)
 
@@ -128,8 +129,8 @@ def fsdp_memory(
 def sharded_memory(
     model: Model, cluster: Cluster, precision: Precision, tensor: int, pipeline: int
 ) -> Memory:
-    """Tensor x pipeline parallelism with microbatches of one sample: as many are under way in the
-    first stage as there are stages."""
+    """The memory with tensor x pipeline parallelism and microbatches of one sample. The first stage
+    has as many of them under way as there are stages."""
     shards = tensor * pipeline
     held = model.count * ITEMSIZE[precision] / shards
     return _memory(model, cluster, precision, samples=1 / tensor, parts=shards, buffers=held)
@@ -144,7 +145,7 @@ def _memory(
     parts: int,
     buffers: float,
 ) -> Memory:
-    """A rank has one of so many parts of the model, and activations of so many samples."""
+    """The memory of a rank with one of `parts` parts of the model, and activations of `samples`."""
     size = ITEMSIZE[precision]
     return Memory(
         parameters=model.count * size / parts,
@@ -156,19 +157,20 @@ def _memory(
     )
 
 
-# ---- gradients are exchanged while backward still computes, as far as that goes
+# ---- gradients are exchanged while backward computes, as far as possible
 #
 # All ranks do the same at the same time. On a host, computing and the engines share the cores (on a
-# GPU: the GPU), and when more is wanted than there is, all of it slows down alike.
+# GPU: the GPU). If they need more than there is, all of them slow down equally.
 
 
 MOVED_AFTER_S: Final = 0.5e-3
-"""Linux moves no thread to another core that has run within this time (sched_migration_cost)."""
+"""Linux does not move a thread to another core if it ran within this time
+(sched_migration_cost)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Seconds of one rank's step without communication, all ranks of its host computing."""
+    """The seconds of a rank's step without communication, while all ranks of its host compute."""
 
     forward_s: float
     backward_s: float
@@ -186,30 +188,30 @@ class Exchange:
     ready: float
     """The part of backward after which it can begin."""
     seconds: float
-    """By itself, with a core for every engine."""
+    """The time by itself, with a core for every engine."""
     busy_s: float
-    """Of these, what needs the core."""
+    """The part of `seconds` that needs the core."""
     threads: int = 1
-    """That share it: so many cores are needed at a time."""
+    """The threads that share it, each of which needs a core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who competes for the cores of a host."""
+    """How ranks share the cores of a host."""
 
     cores: float
     ranks: int
     yields: bool = False
-    """True: an engine that waits yields its core and does not sleep, as sealring's do on CPUs. It
-    then stays on that core. A thread that sleeps is woken on a core that is free, so the cores have
-    even shares of such ranks."""
+    """Whether a waiting engine yields its core and does not sleep, as sealring's do on CPUs. Such
+    an engine stays on its core. A thread that sleeps wakes up on a free core, so such ranks are
+    spread evenly over the cores."""
     settled: bool = True
-    """False: so shortly after it woke up that no rank has been moved to another core yet."""
+    """False shortly after the start, when no rank has been moved to another core yet."""
 
     @property
     def on_a_core(self) -> float:
-        """Ranks on the busiest core: in a collective all wait for those. So three that yield take
-        as long on two cores as four."""
+        """The number of ranks on the busiest core, for which all others wait in a collective. So
+        three ranks that yield take as long on two cores as four."""
         even = max(1.0, self.ranks / self.cores)
         if not self.yields:
             return even
@@ -219,17 +221,17 @@ class Sharing:
 
     @property
     def turns(self) -> float:
-        """How often route.turn_s passes when an engine has run out of records: for each further
-        rank on its core; where engines yield, once, since what others do meanwhile is work."""
+        """How many times route.turn_s passes when an engine has run out of records: once for each
+        other rank on its core; but at most once if engines yield, since the others work then."""
         further = self.on_a_core - 1.0
         return min(further, 1.0) if self.yields else further
 
     def speed(self, computing: bool, part: float, threads: int = 1) -> float:
-        """Of every thread, where each rank's engines would be at work `part` of their time if each
-        had a core for itself. One that is slowed is at work for longer, and waits no longer."""
+        """The speed of every thread, if each rank's engines work `part` of their time when they
+        have their own cores. A slowed engine works for longer, but does not wait for longer."""
         if part <= 0.0:
             return min(1.0, self.cores / self.ranks) if computing else 1.0
-        # Of a rank. Computing goes on for so long that it is moved from core to core.
+        # The cores of a rank. Computing takes so long that it is moved between cores.
         cores = self.cores / self.ranks
         if not computing and self.on_a_core > 1.0:
             cores = 1.0 / self.on_a_core
@@ -246,7 +248,7 @@ class Sharing:
 
 @lru_cache(maxsize=64)
 def _busiest(ranks: int, cores: int) -> int:
-    """How many ranks share the busiest core if each is on any core: the median."""
+    """The median number of ranks on the busiest core if each rank is on a random core."""
     for most in range(1, ranks):
         ways = [1.0] + [0.0] * ranks  # by the ranks that have a core so far, over ranks' factorial
         for _ in range(cores):
@@ -264,9 +266,9 @@ class Step:
     seconds: float
     communicating_s: float
     exposed_s: float
-    """Of these, while nothing was computed."""
+    """The part of `communicating_s` during which nothing was computed."""
     slowed_s: float
-    """By how much computing took longer because engines shared its cores."""
+    """How much longer computing took because engines shared its cores."""
 
     @property
     def hidden_s(self) -> float:
@@ -276,13 +278,13 @@ class Step:
 def run_step(
     compute: Compute, exchanges: Sequence[Exchange], sharing: Sharing, *, overlaps: bool = True
 ) -> Step:
-    """`exchanges` run one at a time, in their order, as DDP and the engines have it."""
+    """Simulates a step. `exchanges` run one at a time, in order, as with DDP and the engines."""
     alone = sharing.speed(True, 0.0)
     now, progress = compute.forward_s, 0.0
     slowed = communicating = exposed = 0.0
     for exchange in exchanges:
         due = (exchange.ready if overlaps else 1.0) * compute.backward_s
-        if progress < due:  # nothing to send yet: backward has the cores to itself
+        if progress < due:  # nothing to send yet: backward uses the cores alone
             now += due - progress
             progress = due
         part = exchange.busy_s / exchange.seconds if exchange.seconds > 0 else 0.0
@@ -290,7 +292,7 @@ def run_step(
         while left > 0:
             computing = progress < compute.backward_s
             speed = sharing.speed(computing, part, exchange.threads)
-            # Only what needs the core is slowed; waiting for a link takes as long as before.
+            # Only the part that needs the core is slowed, not waiting for a link.
             stretch = part / speed + (1.0 - part)
             took = left * stretch
             if computing:
@@ -310,41 +312,41 @@ def run_step(
     return Step(now + compute.optimizer_s, communicating, exposed, slowed)
 
 
-# ---- the three ways
+# ---- steps by layout
 
 
 _GLOO: Final = (Algorithm.RING,)
 _NCCL: Final = (Algorithm.RING, Algorithm.TREE, Algorithm.HIERARCHICAL)
-"""It takes what is faster. Between hosts its rings use every GPU's own port, as here the
-hierarchical algorithm does."""
+"""NCCL uses the fastest of these. Between hosts its rings use every GPU's own port, which the
+hierarchical algorithm stands for."""
 _INSIDE: Final = (Algorithm.RING, Algorithm.TREE)
 
 
 class Taken(NamedTuple):
-    """What one collective takes of each rank."""
+    """The cost of one collective for each rank."""
 
     seconds: float
     engine_s: float
-    """Of these, what an engine works."""
+    """The part of `seconds` during which an engine works."""
     algorithm: Algorithm
     threads: int
-    """Engines that share it."""
+    """The engines that share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way over one cluster: what is asked again and again with other sizes."""
+    """One way on one cluster; it is asked about many sizes."""
 
     profile: Profile
     way: Way
     network: Network
     cluster: Cluster
     algorithm: Algorithm | None = None
-    """What the setting "algorithm" says; None: the table's choice."""
+    """The value of the setting "algorithm"; None: the table chooses."""
     table: AlgorithmTable | None = None
-    """None: sealring's own."""
+    """The table of algorithms; None: sealring's own."""
     settled: bool = True
-    """False: ranks that share cores are still where they happened to wake up."""
+    """False if ranks that share cores are still on the cores where they woke up."""
 
     @property
     def route(self) -> Route:
@@ -362,8 +364,8 @@ class Setting:
         return Sharing(device.cores_per_host.value, ranks, yields, self.settled)
 
     def takes(self, operation: Operation, nbytes: int, *, waits: bool = False) -> Taken:
-        """One collective; with `waits`, one whose caller waits for it and has made such a call
-        before."""
+        """The cost of one collective. With `waits`, the caller waits for it, and has made such a
+        call before."""
         route = self.route
         if self.way == "sealed":
             select = _selection(self.cluster, self.algorithm, self.table)
@@ -383,7 +385,7 @@ class Setting:
             for each in candidates
         ]
         outcome, algorithm = min(timed, key=lambda pair: pair[0].seconds)
-        # On CPUs the call itself runs on the core that the engine runs on.
+        # On CPUs the call itself runs on the engine's core.
         call = route.call_s.value
         if waits and nbytes <= limits.PREPARED_BYTES:
             call -= route.prepared_s.value
@@ -404,13 +406,13 @@ class Setting:
 def _selection(
     cluster: Cluster, algorithm: Algorithm | None, table: AlgorithmTable | None
 ) -> Selection:
-    """As a group of these ranks would choose."""
+    """The algorithm selection of a group of these ranks."""
     fixed = NOTHING_SET if algorithm is None else everywhere(algorithm)
     return Selection(Topology(cluster.host_of()), table, fixed)
 
 
 def compute_of(model: Model, profile: Profile, ranks: int, batch: int, p: Precision) -> Compute:
-    """From arithmetic and the device's rate; `ranks` of them share a host."""
+    """Computes the times from the arithmetic and the device's rate; `ranks` ranks share a host."""
     device = profile.device
     peak = device.fp32_flops if p == "fp32" else device.bf16_flops
     rate = peak.value * device.efficiency.value
@@ -425,7 +427,7 @@ def ddp_step(setting: Setting, compute: Compute, buckets: Sequence[Bucket]) -> S
     exchanges = [
         setting.exchange(Operation.ALL_REDUCE, bucket.bytes, bucket.ready) for bucket in buckets
     ]
-    # DDP itself copies each gradient into its bucket, divided, and back when all are reduced.
+    # DDP copies each gradient, divided, into its bucket, and back when all are reduced.
     sharing = setting.sharing()
     rate = setting.profile.plain.copy_bytes_per_s.value
     crowd = max(1.0, sharing.ranks / sharing.cores)
@@ -436,10 +438,10 @@ def ddp_step(setting: Setting, compute: Compute, buckets: Sequence[Bucket]) -> S
 
 
 def alone(setting: Setting, operation: Operation, nbytes: int) -> float:
-    """One collective by itself, again and again, on as many cores as there are."""
+    """The seconds of one collective that is called again and again, without other work."""
     early = dataclasses.replace(setting, settled=False)
     exchange = early.exchange(operation, nbytes, waits=True)
-    # So long a rank has not run when its turn comes. If that is long, a free core takes it over.
+    # How long a rank has not run when its turn comes. If it is long, a free core takes the rank.
     waited = (early.sharing().on_a_core - 1.0) * exchange.busy_s
     if waited >= MOVED_AFTER_S:
         early, exchange = setting, setting.exchange(operation, nbytes, waits=True)
@@ -447,13 +449,14 @@ def alone(setting: Setting, operation: Operation, nbytes: int) -> float:
 
 
 def fsdp_units(model: Model) -> list[int]:
-    """Elements of each unit, in the order of forward."""
+    """The number of elements of each unit, in the order of forward."""
     spans = model.blocks or ((0, len(model.parameters)),)
     return [sum(p.count for p in model.parameters[first:last]) for first, last in spans]
 
 
 def fsdp_step(setting: Setting, model: Model, compute: Compute, precision: Precision) -> Step:
-    """The next unit is gathered while one computes; its gradients leave while the next does."""
+    """Simulates a step with FSDP. While a unit computes, the next one is gathered, and in backward
+    the gradients of the previous one are sent."""
     size, ranks = ITEMSIZE[precision], setting.cluster.ranks
     units = fsdp_units(model)
     whole = sum(units)
@@ -467,7 +470,7 @@ def fsdp_step(setting: Setting, model: Model, compute: Compute, precision: Preci
     )
     talking = sum(2 * g.seconds + s.seconds for g, s in zip(gather, scatter, strict=True))
     sharing = setting.sharing()
-    # Engines that share the cores slow computing by what they take of them.
+    # Engines that share the cores slow down computing by the time that they use.
     spare = max(0.0, sharing.cores / sharing.ranks - 1.0)
     slowed = max(0.0, busy - spare * compute.total_s)
 
@@ -490,8 +493,9 @@ def tensor_pipeline_step(
     setting: Setting, model: Model, compute: Compute, batch: int, precision: Precision,
     tensor: int, pipeline: int,
 ) -> Step:  # fmt: skip
-    """Microbatches of one sample. Each layer all-reduces its activations twice forward and twice
-    backward among `tensor` ranks; stages hand them on; replicas all-reduce gradients at the end."""
+    """A step with microbatches of one sample. Each layer all-reduces its activations among `tensor`
+    ranks, twice forward and twice backward. Stages pass activations on, and at the end replicas
+    all-reduce gradients."""
     shape = model.transformer
     assert shape is not None
     size, cluster = ITEMSIZE[precision], setting.cluster
@@ -509,7 +513,7 @@ def tensor_pipeline_step(
         + values * (max(hop.link_s_per_byte, costs.seal + hop.engine_push_s_per_byte) + costs.open)
         if pipeline > 1 else 0.0
     )  # fmt: skip
-    # One microbatch is 1/batch of what `compute` is for, and each rank has 1/(tp x pp) of it.
+    # `compute` is for a whole batch. A microbatch is 1/batch of it, and a rank has 1/(tp x pp).
     work = (compute.forward_s + compute.backward_s) / batch / (tensor * pipeline)
     stage = work + 4.0 * layers * reduce_s + 2.0 * hand_on
     running = stage * (micro + pipeline - 1)

@@ -1,7 +1,7 @@
-"""What is trained: its parameters in the order of registration, its arithmetic, and its origin.
+"""The planner's models: parameters in the order of registration, and their arithmetic.
 
-A model has a name, or comes from a file that lists its parameters, or is `module:factory` of the
-user's own, built on the meta device, where parameters have shapes and no memory.
+A model has a known name, or comes from a file that lists its parameters, or from the user's own
+`module:factory`. The latter is built on the meta device, where parameters need no memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Parameter:
     """How often one sample multiplies with each element in the forward pass: once per token, once
     per place in an image. An embedding that is only looked up has 0."""
     tied: bool = False
-    """An embedding that is the output layer too: backward begins with it, yet its gradient is
-    whole only at the end."""
+    """Whether it is an embedding that is also the output layer. Backward begins with it, but its
+    gradient is complete only at the end."""
 
     @property
     def count(self) -> int:
@@ -39,7 +39,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """What tensor and pipeline parallelism need to know besides."""
+    """The shape of a transformer, which tensor and pipeline parallelism need."""
 
     layers: int
     width: int
@@ -54,13 +54,13 @@ class Model:
     parameters: tuple[Parameter, ...]
     transformer: Transformer | None = None
     activation_values: float = 0.0
-    """Kept for the backward pass, per sample. 0: not known."""
+    """Values per sample that are kept for the backward pass; 0 if not known."""
     extra_flops: float = 0.0
-    """Forward, per sample, beyond those of the parameters: attention's own."""
+    """Forward flops per sample beyond those of the parameters, such as attention's."""
     batch: int = 1
-    """Samples per rank unless the user says otherwise."""
+    """The default number of samples per rank."""
     blocks: tuple[tuple[int, int], ...] = field(default=())
-    """Parameters [first, last) that are one FSDP unit each; without any, the model is one."""
+    """The FSDP units, as ranges [first, last) of parameters; if empty, the model is one unit."""
 
     @property
     def count(self) -> int:
@@ -68,11 +68,12 @@ class Model:
 
     @property
     def forward_flops(self) -> float:
-        """Per sample: a multiplication and an addition for each use of each element."""
+        """Flops per sample: a multiplication and an addition for each use of each element."""
         return self.extra_flops + sum(2.0 * p.count * p.uses for p in self.parameters)
 
     def ready_fractions(self) -> list[float]:
-        """By parameter, last first: how much of backward has run when its gradient is ready."""
+        """For each parameter, last first: the part of backward after which its gradient is
+        ready."""
         total = sum(p.count * p.uses for p in self.parameters) or 1.0
         done = sum(p.count * p.uses for p in self.parameters if p.tied)
         fractions = []
@@ -89,7 +90,7 @@ _MAX_FILE_BYTES: Final = 64 << 20
 
 
 def load_model(name: str) -> Model:
-    """By name, `module:factory`, or the path of a parameter list; ConfigurationError if neither."""
+    """Loads a model by its name, by `module:factory`, or from the file of a parameter list."""
     if name in MODELS:
         return MODELS[name]()
     if name.endswith(".json") or os.sep in name:
@@ -103,10 +104,11 @@ def load_model(name: str) -> Model:
 
 
 def from_file(path: Path) -> Model:
-    """A list of parameters in the order of registration, as JSON.
+    """Reads a JSON list of parameters in the order of registration.
 
-    {name: [dimensions]}, or {name: {"shape": [dimensions], "uses": n}}, or a list of such shapes;
-    by itself, or as "parameters" beside "batch" and "activation_values" (`Model`).
+    It is {name: [dimensions]}, or {name: {"shape": [dimensions], "uses": n}}, or a list of such
+    shapes. It is the whole document, or the member "parameters" beside "batch" and
+    "activation_values" (`Model`).
     """
     try:
         return _read(path)
@@ -153,12 +155,12 @@ def _listed(path: Any, name: str, given: Any) -> Parameter:
 
 
 def from_factory(name: str) -> Model:
-    """`module:factory`: a callable without arguments that returns a torch.nn.Module."""
+    """Makes a model by `module:factory`, a callable without arguments that returns a Module."""
     import torch
 
     module_name, _, factory_name = name.partition(":")
     here = os.getcwd()
-    sys.path.insert(0, here)  # as `python -m` has it: the user's own module
+    sys.path.insert(0, here)  # as with `python -m`, to find the user's module
     try:
         factory: Any = importlib.import_module(module_name)
         for part in factory_name.split("."):
@@ -178,7 +180,7 @@ def from_factory(name: str) -> Model:
 
 
 def from_module(module: Any, name: str) -> Model:
-    """Any torch.nn.Module; only what takes part in training counts, as in DDP."""
+    """Makes a model from a torch.nn.Module. As in DDP, only parameters that are trained count."""
     trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not trained:
         raise ConfigurationError(f"{name} has no parameters to train")
@@ -187,7 +189,7 @@ def from_module(module: Any, name: str) -> Model:
 
 
 def with_tokens(model: Model, tokens: int) -> Model:
-    """A model of the user's own, in which each sample uses every parameter so many times."""
+    """Returns a user's model in which each sample uses every parameter `tokens` times."""
     if model.name in MODELS:
         raise ConfigurationError(
             f"--tokens is for models of your own: what {model.name} computes is known"
@@ -199,9 +201,9 @@ def with_tokens(model: Model, tokens: int) -> Model:
 
 
 def _blocks(parameters: Sequence[Parameter]) -> tuple[tuple[int, int], ...]:
-    """Parameters that follow each other and belong together by their names: `layers.7.`, `head.`.
+    """Ranges of consecutive parameters that belong together by name, such as `layers.7.`, `head.`.
 
-    People wrap such blocks in FSDP one by one.
+    Users usually wrap each such block in FSDP.
     """
     found: list[tuple[int, int]] = []
     before = None
@@ -217,7 +219,7 @@ def _blocks(parameters: Sequence[Parameter]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-# ---- the models that have a name, with the shapes of lab/bench/models.py; the tests compare them
+# ---- the known models, with the shapes of lab/bench/models.py; tests compare the two
 
 
 def _gpt(
@@ -268,8 +270,7 @@ def _gpt2(name: str, layers: int, width: int, heads: int) -> Callable[[], Model]
 
 
 def _shipped(name: str) -> Callable[[], Model]:
-    """As torchvision registers it, with the arithmetic of 224 x 224 pixels; `mlp` is the
-    benchmark's own."""
+    """A model of torchvision, with the arithmetic of 224 x 224 pixels; `mlp` is the benchmark's."""
     return lambda: _read(files("sealring.lab.plan").joinpath("figures", "models", f"{name}.json"))
 
 
@@ -284,4 +285,4 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "gpt-small": lambda: _gpt("gpt-small", 6, 384, 6, 256, 256, 256, attention_bias=False, batch=2),
     "gpt-demo": lambda: _gpt("gpt-demo", 4, 128, 4, 64, 256, 64, attention_bias=False, batch=8),
 }
-"""By the name that `sealring plan` takes."""
+"""The models by the names that `sealring plan` takes."""

@@ -1,8 +1,8 @@
-"""What a machine can do, as a TOML file in which every figure says where it comes from.
+"""Profiles of machines: TOML files in which every figure names its source.
 
-A profile has a device and up to three ways of bringing bytes from rank to rank: `plain` (torch's
-own backend), `cc` (what today's GPU-TEEs do) and `sealed` (sealring). Networks between hosts are
-files of their own, since they go with any machine.
+A profile has a device and up to three ways to send bytes from rank to rank: `plain` (torch's own
+backend), `cc` (today's GPU-TEEs) and `sealed` (sealring). Networks between hosts are separate
+files, because they can be combined with any machine.
 """
 
 from __future__ import annotations
@@ -38,50 +38,50 @@ class Device:
     kind: Literal["cpu", "gpu"]
     ranks_per_host: Figure
     cores_per_host: Figure
-    """What computing and engines share: cores, or GPUs."""
+    """The cores, or GPUs, that computing and engines share."""
     memory_bytes: Figure
-    """Of a GPU, which is one rank's; of a host, which its ranks share."""
+    """The memory of a GPU, which one rank uses, or of a host, which its ranks share."""
     fp32_flops: Figure
     bf16_flops: Figure
     efficiency: Figure
-    """The part of them that training reaches."""
+    """The part of the flops that training reaches."""
     memory_bytes_per_s: Figure
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way. A rate of 0 means that the engine has no such work to do."""
+    """The costs of one way. A rate of 0 means that the engine does not do this work."""
 
     call_s: Figure
-    """Per collective, on top of its records."""
+    """Seconds per collective, besides those of its records."""
     prepared_s: Figure
-    """What a call saves of that where it waits for its result, is no longer than
-    limits.PREPARED_BYTES and is like an earlier one."""
+    """The part of call_s that a prepared call saves: one that waits for its result, has at most
+    limits.PREPARED_BYTES, and is like an earlier call."""
     seal_bytes_per_s: Figure
     open_bytes_per_s: Figure
     reduce_bytes_per_s: Figure
     copy_bytes_per_s: Figure
     send_s: Figure
-    """Of the engine, per record."""
+    """Seconds of the engine per record."""
     receive_s: Figure
     turn_s: Figure
-    """Of the engine, where ranks share cores, whenever it has run out of records: it then gives its
-    core to another rank, and comes back to caches that this one has used (Sharing.turns)."""
+    """If ranks share cores: seconds of the engine whenever it has run out of records. It then gives
+    its core to another rank, and later finds the caches changed (Sharing.turns)."""
     inside_latency_s: Figure
     inside_bytes_per_s: Figure
     inside_push_bytes_per_s: Figure
     inside_forward_bytes_per_s: Figure
     inside_pull_bytes_per_s: Figure
     between_latency_s: Figure
-    """On top of the network's."""
+    """Latency added to the network's."""
     between_engine_bytes_per_s: Figure
-    """At which the engine moves bytes to and from a socket."""
+    """The rate at which the engine moves bytes to and from a socket."""
     record_bytes: Figure
-    """0: each chunk travels as one message."""
+    """The size of a record; 0: each chunk is one message."""
     overlaps: Figure
-    """1: runs beside backward. 0: backward waits."""
+    """1 if exchanges run while backward computes; 0 if backward waits."""
     core_share: Figure
-    """How much of a core (a GPU) an engine that is at work takes from computing."""
+    """The part of a core (or GPU) that a working engine takes from computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Network:
     about: str
     latency_s: Figure
     bytes_per_s: Figure
-    """Of each rank, in each direction."""
+    """The rate of each rank, in each direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Profile:
     name: str
     about: str
     network: str
-    """Between hosts, unless the user names another."""
+    """The default network between hosts."""
     device: Device
     plain: Route
     cc: Route | None
@@ -112,13 +112,13 @@ class Profile:
 
 
 def route_of(**figures: Figure) -> Route:
-    """A route in which only these have a part."""
+    """Makes a route with these figures; all others are NOTHING."""
     nothing = {field.name: NOTHING for field in dataclasses.fields(Route)}
     return Route(**{**nothing, **figures})
 
 
 def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Profile:
-    """The same with other figures in one way, all from one source."""
+    """Returns the profile with changed figures in one way, which all have one source."""
     route = profile.way(way)
     assert route is not None
     figures = {name: Figure(value, source) for name, value in values.items()}
@@ -130,8 +130,8 @@ def with_figures(profile: Profile, way: Way, source: str, **values: float) -> Pr
 
 
 def costs_of(path: Route, network: Network, turns: float = 0.0) -> Costs:
-    """`turns`: how many of the route's pass before an engine takes up a record; 0: it has a core
-    for itself."""
+    """The costs of a route over a network. `turns` is how many times turn_s passes before an idle
+    engine begins with a record; 0 if it has its own core."""
     between = _inverse(path.between_engine_bytes_per_s)
     ends = {"engine_send_s": path.send_s.value, "engine_receive_s": path.receive_s.value}
     return Costs(
@@ -160,7 +160,7 @@ def costs_of(path: Route, network: Network, turns: float = 0.0) -> Costs:
 
 
 def cutting_of(profile: Profile, way: Way, on_a_host: int) -> Cutting:
-    """For so many ranks on each host."""
+    """How the engine of a way cuts slots, with `on_a_host` ranks on each host."""
     route = profile.way(way)
     assert route is not None
     own_engine = way == "sealed" and profile.device.kind == "cpu"
@@ -185,7 +185,7 @@ def network_names() -> list[str]:
 
 
 def load_profile(name: str) -> Profile:
-    """By name, or the path of a TOML file of one's own."""
+    """Loads a profile by its name, or from the user's TOML file."""
     text = _text("machines", name, "a profile", ", or a results.json of `sealring bench all`")
     return read_profile(text, name)
 
@@ -229,7 +229,7 @@ def parse_toml(text: str, name: str) -> dict[str, Any]:
 
 
 def _as_floats(document: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML writes 8 where it means 8.0; every number here is a figure's value."""
+    """Converts integers to floats: TOML may have 8 for 8.0, and every number here is a value."""
 
     def value(each: Any) -> Any:
         if isinstance(each, dict):

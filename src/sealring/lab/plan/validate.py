@@ -1,4 +1,4 @@
-"""Predicted against measured, for every case of a bench run, and against what others published."""
+"""Compares predictions with every case of a bench run, and with published results of others."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Compared:
     variant: str
     ranks: int
     bucket_mb: float
-    """0 for a collective."""
+    """The bucket size; 0 for a collective."""
     bytes: int
-    """Of the gradients, or of the collective's tensor."""
+    """The bytes of the gradients, or of the collective's tensor."""
     measured_s: float
     spread: float
     predicted_s: float
     seen: bool
-    """The profile was fitted to this very case, so it says nothing about prediction."""
+    """Whether the profile was fitted to this case, which then does not count as a prediction."""
 
     @property
     def error(self) -> float:
@@ -94,7 +94,7 @@ def _steps(results: Results, profile: Profile) -> list[Compared]:
         cap = None if case.bucket_cap_mb == DEFAULT_CAP_MB else case.bucket_cap_mb
         buckets = buckets_of(model, cap, ITEMSIZE[case.precision])
         if cap is None and case.all_reduces != len(buckets):
-            # torch tells its default from a 25 that was given; the count tells which it was.
+            # Torch's default differs from an explicit 25; the count shows which it was.
             buckets = buckets_of(model, case.bucket_cap_mb, ITEMSIZE[case.precision])
         setting = setting_of(results, profile, way, case.ranks, case.transport)
         step = ddp_step(setting, compute, buckets)
@@ -124,8 +124,9 @@ def computing(
     run: int | None = None,
     device: str = "cpu",
 ) -> Compute | None:
-    """A step without communication by so many ranks at once: as measured, in the same run if there
-    it was; else from one rank's and the cores there are; None if neither was measured."""
+    """The step without communication by `ranks` ranks at once, as measured, if possible in the same
+    run. Else it is computed from one rank's step and the number of cores; None if neither was
+    measured."""
     alike = [
         case
         for case in results.step
@@ -136,7 +137,7 @@ def computing(
     machine = results.machine
     cores = machine.cores if device == "cpu" else max(1, machine.gpus.count(device))
     crowded = [case for case in alike if case.ranks == ranks]
-    # A machine that others use is slower at times: what was alternated met the same times.
+    # A shared machine is slower at times; variants of one run were measured at the same time.
     crowded.sort(key=lambda case: case.run != run)
     if crowded:
         return _split(crowded[0], 1.0)
@@ -147,7 +148,7 @@ def computing(
 
 
 def _split(case: StepCase, crowd: float) -> Compute:
-    """The recorded parts, in the proportion in which they fill the median step."""
+    """The recorded parts, scaled to the median step."""
     parts = {part.name: part.exposed_s + part.hidden_s for part in case.split}
     forward, backward = parts.get("forward", 1.0), parts.get("backward", 2.0)
     optimizer = parts.get("optimizer", 0.0)
@@ -187,20 +188,20 @@ def _way(profile: Profile, variant: str) -> Way | None:
     return None
 
 
-# ---- what the profile of published figures predicts for experiments that others have published
+# ---- predictions, from a profile of published figures, for published experiments
 #
-# Nothing is fitted to the results that it is compared with. Where the two differ, the difference
-# says which of the published micro-benchmarks cannot be what that experiment ran on.
+# Nothing is fitted to the results that are compared. A difference shows which of the published
+# micro-benchmarks cannot be true for the machine of that experiment.
 
 
 EXPERIMENTS: Final = ("2501.11771",)
 PAPER: Final = {"25": 41.6, "best": 3.03}
-"""GPT-2-XL on four GPU-TEEs against none: arXiv 2501.11771v3, abstract."""
+"""The published slowdowns of GPT-2-XL on four GPU-TEEs (arXiv 2501.11771v3, abstract)."""
 
 
 def reproduce(experiment: str) -> list[Row]:
-    """What is predicted beside what was published, and what a message and a byte would have to cost
-    for both published figures to be true: T = message x messages + bytes / rate."""
+    """Returns predictions beside published figures, and the costs of a message and of a byte by
+    which both published figures would be true: T = message x messages + bytes / rate."""
     if experiment not in EXPERIMENTS:
         raise ConfigurationError(f"known experiments: {', '.join(EXPERIMENTS)}, not {experiment!r}")
     profile, model = load_profile("h100-cc"), load_model("gpt2-xl")

@@ -1,4 +1,4 @@
-"""What follows from a results file, before anything is drawn, and what others published."""
+"""Computes what follows from a results file, and has the figures that others published."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sealring.lab.results import (
 class Figure:
     what: str
     overhead: float
-    """Time of a step with protection, as a multiple of the time without."""
+    """The time of a step with protection, as a multiple of the time without."""
     source: str
 
 
-# What others measured. Every figure has its source; none was measured here.
+# Published figures of others, with their sources. None was measured here.
 STUDY: Final = "arXiv 2501.11771v3, 4 H100 TEEs, emulated driver path"
 FIGURES: Final = (
     Figure("average of its models", 8.68, STUDY),
@@ -42,7 +42,7 @@ FIGURES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """A protected step against the plain one of the same run."""
+    """A protected step, compared with the plain step of the same run."""
 
     case: StepCase
     against_plain: Comparison
@@ -54,7 +54,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something to do, and the part of a step's time that it saves."""
+    """An advice, and the part of a step's time that it saves."""
 
     what: str
     why: str
@@ -63,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One case of two results."""
+    """A case that two results have in common."""
 
     label: str
     before: float
@@ -72,12 +72,12 @@ class Pair:
 
 
 def on_gpu(case: StepCase | CollectiveCase) -> str:
-    """What a label adds where tensors were on a GPU."""
+    """The addition to a label if the tensors were on a GPU."""
     return "" if case.device == "cpu" else f" on GPUs, {case.transport}"
 
 
 def overheads(results: Results) -> list[Overhead]:
-    """In the order measured; only pairs of one run, whose samples belong together."""
+    """The overheads in the order measured. Only steps of one run are compared."""
     steps = [case for case in usable(results.step) if case.bucket_cap_mb > 0]
     plain = {case.run: case for case in steps if case.variant == "plain"}
     return [
@@ -90,7 +90,7 @@ def overheads(results: Results) -> list[Overhead]:
 
 
 def best_buckets(found: Sequence[Overhead]) -> list[Overhead]:
-    """Of each model, ranks, batch, precision and variant the bucket with the fastest step."""
+    """The fastest bucket size for each model, ranks, batch, precision and variant."""
     fastest: dict[tuple[Any, ...], Overhead] = {}
     for each in found:
         case = each.case
@@ -102,7 +102,7 @@ def best_buckets(found: Sequence[Overhead]) -> list[Overhead]:
 
 
 def collective_overheads(results: Results) -> list[Comparison]:
-    """Sealed collectives of CPU tensors against the plain ones of the same run, which are Gloo's.
+    """Compares sealed collectives of CPU tensors with Gloo's in the same run.
 
     On a GPU a run has several plain variants, which plots.bars compares.
     """
@@ -122,25 +122,25 @@ def collective_overheads(results: Results) -> list[Comparison]:
 
 
 def span_of(found: Sequence[Comparison]) -> str:
-    """The least and the largest ratio, of those that are more than noise; empty without any."""
+    """A text with the least and the largest ratio that is more than noise; '' if there is none."""
     told = [each for each in found if not each.only_noise]
     ratios = sorted({f"{each.ratio:.2f}" for each in told}, key=float)
     return " to ".join(dict.fromkeys((ratios[0], ratios[-1]))) if ratios else ""
 
 
 def split_steps(results: Results) -> list[StepCase]:
-    """Those whose parts were recorded, of communicating variants."""
+    """The steps of communicating variants whose parts were recorded."""
     return [case for case in usable(results.step) if case.split and case.variant != "compute"]
 
 
 def timeline_step(results: Results) -> StepCase | None:
-    """The recorded step that shows most: of the largest model, with the most collectives."""
+    """The recorded step of the largest model, with the most collectives; None without one."""
     recorded = [case for case in results.step if case.timeline]
     return max(recorded, key=lambda case: (case.parameters, len(case.timeline)), default=None)
 
 
 def hops(results: Results) -> list[LinkCase]:
-    """Those with samples at every size, and with a line that has a slope, or none."""
+    """The links with samples at every size, whose line, if there is one, has a slope."""
     return [
         case
         for case in results.link
@@ -151,23 +151,23 @@ def hops(results: Results) -> list[LinkCase]:
 
 
 def kernels(results: Results) -> list[KernelCase]:
-    """Of one process: what a core does by itself."""
+    """The kernels measured with one process, which show the speed of one core."""
     return [case for case in usable(results.aead) if case.processes == 1]
 
 
-# ---- what to change
+# ---- advice
 
 
 def changes(results: Results) -> list[Change]:
-    """Largest gain first. Each gain is a part of a measured step's time, never a guess of more than
-    what was spent there."""
+    """The advice, with the largest gain first. A gain is never more than the measured time that was
+    spent on its cause."""
     found = [*_better_buckets(results), *_largest_parts(results), *_better_transport(results)]
     return sorted(found, key=lambda change: change.gain, reverse=True)
 
 
 def _better_buckets(results: Results) -> Iterator[Change]:
-    """Bucket sizes are measured one after the other, and a machine drifts meanwhile: so what is
-    compared is each one's overhead over the plain step beside it."""
+    """Advice on bucket sizes. These are measured one after the other, while the machine's speed may
+    drift, so this compares their overheads over the plain steps measured at the same time."""
     by_setting: dict[tuple[Any, ...], list[Overhead]] = {}
     for each in overheads(results):
         case = each.case
@@ -205,7 +205,7 @@ _FIRST_WITH_WIDE_AES: Final = (3, 1)
 
 
 def _faster_cipher(machine: Machine) -> str:
-    """What would seal faster than this CPU with this OpenSSL does."""
+    """What would seal faster than this CPU with this OpenSSL."""
     version = re.search(r"(\d+)\.(\d+)", machine.openssl)
     known = (int(version[1]), int(version[2])) if version else _FIRST_WITH_WIDE_AES
     if machine.architecture != "x86_64":
@@ -228,7 +228,7 @@ def _advice(part: str, machine: Machine) -> tuple[str, str] | None:
 
 
 def _largest_parts(results: Results) -> Iterator[Change]:
-    """Of the slowest sealed step: what would be saved if a part of it took no time at all."""
+    """Advice from the slowest sealed step: the gain if one of its parts took no time."""
     sealed = [case for case in split_steps(results) if case.variant == "sealed"]
     if not sealed:
         return
@@ -273,7 +273,7 @@ def _better_transport(results: Results) -> Iterator[Change]:
 
 
 def pairs(before: Results, after: Results) -> list[Pair]:
-    """Cases that both have, by everything that names them; of several the first."""
+    """The cases that both results have. If one result has several equal cases, the first counts."""
     found: list[Pair] = []
     for section, key, label in _SECTIONS:
         old, new = (

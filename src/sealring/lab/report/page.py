@@ -1,4 +1,4 @@
-"""The page: one file, no script, nothing fetched; what a results file says is only text in it."""
+"""Makes the page: one file without scripts that fetches nothing and escapes all text of results."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from sealring.lab.report.plots import Numbers, Picture
 from sealring.lab.results import Results, usable
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-"""The browser itself keeps the page from running or fetching anything."""
+"""The policy by which the browser keeps the page from running or fetching anything."""
 
 
 def write_page(path: Path, results: Results, other: Results | None = None) -> None:
-    """Replaces an older page; it appears whole or not at all."""
+    """Writes the page atomically, replacing an older one."""
     write_public(path, page(results, other).encode())
 
 
 def page(results: Results, other: Results | None = None) -> str:
-    """One results file explained, or two of them compared: `other` is the later one."""
+    """The page that explains one results file, or compares two; `other` is the later one."""
     title = "What protection costs" if other is None else "What protection costs: two measurements"
     body = [f"<h1>{title}</h1>"]
     if other is None:
@@ -69,7 +69,7 @@ def page(results: Results, other: Results | None = None) -> str:
 
 
 def _lead(results: Results) -> str:
-    """What was measured here. What others published stands behind it, in a section of its own."""
+    """The result measured here, in one sentence, and a warning if the run was stopped."""
     stopped = ""
     if not results.complete:
         why = escape(results.stopped or "it was stopped")
@@ -79,7 +79,7 @@ def _lead(results: Results) -> str:
 
 
 def headline(results: Results) -> str:
-    """The result in one sentence: of training steps, else of collectives."""
+    """The result of training steps, or else of collectives, in one sentence."""
     best = [each for each in best_buckets(overheads(results)) if each.case.variant == "sealed"]
     if results.step:
         return _of_steps(best)
@@ -109,7 +109,7 @@ def _published() -> str:
 
 
 def _of_steps(best: Sequence[Overhead]) -> str:
-    """Of all settings, also of those whose samples say nothing."""
+    """The result of training steps; also mentions settings whose samples are only noise."""
     told = [each.against_plain for each in best if not each.against_plain.only_noise]
     if not told:
         return (

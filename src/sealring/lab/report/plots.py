@@ -1,7 +1,7 @@
-"""The report's pictures, each with what it says in words and in numbers.
+"""The report's pictures, each with a text and a table of its numbers.
 
-A picture is rows of bars on one scale: HTML that the page's style sheet lays out, so that labels
-have their size on every screen. The command line prints the same numbers.
+A picture consists of rows of bars on one scale. It is HTML with a style sheet, so that labels have
+a readable size on every screen. The command line prints the same numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Picture:
     """What the picture shows, for readers who do not see it."""
     numbers: Numbers
     drawn: str = ""
-    """HTML; empty: the numbers stand alone."""
+    """The picture as HTML; if it is empty, only the numbers are shown."""
 
 
 # ---- marks on a scale
@@ -59,12 +59,12 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From one value to another."""
+    """A mark from one value to another."""
 
     start: float
     end: float
     colour: str
-    """A class of the style sheet."""
+    """A CSS class of the style sheet."""
     shape: Literal["bar", "thin", "below"] = "bar"
 
 
@@ -75,13 +75,14 @@ class Bars:
     label: str
     marks: Sequence[Mark]
     text: str = ""
-    """Behind the bars."""
+    """The text after the bars."""
 
 
 def draw(
     rows: Sequence[Bars], axis: str, legend: Mapping[str, str], base: float = 0.0, unit: str = ""
 ) -> str:
-    """`legend` says what a colour is. A line stands at `base`, which the scale always has."""
+    """Draws the rows as HTML. `legend` names the colours. A line marks `base`, which is always on
+    the scale."""
     values = [base, *(value for row in rows for mark in row.marks for value in _ends(mark))]
     low, high = min(values), max(values)
     width = (high - low) or 1.0
@@ -118,7 +119,7 @@ def _ends(mark: Mark) -> tuple[float, float]:
 
 
 def ticks_of(low: float, high: float) -> list[float]:
-    """Two to six round numbers between them."""
+    """Two to six round numbers between `low` and `high`."""
     rough = (high - low or 1.0) / 4
     power = 10.0 ** floor(log10(rough))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= rough)
@@ -127,12 +128,13 @@ def ticks_of(low: float, high: float) -> list[float]:
 
 
 def _compared(label: str, told: Comparison, colour: str) -> Bars:
-    """From 1 on: what a bar is long is what is added. The thin line is the interval."""
+    """A bar from 1 to the ratio, so that its length is what is added. The thin line is the
+    interval."""
     marks = [Mark(1.0, told.ratio, colour), Mark(told.low, told.high, "ink", "thin")]
     return Bars(label, marks, "only noise" if told.only_noise else f"{told.ratio:.2f}×")
 
 
-# ---- of training steps
+# ---- pictures of training steps
 
 
 VARIANTS: Final = {
@@ -144,7 +146,7 @@ VARIANTS: Final = {
 }
 _PROTECTED: Final = {each: VARIANTS[each] for each in ("sealed", "cc")}
 _MOST: Final = 28
-"""Rows of one picture; the tables have all."""
+"""The most rows of a picture; the tables have all."""
 
 
 def clipped(text: str, most: int = 40) -> str:
@@ -152,8 +154,8 @@ def clipped(text: str, most: int = 40) -> str:
 
 
 def overhead(found: Sequence[Overhead]) -> Picture | None:
-    """Ours and the emulated path here. What others published is text: its bars would be many
-    times as long, and are of other machines."""
+    """The overheads of sealring and of the emulated path. Published figures are given as text,
+    because their bars would be many times as long and are from other machines."""
     best = best_buckets(found)
     if not best:
         return None
@@ -198,7 +200,7 @@ def overhead(found: Sequence[Overhead]) -> Picture | None:
 
 
 def buckets(found: Sequence[Overhead]) -> Picture | None:
-    """Overhead by bucket size, where more than one was measured."""
+    """The overheads by bucket size, if several sizes were measured."""
     lines: dict[tuple[str, str], list[Overhead]] = {}
     for each in found:
         lines.setdefault((each.setting, each.case.variant), []).append(each)
@@ -246,7 +248,7 @@ PARTS: Final = ("compute", "seal", "transfer", "open", "reduce", "wait")
 
 
 def split(results: Results) -> Picture | None:
-    """What a recorded step was made of."""
+    """The parts of the recorded steps."""
     cases = split_steps(results)
     if not cases:
         return None
@@ -285,7 +287,7 @@ def _stacked(case: StepCase) -> Iterator[Mark]:
 
 
 def split_numbers(cases: Sequence[StepCase]) -> Numbers:
-    """Milliseconds of one step: exposed (+ hidden behind backward)."""
+    """The milliseconds of each part of a step: exposed (+ hidden behind backward)."""
 
     def cell(case: StepCase, name: str) -> str:
         part = next((each for each in case.split if each.name == name), None)
@@ -340,7 +342,7 @@ def timeline(results: Results) -> Picture | None:
 
 
 def comparison(found: Sequence[Pair]) -> Picture | None:
-    """The second results' times as multiples of the first's."""
+    """The times of the second results as multiples of the first's."""
     if not found:
         return None
     told = [each for each in found if not each.change.only_noise]
@@ -408,7 +410,8 @@ def link_numbers(cases: Sequence[LinkCase]) -> Numbers:
 
 
 def rooflines(results: Results) -> Iterator[Picture | None]:
-    """How close each kernel is to what memory can carry and arithmetic can do: of a core, a GPU."""
+    """The rooflines of a core and of a GPU: how close each kernel is to the limits of the
+    device."""
     yield roofline(
         kernels(results),
         "roofline",
@@ -422,11 +425,11 @@ def rooflines(results: Results) -> Iterator[Picture | None]:
 
 
 def roofline(found: list[KernelCase], key: str, title: str) -> Picture | None:
-    """Of one device's kernels."""
+    """The roofline of one device's kernels; None if needed kernels were not measured."""
     placed = [case for case in found if case.operations and case.moved_bytes]
     if not placed or not any(case.kernel == "copy" for case in found):
         return None
-    # A roof is above all that was measured: some kernels move more than a copy does.
+    # The memory limit is the largest rate of all kernels: some move more than a copy does.
     carrier = max(found, key=lambda case: case.moved_bytes / median(case.seconds))
     memory = carrier.moved_bytes / median(carrier.seconds)
     ceilings = _ceilings(found)
@@ -470,8 +473,8 @@ _PRODUCTS: Final = "float32 products"
 
 
 def _ceilings(found: list[KernelCase]) -> dict[str, float]:
-    """The most arithmetic seen of each kind: of a cipher where the cache held its data, and of
-    floats. Without such a cipher only memory is known to limit it."""
+    """The largest measured arithmetic rates: of a cipher on cached data, and of float products.
+    Without a cipher on cached data, only memory is known as a limit."""
     ceilings = {}
     ciphers = [case for case in found if case.suite]
     if any(not case.moved_bytes and case.kernel in ("seal", "open") for case in ciphers):
@@ -494,7 +497,7 @@ def _of_roof(case: KernelCase, memory: float, ceilings: dict[str, float]) -> flo
 
 
 def forming(results: Results) -> Picture | None:
-    """What each part of it took, by the number of ranks."""
+    """The costs of forming groups, by the number of ranks."""
     cases = [each for each in results.scale if each.cpu_seconds_per_rank > 0]
     worlds = sorted((each for each in cases if each.what == "world"), key=lambda each: each.ranks)
     if len(worlds) < 2:
@@ -518,7 +521,7 @@ _FORMED: Final = {
 
 
 def forming_numbers(cases: Sequence[ScaleCase]) -> Numbers:
-    """`signatures`: the CPU time that they alone take on this machine."""
+    """A table of the costs. `signatures` is the CPU time of only the signatures."""
     columns = (
         "what", "ranks", "TLS", "resumed", "sockets", "MB sent", "seconds", "CPU ms/rank",
         "signatures", "RSS MB",
@@ -541,17 +544,17 @@ def forming_numbers(cases: Sequence[ScaleCase]) -> Numbers:
     return Numbers(columns, rows)
 
 
-# ---- a GPU: what was measured against its bar
+# ---- a GPU: figures and their targets
 
 
 def bars(results: Results) -> Picture | None:
-    """Each measurement that has a bar, as a multiple of it; the table has the others too."""
+    """The measurements that have a target, as multiples of it. The table has the others, too."""
     rows = rows_of(results)
     judged = [(row, reached) for row in rows if (reached := row.reached) is not None]
     if not judged:
         return None
     missed = [row for row, _ in judged if not row.met]
-    # From 1 on: to the right of the line is better than the bar asks, to the left is worse.
+    # Bars from 1 to the right are better than the target, to the left worse.
     drawn = [
         Bars(
             clipped(f"{row.what} {row.bar}", 74),
@@ -578,7 +581,7 @@ def bars(results: Results) -> Picture | None:
 
 
 def bar_numbers(rows: Sequence[Row]) -> Numbers:
-    """Without columns that say nothing of any row."""
+    """A table of the figures, without columns that are empty in all rows."""
     columns = ("what", "value", "19 of 20 find it in", "bar", "met", "detail")
     cells = [
         (
