@@ -1,8 +1,8 @@
-"""Data parallel with fewer bytes: gradients travel as bf16 or fp16, or as PowerSGD's low rank.
+"""Data parallel with fewer bytes: gradients are sent as bf16 or fp16, or by PowerSGD as low rank.
 
     sealring run -n 4 examples/ddp_hooks.py --hook powersgd
 
-A hook changes what is sent, and so the losses a little; sealring seals whatever is sent.
+A hook changes what is sent, and so changes the losses a little. sealring seals what is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import gpt
 
 HOOKS = ("bf16", "fp16", "powersgd")
 EXACT_STEPS = 4
-"""PowerSGD starts from gradients that are already past their first, wildest steps."""
+"""PowerSGD starts after the first steps, in which gradients change most."""
 
 
 def train(steps: int, hook: str = "bf16", device: str = "cpu") -> list[float]:
@@ -28,7 +28,8 @@ def train(steps: int, hook: str = "bf16", device: str = "cpu") -> list[float]:
     elif hook == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     else:
-        # By its own name DDP takes this hook for NCCL's alone; any backend that sums bf16 will do.
+        # Wrapped in a lambda, because DDP refuses this hook by its name for backends other than
+        # NCCL. It works with any backend that sums bf16.
         model.register_comm_hook(
             None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
         )

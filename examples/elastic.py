@@ -1,10 +1,10 @@
-"""Elastic training: a worker dies, the launcher restarts the job, it trains on to the same loss.
+"""Elastic training: a worker dies, the launcher restarts the job, and it reaches the same loss.
 
     sealring run -n 4 --max-restarts 3 examples/elastic.py --checkpoint gpt.pt --kill-at 7
 
-With --kill-at, rank 1 kills itself before that step, once. The last line printed is `final loss`,
-which is the one that an undisturbed run ends with; --json gives all losses, from the first step
-on, the number of restarts and the step at which this attempt went on.
+With --kill-at, rank 1 kills itself before that step, once. The last printed line is `final loss`,
+which equals that of an undisturbed run. --json prints all losses from the first step, the number of
+restarts, and the step at which this attempt resumed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import gpt
 def train(
     steps: int, checkpoint: Path, kill_at: int | None = None, device: str = "cpu"
 ) -> tuple[list[float], int]:
-    """The losses of all steps, and the step from which this attempt trained on."""
+    """Returns the losses of all steps, and the step at which this attempt resumed."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = gpt.make_model(device)
     optimizer = gpt.make_optimizer(model.parameters())
     losses: list[float] = []
     if checkpoint.exists():
-        # A file that others may have written: only tensors and plain values are let in.
+        # Others may have written the file, so only tensors and plain values are loaded.
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -54,7 +54,7 @@ def train(
 
 
 def _save(state: dict[str, Any], checkpoint: Path) -> None:
-    """All or nothing: a worker that dies while writing leaves the checkpoint before it."""
+    """Saves atomically: if a worker dies while writing, the previous checkpoint remains."""
     unfinished = checkpoint.with_suffix(".unfinished")
     torch.save(state, unfinished)
     unfinished.replace(checkpoint)

@@ -1,4 +1,4 @@
-"""ZeRO-3 (FSDP2): parameters, gradients and optimizer state are all cut into parts, one per rank.
+"""ZeRO-3 (FSDP2): each rank holds a part of the parameters, gradients and optimizer state.
 
 sealring run -n 4 examples/fsdp.py
 """
@@ -16,7 +16,7 @@ def train(steps: int, device: str = "cpu") -> list[float]:
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh(device, (world,))
     model = gpt.make_model(device)
-    # Block by block, so that no more than one block is whole at a time.
+    # Block by block, so that only one block is complete on a rank at a time.
     for part in model:
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -1,9 +1,10 @@
-"""What the examples share: a small GPT, its data, its training loop. Alone it is one process:
+"""The model, data and training loop of the examples: a small GPT. By itself it trains in one
+process:
 
     python examples/gpt.py
 
-Every example trains the same weights on the same batches, so each prints these losses, but for the
-hooks, which round on purpose.
+Every example trains the same weights on the same batches, so each prints the same losses as this
+one. Only the communication hooks differ, because they round.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 6, 64, 4, 32, 256
 BATCH = 16
-"""Sequences per step, over all ranks together."""
+"""Sequences per step, of all ranks together."""
 
 
 class Embed(nn.Module):
@@ -47,7 +48,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        # However many heads are here: under tensor parallelism a rank has a part of them.
+        # -1 heads, because with tensor parallelism a rank has only a part of them.
         query, key, value = (
             part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
@@ -82,9 +83,9 @@ class Head(nn.Module):
 
 
 def make_model(device: str = "cpu") -> nn.Sequential:
-    """Embedding, blocks, head: a Sequential, so that a pipeline can cut it anywhere.
+    """Makes the model: a Sequential of embedding, blocks and head, which a pipeline can split.
 
-    Its weights come from the CPU's random numbers, so they are the same on every device.
+    The weights come from the CPU's random numbers, so they are the same on every device.
     """
     torch.manual_seed(0)
     model = nn.Sequential(Embed(), *(Block() for _ in range(LAYERS)), Head())
@@ -95,8 +96,8 @@ def make_model(device: str = "cpu") -> nn.Sequential:
 
 
 OPTIMIZER = {"lr": 2e-3, "betas": (0.9, 0.95), "foreach": False}
-"""One parameter at a time: on a GPU torch would take lists of them, in which those that tensor
-parallelism has cut cannot be beside whole ones."""
+"""`foreach` is off: on a GPU torch would put parameters into lists, in which those that tensor
+parallelism has split cannot be together with others."""
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -110,7 +111,7 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 @cache
 def text() -> Tensor:
-    """Sources of the Python standard library, a token per byte."""
+    """The training text: sources of the Python standard library, one token per byte."""
     modules = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-d]*.py"))
     source = bytearray(b"".join(module.read_bytes() for module in modules))
     return torch.frombuffer(source, dtype=torch.uint8).long()
@@ -119,7 +120,7 @@ def text() -> Tensor:
 def batch(
     step: int, rank: int = 0, world: int = 1, device: str | torch.device = "cpu"
 ) -> tuple[Tensor, Tensor]:
-    """One rank's share of a step's batch: (inputs, targets), which are one byte further on."""
+    """One rank's share of a step's batch: (inputs, targets). Targets are shifted by one byte."""
     if BATCH % world:
         raise SystemExit(f"{world} ranks cannot share a batch of {BATCH} equally")
     starts = torch.randint(
@@ -136,9 +137,9 @@ def fit(
     rank: int = 0,
     world: int = 1,
 ) -> list[Tensor]:
-    """The training loop, whatever the model and the optimizer are wrapped in: this rank's losses.
+    """The training loop for any model and optimizer; returns this rank's losses.
 
-    Rank and world say which share of every batch is ours.
+    `rank` and `world` choose this rank's share of every batch.
     """
     losses, device = [], next(model.parameters()).device
     for step in range(steps):
@@ -158,7 +159,7 @@ def mean_over_ranks(losses: list[Tensor]) -> list[float]:
 
 
 def train(steps: int, device: str = "cpu") -> list[float]:
-    """In one process, without torch.distributed: what all the others are compared with."""
+    """Trains in one process, without torch.distributed. The other examples are compared with it."""
     model = make_model(device)
     return [loss.item() for loss in fit(model, make_optimizer(model.parameters()), steps)]
 
@@ -175,14 +176,14 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Takes this process's share of the machine's GPUs, if it is to have one; joins the group."""
+    """Chooses this process's GPU, if it uses one, and joins the process group."""
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group(options.backend)
 
 
 def report(losses: list[float], *, as_json: bool, first: int = 1, **more: Any) -> None:
-    """On rank 0 alone: every rank has the same losses."""
+    """Prints the losses, on rank 0 only, because all ranks have the same."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     if as_json:

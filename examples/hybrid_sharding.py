@@ -1,4 +1,4 @@
-"""Hybrid sharding: FSDP2 inside a group of ranks (a machine, say), replicas between the groups.
+"""Hybrid sharding: FSDP2 inside a group of ranks (such as a machine), replicas between groups.
 
 sealring run -n 4 examples/hybrid_sharding.py
 """

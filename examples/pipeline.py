@@ -26,7 +26,7 @@ def train(steps: int, schedule: str = "gpipe", device: str = "cpu") -> list[floa
     means = torch.zeros(steps)
     for step in range(steps):
         inputs, targets = (part.contiguous() for part in gpt.batch(step, device=device))
-        losses: list[torch.Tensor] = []  # of the micro-batches; only the last stage has them
+        losses: list[torch.Tensor] = []  # losses of the micro-batches, only on the last stage
         optimizer.zero_grad()
         if stage.is_last:
             pipeline.step(*([inputs] if stage.is_first else []), target=targets, losses=losses)

@@ -2,10 +2,10 @@
 
     sealring run -n 4 examples/private_run.py --vault my-vault --key my.key
 
-The data lie sealed in the vault as the object `corpus`. Each worker opens them in its memory and
-trains; every few steps all of them save a sealed checkpoint, which each signs. A run that starts
-again goes on from the newest checkpoint, also on another number of workers. docs/vault.md has the
-commands before and after it.
+The vault holds the sealed data as the object `corpus`. Each worker opens the data in its memory and
+trains. Every few steps all workers save a sealed checkpoint, which each of them signs. A run that
+starts again resumes from the newest checkpoint, also with another number of workers. docs/vault.md
+has the commands that come before and after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DATA, CHECKPOINT = "corpus", "gpt"
 
 
 def tokens(vault: Vault) -> torch.Tensor:
-    """The sealed object, opened in this process's memory: no plaintext is on a disk."""
+    """Opens the sealed object in this process's memory. No plaintext is written to a disk."""
     stored = vault.find(DATA)
     [part] = stored.manifest.parts
     with stored.copy.opened(part, stored.whose) as reader:
@@ -37,7 +37,7 @@ def tokens(vault: Vault) -> torch.Tensor:
 
 
 def batch(data: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share. It depends on the step alone, so a resumed run sees the same batches."""
+    """This rank's share of a batch, which depends only on the step, also in a resumed run."""
     rank, world = dist.get_rank(), dist.get_world_size()
     made = torch.Generator().manual_seed(step)
     starts = torch.randint(len(data) - gpt.CONTEXT, (gpt.BATCH, 1), generator=made)
@@ -51,7 +51,7 @@ def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int
 
 
 def resume(vault: Vault, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Loads the newest checkpoint, if there is one; the step at which training goes on."""
+    """Loads the newest checkpoint, if there is one; returns the step at which training resumes."""
     try:
         vault.find(CHECKPOINT)
     except NoSuchObject:

@@ -1,12 +1,13 @@
-"""torchft: replica groups that come and go while the others train on, with sealed traffic.
+"""torchft: replica groups may leave and return while the others train, with sealed traffic.
 
     umask 077; openssl rand -hex 32 > job.secret
     torchft_lighthouse --min_replicas 2 --bind '[::]:29510' &
     export TORCHFT_LIGHTHOUSE=http://localhost:29510 SEALRING_SECRET_FILE=job.secret
     sealring run examples/replica_groups.py --replicas 2 --replica 0
 
-and the last line once more with --replica 1, in another terminal. With --kill-at, a replica group
-kills itself in that step; started again without it, it gets the others' state and they go on.
+Run the last line again with --replica 1 in another terminal. With --kill-at, a replica group kills
+itself in that step. Started again without it, the group gets the state from the others, and all
+continue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ RETURN = timedelta(minutes=5)
 def make_manager(
     backend: str, replica: int, replicas: int, device: str, **state: Any
 ) -> torchft.Manager:
-    # All replica groups are up to date before a step begins, so each step has the whole batch.
+    # All replica groups must be up to date before a step begins, so each step has a whole batch.
     shared = {
         "min_replica_size": replicas, "use_async_quorum": False,
         "timeout": LIMIT, "quorum_timeout": RETURN, **state,
@@ -49,8 +50,8 @@ def train(
     device: str = "cpu",
     kill_at: int | None = None,
 ) -> tuple[list[float], dict[str, float]]:
-    """The losses of the steps that this replica group took part in, and what there is at the end:
-    a sum of all weights, and the bytes that were sealed."""
+    """Returns the losses of the steps in which this replica group took part, and the values at the
+    end: a sum of all weights, and the bytes that were sealed."""
     model = gpt.make_model(device)
     adam = gpt.make_optimizer(model.parameters())
 
@@ -67,7 +68,7 @@ def train(
     optimizer = torchft.Optimizer(manager, adam)
     losses = []
     while manager.current_step() < steps:
-        optimizer.zero_grad()  # agrees with the others on who takes part
+        optimizer.zero_grad()  # here the replica groups agree on which of them take part
         step = manager.current_step()
         inputs, targets = gpt.batch(step, replica, replicas, device)
         loss = gpt.loss_of(ddp(inputs), targets)

@@ -21,7 +21,7 @@ def train(steps: int, tensor_ranks: int = 2, device: str = "cpu") -> list[float]
     )
     model = gpt.make_model(device)
     cut_blocks(model, mesh["tensor"])
-    # What one rank holds of a block is cut once more, between the groups.
+    # A rank's part of a block is split again between the groups.
     for part in model:
         fully_shard(part, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])

@@ -1,4 +1,4 @@
-"""Tensor parallel: every block's matrices are cut across the ranks, which share every sequence.
+"""Tensor parallel: the ranks split every block's matrices and work on the same sequences.
 
 sealring run -n 4 examples/tensor_parallel.py
 """
@@ -17,17 +17,17 @@ from torch.distributed.tensor.parallel import (
 import gpt
 
 PLAN = {
-    "attention.query": ColwiseParallel(),  # heads, one part of them per rank
+    "attention.query": ColwiseParallel(),  # each rank has a part of the heads
     "attention.key": ColwiseParallel(),
     "attention.value": ColwiseParallel(),
-    "attention.out": RowwiseParallel(),  # ... summed over the ranks
+    "attention.out": RowwiseParallel(),  # summed over the ranks
     "mlp.0": ColwiseParallel(),
     "mlp.2": RowwiseParallel(),
 }
 
 
 def cut_blocks(model: nn.Sequential, mesh: DeviceMesh) -> None:
-    """The blocks between the embedding and the head, which every rank keeps whole."""
+    """Splits the blocks over the ranks. Every rank keeps the whole embedding and head."""
     for block in model[1:-1]:
         parallelize_module(block, mesh, PLAN)
 
@@ -37,7 +37,7 @@ def train(steps: int, device: str = "cpu") -> list[float]:
     model = gpt.make_model(device)
     cut_blocks(model, mesh)
     optimizer = gpt.make_optimizer(model.parameters())
-    # Not told of rank and world: all ranks see the whole batch.
+    # Without rank and world, so that all ranks get the whole batch.
     return gpt.mean_over_ranks(gpt.fit(model, optimizer, steps))
 
 

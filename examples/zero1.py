@@ -1,4 +1,4 @@
-"""ZeRO-1: data parallel, with the optimizer's state cut into as many parts as there are ranks.
+"""ZeRO-1: data parallel, in which each rank holds a part of the optimizer's state.
 
 sealring run -n 4 examples/zero1.py
 """

@@ -1,11 +1,11 @@
 """Runs the models: `make model`, or `python -m model.check [--quick]`.
 
-1. Every scenario can reach its goal, so that the searches below are about something.
-2. With every check in place no scenario reaches a state that violates a property.
-3. With a check removed the attack in the table (model/table.py) is found; where the table says that
-   another check covers for it, none is found.
+1. Every scenario can reach its goal, so that the other searches are meaningful. 2. With all checks,
+no scenario reaches a state that violates a property. 3. Without a check, the attack in the table
+(model/table.py) is found. If the table says that another
+   check covers for the missing one, no attack is found.
 
-Prints how many states each search visited. Ends with 1 if anything is not as the table says.
+Prints the number of states of each search. The exit status is 1 if a result differs from the table.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Search:
     scenario: str
     removed: tuple[str, ...]
     condition: str
-    """On ST, a state; QID is a variable that the condition may set."""
+    """A condition on the state ST. It may set the variable QID."""
     what: str
     expected: str
-    """The flaw, or "reached", or "none"."""
+    """The expected result: a flaw, "reached" or "none"."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def searches(quick: bool) -> Iterator[Search]:
 
 
 def run(model: Model, wanted: Sequence[Search]) -> list[Found]:
-    """Has Maude make the searches of one model, in one process."""
+    """Runs the searches of one model in one Maude process."""
     lines = [f"load {FOLDER / model.file}"]
     for search in wanted:
         checks = " ; ".join(f"'{check}" for check in search.removed) or "all-on"

@@ -1,6 +1,6 @@
-"""Which checks are removed from the models, and what must then be found.
+"""The table of checks that are removed from the models, and of the flaws that must then be found.
 
-docs/model.md has the same table in words; tests/model holds the two together.
+docs/model.md has the same table in words; tests/model compares the two.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Model:
     operator: str
     scenarios: tuple[str, ...]
     large: tuple[str, ...]
-    """Left out of the quick run."""
+    """The scenarios that the quick run leaves out."""
 
 
 SETUP: Final = Model(
@@ -58,7 +58,7 @@ MODELS: Final = (SETUP, BROKER, FORMING, ARRIVALS)
 
 
 def _all_done(*sessions: str) -> str:
-    """The group exists for all of these."""
+    """The condition that the group exists for all these sessions."""
     shown = " ".join(
         f"< '{name} | R{i}:Nat, T{i}:Terms, C{i}:Cert, O{i}:Out, 'done, S{i}:Seen, L{i}:Links >"
         for i, name in enumerate(sessions)
@@ -74,7 +74,7 @@ _FORMED_LATE = (
     "{ CS:Checks | member(0, 'done, U:Nat, V:Nat) member(3, 'done, X:Nat, Y:Nat) "
     "last-came(T:Nat) OBJ:Objects } := ST:State /\\ X:Nat < T:Nat"
 )
-"""The certificate with which rank 3 came had ended when the last member came."""
+"""The condition that rank 3's first certificate had expired when the last member arrived."""
 _CERTIFIED = "{ CS:Checks | pub(cert('k1, 1, U:Nat, N:Nonce, T:Nat)) OBJ:Objects } := ST:State"
 _EVICTED = "{ CS:Checks | evicted('k1, M:Qid, 1, T:Nat) OBJ:Objects } := ST:State"
 
@@ -105,7 +105,7 @@ class Removal:
     checks: tuple[str, ...]
     scenario: str
     flaw: str
-    """What is found without the checks; "none" where other checks cover for them."""
+    """The flaw that is found without the checks; "none" if other checks cover for them."""
 
 
 def _removals(model: Model, rows: str) -> list[Removal]:

@@ -2,10 +2,11 @@
 
     python -m tools.containers [--base IMAGE | --local-base SUITE] [--python 3.13] [ROLE...]
 
-Packages come in as wheels: sealring's from dist/ (`make wheels`), the others from pip's index by
-requirements.lock, hash by hash; nothing is compiled. A broker's image has no torch. `--local-base`
-makes the base image on this machine from Debian's packages, where no registry can be reached; that
-needs root and mmdebstrap. The images are localhost/sealring-broker and localhost/sealring-worker.
+Packages are installed from wheels: sealring's from dist/ (`make wheels`), the others from pip's
+index with the hashes of requirements.lock. Nothing is compiled. A broker's image has no torch.
+`--local-base` makes the base image on this machine from Debian's packages, for use without a
+registry; it needs root and mmdebstrap. The images are localhost/sealring-broker and
+localhost/sealring-worker.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ EXTRAS: Final = {
     "worker": ("broker", "tdx", "nvidia", "metrics"),
 }
 WITHOUT: Final = {"broker": {"torch"}, "worker": set[str]()}
-"""What a role's image leaves out, with all that only this needs."""
+"""Packages that a role's image leaves out, with everything that only they need."""
 NEWEST_GLIBC: Final = 41
-"""Of Debian 13: newer manylinux tags are not asked for."""
+"""The glibc 2.x of Debian 13; wheels with newer manylinux tags are not used."""
 
 
 def plain(name: str) -> str:
@@ -42,7 +43,7 @@ def plain(name: str) -> str:
 
 
 def packages(role: str, python: str) -> list[str]:
-    """All that sealring needs for a role on that Python, by what the installed packages say."""
+    """All packages that sealring needs for a role on that Python, by the installed metadata."""
     target = {"python_version": python, "python_full_version": f"{python}.0"}
     found: set[str] = set()
     todo: list[tuple[str, tuple[str, ...]]] = [("sealring", EXTRAS[role])]
@@ -61,7 +62,7 @@ def packages(role: str, python: str) -> list[str]:
 
 
 def gather(role: str, python: str, into: Path) -> None:
-    """The wheels of a role: sealring's own, and the others by the lock's hashes."""
+    """Collects the wheels of a role: sealring's own, and the others by the lock's hashes."""
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     tag = "cp" + python.replace(".", "")
@@ -101,9 +102,9 @@ def gather(role: str, python: str, into: Path) -> None:
 
 
 def cpu_torch(tag: str, lock: str) -> Path:
-    """torch's build without CUDA, from a folder that pip was given; the lock has its hash.
+    """Finds torch's build without CUDA in pip's find-links folders. The lock must have its hash.
 
-    The index's build needs gigabytes of CUDA's libraries.
+    The build of the index would need gigabytes of CUDA libraries.
     """
     version = next(version for name, version in pinned() if name == "torch")
     for place in pip_settings("find-links"):
@@ -118,7 +119,7 @@ def cpu_torch(tag: str, lock: str) -> Path:
 
 
 def make_base(suite: str) -> str:
-    """An image like Debian's slim one, from the mirror that this machine's apt uses."""
+    """Makes an image like Debian's slim one, from the mirror that this machine's apt uses."""
     name = f"localhost/sealring-base:{suite}"
     if subprocess.run(["podman", "image", "exists", name]).returncode == 0:
         return name
@@ -144,8 +145,8 @@ def make_base(suite: str) -> str:
 def build(role: str, base: str | None, python: str) -> None:
     context = WORK / role
     gather(role, python, context / "wheels")
-    # Docker's format has health checks, the other has none. No cgroup or network of its own: the
-    # build runs where no container could be started.
+    # Only Docker's format has health checks. The build needs no cgroup or network of its own, so it
+    # works on machines that cannot start containers.
     subprocess.run(
         [
             "buildah", "build", "--quiet", "--format", "docker", "--isolation", "chroot",

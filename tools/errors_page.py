@@ -1,4 +1,4 @@
-"""Write docs/errors.md from src/sealring/errors.py.
+"""Writes docs/errors.md from src/sealring/errors.py.
 
 python tools/errors_page.py
 """

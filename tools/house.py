@@ -1,10 +1,10 @@
-"""How large the project is.
+"""Prints how large the project is.
 
     python tools/house.py [--json]
 
-Code lines are lines of src/ without comments, docstrings, blank lines and imports. A private name
-is one that begins with an underscore, which a test takes from something other than itself.
-tests/test_house.py limits all but code lines and files.
+Code lines are the lines of src/ without comments, docstrings, blank lines and imports. Private
+names are names with a leading underscore that a test takes from other code. tests/test_house.py
+limits all counts except code lines and files.
 """
 
 from __future__ import annotations

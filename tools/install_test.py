@@ -1,12 +1,12 @@
-"""Installs sealring's wheel where no compiler and no header can be reached, and runs it.
+"""Installs sealring's wheel on a machine without compilers and headers, and runs it.
 
     python tools/install_test.py [--python PYTHON] [--steps N] FOLDER      FOLDER: of `make wheels`
 
-A mount namespace of its own hides compilers, linkers, build tools and header files; the rest of the
-machine is not changed. A new virtual environment in it gets the wheel with all extras, as pip
-resolves them, and only wheels. Then `sealring doctor` and `sealring demo` must succeed. Prints each
-command with the seconds it took. Needs root, or a kernel that lets users make namespaces; its exit
-status is 77 without.
+It hides compilers, linkers, build tools and header files in a separate mount namespace; the machine
+itself is not changed. There pip installs the wheel with all extras into a new virtual environment,
+only from wheels. Then `sealring doctor` and `sealring demo` must succeed. Prints each command with
+the seconds it took. Needs root, or a kernel that lets users make namespaces; without, the exit
+status is 77.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOL = re.compile(
     r"(?:[a-z0-9_]+-linux-gnu-)?(?:gcc|g\+\+|cc|c\+\+|cpp|c89|c99|clang|clang\+\+|clang-cpp|tcc|ld|"
     r"ld\.(?:bfd|gold|lld)|lld|as|ar|make|gmake|cmake|ninja|rustc|cargo|nvcc|ccache)(?:-[\d.]+)?"
 )
-"""The names of what could compile or link."""
+"""Matches the names of tools that could compile or link."""
 HEADERS = ("/usr/include", "/usr/local/include", "/usr/lib/gcc")
 
 
@@ -99,7 +99,8 @@ def version_in(folder: Path) -> str:
 
 
 def hide_compilers(python_headers: str) -> None:
-    """Puts /dev/null over each tool and an empty folder over each folder of headers, then looks."""
+    """Mounts /dev/null over each tool and an empty folder over each folder of headers; checks
+    it."""
     tools = sorted(set(compilers()))
     folders = [one for one in (*HEADERS, python_headers) if Path(one).is_dir()]
     lines = [f"mount --bind /dev/null '{one}'" for one in tools]
@@ -122,7 +123,7 @@ def compilers() -> Iterator[Path]:
 
 
 class Commands:
-    """Runs commands in the new environment, which keeps only how pip reaches its index."""
+    """Runs commands in the new virtual environment, with only pip's and proxy variables kept."""
 
     def __init__(self, home: Path) -> None:
         passed = ("PIP_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

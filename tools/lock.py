@@ -3,11 +3,11 @@
     python tools/lock.py            ask the package index that pip is configured with, and write it
     python tools/lock.py here       print what to install on this machine
 
-Wheels for Linux on x86-64 and 64-bit Arm are listed, and source archives. torch is a special case:
-which build of it to take (CPU, CUDA) is the machine's choice, and an operator often provides one in
-a local folder (pip's `find-links`). What lies there was put there by the operator, so `here` takes
-it, and says if the lock does not know it. What comes over the network must have a hash of the lock.
-The index's build is CUDA's: its libraries are locked too, and left out with a local CPU build.
+The lock has wheels for Linux on x86-64 and 64-bit Arm, and source archives. torch is a special
+case: the build (CPU, CUDA) depends on the machine, and an operator often provides one in a local
+folder (pip's `find-links`). Files there come from the operator, so `here` uses them, and says if
+the lock does not have their hash. Files from the network must have a hash of the lock. The build of
+the index is for CUDA: its libraries are locked, too, but left out with a local CPU build.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain(name: str) -> str:
 
 
 class Links(HTMLParser):
-    """File names and their SHA-256, from a project's page of a simple index."""
+    """Parses a project's page of a simple index: file names and their SHA-256."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def wanted(file: str) -> bool:
 def pip_settings(key: str) -> list[str]:
     """All values of one of pip's settings, from files and environment."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    # pip's own PIP_QUIET would leave the list out.
+    # With PIP_QUIET set, pip would not print the list.
     loud = {**os.environ, "PIP_QUIET": "0"}
     listed = subprocess.run(command, check=True, capture_output=True, text=True, env=loud).stdout
     values = [
@@ -108,7 +108,7 @@ def write_lock() -> None:
     packages = pinned()
     with ThreadPoolExecutor(8) as threads:
         digests = list(threads.map(lambda one: hashes(index, *one), packages))
-    # Builds of torch that were locked on other machines stay.
+    # Keep builds of torch that were locked on other machines.
     torch = [name for name, _ in packages].index("torch")
     version = packages[torch][1]
     local = local_builds(version).values()
@@ -119,7 +119,7 @@ def write_lock() -> None:
 
 
 def local_builds(version: str) -> dict[str, str]:
-    """Builds of torch for this machine in local folders: version with its label, and SHA-256."""
+    """The builds of torch for this machine in local folders: labelled version and SHA-256."""
     from pip._vendor.packaging.tags import sys_tags
     from pip._vendor.packaging.utils import parse_wheel_filename
 
@@ -145,13 +145,13 @@ def read_lock() -> str:
 
 
 def print_requirements() -> None:
-    """The lock, narrowed to the build of torch in a local folder, if there is one."""
+    """Prints the lock; if a local folder has a build of torch, with only that build."""
     (version,) = (version for name, version in pinned() if name == "torch")
     lock, locked = read_lock(), locked_torch(version)
     for labelled, digest in local_builds(version).items():
         if digest not in locked:
             print(f"torch: it is not in the lock: sha256 {digest}", file=sys.stderr)
-        # By its full version: pip would prefer a file of the index, whose hash it sees beforehand.
+        # With the full version, because pip prefers a file of the index, whose hash it knows.
         entry = requirement("torch", version, locked)
         assert entry in lock
         lock = lock.replace(entry, requirement("torch", labelled, [digest]))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def measured(build: Path) -> dict[str, dict[int, bool]]:
-    """By source file, and by line: whether any test ran it. Tests themselves do not count."""
+    """For each source file and line, whether any test ran it. The tests' own files do not count."""
     gcov = shutil.which("gcov")
     if gcov is None:
         raise SystemExit("gcov is missing: it comes with GCC")
@@ -26,7 +26,7 @@ def measured(build: Path) -> dict[str, dict[int, bool]]:
             [gcov, "--json-format", "--stdout", data], cwd=ROOT, capture_output=True, check=True
         )
         for document in map(json.loads, done.stdout.splitlines()):
-            # Paths are the compiler's: from its working folder, or from the root (CMakeLists.txt).
+            # Paths are relative to the compiler's working folder or to the root (CMakeLists.txt).
             folders = (Path(document["current_working_directory"]), ROOT)
             for file in document["files"]:
                 paths = [(folder / file["file"]).resolve() for folder in folders]

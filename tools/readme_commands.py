@@ -2,12 +2,11 @@
 
     python tools/readme_commands.py [--wheel WHEEL] [--list]
 
-The commands are read out of README.md. Left out are `make test`, and those that name a file that is
-not in the checkout, such as train.py. pip's own settings (PIP_CONSTRAINT, PIP_INDEX_URL) choose
-torch's build; without them it is the newest that the package allows. `--wheel` takes a wheel of the
-checkout in the place of `pip install .`, so that nothing is compiled. `make` works in the
-checkout's own .venv, as always. Prints each command with the seconds it took, and stops at the
-first that fails.
+It reads the commands from README.md. It leaves out `make test`, and commands with a file that is
+not in the checkout, such as train.py. pip's settings (PIP_CONSTRAINT, PIP_INDEX_URL) choose torch's
+build; without them it is the newest that the package allows. `--wheel` installs a wheel of the
+checkout instead of `pip install .`, so that nothing is compiled. `make` uses the checkout's own
+.venv, as always. Prints each command with the seconds it took, and stops at the first that fails.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def commands(readme: str) -> list[str]:
 
 
 def placeholders(command: str) -> list[str]:
-    """The scripts that it names and the checkout does not have."""
+    """The scripts in a command that the checkout does not have."""
     scripts = [word for word in shlex.split(command) if word.endswith(".py")]
     return [script for script in scripts if not (ROOT / script).exists()]
 

@@ -1,10 +1,10 @@
-"""Makes the files of a release in dist/ and checks all that can be checked before it is published.
+"""Makes the files of a release in dist/, and checks everything before they are published.
 
     python tools/release.py VERSION          on the tag vVERSION
     python tools/release.py --dry VERSION    as if HEAD had that tag; only build/ and dist/ change
 
-It publishes nothing. A dry run goes on where
-the changelog has no date yet or the pinned OpenSSL is known to lack a fix, and says so at its end.
+It publishes nothing. A dry run continues if the changelog has no date yet, or if the pinned OpenSSL
+is known to lack a fix, and says so at its end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION: Final = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
 
 
 class NotReady(Exception):
-    """Why this cannot be released."""
+    """The version cannot be released; the text says why."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Release:
     root: Path = ROOT
     pythons: tuple[str, ...] = ()
     postponed: list[str] = field(default_factory=list)
-    """What a dry run found that must be mended before the release."""
+    """Problems that a dry run found, which must be fixed before the release."""
 
     @property
     def tree(self) -> Path:
@@ -55,14 +55,14 @@ class Release:
         return done.stdout.strip()
 
     def must(self, sound: bool, why: str) -> None:
-        """For what a release needs and a dry run only mentions."""
+        """Requires a condition: a release fails without it, a dry run only notes `why`."""
         if sound:
             return
         if not self.dry:
             raise NotReady(why)
         self.postponed.append(why)
 
-    # --- what can be seen without building
+    # --- checks without building
 
     def check_tree(self) -> None:
         if not VERSION.fullmatch(self.version):
@@ -95,10 +95,11 @@ class Release:
         wrong = what_is_wrong(Library("records", version, number, maintained_by=""))
         self.must(wrong is None, f"native/openssl.pin is {version}: {wrong}")
 
-    # --- what is built
+    # --- building
 
     def build(self) -> None:
-        """Twice, from clones of the tagged commit; the two must not differ in a byte."""
+        """Builds twice, from clones of the tagged commit. The results must be equal byte by
+        byte."""
         shutil.rmtree(self.tree, ignore_errors=True)
         self.git("clone", "--quiet", str(self.root), str(self.tree))
         if self.dry:
@@ -118,12 +119,12 @@ class Release:
             raise NotReady(f"the files are of {sorted(found)}, and the tag says {self.version}")
 
     def write_bill(self) -> None:
-        """Of the wheel as it was built, not of the checkout that is installed here."""
+        """Writes the bill of materials of the built wheel, not of the installed checkout."""
         (wheel,) = self.dist.glob("sealring-*-cp311-*.whl")
         unpacked = self.tree / "wheel"
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)
-        # Without `site`: it would put the checkout before the wheel.
+        # Without `site` (-S), which would put the checkout before the wheel.
         packages = next(one for one in sys.path if one.endswith("site-packages"))
         code = (
             f"import runpy, sys; sys.path[:0] = [{str(unpacked)!r}, {packages!r}]; "

@@ -1,13 +1,13 @@
-"""Runs all tests in parts, several at a time: much of a test is waiting, for a fault or a worker.
+"""Runs all tests in parts, several at a time, because tests often wait for a fault or a worker.
 
     python tools/run_tests.py [COMMAND ...]
 
-A part is some test files in a pytest of their own, or one of the commands. As many run as there are
-cores, and up to twice as many while the cores are idle. Long parts come first, so that all end at
-about the same time. Prints a line for each part that has ended, with the seconds that passed and
-the CPU's, and the whole output of those that failed at the end. The output of every part stays in
-build/tests/. What tests write goes to a folder of their part: two pytests that share one clear away
-each other's files, and stumble over it.
+A part is a pytest process with some test files, or one of the commands. As many parts run as there
+are cores, and up to twice as many while the cores are idle. Long parts come first, so that all end
+at about the same time. Prints a line for each part that has ended, with its elapsed and CPU
+seconds, and at the end the whole output of the parts that failed. The output of every part is kept
+in build/tests/. The tests of each part write to a separate folder, because two pytests that share
+one delete each other's files.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "tests"
 MOST_FILES = 16
-"""Of one part, which costs some seconds more than its tests: it starts Python, torch, workers."""
+"""The most test files in a part. Each part costs some seconds to start Python, torch and
+workers."""
 LOOK_S = 3.0
-"""More parts than cores start when half a core was idle for this long."""
+"""If half a core is idle for this long, more parts than cores are started."""
 LONG = (
     "chaos",
     "conformance",
@@ -40,7 +41,7 @@ LONG = (
     "sealed_only",
     "fuzz_api",
 )
-"""Take longer than the length of their code shows: they come first."""
+"""Folders whose tests take longer than the length of their code suggests. They come first."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Running:
         with self._changed:
             self._processes.discard(process)
             self._done += 1
-            # pytest's 5: all of its tests were left out.
+            # pytest's exit status 5: no test was selected.
             passed = process.returncode in (0, 5)
             if not passed:
                 self._failed.append(log)
@@ -156,7 +157,7 @@ class Running:
 
 
 def _idle_s() -> float:
-    """Seconds that the cores of this process were idle, or waited for a disk, since the start."""
+    """The seconds since boot that this process's cores were idle or waited for a disk."""
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     ticks = sum(int(fields[4]) + int(fields[5]) for fields in lines if fields[0] in ours)
@@ -164,7 +165,7 @@ def _idle_s() -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Hundreds of processes import the same files: Python keeps what it compiled."""
+    """The environment in which Python caches compiled files, since many processes import them."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -2,8 +2,8 @@
 
     python tools/sbom.py            sealring, what it needs, and the OpenSSL in its native module
 
-Packages are taken from what is installed, their SHA-256 from requirements.lock. The output depends
-on nothing else, so two runs in the same environment print the same.
+It lists the installed packages, with their SHA-256 from requirements.lock. The output depends on
+nothing else, so two runs in the same environment print the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plain(name: str) -> str:
 
 
 def needs(package: Distribution, extras: tuple[str, ...] = ()) -> list[str]:
-    """The installed packages that this one asks for."""
+    """The packages that an installed package requires."""
     found = []
     for text in package.requires or ():
         wanted = Requirement(text)
@@ -75,7 +75,7 @@ def component(name: str, digests: dict[str, list[str]]) -> dict[str, Any]:
     elif license_name := (metadata.get("License") or "").splitlines()[:1]:
         found["licenses"] = [{"license": {"name": license_name[0]}}]
     if name in digests:
-        # The lock lists the files of all platforms, any of which may be the one that is installed.
+        # The lock has the files of all platforms; one of them is installed.
         found["properties"] = [
             {"name": "sealring:locked-sha256", "value": digest} for digest in digests[name]
         ]

@@ -1,4 +1,4 @@
-"""Write the tables of settings in docs/configuration.md from src/sealring/core/settings.py.
+"""Writes the tables of settings in docs/configuration.md from src/sealring/core/settings.py.
 
 python tools/settings_page.py
 """
@@ -20,7 +20,7 @@ TABLE: Final = re.compile(r"<!-- (.*), written by tools/settings_page.py -->\n(\
 
 
 def meanings() -> dict[str, str]:
-    """By the name of the setting: the string below its row."""
+    """Maps each setting's name to the string below its row."""
     found = {}
     for row, below in pairwise(ast.parse(inspect.getsource(settings)).body):
         if not isinstance(row, ast.Assign | ast.AnnAssign):

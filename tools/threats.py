@@ -1,6 +1,6 @@
-"""Which tests show which row of docs/threat-model.md, from the marks that the tests bear.
+"""Finds which tests show which row of docs/threat-model.md, by the marks of the tests.
 
-A test in Python bears `@pytest.mark.threat("W1")`, one in C++ a line `// threat: W1` above it.
+A Python test has `@pytest.mark.threat("W1")`, a C++ test has a line `// threat: W1` above it.
 docs/conf.py adds the tests to the page when the site is built.
 """
 
@@ -21,7 +21,7 @@ NATIVE: Final = re.compile(r"^// threat: ([\w, ]+)\nTEST\((\w+)\)", re.MULTILINE
 
 
 def tests_by_row() -> dict[str, list[str]]:
-    """Every row that a mark names, with the tests that bear the mark."""
+    """Each row that a mark names, with the tests that have the mark."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("*.py")):
         source = path.read_text()
@@ -45,7 +45,7 @@ def _marks_in(module: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def with_tests(page: str) -> str:
-    """The threat model with a further column, which names the tests of each row."""
+    """Returns the page with another column, which names the tests of each row."""
     tests = tests_by_row()
     page = page.replace(HEAD, "| | attack | what happens | shown by |\n|---|---|---|---|")
     return ROW.sub(

