@@ -21,8 +21,8 @@ INTRODUCTION: Final = """\
 All errors are subclasses of `sealring.errors.SealringError`, a `RuntimeError`. A class is what a
 script may want to catch. `error.code` says exactly what happened, in a spelling that stays:
 commands, logs and `--json` print it. Below, a class and its code come first, then its further
-codes. In brackets is whose fault it is (`error.fault`), where that is known: "yours" is who set the
-worker up.
+codes. In brackets is whose fault it is (`error.fault`), where that is known; a code without one has
+its class's. "Yours" is who set the worker up.
 
 [failures.md](failures.md) says which event leads to which error, and when. Errors arrive in
 `backward()` too, in the place of DDP's own RuntimeError.
@@ -38,11 +38,13 @@ def rows(kind: type[SealringError]) -> Iterator[str]:
         if "codes" in vars(each):
             for code, meaning in each.codes.items():
                 fault = each.faults.get(code, each.fault)
-                yield f"  - `{code}`{_whose(fault)}: {meaning}"
+                yield f"  - `{code}`{_whose(fault, each.fault)}: {meaning}"
 
 
-def _whose(fault: str) -> str:
-    return f" ({fault})" if fault else ""
+def _whose(fault: str, of_the_class: str = "") -> str:
+    if fault == of_the_class:
+        return ""
+    return f" ({fault or 'not known'})"
 
 
 def chapter(title: str, kinds: list[type[SealringError]]) -> Iterator[str]:
