@@ -7,10 +7,10 @@ from collections.abc import Callable
 from sealring.errors import SealringError
 
 
-def coded(code: str) -> Callable[[SealringError], bool]:
-    """For `pytest.raises(..., check=coded("vault.later_version"))`."""
+def coded(*codes: str) -> Callable[[SealringError], bool]:
+    """For `pytest.raises(..., check=coded("vault.later_version"))`: the error has one of them."""
 
     def check(error: SealringError) -> bool:
-        return error.code == code
+        return error.code in codes
 
     return check

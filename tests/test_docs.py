@@ -146,7 +146,7 @@ def test_the_page_of_errors_is_written_from_the_module() -> None:
 def test_every_code_is_of_one_error_and_every_raised_one_is_known() -> None:
     known = [each.code for each in errors.every_class()]
     for each in errors.every_class():
-        known += vars(each).get("codes", {})
+        known += each.codes
     assert len(known) == len(set(known))
     sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     raised = set(re.findall(r'\bcode="([a-z]+\.[a-z_.]+)"', sources))

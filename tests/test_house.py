@@ -11,7 +11,7 @@ CEILINGS = {
     "commands": 45,
     "options": 314,
     "variables": 19,
-    "errors": 68,
+    "errors": 60,
     "private names in tests": 48,
 }
 """Lowered when the numbers fall. What raises one needs a reason that a user would give.

@@ -2,7 +2,7 @@
 
 Scripts catch errors by their classes. An error's `code` says exactly what happened, and its
 spelling does not change: sealring prints it, writes it into logs and sends it to other processes.
-If a class has several causes, `codes` lists them. `fault` says who caused the error, and each
+If a class has several causes, `causes` lists them. `fault` says who caused the error, and each
 message says what to do. All errors are RuntimeErrors, because torch.distributed's own errors are,
 and scripts catch those.
 """
@@ -24,16 +24,27 @@ class SealringError(RuntimeError):
     """What happened, in a stable spelling. One of the class's `codes` if the raiser gave it."""
     fault: str = ""
     """Who caused the error; empty if the message says it. "yours" is who set up the worker."""
+    causes = ""
+    """Further codes of this class, and the meaning of each. In parentheses the fault, if it differs
+    from the class's."""
     codes: ClassVar[Mapping[str, str]] = {}
-    """Further codes of this class, and the meaning of each."""
+    """The codes in `causes`, and the meaning of each."""
     faults: ClassVar[Mapping[str, str]] = {}
-    """The fault of a code if it differs from the class's."""
+    """The faults in `causes`."""
     audited = False
     """Whether a broker has written the error into its audit log."""
 
     def __init_subclass__(cls, code: str = "", fault: str = "", **more: object) -> None:
         super().__init_subclass__(**more)
         cls.code, cls.fault = code or cls.code, fault or cls.fault
+        codes, faults = {}, {}
+        for cause in " ".join(vars(cls).get("causes", "").split()).split("- ")[1:]:
+            head, _, meaning = cause.partition(": ")
+            name, told, whose = head.partition(" (")
+            codes[name] = meaning.rstrip()
+            if told:
+                faults[name] = whose.rstrip(")")
+        cls.codes, cls.faults = codes, faults
 
     def __init__(self, message: str = "", *, code: str | None = None) -> None:
         super().__init__(message)
@@ -45,29 +56,25 @@ class SealringError(RuntimeError):
 class ConfigurationError(SealringError, code="configuration", fault="yours"):
     """This worker was set up in a way that cannot run. Nothing was started."""
 
-    codes: ClassVar = {
-        "configuration.missing_extra": (
-            "An optional package is not installed; the message says which extra brings it."
-        ),
-        "configuration.no_identity": (
-            "No job secret and no certificate was configured, so this worker cannot prove who it "
-            "is."
-        ),
-    }
+    causes = """
+    - configuration.missing_extra: An optional package is not installed; the message says which
+      extra brings it.
+    - configuration.no_identity: No job secret and no certificate was configured, so this worker
+      cannot prove who it is.
+    - configuration.schedule_error (ours): A collective's programs do not fit together: a defect
+      of sealring, not of your script.
+    """
 
 
 class BadCredential(ConfigurationError, code="configuration.bad_certificate"):
     """This worker's own certificate or key cannot be used. Issue this rank's certificate again."""
 
-    codes: ClassVar = {
-        "configuration.bad_secret": (
-            "The job secret cannot be read, is not 256 random bits, or others can read it. Make a "
-            "random one, mode 0600."
-        ),
-        "configuration.bad_key_file": (
-            "A vault's key file cannot be read, is not one, or others can read it."
-        ),
-    }
+    causes = """
+    - configuration.bad_secret: The job secret cannot be read, is not 256 random bits, or others
+      can read it. Make a random one, mode 0600.
+    - configuration.bad_key_file: A vault's key file cannot be read, is not one, or others can
+      read it.
+    """
 
 
 class BadPolicy(ConfigurationError, code="configuration.bad_policy"):
@@ -76,11 +83,9 @@ class BadPolicy(ConfigurationError, code="configuration.bad_policy"):
     Fix the line that the message names.
     """
 
-    codes: ClassVar = {
-        "configuration.bad_claims": (
-            "The file of claims cannot be read; the message names the claim."
-        ),
-    }
+    causes = """
+    - configuration.bad_claims: The file of claims cannot be read; the message names the claim.
+    """
 
 
 class DiskFull(ConfigurationError, code="configuration.disk_full"):
@@ -99,10 +104,6 @@ class Unsupported(ConfigurationError, code="configuration.unsupported"):
 
 class PlaintextGroup(ConfigurationError, code="configuration.plaintext_group"):
     """The job is sealed-only, and the line that the message names asked for an unsealed way."""
-
-
-class ScheduleError(ConfigurationError, code="configuration.schedule_error", fault="ours"):
-    """A collective's programs do not fit together: a defect of sealring, not of your script."""
 
 
 class AttestationUnavailable(SealringError, code="attestation"):
@@ -171,13 +172,12 @@ class HandshakeError(SealringError, code="handshake"):
 class WrongPeer(HandshakeError, code="handshake.wrong_peer"):
     """The peer is a worker of another job, group or epoch, or has another rank."""
 
-    codes: ClassVar = {
-        "handshake.wrong_job": "The peer's certificate is for another job.",
-        "handshake.wrong_rank": "The peer proved another rank's name than the one it was met as.",
-        "handshake.wrong_group": (
-            "The peer is in another process group, or in another epoch of this one."
-        ),
-    }
+    causes = """
+    - handshake.wrong_job: The peer's certificate is for another job.
+    - handshake.wrong_rank: The peer proved another rank's name than the one it was met as.
+    - handshake.wrong_group: The peer is in another process group, or in another epoch of this
+      one.
+    """
 
 
 class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
@@ -187,44 +187,31 @@ class DuplicateRank(HandshakeError, code="handshake.duplicate_rank"):
 class PeerNotAdmitted(HandshakeError, code="handshake.peer_not_admitted"):
     """What the peer's attestation shows is not what this worker's own policy admits."""
 
-    codes: ClassVar = {
-        "handshake.not_attested": (
-            "The peer cannot show the attestation that this worker's policy demands."
-        ),
-        "handshake.certificate_expired": (
-            "A certificate is past its last day (or this machine's clock is wrong). Issue a new "
-            "one, or set the clocks."
-        ),
-        "handshake.certificate_not_yet_valid": (
-            "A certificate's first day has not come (or this machine's clock is wrong). Issue a "
-            "new one, or set the clocks."
-        ),
-        "handshake.certificate_revoked": "The broker has taken the peer's key out of the job.",
-        "handshake.unknown_authority": (
-            "A certificate was not signed by this job's authority. Give all ranks one secret or "
-            "one SEALRING_AUTHORITY."
-        ),
-    }
+    causes = """
+    - handshake.not_attested: The peer cannot show the attestation that this worker's policy
+      demands.
+    - handshake.certificate_expired: A certificate is past its last day (or this machine's clock
+      is wrong). Issue a new one, or set the clocks.
+    - handshake.certificate_not_yet_valid: A certificate's first day has not come (or this
+      machine's clock is wrong). Issue a new one, or set the clocks.
+    - handshake.certificate_revoked: The broker has taken the peer's key out of the job.
+    - handshake.unknown_authority: A certificate was not signed by this job's authority. Give
+      all ranks one secret or one SEALRING_AUTHORITY.
+    """
 
 
 class PeerIncompatible(HandshakeError, code="handshake.incompatible"):
     """The peer runs another version of sealring, or with other settings."""
 
-    codes: ClassVar = {
-        "handshake.wrong_world_size": "The peer counts another number of workers.",
-        "handshake.protocol_mismatch": (
-            "The peer speaks another version of sealring's protocol. Install one version of "
-            "sealring everywhere."
-        ),
-        "handshake.suite_mismatch": (
-            "The peer offers no cipher suite, or key exchange, that we accept. Install one "
-            "version of sealring everywhere."
-        ),
-        "handshake.settings_mismatch": (
-            "The peer runs with a setting that all ranks of a group must share. Set the same "
-            "settings everywhere."
-        ),
-    }
+    causes = """
+    - handshake.wrong_world_size: The peer counts another number of workers.
+    - handshake.protocol_mismatch: The peer speaks another version of sealring's protocol.
+      Install one version of sealring everywhere.
+    - handshake.suite_mismatch: The peer offers no cipher suite, or key exchange, that we
+      accept. Install one version of sealring everywhere.
+    - handshake.settings_mismatch: The peer runs with a setting that all ranks of a group must
+      share. Set the same settings everywhere.
+    """
 
 
 class MalformedSetup(HandshakeError, code="handshake.malformed_setup"):
@@ -258,33 +245,35 @@ class GroupEnded(HandshakeError, code="handshake.group_ended"):
 class StoreError(SealringError, code="store"):
     """What the store answered cannot be believed, and nothing of it was used."""
 
-    codes: ClassVar = {
-        "store.tampered_value": (
-            "A value is not sealed, is cut, or was sealed for another key, job, run or epoch. An "
-            "attacker wrote into the store: check who can reach it."
-        ),
-        "store.replayed_value": (
-            "An authentic value that its writer had replaced since, as this process has seen. An "
-            "attacker put an older value back: check who can reach it."
-        ),
-    }
-    faults: ClassVar = dict.fromkeys(codes, "an attacker's")
+    causes = """
+    - store.tampered_value (an attacker's): A value is not sealed, is cut, or was sealed for
+      another key, job, run or epoch. An attacker wrote into the store: check who can reach it.
+    - store.replayed_value (an attacker's): An authentic value that its writer had replaced
+      since, as this process has seen. An attacker put an older value back: check who can reach
+      it.
+    """
 
 
 class AttestationError(SealringError, code="evidence"):
     """A worker's evidence was refused. It gets no key."""
 
+    causes = """
+    - evidence.not_bound (an attacker's): True evidence, made for another nonce or another
+      worker's key: a replay or a relay.
+    - evidence.bad_collateral (yours): The verifier's own Intel collateral is damaged or not
+      Intel's; nothing was judged by it. The verifier's own file is not Intel's: fetch it again.
+    - evidence.stale_revocation_list (yours): A cached revocation list is past its date, or one
+      that the policy needs is missing.
+    """
+
 
 class MalformedEvidence(AttestationError, code="evidence.malformed_evidence", fault="the worker's"):
     """The bytes are not the evidence they say they are: cut, extended or scrambled."""
 
-    codes: ClassVar = {
-        "evidence.unknown_evidence": (
-            "A kind, version or algorithm that this sealring does not know, and so does not "
-            "believe: update it."
-        ),
-    }
-    faults: ClassVar = {"evidence.unknown_evidence": ""}
+    causes = """
+    - evidence.unknown_evidence (): A kind, version or algorithm that this sealring does not
+      know, and so does not believe: update it.
+    """
 
 
 class ForgedEvidence(AttestationError, code="evidence.forged_evidence", fault="an attacker's"):
@@ -294,152 +283,99 @@ class ForgedEvidence(AttestationError, code="evidence.forged_evidence", fault="a
 class UntrustedChain(AttestationError, code="evidence.untrusted_chain", fault="an attacker's"):
     """The certificates do not lead, link by link, to a pinned root."""
 
-    codes: ClassVar = {
-        "evidence.chain_expired": (
-            "A certificate of the chain is outside its dates at the time of the check."
-        ),
-        "evidence.chain_revoked": "A certificate of the chain is on its issuer's revocation list.",
-    }
-    faults: ClassVar = {
-        "evidence.chain_expired": "the worker's",
-        "evidence.chain_revoked": "",
-    }
-
-
-class BadCollateral(AttestationError, code="evidence.bad_collateral", fault="yours"):
-    """The verifier's own Intel collateral is damaged or not Intel's; nothing was judged by it.
-
-    The verifier's own file is not Intel's: fetch it again.
+    causes = """
+    - evidence.chain_expired (the worker's): A certificate of the chain is outside its dates at
+      the time of the check.
+    - evidence.chain_revoked (): A certificate of the chain is on its issuer's revocation list.
     """
-
-    codes: ClassVar = {
-        "evidence.stale_revocation_list": (
-            "A cached revocation list is past its date, or one that the policy needs is missing."
-        ),
-    }
-
-
-class NotBound(AttestationError, code="evidence.not_bound", fault="an attacker's"):
-    """True evidence, made for another nonce or another worker's key: a replay or a relay."""
 
 
 class PolicyRefusal(AttestationError, code="policy"):
     """The evidence is true; what it shows is not what the policy admits."""
 
-    codes: ClassVar = {
-        "policy.kind_not_allowed": (
-            "The policy does not admit this kind of evidence; SIMULATED evidence among them."
-        ),
-        "policy.device_not_allowed": (
-            "A GPU or switch is missing, or is of a model or firmware that the policy does not "
-            "admit."
-        ),
-        "policy.debug_guest": (
-            "The host can read a debug guest's memory, so its evidence protects nothing."
-        ),
-        "policy.tcb_too_old": "The firmware is older than the policy's minimum.",
-        "policy.measurement_not_allowed": "What runs there is not among what the policy lists.",
-        "policy.guest_not_allowed": (
-            "The guest was launched with rights, or on a product, that the policy does not admit."
-        ),
-        "policy.rank_not_allowed": "The policy does not let this evidence be this rank.",
-        "policy.job_not_allowed": "The policy is for another job.",
-    }
+    causes = """
+    - policy.kind_not_allowed: The policy does not admit this kind of evidence; SIMULATED
+      evidence among them.
+    - policy.device_not_allowed: A GPU or switch is missing, or is of a model or firmware that
+      the policy does not admit.
+    - policy.debug_guest: The host can read a debug guest's memory, so its evidence protects
+      nothing.
+    - policy.tcb_too_old: The firmware is older than the policy's minimum.
+    - policy.measurement_not_allowed: What runs there is not among what the policy lists.
+    - policy.guest_not_allowed: The guest was launched with rights, or on a product, that the
+      policy does not admit.
+    - policy.rank_not_allowed: The policy does not let this evidence be this rank.
+    - policy.job_not_allowed: The policy is for another job.
+    """
 
 
 class BrokerError(SealringError, code="broker"):
     """The broker refused, or could not be asked."""
 
-    codes: ClassVar = {
-        "broker.malformed_answer": "What answered does not speak the broker's protocol.",
-        "broker.misconfigured": (
-            "The broker cannot use one of its own files: its operator must mend that."
-        ),
-    }
-    faults: ClassVar = {"broker.misconfigured": "its operator's"}
+    causes = """
+    - broker.malformed_answer: What answered does not speak the broker's protocol.
+    - broker.misconfigured (its operator's): The broker cannot use one of its own files: its
+      operator must mend that.
+    - broker.untrusted_broker (an attacker's): What answers has no certificate of the job's
+      authority for that name. Check the address and SEALRING_AUTHORITY.
+    """
 
 
 class BrokerUnavailable(BrokerError, code="broker.unavailable"):
     """The broker could not serve the request now. Nothing is decided: ask again later."""
 
-    codes: ClassVar = {
-        "broker.unreachable": ("No broker answered in time. Check its address, and that it runs."),
-        "broker.store_unavailable": (
-            "The broker cannot use its store: no answer, or its clock jumped. It decides nothing."
-        ),
-        "broker.too_many_requests": (
-            "More requests from one address than the broker serves; come again later."
-        ),
-        "broker.request_too_slow": (
-            "The request did not come whole in the time that any worker needs."
-        ),
-    }
-    faults: ClassVar = {"broker.unreachable": "the network's, or the broker's"}
-
-
-class UntrustedBroker(BrokerError, code="broker.untrusted_broker", fault="an attacker's"):
-    """What answers has no certificate of the job's authority for that name.
-
-    Check the address and SEALRING_AUTHORITY.
+    causes = """
+    - broker.unreachable (the network's, or the broker's): No broker answered in time. Check its
+      address, and that it runs.
+    - broker.store_unavailable: The broker cannot use its store: no answer, or its clock jumped.
+      It decides nothing.
+    - broker.too_many_requests: More requests from one address than the broker serves; come
+      again later.
+    - broker.request_too_slow: The request did not come whole in the time that any worker needs.
     """
 
 
 class MalformedRequest(BrokerError, code="broker.malformed_request", fault="the worker's"):
     """The request is not in the protocol's form, or does not prove its key."""
 
-    codes: ClassVar = {
-        "broker.request_too_large": "A request larger than any worker's.",
-    }
-
-
-class TokenRefused(BrokerError, code="broker.token_refused"):
-    """The request's nonce or token is not the broker's, has expired, or was used. Join again."""
-
-    codes: ClassVar = {
-        "broker.unknown_nonce": (
-            "A nonce that this broker did not give out, or gave out in another session."
-        ),
-        "broker.expired_nonce": "A nonce older than the policy's `nonce_seconds`.",
-        "broker.reused_nonce": "A nonce that was used before.",
-        "broker.unknown_token": "A token that this broker did not sign, or none at all.",
-        "broker.expired_token": "A token that has expired.",
-        "broker.reused_token": "A token that has fetched the same thing before.",
-    }
-    faults: ClassVar = {
-        "broker.unknown_nonce": "an attacker's",
-        "broker.unknown_token": "an attacker's",
-        "broker.reused_token": "an attacker's",
-    }
+    causes = """
+    - broker.request_too_large: A request larger than any worker's.
+    """
 
 
 class BrokerRefusal(BrokerError, code="broker.refused"):
-    """The broker does not give this worker what it asks for. Asking again changes nothing."""
+    """The broker does not give this worker what it asks for. Asking again changes nothing.
 
-    codes: ClassVar = {
-        "broker.rank_taken": (
-            "Another worker holds the rank, and the policy does not let it be joined again."
-        ),
-        "broker.worker_revoked": "The worker's key, machine or rank is barred from the job.",
-        "broker.resource_not_granted": "The policy does not grant this resource to this worker.",
-        "broker.no_such_resource": "The broker has nothing under that name.",
-        "broker.recorded_otherwise": (
-            "The broker has recorded other content under this version of a vault's object: two "
-            "copies of the vault differ. Find out which is yours."
-        ),
-        "broker.too_many_records": "The vault has more objects than the broker keeps records of.",
-    }
-    faults: ClassVar = {"broker.worker_revoked": "yours"}
+    If a nonce or token is not the broker's, has expired or was used: join again.
+    """
+
+    causes = """
+    - broker.unknown_nonce (an attacker's): A nonce that this broker did not give out, or gave
+      out in another session.
+    - broker.expired_nonce: A nonce older than the policy's `nonce_seconds`.
+    - broker.reused_nonce: A nonce that was used before.
+    - broker.unknown_token (an attacker's): A token that this broker did not sign, or none at
+      all.
+    - broker.expired_token: A token that has expired.
+    - broker.reused_token (an attacker's): A token that has fetched the same thing before.
+    - broker.rank_taken: Another worker holds the rank, and the policy does not let it be joined
+      again.
+    - broker.worker_revoked (yours): The worker's key, machine or rank is barred from the job.
+    - broker.resource_not_granted: The policy does not grant this resource to this worker.
+    - broker.no_such_resource: The broker has nothing under that name.
+    - broker.recorded_otherwise: The broker has recorded other content under this version of a
+      vault's object: two copies of the vault differ. Find out which is yours.
+    - broker.too_many_records: The vault has more objects than the broker keeps records of.
+    """
 
 
 class TamperedStore(BrokerError, code="broker.tampered_store", fault="an attacker's"):
     """The broker's store was changed by something else than a broker, or is an older copy."""
 
-    codes: ClassVar = {
-        "broker.broken_audit_log": (
-            "An entry of the audit log is missing, changed, or not signed by this broker. Keep the "
-            "log, and find out who could change it."
-        ),
-    }
+    causes = """
+    - broker.broken_audit_log: An entry of the audit log is missing, changed, or not signed by
+      this broker. Keep the log, and find out who could change it.
+    """
 
 
 class StoreFailed(SealringError, code="store_failed"):
@@ -452,51 +388,38 @@ class StoreFailed(SealringError, code="store_failed"):
 class VaultError(SealringError, code="vault"):
     """A vault could not be opened or written. Nothing that failed a check was given out."""
 
-    codes: ClassVar = {
-        "vault.foreign": (
-            "Another vault is at this path than was expected: restore the right one."
-        ),
-        "vault.output_exists": "Something lies where the output should go; nothing is overwritten.",
-        "vault.tampered_header": (
-            "The vault's header was changed by somebody without the vault's key: restore it."
-        ),
-        "vault.unsafe_entry": (
-            "An entry of a checkpoint is a pickle that could run code when it is loaded. Save it "
-            "as tensors, numbers, strings, lists and dicts."
-        ),
-        "vault.wrong_position": (
-            "A loader's state belongs to other data. Open the datasets, lengths and weights with "
-            "which it was saved."
-        ),
-    }
-    faults: ClassVar = {"vault.unsafe_entry": "yours"}
+    causes = """
+    - vault.not_granted (yours): The vault is not open to the key that was given. Ask a holder
+      of the vault's key for `sealring vault grant`.
+    - vault.unadmitted_signer (an attacker's): A checkpoint's manifest is not signed by all
+      workers of this job that wrote it. Check SEALRING_JOB and the secret.
+    - vault.foreign: Another vault is at this path than was expected: restore the right one.
+    - vault.output_exists: Something lies where the output should go; nothing is overwritten.
+    - vault.tampered_header: The vault's header was changed by somebody without the vault's key:
+      restore it.
+    - vault.unsafe_entry (yours): An entry of a checkpoint is a pickle that could run code when
+      it is loaded. Save it as tensors, numbers, strings, lists and dicts.
+    - vault.wrong_position: A loader's state belongs to other data. Open the datasets, lengths
+      and weights with which it was saved.
+    """
 
 
 class NotAVault(VaultError, code="vault.not_a_vault", fault="yours"):
     """There is no vault in that directory, or its files cannot be read as a vault's."""
 
-    codes: ClassVar = {
-        "vault.later_version": (
-            "A later version of sealring wrote this; it must be opened with that version."
-        ),
-    }
-
-
-class NotGranted(VaultError, code="vault.not_granted", fault="yours"):
-    """The vault is not open to the key that was given.
-
-    Ask a holder of the vault's key for `sealring vault grant`.
+    causes = """
+    - vault.later_version: A later version of sealring wrote this; it must be opened with that
+      version.
     """
 
 
 class VaultBusy(VaultError, code="vault.busy"):
     """Another process held the vault for too long: wait until it has finished, and try again."""
 
-    codes: ClassVar = {
-        "vault.keys_changed": (
-            "The vault got a new key while a checkpoint was saved under the older one: save again."
-        ),
-    }
+    causes = """
+    - vault.keys_changed: The vault got a new key while a checkpoint was saved under the older
+      one: save again.
+    """
 
 
 class NoSuchObject(VaultError, code="vault.no_such_object", fault="yours"):
@@ -513,26 +436,16 @@ class UnsafePath(VaultError, code="vault.unsafe_path"):
 class BadSource(VaultError, code="vault.bad_source", fault="the source's"):
     """Data to ingest are not what their format says, or exceed a limit. Nothing was committed."""
 
-    codes: ClassVar = {
-        "vault.source_changed": (
-            "A file was changed while it was sealed: seal it again when it no longer changes."
-        ),
-        "vault.stage_failed": (
-            "The function of a pipeline's stage raised an error, or its result does not fit the "
-            "stage's fields."
-        ),
-    }
+    causes = """
+    - vault.source_changed: A file was changed while it was sealed: seal it again when it no
+      longer changes.
+    - vault.stage_failed: The function of a pipeline's stage raised an error, or its result does
+      not fit the stage's fields.
+    """
 
 
 class AlreadyClosed(VaultError, code="vault.already_closed", fault="the script's"):
     """A vault, dataset or loader was used after close(), or an iteration that a later one ended."""
-
-
-class UnadmittedSigner(VaultError, code="vault.unadmitted_signer", fault="an attacker's"):
-    """A checkpoint's manifest is not signed by all workers of this job that wrote it.
-
-    Check SEALRING_JOB and the secret.
-    """
 
 
 class MissingPart(VaultError, code="vault.missing_part"):
@@ -568,13 +481,15 @@ class WrongKey(VaultError, code="vault.wrong_key"):
 class LogError(SealringError, code="log"):
     """A log, a proof or a witness cannot be believed, and nothing of it was used."""
 
-    codes: ClassVar = {
-        "log.in_use": (
-            "Another process holds the lock of the log or of the witness's state: wait for it."
-        ),
-        "log.witness_fault": ("One witness cannot be reached, refuses, or gives a wrong answer."),
-    }
-    faults: ClassVar = {"log.in_use": "yours"}
+    causes = """
+    - log.in_use (yours): Another process holds the lock of the log or of the witness's state:
+      wait for it.
+    - log.witness_fault: One witness cannot be reached, refuses, or gives a wrong answer.
+    - log.no_quorum: Fewer witnesses cosigned the checkpoint than the policy demands. Ask the
+      witnesses that it names.
+    - log.stale_checkpoint: A quorum cosigned the checkpoint, but not since the time that the
+      reader asks for. Ask the log for a newer one.
+    """
 
 
 class NotALog(LogError, code="log.not_a", fault="yours"):
@@ -584,57 +499,37 @@ class NotALog(LogError, code="log.not_a", fault="yours"):
 class TamperedLog(LogError, code="log.tampered_log", fault="an attacker's, or the disk's"):
     """An entry or a hash of the log was changed later: restore the log from a copy."""
 
-    codes: ClassVar = {
-        "log.not_included": "The proof does not lead from the entry to the root of the checkpoint.",
-    }
+    causes = """
+    - log.not_included: The proof does not lead from the entry to the root of the checkpoint.
+    """
 
 
 class ForkedLog(LogError, code="log.forked_log"):
     """Two checkpoints of one log contradict each other. Keep both as proof."""
 
-    codes: ClassVar = {
-        "log.truncated_log": (
-            "The log ends before a checkpoint that was seen earlier: its end was cut off. Keep "
-            "both as proof."
-        ),
-    }
-    faults: ClassVar = {"log.truncated_log": "an attacker's"}
-
-
-class NoQuorum(LogError, code="log.no_quorum"):
-    """Fewer witnesses cosigned the checkpoint than the policy demands.
-
-    Ask the witnesses that it names.
+    causes = """
+    - log.truncated_log (an attacker's): The log ends before a checkpoint that was seen earlier:
+      its end was cut off. Keep both as proof.
     """
-
-    codes: ClassVar = {
-        "log.stale_checkpoint": (
-            "A quorum cosigned the checkpoint, but not since the time that the reader asks for. "
-            "Ask the log for a newer one."
-        ),
-    }
 
 
 class MalformedStatement(LogError, code="log.malformed_statement"):
     """An envelope or a statement is not in its format, or is of an unknown version."""
 
-    codes: ClassVar = {
-        "log.malformed_note": (
-            "A signed note, checkpoint, proof or key is not in C2SP's format: fetch it again."
-        ),
-    }
+    causes = """
+    - log.malformed_note: A signed note, checkpoint, proof or key is not in C2SP's format: fetch
+      it again.
+    """
 
 
 class ForgedStatement(LogError, code="log.forged_statement", fault="an attacker's"):
     """The worker that the statement names did not sign it."""
 
-    codes: ClassVar = {
-        "log.forged_note": (
-            "A note is not signed by a key that you believe: check the vkey, the policy."
-        ),
-        "log.wrong": "The checkpoint is of a log that the policy does not list.",
-    }
-    faults: ClassVar = {"log.wrong": ""}
+    causes = """
+    - log.forged_note: A note is not signed by a key that you believe: check the vkey, the
+      policy.
+    - log.wrong (): The checkpoint is of a log that the policy does not list.
+    """
 
 
 class MalformedRun(LogError, code="log.malformed_run"):
@@ -730,9 +625,7 @@ def every_class(kind: type[SealringError] = SealringError) -> Iterator[type[Seal
 
 @cache
 def classes_by_code() -> Mapping[str, type[SealringError]]:
-    return {
-        code: kind for kind in every_class() for code in (kind.code, *vars(kind).get("codes", ()))
-    }
+    return {code: kind for kind in every_class() for code in (kind.code, *kind.codes)}
 
 
 def error_with(code: str, message: str) -> SealringError | None:

@@ -20,7 +20,7 @@ from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import Tpm
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.attest.evidence.worker import claims_in
-from sealring.errors import BrokerRefusal, NotBound
+from sealring.errors import AttestationError, BrokerRefusal
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_every_kind import at
 from tests.attest.evidence import swtpm
@@ -158,5 +158,8 @@ def test_another_tpms_key_cannot_be_claimed(chip: Chip, tmp_path: Path) -> None:
             return evidence
 
     place.attester = Claiming(chip.machine())
-    with running(place) as broker, pytest.raises(NotBound):
+    with (
+        running(place) as broker,
+        pytest.raises(AttestationError, check=coded("evidence.not_bound")),
+    ):
         broker.join(0)

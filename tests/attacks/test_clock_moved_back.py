@@ -22,7 +22,6 @@ from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerRefusal,
     BrokerUnavailable,
-    TokenRefused,
     UntrustedChain,
 )
 from tests.attest.broker.etcd_cluster import Cluster, cluster, needs_etcd
@@ -110,10 +109,10 @@ def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
 ) -> None:
     with replica(place, etcd) as behind, replica(place, etcd) as ahead:
         worker, body = met(behind)
-        with pytest.raises(TokenRefused, check=coded("broker.reused_nonce")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.reused_nonce")):
             again(behind, worker, body)
         sweep_at(ahead, time.time() + 2 * HOUR)
-        with pytest.raises(TokenRefused, match="clock", check=coded("broker.expired_nonce")):
+        with pytest.raises(BrokerRefusal, match="clock", check=coded("broker.expired_nonce")):
             again(behind, worker, body)
         # Nonces of later are good.
         time.sleep(1.1)
@@ -127,7 +126,7 @@ def test_a_used_token_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
     with replica(place, etcd) as behind, replica(place, etcd) as ahead:
         worker, _ = met(behind)
         sweep_at(ahead, time.time() + HOUR)
-        with pytest.raises(TokenRefused, match="clock", check=coded("broker.expired_token")):
+        with pytest.raises(BrokerRefusal, match="clock", check=coded("broker.expired_token")):
             again(behind, worker)
 
 
@@ -140,12 +139,12 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
         unused, body = met(broker, joins=False)
         joined, _ = met(broker)
         wall.passed = HOUR
-        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
         wall.shift = -HOUR
-        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
-        with pytest.raises(TokenRefused, check=coded("broker.expired_token")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.expired_token")):
             again(broker, joined)
         # It goes on in its own time.
         broker.join(2)
@@ -162,7 +161,7 @@ def test_an_expired_nonce_stays_so_when_a_broker_starts_again_with_its_clock_mov
         broker.join(1)
     wall.shift = -HOUR
     with replica(place, etcd, wall) as broker:
-        with pytest.raises(TokenRefused, check=coded("broker.expired_nonce")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.expired_nonce")):
             again(broker, unused, body)
         broker.join(2)
 
@@ -205,7 +204,7 @@ def test_a_nonce_of_one_broker_is_not_taken_by_another_whose_clock_is_behind(
     wall.shift = -HOUR
     with replica(place, etcd) as one, replica(place, etcd, wall) as other:
         worker, body = met(one, joins=False)
-        with pytest.raises(TokenRefused, match="clocks", check=coded("broker.expired_nonce")):
+        with pytest.raises(BrokerRefusal, match="clocks", check=coded("broker.expired_nonce")):
             again(other, worker, body)
         again(one, worker, body)
 

@@ -21,10 +21,8 @@ from sealring.errors import (
     ConfigurationError,
     ForeignPart,
     NotAVault,
-    NotGranted,
     RolledBack,
     TamperedChunk,
-    UnadmittedSigner,
     VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
@@ -90,7 +88,7 @@ def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -
         short = _native.Secret.random(size)
         grant = keys.PublicKey(person.public).grant("me", vault.header.vault, 1, short)
         forged = headers.Header(**{**_fields(vault.header), "grants": [grant]})
-        with pytest.raises(NotGranted):
+        with pytest.raises(VaultError, check=coded("vault.not_granted")):
             headers.open_header(forged, person, "the vault")
 
 
@@ -373,7 +371,9 @@ def test_a_statement_that_is_nested_too_deeply(vault: Vault) -> None:
         patch.setattr("sealring.vault.signing.json.dumps", lambda _: text)
         signed = signing.sign(credentials, 1, {})
     assert json.dumps is real
-    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+    with pytest.raises(
+        VaultError, match="not over what it says", check=coded("vault.unadmitted_signer")
+    ):
         signing.check(signed, credentials.authorities, "tests", "it")
 
 

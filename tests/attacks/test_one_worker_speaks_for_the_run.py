@@ -10,8 +10,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.errors import MalformedRun
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Claims, Stage
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import RunClaims, StageClaim
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.audit.records import AuditTrust
@@ -27,8 +27,9 @@ EXPORT = stage(
     "export", "export", [Named(END.name, END.sha256)],
     [Named("model.bin", hashlib.sha256(FOREIGN).hexdigest())], Named("x", sha("x")),
 )  # fmt: skip
-CLAIMS = Claims(
-    trained_only_on=frozenset({RAW.sha256}), stages=(Stage("clean", None), Stage("tokenize", None))
+CLAIMS = RunClaims(
+    trained_only_on=frozenset({RAW.sha256}),
+    stages=(StageClaim("clean", None), StageClaim("tokenize", None)),
 )
 
 
@@ -53,7 +54,7 @@ def without_owners(made: MadeRun) -> AuditTrust:
 def ask(run: RunFolder, trust: AuditTrust, content: bytes) -> AuditResult:
     file = run.path.with_name("model.bin")
     file.write_bytes(content)
-    return audit(run.path, trust, Question(CLAIMS, file))
+    return audit(run.path, trust, AuditQuestion(CLAIMS, file))
 
 
 def answer(result: AuditResult, claim: str) -> tuple[Said, str]:
@@ -150,7 +151,7 @@ def test_rank_3_signs_how_data_was_made_that_no_owner_approved(
     signed_by_workers(
         made, run, [0, 1, 2], stage("tokenize", "stage", [between], [foreign], CLEANER)
     )
-    agreed = audit(run.path, without_owners(made), Question(CLAIMS))
+    agreed = audit(run.path, without_owners(made), AuditQuestion(CLAIMS))
     assert answer(agreed, "stages")[1].endswith("how data was made is signed by all 4 ranks")
 
 

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sealring.attest.evidence import AttestedWorker, Trust, judge, parse_policy
 from sealring.attest.evidence.verify import verify_evidence
-from sealring.errors import BadCollateral, BadPolicy, UntrustedChain
+from sealring.errors import AttestationError, BadPolicy, UntrustedChain
 from tests.attest.minting import CHALLENGE, DAY, NOW, Holder, issue
 from tests.attest.minting.amd import MEASUREMENT, TCB, Amd
 from tests.attest.minting.intel import MRSIGNER, MRTD, Intel
@@ -272,7 +272,7 @@ def test_a_gpu_that_nvidia_revoked_or_put_on_hold(reason: x509.ReasonFlags | Non
 def test_an_old_answer_about_a_gpu() -> None:
     late = GPU.provisioner.answer(GPU.boot, days_old=9, days_left=-1)
     with pytest.raises(
-        BadCollateral, match="OCSP answer", check=coded("evidence.stale_revocation_list")
+        AttestationError, match="OCSP answer", check=coded("evidence.stale_revocation_list")
     ):
         with_gpu(gpu_trust(late))
 

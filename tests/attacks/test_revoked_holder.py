@@ -17,7 +17,6 @@ from sealring.errors import (
     ConfigurationError,
     ForeignPart,
     NotAVault,
-    NotGranted,
     RolledBack,
     TamperedChunk,
     VaultError,
@@ -97,9 +96,9 @@ def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
     if change == "rotate":
         trees.rotate(vault, nothing)
     put(vault, tmp_path, "data", "after")
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, alice)
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, Hoarder(kept))
 
 
@@ -161,7 +160,7 @@ def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
     for change, dropped in zip(changes, ("second", "third", "workers"), strict=True):
         assert change().dropped == [dropped]
     for holder in (second, third, worker):
-        with pytest.raises(NotGranted):
+        with pytest.raises(VaultError, check=coded("vault.not_granted")):
             Vault.open(vault.path, holder)
     vault.grant("second", second)
     assert Vault.open(vault.path, second).header.key == 4
@@ -189,7 +188,7 @@ def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
     also = [keys.PublicKey(bob.public)] if presented else []
     assert owner.revoke("second", also).dropped == ["bob"]
     for person in (other, bob):
-        with pytest.raises(NotGranted):
+        with pytest.raises(VaultError, check=coded("vault.not_granted")):
             Vault.open(vault.path, person)
 
 
@@ -200,7 +199,7 @@ def test_people_who_are_presented_keep_their_grants(vault: Vault, tmp_path: Path
         vault.grant(name, keys.PublicKey(one.public))
     assert vault.rekey([keys.PublicKey(bob.public)]).dropped == ["carol"]
     assert Vault.open(vault.path, bob).header.key == 2
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, carol)
 
 
@@ -222,7 +221,7 @@ def test_a_header_by_a_revoked_holder_with_a_later_number(
     # With the number of a later key the owner's grant does not open: the number is part of it.
     forged = headers.changed(dataclasses.replace(before, key=7), ring)
     (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, keys.key_file(key))
 
 
@@ -329,7 +328,7 @@ def kept_by_a_revoked_holder(vault: Vault, folder: Path) -> objects.Copy:
     vault.grant("second", second)
     copy = Vault.open(vault.path, second).find("data").copy
     vault.revoke("second")
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, second)
     return copy
 

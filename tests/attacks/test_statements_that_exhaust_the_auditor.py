@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from sealring.limits import MAX_WORLD
-from sealring.record.audit.audit import AuditResult, Question, audit
+from sealring.record.audit.audit import AuditQuestion, AuditResult, audit
 from sealring.record.audit.chains import check_chains
-from sealring.record.audit.claims import Aggregation, Claims
+from sealring.record.audit.claims import Aggregation, RunClaims
 from sealring.record.audit.data import check_data
 from sealring.record.audit.findings import MAX_AGAINST, MAX_TEXT, Fault, Finding, absent_ranks
 from sealring.record.audit.graph import NodeKind
 from sealring.record.audit.page import page
-from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.records import RankInterval, Records
 from sealring.record.replay import unrepeatable
 from sealring.record.statements.forms import (
     CheckpointRef,
@@ -39,7 +39,9 @@ from sealring.record.statements.forms import (
 from tests.record.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha, stage
 
 
-def audited(made: MadeRun, path: Path, question: Question | None = None) -> tuple[AuditResult, int]:
+def audited(
+    made: MadeRun, path: Path, question: AuditQuestion | None = None
+) -> tuple[AuditResult, int]:
     """What was found, and the most bytes that were held at a time."""
     run = made.write(path)
     tracemalloc.start()
@@ -119,8 +121,8 @@ def test_many_intervals_of_a_world_of_the_largest_size(tmp_path: Path) -> None:
     made = MadeRun(world=1, count=60)
     made.workers[0] = made.authority.worker(0, None)
     made.each(0, lambda one: replace(one, world=MAX_WORLD))
-    claims = Claims(aggregation=Aggregation(frozenset({"all_reduce"}), False))
-    result, most = audited(made, tmp_path / "run", Question(claims))
+    claims = RunClaims(aggregation=Aggregation(frozenset({"all_reduce"}), False))
+    result, most = audited(made, tmp_path / "run", AuditQuestion(claims))
     assert "names no collective of all ranks" in result.answers[0].text
     assert most < 3_000_000  # one set of all ranks has 4 MB
 
@@ -147,7 +149,7 @@ def work(function: Callable[[], object]) -> int:
 def chain_of(intervals: Iterable[Interval]) -> Records:
     """The records of one rank, as `read_records` makes them."""
     worker = Worker("job", 0, sha("certificate"), None)
-    turns = [Turn(sha(f"{n}"), worker, one) for n, one in enumerate(intervals)]
+    turns = [RankInterval(sha(f"{n}"), worker, one) for n, one in enumerate(intervals)]
     return Records(
         turns, keys={worker.certificate: "key"}, worlds={worker.certificate: 1}, chains={0: turns}
     )

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from sealring.formats.http import Limits
+from sealring.formats.http import ServerLimits
 from tests.attest.broker.guest_evidence import AMD, SNP, snp
 from tests.attest.broker.kbs_client import public_jwk
 from tests.attest.broker.local import Place, running
@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.mark.threat("B16")
 def test_every_field_of_a_request_changed_in_turn(place: Place) -> None:
-    with running(place, Limits(requests_per_second=1e6, burst=1 << 30)) as broker:
+    with running(place, ServerLimits(requests_per_second=1e6, burst=1 << 30)) as broker:
         guest = client(broker)
         body = guest.attestation(guest.auth())
 
@@ -147,7 +147,7 @@ def test_requests_that_are_too_large(place: Place) -> None:
     with running(place) as broker:
         guest = client(broker)
         guest.auth()
-        body = b'{"runtime-data": "' + b"x" * Limits().body_bytes + b'"}'
+        body = b'{"runtime-data": "' + b"x" * ServerLimits().body_bytes + b'"}'
         try:
             refused = guest.refused(lambda: guest.attest(body))
         except (ConnectionError, BrokenPipeError):

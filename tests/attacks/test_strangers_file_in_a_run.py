@@ -21,7 +21,7 @@ from sealring.errors import (
     ConfigurationError,
     MalformedRun,
     MalformedStatement,
-    UnadmittedSigner,
+    VaultError,
 )
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import read_checkpoint
@@ -87,7 +87,9 @@ def test_a_certificate_of_version_8_is_refused_by_every_loader() -> None:
     ):
         certificate_from_pem(as_pem(der), refusal)
     signed = signing.Signed("{}", as_pem(der).decode(), "00")
-    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+    with pytest.raises(
+        VaultError, match="not over what it says", check=coded("vault.unadmitted_signer")
+    ):
         signing.check(signed, (), "job", "the manifest")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sealring.formats.log.notes import Kind, Signer
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Claims
+from sealring.formats.log.notes import SignatureKind, Signer
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import RunClaims
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements.run_folder import RunFolder
 from sealring.record.statements.signing import sign_statement
@@ -20,7 +20,7 @@ from tests.record.audit.made_runs import JOB, MODEL, RAW, RUN, MadeRun, checkpoi
 from tests.record.audit.test_command import options
 from tests.record.audit.test_command import run as run_command
 
-CLAIMS = Claims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)
+CLAIMS = RunClaims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=True)
 
 
 def a_run(first: MadeRun | None = None, job: str = JOB, run: str = RUN, world: int = 2) -> MadeRun:
@@ -45,7 +45,7 @@ def mixed(first: MadeRun, second: MadeRun, path: Path) -> RunFolder:
 def ask(folder: RunFolder, made: MadeRun, job: str | None = None) -> AuditResult:
     file = folder.path.with_name("model.bin")
     file.write_bytes(MODEL)
-    return audit(folder.path, replace(made.trust, job=job), Question(CLAIMS, file))
+    return audit(folder.path, replace(made.trust, job=job), AuditQuestion(CLAIMS, file))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_command_asks_for_the_job_and_says_whose_records_it_read(
 
 
 def signed_as(origin: str) -> MadeRun:
-    return MadeRun(world=2, count=2, signer=Signer.generate(origin, Kind.NOTE))
+    return MadeRun(world=2, count=2, signer=Signer.generate(origin, SignatureKind.NOTE))
 
 
 @pytest.mark.threat("A7")

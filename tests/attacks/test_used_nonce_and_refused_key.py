@@ -12,7 +12,7 @@ import pytest
 
 from sealring.attest.broker import audit, ledger
 from sealring.attest.broker.tls import Client, client_context, connect
-from sealring.errors import BrokerRefusal, TokenRefused
+from sealring.errors import BrokerRefusal
 from tests.attest.broker.local import Place, Running, running
 from tests.attest.broker.test_hostile_clients import Worker, talk
 from tests.codes import coded
@@ -57,7 +57,7 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
     worker, body = kept[0]
     with (
         policy_of(place, 3600) as broker,
-        pytest.raises(TokenRefused, check=coded("broker.reused_nonce")),
+        pytest.raises(BrokerRefusal, check=coded("broker.reused_nonce")),
     ):
         attest(broker, worker, body)
     # Nor is it forgotten once the shorter time has passed.
@@ -66,7 +66,7 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
         broker.decide(lambda _, view: ledger.sweep(view, place.clock()))
     with (
         policy_of(place, 3600) as broker,
-        pytest.raises(TokenRefused, check=coded("broker.reused_nonce")),
+        pytest.raises(BrokerRefusal, check=coded("broker.reused_nonce")),
     ):
         attest(broker, worker, body)
 
@@ -84,7 +84,7 @@ def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
             with pytest.raises(BrokerRefusal, check=coded("broker.no_such_resource")):
                 await worker.fetch("data/key/granted")
             await worker.fetch()
-            with pytest.raises(TokenRefused, check=coded("broker.reused_token")):
+            with pytest.raises(BrokerRefusal, check=coded("broker.reused_token")):
                 await worker.fetch()
             # Its holder must not fill the log either.
             for number in range(30):

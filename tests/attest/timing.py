@@ -138,10 +138,10 @@ def _broker(folder: Path) -> Iterator[int]:
 def _serve(folder: Path, there: Any) -> None:
     from sealring.attest.broker.keys import open_broker_keys
     from sealring.attest.broker.server import serving
-    from sealring.attest.broker.service import Broker, Rules
+    from sealring.attest.broker.service import Broker, BrokerRules
     from sealring.attest.broker.store import SqliteStore
     from sealring.attest.evidence.cache import read_policy, trust_in
-    from sealring.formats.http import Limits
+    from sealring.formats.http import ServerLimits
 
     async def main() -> None:
         keys = open_broker_keys(folder / "ca")
@@ -149,10 +149,15 @@ def _serve(folder: Path, there: Any) -> None:
         broker = Broker(
             keys,
             SqliteStore(folder / "broker.sqlite", keys.store_key),
-            Rules(policy, digest, trust_in(policy, None)),
+            BrokerRules(policy, digest, trust_in(policy, None)),
         )
         async with serving(
-            broker, keys, listen=("127.0.0.1", 0), page=None, names=["127.0.0.1"], limits=Limits()
+            broker,
+            keys,
+            listen=("127.0.0.1", 0),
+            page=None,
+            names=["127.0.0.1"],
+            limits=ServerLimits(),
         ) as (port, _):
             there.send(port)
             await asyncio.Event().wait()

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
-from sealring.attest.broker.ledger import Applicant, Ledger
+from sealring.attest.broker.ledger import Applicant, JobLedger
 from sealring.attest.evidence.attesters import make_simulator
 from sealring.cli import app
 from sealring.core.identity.names import WorkerName
@@ -165,7 +165,7 @@ def test_a_machine_with_a_typo_is_not_reported_as_barred(place: Place) -> None:
     machine = "5a" * 32
     applicant = Applicant(WorkerName("job", 0), 1, "f" * 64, (machine,), "tpm 2.0", {})
     store = place.open_store()
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     store.submit(lambda view: ledger.admit(view, "00", 0, 0.0, applicant)).result()
     store.close()
     typo = machine[:-1] + "b"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sealring.attest.broker.store import View
+from sealring.attest.broker.store import StoreView
 from sealring.cli import app
 from sealring.core.identity.authority import create_authority
 from sealring.errors import (
+    BrokerError,
     BrokerUnavailable,
     ConfigurationError,
-    UntrustedBroker,
 )
 from tests.attest.broker.local import Place, Running, running
 from tests.codes import coded
@@ -41,7 +41,10 @@ def test_one_that_does_not_run_is_not(tmp_path: Path) -> None:
 
 def test_one_of_another_authority_is_not(tmp_path: Path) -> None:
     create_authority(tmp_path / "other", "another authority")
-    with running(Place(tmp_path)) as broker, pytest.raises(UntrustedBroker):
+    with (
+        running(Place(tmp_path)) as broker,
+        pytest.raises(BrokerError, check=coded("broker.untrusted_broker")),
+    ):
         ask(
             broker.place, f"127.0.0.1:{broker.port}",
             "--ca", str(tmp_path / "other"),
@@ -49,7 +52,10 @@ def test_one_of_another_authority_is_not(tmp_path: Path) -> None:
 
 
 def test_one_that_has_another_name_is_not(tmp_path: Path) -> None:
-    with running(Place(tmp_path)) as broker, pytest.raises(UntrustedBroker):
+    with (
+        running(Place(tmp_path)) as broker,
+        pytest.raises(BrokerError, check=coded("broker.untrusted_broker")),
+    ):
         ask(broker.place, f"127.0.0.1:{broker.port}", "--name", "broker.example")
 
 
@@ -61,7 +67,7 @@ def test_one_whose_store_fails_is_not(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def fail_store(broker: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(_: View) -> None:
+    async def refuse(_: StoreView) -> None:
         raise BrokerUnavailable("the disk is full", code="broker.store_unavailable")
 
     monkeypatch.setattr(broker.store, "transact", refuse)

@@ -19,7 +19,7 @@ from sealring.errors import (
     TamperedLog,
 )
 from sealring.formats.log.folder import create_log
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.record.statements.signing import read_signer
 from tests.codes import coded
 
@@ -150,7 +150,7 @@ def test_an_age_is_refused_where_no_witness_tells_it(log: tuple[Path, str], tmp_
 @pytest.mark.parametrize("age", ["nan", "inf", "-1"])
 def test_an_age_that_is_none(log: tuple[Path, str], tmp_path: Path, age: str) -> None:
     folder, vkey = log
-    witness = Signer.generate("example.org/w1", Kind.COSIGNATURE).verifier.encode()
+    witness = Signer.generate("example.org/w1", SignatureKind.COSIGNATURE).verifier.encode()
     run("policy", tmp_path / "policy", "--log", vkey, "--witness", witness)
     with pytest.raises(ConfigurationError, match="it is a number of seconds, from 0"):
         run("log", folder, "--policy", tmp_path / "policy", f"--max-age={age}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sealring.cli.run import Placement, first_host, placement
+from sealring.cli.run import LaunchPlacement, first_host, placement
 from sealring.errors import ConfigurationError
 
 SLURM = {
@@ -19,7 +19,7 @@ SLURM = {
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, Placement(1, 0, "1", None)),
+        ({}, LaunchPlacement(1, 0, "1", None)),
         (
             {
                 "PET_NNODES": "2",
@@ -28,14 +28,14 @@ SLURM = {
                 "PET_MASTER_ADDR": "job-node-0-0.job",
                 "PET_MASTER_PORT": "29500",
             },
-            Placement(2, 1, "auto", "job-node-0-0.job:29500"),
+            LaunchPlacement(2, 1, "auto", "job-node-0-0.job:29500"),
         ),
-        ({"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "h:1"}, Placement(2, 0, "1", "h:1")),
-        ({"PET_NPROC_PER_NODE": "4"}, Placement(1, 0, "4", None)),
-        (SLURM, Placement(3, 1, "1", "gpu07:21234")),
-        ({**SLURM, "SLURM_GPUS_ON_NODE": "8"}, Placement(3, 1, "8", "gpu07:21234")),
+        ({"PET_NNODES": "2:2", "PET_RDZV_ENDPOINT": "h:1"}, LaunchPlacement(2, 0, "1", "h:1")),
+        ({"PET_NPROC_PER_NODE": "4"}, LaunchPlacement(1, 0, "4", None)),
+        (SLURM, LaunchPlacement(3, 1, "1", "gpu07:21234")),
+        ({**SLURM, "SLURM_GPUS_ON_NODE": "8"}, LaunchPlacement(3, 1, "8", "gpu07:21234")),
         # A batch script's own shell, outside srun, is not a place of a job's.
-        ({"SLURM_JOB_ID": "5", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, Placement()),
+        ({"SLURM_JOB_ID": "5", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, LaunchPlacement()),
         (
             {
                 "SKYPILOT_NODE_RANK": "1",
@@ -43,11 +43,11 @@ SLURM = {
                 "SKYPILOT_NUM_NODES": "2",
                 "SKYPILOT_NUM_GPUS_PER_NODE": "4",
             },
-            Placement(2, 1, "4", "10.0.0.4:29400"),
+            LaunchPlacement(2, 1, "4", "10.0.0.4:29400"),
         ),
     ],
 )
-def test_a_place(environ: dict[str, str], expected: Placement) -> None:
+def test_a_place(environ: dict[str, str], expected: LaunchPlacement) -> None:
     assert placement(environ) == expected
 
 

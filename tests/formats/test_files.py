@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from sealring.errors import ConfigurationError, DiskFull
-from sealring.formats.files import Batch, replace_private, write_private, write_public, write_whole
+from sealring.formats.files import (
+    DurableFiles,
+    replace_private,
+    write_private,
+    write_public,
+    write_whole,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -67,7 +73,7 @@ def test_a_name_as_long_as_names_can_be(tmp_path: Path) -> None:
 
 
 def test_of_two_writers_of_a_new_file_the_first_one_stays(tmp_path: Path) -> None:
-    assert Batch(tmp_path).write_new("a/b", b"first")
-    assert not Batch(tmp_path).write_new("a/b", b"second")
+    assert DurableFiles(tmp_path).write_new("a/b", b"first")
+    assert not DurableFiles(tmp_path).write_new("a/b", b"second")
     assert (tmp_path / "a" / "b").read_bytes() == b"first"
     assert names(tmp_path / ".new") == []

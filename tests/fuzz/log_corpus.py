@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.formats.log.checkpoints import LogProof, Submission
-from sealring.formats.log.notes import Kind, Note, Signer, parse_note
+from sealring.formats.log.notes import Note, SignatureKind, Signer, parse_note
 from sealring.formats.log.tree import encode_bundle
 from tests.record.statements import slow
 from tests.record.statements.logs import ORIGIN, numbered, signed_note
@@ -17,8 +17,10 @@ from tests.record.statements.test_notes import EXAMPLE
 from tests.record.statements.test_policy import NESTED
 from tests.record.statements.test_statements import signed
 
-LOG = Signer(ORIGIN, Kind.NOTE, Ed25519PrivateKey.from_private_bytes(bytes(32)))
-WITNESS = Signer("w.example", Kind.COSIGNATURE, Ed25519PrivateKey.from_private_bytes(bytes(32)))
+LOG = Signer(ORIGIN, SignatureKind.NOTE, Ed25519PrivateKey.from_private_bytes(bytes(32)))
+WITNESS = Signer(
+    "w.example", SignatureKind.COSIGNATURE, Ed25519PrivateKey.from_private_bytes(bytes(32))
+)
 ENTRIES = numbered(7)
 
 

@@ -20,12 +20,12 @@ from sealring.formats.log.checkpoints import (
     parse_proof,
     parse_submission,
 )
-from sealring.formats.log.notes import Kind, Verifier, parse_note
+from sealring.formats.log.notes import SignatureKind, Verifier, parse_note
 from sealring.formats.log.policy import Log, LogPolicy, parse_policy
 from sealring.formats.log.tree import decode_bundle, encode_bundle
 from sealring.record.statements.signing import open_envelope, parse_statement
 
-TRUSTED: Final = LogPolicy((Log(Verifier("example.com/log", Kind.NOTE, bytes(32))),))
+TRUSTED: Final = LogPolicy((Log(Verifier("example.com/log", SignatureKind.NOTE, bytes(32))),))
 
 
 def log_checkpoint(data: bytes) -> None:

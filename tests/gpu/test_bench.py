@@ -9,21 +9,21 @@ import pytest
 
 from sealring.lab.bench import gpu
 from sealring.lab.bench.gpu import rows_of
-from sealring.lab.bench.harness import Session
-from sealring.lab.bench.workers import Place, find_place
+from sealring.lab.bench.harness import BenchSession
+from sealring.lab.bench.workers import WorkerPlace, find_place
 from sealring.lab.results import read_results
 from tests.cli.test_commands import sealring
 from tests.lab.bench.test_models import has_torchvision
 
 
-def one_gpu() -> Place:
+def one_gpu() -> WorkerPlace:
     place = find_place("cuda")
-    return Place("cuda", place.name, gpus=1)
+    return WorkerPlace("cuda", place.name, gpus=1)
 
 
 def test_every_kernel_has_its_bar() -> None:
     (measured,) = gpu.measure_kernels(one_gpu())
-    rows = rows_of(Session("bench", measured=[measured]).results())
+    rows = rows_of(BenchSession("bench", measured=[measured]).results())
     assert [row.what for row in rows if row.reached is not None] == [
         "seal", "open", "open_reduce fp32", "hop fp32", "seal of 4 KiB"
     ]  # fmt: skip

@@ -22,12 +22,10 @@ from sealring.errors import (
     ForeignPart,
     MissingPart,
     NoSuchObject,
-    NotGranted,
     RolledBack,
     SealringError,
     TamperedChunk,
     TruncatedFile,
-    UnadmittedSigner,
     Unsupported,
     VaultBusy,
     VaultError,
@@ -274,7 +272,7 @@ def test_a_reader_with_a_persons_key(vault: Vault, tmp_path: Path) -> None:
     person = keys.make_identity(tmp_path / "me")
     vault.grant("me", keys.PublicKey(person.public))
     assert same(load(Vault.open(vault.path, person)), state(6))
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         CheckpointWriter(Vault.open(vault.path, person), "run")
 
 
@@ -373,7 +371,7 @@ def test_a_manifest_by_a_worker_of_another_authority(
     monkeypatch.setenv("SEALRING_SECRET", OTHER_SECRET)
     save(vault)
     monkeypatch.setenv("SEALRING_SECRET", SECRET)
-    refused(lambda: load(vault), UnadmittedSigner, "handshake.unknown_authority")
+    refused(lambda: load(vault), "vault.unadmitted_signer", "handshake.unknown_authority")
 
 
 @pytest.mark.threat("P2")
@@ -381,7 +379,7 @@ def test_a_manifest_of_another_job(vault: Vault, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SEALRING_JOB", "other")
     save(vault)
     monkeypatch.setenv("SEALRING_JOB", "tests")
-    refused(lambda: load(vault), UnadmittedSigner, "handshake.wrong_job")
+    refused(lambda: load(vault), "vault.unadmitted_signer", "handshake.wrong_job")
     assert same(load(vault, job="other"), state())
 
 
@@ -420,10 +418,10 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
 
     good = json.loads(vault.find("run").manifest.content)
     for change, error, words in [
-        (forged, UnadmittedSigner, "not over what it says"),
-        (left_out, UnadmittedSigner, "no rank has signed"),
-        (of_another, ForeignPart, "another checkpoint"),
-        (other_paths, ForeignPart, "another plan"),
+        (forged, "vault.unadmitted_signer", "not over what it says"),
+        (left_out, "vault.unadmitted_signer", "no rank has signed"),
+        (of_another, "vault.foreign_part", "another checkpoint"),
+        (other_paths, "vault.foreign_part", "another plan"),
     ]:
         rewritten(vault, change)
         refused(lambda: load(vault), error, words)
@@ -435,10 +433,14 @@ def test_statements_that_are_changed_exchanged_or_left_out(vault: Vault) -> None
 def test_a_signature_outside_the_certificates_dates() -> None:
     credentials = signing.credentials_of(0, 1)
     late = signing.sign(credentials, 1, {"time": "2199-01-01T00:00:00+00:00"})
-    with pytest.raises(UnadmittedSigner, match=r"handshake\.certificate_expired"):
+    with pytest.raises(
+        VaultError, match=r"handshake\.certificate_expired", check=coded("vault.unadmitted_signer")
+    ):
         signing.check(late, credentials.authorities, "tests", "it")
     never = signing.sign(credentials, 1, {"time": "2199-01-01"})
-    with pytest.raises(UnadmittedSigner, match="not over what it says"):
+    with pytest.raises(
+        VaultError, match="not over what it says", check=coded("vault.unadmitted_signer")
+    ):
         signing.check(never, credentials.authorities, "tests", "it")
 
 
@@ -549,7 +551,7 @@ def test_export_by_command(
 
     assert isinstance(export().exception, SealringError)  # no identity says whose it must be
     trusted = ["--authority", str(authority), "--job"]
-    assert type(export(*trusted, "other").exception) is UnadmittedSigner
+    assert named(export(*trusted, "other").exception) == "vault.unadmitted_signer"
     assert isinstance(export(*trusted[:2]).exception, ConfigurationError)
     assert isinstance(export("--format", "onnx").exception, ConfigurationError)
     assert not out.exists()
@@ -631,10 +633,10 @@ def test_export_of_a_job_that_ran_under_a_secret_file(
         where = [str(vault.path), "run", "--key", str(key), "--out", str(out)]
         return CliRunner().invoke(app, ["vault", "open", *where, *options])
 
-    assert type(export("--authority", str(other)).exception) is UnadmittedSigner
+    assert named(export("--authority", str(other)).exception) == "vault.unadmitted_signer"
     assert type(export("--job", "other").exception) is ConfigurationError
     wrong = export("--authority", str(secret), "--job", "other").exception
-    assert type(wrong) is UnadmittedSigner
+    assert named(wrong) == "vault.unadmitted_signer"
     secret.chmod(0o644)
     assert export("--authority", str(secret)).exception.code == "configuration.bad_secret"
     secret.chmod(0o600)

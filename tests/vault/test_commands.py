@@ -19,7 +19,6 @@ from sealring.errors import (
     ConfigurationError,
     DiskFull,
     NotAVault,
-    NotGranted,
     SealringError,
     VaultError,
 )
@@ -104,7 +103,9 @@ def test_verify_tells_changed_bytes_from_a_wrong_key(sh: Shell) -> None:
             assert "Restore" in row["message"]
         file.write_bytes(good)
     sh("init", "w", "--key", "another")
-    with pytest.raises(NotGranted, match="is not open to this key file"):
+    with pytest.raises(
+        VaultError, match="is not open to this key file", check=coded("vault.not_granted")
+    ):
         sh("verify", "v", "--key", "another")
 
 
@@ -124,7 +125,7 @@ def test_a_second_key_file_opens_the_vault_until_it_is_revoked(sh: Shell) -> Non
     sh("open", "v", "f", "--out", "o", "--key", "k2")
     assert (sh.folder / "o").read_bytes() == b"content"
     assert "stay known" in sh("revoke", "v", "second")
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         sh("ls", "v", "--key", "k2")
 
 

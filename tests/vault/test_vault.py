@@ -23,7 +23,6 @@ from sealring.errors import (
     MissingPart,
     NoSuchObject,
     NotAVault,
-    NotGranted,
     RolledBack,
     SealringError,
     TamperedChunk,
@@ -145,7 +144,11 @@ def test_each_kind_of_holder_opens_it_and_a_revoked_one_does_not(
     for holder in (person, worker, second):
         Vault.open(vault.path, holder).find("object")
     assert vault.revoke("workers", [second, public]).dropped == []
-    with pytest.raises(NotGranted, match="not open to gpt/key/vault; it is to owner"):
+    with pytest.raises(
+        VaultError,
+        match="not open to gpt/key/vault; it is to owner",
+        check=coded("vault.not_granted"),
+    ):
         Vault.open(vault.path, worker)
     for holder in (person, second):
         Vault.open(vault.path, holder).find("object")
@@ -170,12 +173,14 @@ def test_a_person_reads_and_does_not_write(vault: Vault, tmp_path: Path) -> None
     person = keys.make_identity(tmp_path / "me")
     vault.grant("me", keys.PublicKey(person.public))
     as_person = Vault.open(vault.path, person)
-    with pytest.raises(NotGranted, match="reads a vault and does not write"):
+    with pytest.raises(
+        VaultError, match="reads a vault and does not write", check=coded("vault.not_granted")
+    ):
         seal(as_person, a_file(tmp_path))
     for change in (as_person.rekey, lambda: as_person.revoke("me")):
-        with pytest.raises(NotGranted):
+        with pytest.raises(VaultError, check=coded("vault.not_granted")):
             change()
-    with pytest.raises(NotGranted):
+    with pytest.raises(VaultError, check=coded("vault.not_granted")):
         trees.rotate(as_person, nothing)
 
 
@@ -237,7 +242,9 @@ def test_public_keys_and_resources_that_are_none(vault: Vault) -> None:
 
 def test_another_key_and_another_vault(vault: Vault, key: Path, tmp_path: Path) -> None:
     keys.make_key_file(tmp_path / "other")
-    with pytest.raises(NotGranted, match="not open to this key file"):
+    with pytest.raises(
+        VaultError, match="not open to this key file", check=coded("vault.not_granted")
+    ):
         Vault.open(vault.path, keys.key_file(tmp_path / "other"))
     with pytest.raises(NotAVault, match="vault init"):
         Vault.open(tmp_path, keys.key_file(key))

@@ -30,9 +30,9 @@ from sealring.formats.files import read_there
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.notes import MAX_NOTE_BYTES
 from sealring.formats.log.policy import LogPolicy, read_policy
-from sealring.record.audit.audit import AuditResult, Question
+from sealring.record.audit.audit import AuditQuestion, AuditResult
 from sealring.record.audit.audit import audit as audit_run
-from sealring.record.audit.claims import Claims, read_claims
+from sealring.record.audit.claims import RunClaims, read_claims
 from sealring.record.audit.findings import Said
 from sealring.record.audit.page import MAX_SHOWN, write_page
 from sealring.record.audit.records import AuditTrust
@@ -145,8 +145,8 @@ def check(
             replay, arguments or (), replay_seconds, replay_tolerance, compare,
             seed_from(replay_seed),
         )  # fmt: skip
-    question = Question(
-        read_claims(claims) if claims else Claims(), model, repeated, broker_log or ()
+    question = AuditQuestion(
+        read_claims(claims) if claims else RunClaims(), model, repeated, broker_log or ()
     )
     with errors.status("reading the run") as status:
         result = audit_run(run, trust, question, lambda part: status.update(f"checking {part}"))

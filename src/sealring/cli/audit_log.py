@@ -42,7 +42,7 @@ from sealring.formats.log.checkpoints import (
     parse_proof,
 )
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
-from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Signer, Verifier
+from sealring.formats.log.notes import MAX_NOTE_BYTES, SignatureKind, Signer, Verifier
 from sealring.formats.log.policy import (
     NONE,
     Log,
@@ -93,7 +93,9 @@ def init(
         return
     if log is not None and witness is not None:
         raise ConfigurationError("pass --log or --witness, not both")
-    signer = Signer.generate(log or witness or "", Kind.COSIGNATURE if log is None else Kind.NOTE)
+    signer = Signer.generate(
+        log or witness or "", SignatureKind.COSIGNATURE if log is None else SignatureKind.NOTE
+    )
     secret = path if log is None else _key_path(path, key)
     public = write_key_pair(secret, signer)
     if log is not None:

@@ -30,9 +30,9 @@ from sealring.formats.log.policy import Log, LogPolicy, read_policy
 if TYPE_CHECKING:  # its packages are an extra
     from sealring.attest.broker.audit import Audited, PublishedLog
     from sealring.attest.broker.keys import BrokerKeys
-    from sealring.attest.broker.ledger import Ledger
+    from sealring.attest.broker.ledger import JobLedger
     from sealring.attest.broker.service import Broker
-    from sealring.attest.broker.store import Store, View
+    from sealring.attest.broker.store import LedgerStore, StoreView
 
 app = typer.Typer(
     add_completion=False, help="Give ranks and keys to workers whose evidence passes a policy."
@@ -108,7 +108,7 @@ def serve(
         return
     if policy is None:
         raise ConfigurationError("the broker needs --policy: what may join")
-    from sealring.attest.broker.service import Broker, Rules
+    from sealring.attest.broker.service import Broker, BrokerRules
     from sealring.attest.evidence import cache as vendors
 
     handler = RichHandler(console=errors, show_path=False, markup=False)
@@ -118,7 +118,7 @@ def serve(
     trust = vendors.trust_in(rules, cache)
     own, opened = open_store(ca, store, state)
     with closing(opened):
-        broker = Broker(own, opened, Rules(rules, digest, trust, keys))
+        broker = Broker(own, opened, BrokerRules(rules, digest, trust, keys))
         visible = published_log(state or ca, own, log, log_policy)
         broker.check_data_keys()
         if "simulated" in rules.kinds:
@@ -136,13 +136,13 @@ async def _serve(
     publish: Callable[[], object] | None,
 ) -> None:
     from sealring.attest.broker.server import serving
-    from sealring.formats.http import Limits
+    from sealring.formats.http import ServerLimits
 
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serving(
-        broker, keys, listen=listen, page=page, names=names, limits=Limits(), publish=publish
+        broker, keys, listen=listen, page=page, names=names, limits=ServerLimits(), publish=publish
     ) as (port, page_port):
         warn(f"The broker answers at https://{names[0]}:{port}")
         if page_port is not None and page is not None:
@@ -284,11 +284,13 @@ def release(
         say(f"Rank {name.rank} of {name.job} is free.")
 
 
-def _decide(place: tuple[Path, str | None, Path | None], decide: Callable[[Ledger, View], T]) -> T:
-    from sealring.attest.broker.ledger import Ledger
+def _decide(
+    place: tuple[Path, str | None, Path | None], decide: Callable[[JobLedger, StoreView], T]
+) -> T:
+    from sealring.attest.broker.ledger import JobLedger
 
     keys, opened = open_store(*place)
-    ledger = Ledger(keys.audit_key, rejoins=0)
+    ledger = JobLedger(keys.audit_key, rejoins=0)
     with closing(opened):
         return opened.submit(lambda view: decide(ledger, view)).result()
 
@@ -304,7 +306,7 @@ def _own_names() -> list[str]:
     return list(dict.fromkeys([host, socket.getfqdn(), "localhost", "127.0.0.1", "::1"]))
 
 
-def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerKeys, Store]:
+def open_store(ca: Path, store: str | None, state: Path | None) -> tuple[BrokerKeys, LedgerStore]:
     from sealring.attest.broker.authenticated import VersionNote
     from sealring.attest.broker.etcd import EtcdStore
     from sealring.attest.broker.keys import open_broker_keys

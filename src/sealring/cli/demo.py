@@ -19,8 +19,8 @@ from sealring.cli.terminal import console, errors, print_json, progress_bar, say
 from sealring.core.sealed_only.setting import refuse_to_measure
 
 if TYPE_CHECKING:
-    from sealring.lab.demo.story import Outcome, Training
-    from sealring.lab.demo.train import Audited
+    from sealring.lab.demo.story import DemoOutcome, Training
+    from sealring.lab.demo.train import AuditedRun
     from sealring.record.audit.page import Beside
 
 
@@ -38,7 +38,7 @@ def demo(
     start = time.monotonic()
     # Imported here, because loading torch takes a while and --help does not need it.
     from sealring.lab.demo import story
-    from sealring.lab.demo.story import Attacked, Outcome, Tapped, Training, perform
+    from sealring.lab.demo.story import Attacked, DemoOutcome, Tapped, Training, perform
     from sealring.lab.demo.train import surprises
 
     def show(*pictures: Any) -> None:
@@ -66,7 +66,7 @@ def demo(
     show(*story.comparison(training))
     audited = _audits(ranks, story.costs(training))
     show(*story.audits(audited))
-    outcome = Outcome(training, tapped, attacked, surprises(audited))
+    outcome = DemoOutcome(training, tapped, attacked, surprises(audited))
     seconds = time.monotonic() - start
     show(*story.verdict(outcome, seconds), str(audited[-1].page))
     if json:
@@ -76,7 +76,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _audits(ranks: int, costs: Beside) -> list[Audited]:
+def _audits(ranks: int, costs: Beside) -> list[AuditedRun]:
     """Performs the recorded runs. Keeps their records and pages, so that users can look at them."""
     from sealring.lab.demo.train import perform_recorded
 
@@ -121,7 +121,7 @@ class _Progress:
             say(f"step {done}/{training.steps}  loss {loss}  {rate} GB/s sealed  {left:.0f} s left")
 
 
-def _as_json(outcome: Outcome, seconds: float) -> dict[str, Any]:
+def _as_json(outcome: DemoOutcome, seconds: float) -> dict[str, Any]:
     training, tapped, attacked = outcome.training, outcome.tapped, outcome.attacked
     flipped = attacked.flipped
     return {

@@ -54,7 +54,7 @@ STYLES: Final = {
 """The colours of verdicts on this machine, on a job's sockets and on another machine."""
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     check: str
     verdict: Literal["ok", "warning", "problem"]
     found: str
@@ -121,19 +121,19 @@ def _examine(as_json: bool) -> bool:
     return healthy
 
 
-def _findings() -> Iterator[Finding]:
+def _findings() -> Iterator[CheckResult]:
     for name, check in CHECKS.items():
         try:
             yield from check(name)
         except SealringError as error:
-            yield Finding(name, "problem", named(error), str(error))
+            yield CheckResult(name, "problem", named(error), str(error))
 
 
 def _cpu_words() -> set[str]:
     return set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
 
 
-def _aes(name: str) -> Iterator[Finding]:
+def _aes(name: str) -> Iterator[CheckResult]:
     words = _cpu_words()
     multiply = "pmull" if platform.machine() == "aarch64" else "pclmulqdq"
     missing = ", ".join(each for each in ("aes", multiply) if each not in words)
@@ -142,16 +142,16 @@ def _aes(name: str) -> Iterator[Finding]:
     if missing or rate < SLOW_AEAD:
         found += f"; the CPU lacks {missing or 'speed'}"
         fix = "sealing works but is slow; pass the host's CPU flags on to the virtual machine"
-        yield Finding(name, "warning", found, fix)
+        yield CheckResult(name, "warning", found, fix)
     else:
-        yield Finding(name, "ok", found)
+        yield CheckResult(name, "ok", found)
 
 
-def openssl_speed(number: int, cpu: set[str]) -> Finding | None:
+def openssl_speed(number: int, cpu: set[str]) -> CheckResult | None:
     """A warning if the OpenSSL for records does not use the CPU's fastest instructions."""
     if number >= FIRST_WITH_WIDE_AES or not cpu >= WIDE_AES:
         return None
-    return Finding(
+    return CheckResult(
         "OpenSSL, speed",
         "warning",
         "the one for records does not use this CPU's VAES instructions",
@@ -160,21 +160,21 @@ def openssl_speed(number: int, cpu: set[str]) -> Finding | None:
     )
 
 
-def _openssl(name: str) -> Iterator[Finding]:
+def _openssl(name: str) -> Iterator[CheckResult]:
     for library in libraries():
         use, wrong = f"{name}, {library.use}", what_is_wrong(library)
         how = HOW_TO_UPDATE[library.use]
         if library.use == "records" and (slow := openssl_speed(library.number, _cpu_words())):
             yield slow
         if library.use == "handshake" and library.number < FIRST_WITH_KEY_EXCHANGE:
-            yield Finding(use, "problem", f"{library.text} has no {limits.KEY_EXCHANGE}", how)
+            yield CheckResult(use, "problem", f"{library.text} has no {limits.KEY_EXCHANGE}", how)
         elif wrong is not None:
-            yield Finding(use, "warning", f"{library.text}: {wrong}", how)
+            yield CheckResult(use, "warning", f"{library.text}: {wrong}", how)
         else:
-            yield Finding(use, "ok", library.text)
+            yield CheckResult(use, "ok", library.text)
     if (old := age_of_list()) is not None:
         fix = "newer fixes are not known here: update sealring"
-        yield Finding(f"{name}, list", "warning", old, fix)
+        yield CheckResult(f"{name}, list", "warning", old, fix)
 
 
 def _has_torch() -> bool:
@@ -185,34 +185,34 @@ def _has_torch() -> bool:
     return True
 
 
-def _torch(name: str) -> Iterator[Finding]:
+def _torch(name: str) -> Iterator[CheckResult]:
     if not _has_torch():
         fix = "workers need it: pip install torch. A broker does not"
-        yield Finding(name, "problem", "not installed", fix)
+        yield CheckResult(name, "problem", "not installed", fix)
         return
     import torch
     import torch.distributed as dist
 
     untested = untested_torch(torch.__version__)
-    yield Finding(name, "warning" if untested else "ok", torch.__version__, untested)
+    yield CheckResult(name, "warning" if untested else "ok", torch.__version__, untested)
     if "sealring" in dist.Backend.backend_list:
-        yield Finding("backend", "ok", '"sealring" is known to torch.distributed')
+        yield CheckResult("backend", "ok", '"sealring" is known to torch.distributed')
     else:
         fix = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or reinstall: pip install --force-reinstall "
-        yield Finding("backend", "problem", "torch does not know the backend", f"{fix}sealring")
+        yield CheckResult("backend", "problem", "torch does not know the backend", f"{fix}sealring")
 
 
-def _variables(name: str) -> Iterator[Finding]:
+def _variables(name: str) -> Iterator[CheckResult]:
     given = []
     for row in TABLE.values():
         if row.read(os.environ) != row.default:  # a wrong value raises, and says what to set
             given.append(row.where)
-    yield Finding(name, "ok", ", ".join(given) or "all at their defaults")
+    yield CheckResult(name, "ok", ", ".join(given) or "all at their defaults")
     for sentence in unknown_variables(os.environ):
-        yield Finding(name, "warning", "a variable that sealring does not read", sentence)
+        yield CheckResult(name, "warning", "a variable that sealring does not read", sentence)
 
 
-def _identity(name: str) -> Iterator[Finding]:
+def _identity(name: str) -> Iterator[CheckResult]:
     if broker := BROKER.read(os.environ):
         # Only the settings are checked: asking the broker would occupy a rank.
         from sealring.attest.broker.enrolment import read_settings
@@ -221,7 +221,7 @@ def _identity(name: str) -> Iterator[Finding]:
         kinds = ", ".join(
             "SIMULATED" if kind == "simulated" else kind for kind in sorted(settings.policy.kinds)
         )
-        yield Finding(name, "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
+        yield CheckResult(name, "ok", f"job {settings.job}, from {broker}; peers must be {kinds}")
         return
     from sealring.core.identity import load_credentials
 
@@ -231,10 +231,12 @@ def _identity(name: str) -> Iterator[Finding]:
     except ConfigurationError as error:
         if error.code != "configuration.no_identity":
             raise
-        yield Finding(name, "warning", "none configured in this shell", str(error))
+        yield CheckResult(name, "warning", "none configured in this shell", str(error))
         return
     until = credentials.certificate.not_valid_after_utc
-    yield Finding(name, "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z")
+    yield CheckResult(
+        name, "ok", f"job {credentials.job}, rank {rank}, until {until:%Y-%m-%d %H:%M}Z"
+    )
 
 
 def _number(variable: str, default: int) -> int:
@@ -245,7 +247,7 @@ def _number(variable: str, default: int) -> int:
     return int(text)
 
 
-def _ports(name: str) -> Iterator[Finding]:
+def _ports(name: str) -> Iterator[CheckResult]:
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         ipv4 = family == socket.AF_INET
         what = f"{name}, {'IPv4' if ipv4 else 'IPv6'}"
@@ -256,12 +258,12 @@ def _ports(name: str) -> Iterator[Finding]:
                     server.accept()[0].close()
         except OSError as error:
             fix = "allow TCP on the loopback interface"
-            yield Finding(what, "problem" if ipv4 else "warning", str(error), fix)
+            yield CheckResult(what, "problem" if ipv4 else "warning", str(error), fix)
         else:
-            yield Finding(what, "ok", f"can listen and connect on {address}")
+            yield CheckResult(what, "ok", f"can listen and connect on {address}")
 
 
-def _interface(name: str) -> Iterator[Finding]:
+def _interface(name: str) -> Iterator[CheckResult]:
     from sealring.core.links.addresses import read_reach
     from sealring.core.links.listener import listen_at
 
@@ -274,10 +276,10 @@ def _interface(name: str) -> Iterator[Finding]:
         found += f"; others are told {ADVERTISE.read(os.environ)} first"
     for sock in listen_at(reach.hosts, reach.ports):
         sock.close()
-    yield Finding(name, "ok", found)
+    yield CheckResult(name, "ok", found)
 
 
-def _shared_memory(name: str) -> Iterator[Finding]:
+def _shared_memory(name: str) -> Iterator[CheckResult]:
     from sealring.core.links.descriptors import leave
     from sealring.core.links.memory import create_memory
 
@@ -290,9 +292,9 @@ def _shared_memory(name: str) -> Iterator[Finding]:
             memory.close()
     except SealringError as error:
         fix = "ranks of one host will use TCP, which is slower; allow memfd_create and Unix sockets"
-        yield Finding(name, "warning", str(error), fix)
+        yield CheckResult(name, "warning", str(error), fix)
     else:
-        yield Finding(name, "ok", "sealed memory files can be made and shared")
+        yield CheckResult(name, "ok", "sealed memory files can be made and shared")
 
 
 class _Timex(ctypes.Structure):
@@ -300,34 +302,34 @@ class _Timex(ctypes.Structure):
     _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 252))
 
 
-def _clock(name: str) -> Iterator[Finding]:
+def _clock(name: str) -> Iterator[CheckResult]:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(now))
     if now < BUILT:
-        yield Finding(name, "problem", f"{shown} is before this release", "set the clock (NTP)")
+        yield CheckResult(name, "problem", f"{shown} is before this release", "set the clock (NTP)")
         return
     # adjtimex returns 5 (TIME_ERROR) while the clock is not synchronized.
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex())) == 5:
         fix = "run an NTP client: certificates live for hours, and a wrong clock refuses them"
-        yield Finding(name, "warning", f"{shown}, not synchronised", fix)
+        yield CheckResult(name, "warning", f"{shown}, not synchronised", fix)
     else:
-        yield Finding(name, "ok", f"{shown}, synchronised")
+        yield CheckResult(name, "ok", f"{shown}, synchronised")
 
 
-def _gpus(name: str) -> Iterator[Finding]:
+def _gpus(name: str) -> Iterator[CheckResult]:
     if not _has_torch():
         return
     import torch
 
     if not torch.cuda.is_available():
-        yield Finding(name, "ok", "none that torch can use here: tensors on the CPU are sealed")
+        yield CheckResult(name, "ok", "none that torch can use here: tensors on the CPU are sealed")
         return
     for ordinal in range(torch.cuda.device_count()):
         device = torch.device("cuda", ordinal)
         try:
-            yield Finding(f"{name}, {device}", "ok", _gpu(device))
+            yield CheckResult(f"{name}, {device}", "ok", _gpu(device))
         except SealringError as error:
-            yield Finding(f"{name}, {device}", "problem", named(error), str(error))
+            yield CheckResult(f"{name}, {device}", "problem", named(error), str(error))
 
 
 def _gpu(device: torch.device) -> str:
@@ -353,20 +355,20 @@ def _gpu(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}: kernels compiled, the {who} waits for results"
 
 
-def _key_memory(name: str) -> Iterator[Finding]:
+def _key_memory(name: str) -> Iterator[CheckResult]:
     from sealring import _native
 
     kept = _native.Secret.random(limits.KEY_BYTES)
     mapped, locked = _native.secret_memory_report()
     del kept
     if locked == mapped:
-        yield Finding(name, "ok", "locked into RAM, left out of core files")
+        yield CheckResult(name, "ok", "locked into RAM, left out of core files")
         return
     fix = "keys could reach a swap file: raise `ulimit -l` (RLIMIT_MEMLOCK), or use no swap"
-    yield Finding(name, "warning", "left out of core files, not locked into RAM", fix)
+    yield CheckResult(name, "warning", "left out of core files, not locked into RAM", fix)
 
 
-CHECKS: Final[dict[str, Callable[[str], Iterator[Finding]]]] = {
+CHECKS: Final[dict[str, Callable[[str], Iterator[CheckResult]]]] = {
     "AES instructions": _aes,
     "OpenSSL": _openssl,
     "torch": _torch,

@@ -16,7 +16,7 @@ from sealring.core.identity.credentials import read_authorities
 from sealring.core.identity.secret import derive_authority, read_secret
 from sealring.errors import ConfigurationError, MalformedStatement
 from sealring.formats.files import read_limited
-from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Verifier
+from sealring.formats.log.notes import MAX_NOTE_BYTES, SignatureKind, Verifier
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
 
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
@@ -112,7 +112,7 @@ def whom_to_believe(policy: str | None) -> LogPolicy:
     elif "+" not in policy:
         raise ConfigurationError(f"there is no file {policy}, and it is no verifier key")
     verifier = Verifier.parse(key)
-    if verifier.kind is not Kind.NOTE:
+    if verifier.kind is not SignatureKind.NOTE:
         raise MalformedStatement(
             f"the verifier key of {verifier.name} is a witness's, not a log's",
             code="log.malformed_note",

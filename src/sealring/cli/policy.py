@@ -34,7 +34,7 @@ from sealring.attest.evidence.attesters import Wanted, find_attester, make_simul
 from sealring.attest.evidence.cache import read_list, read_policy
 from sealring.attest.evidence.chains import load_certificate
 from sealring.attest.evidence.evidence import NONCE_BYTES
-from sealring.attest.evidence.guest import Answer, ask
+from sealring.attest.evidence.guest import GuestAnswer, ask
 from sealring.attest.evidence.policy import (
     PolicyTable,
     check_admits,
@@ -454,7 +454,7 @@ def _show_guest(_: str) -> dict[str, Any]:
     return {"shows": {"measurement": _measurement(answer).hex()}}
 
 
-def _measurement(answer: Answer) -> bytes:
+def _measurement(answer: GuestAnswer) -> bytes:
     if answer.kind == TDX:
         body = 48 + (6 if answer.report[:1] == b"\x05" else 0)
         return answer.report[body + 136 : body + 184]  # MRTD

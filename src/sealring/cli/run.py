@@ -137,7 +137,7 @@ def run(
     shut_out_debuggers()  # the job's secret may be made here
     for sentence in unknown_variables(os.environ):
         warn(f"sealring: {sentence}")
-    given = Placement() if standalone else placement(os.environ)
+    given = LaunchPlacement() if standalone else placement(os.environ)
     for name in [each for each in os.environ if each.startswith("PET_")]:
         if name not in PASSED_ON:  # torchrun reads them as options, which are passed below
             del os.environ[name]
@@ -356,7 +356,7 @@ _PLACES: Final = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "RDZV_
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class LaunchPlacement:
     machines: int = 1
     machine: int = 0
     workers: str = "1"
@@ -365,17 +365,17 @@ class Placement:
     """host:port of machine 0."""
 
 
-def placement(environ: Mapping[str, str]) -> Placement:
+def placement(environ: Mapping[str, str]) -> LaunchPlacement:
     if any(f"PET_{name}" in environ for name in _PLACES):
         return _of_torchrun(environ)
     if "SLURM_STEP_NUM_NODES" in environ:
         return _of_slurm(environ)
     if "SKYPILOT_NODE_RANK" in environ:
         return _of_skypilot(environ)
-    return Placement()
+    return LaunchPlacement()
 
 
-def _of_torchrun(environ: Mapping[str, str]) -> Placement:
+def _of_torchrun(environ: Mapping[str, str]) -> LaunchPlacement:
     machines = environ.get("PET_NNODES", "1")
     least, _, most = machines.partition(":")
     if most not in ("", least):
@@ -385,7 +385,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> Placement:
     endpoint = environ.get("PET_RDZV_ENDPOINT") or None
     if endpoint is None and (host := environ.get("PET_MASTER_ADDR")):
         endpoint = f"{host}:{environ.get('PET_MASTER_PORT', PORT)}"
-    return Placement(
+    return LaunchPlacement(
         _number("PET_NNODES", least),
         _number("PET_NODE_RANK", environ.get("PET_NODE_RANK", "0")),
         environ.get("PET_NPROC_PER_NODE", "1"),
@@ -393,7 +393,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> Placement:
     )
 
 
-def _of_slurm(environ: Mapping[str, str]) -> Placement:
+def _of_slurm(environ: Mapping[str, str]) -> LaunchPlacement:
     machines = _number("SLURM_STEP_NUM_NODES", environ["SLURM_STEP_NUM_NODES"])
     if _number("SLURM_STEP_NUM_TASKS", environ.get("SLURM_STEP_NUM_TASKS", "1")) != machines:
         raise ConfigurationError(
@@ -402,7 +402,7 @@ def _of_slurm(environ: Mapping[str, str]) -> Placement:
         )
     # Jobs that share a machine get different ports; all machines of a job compute the same one.
     port = 20000 + _number("SLURM_JOB_ID", environ["SLURM_JOB_ID"]) % 10000
-    return Placement(
+    return LaunchPlacement(
         machines,
         _number("SLURM_NODEID", environ["SLURM_NODEID"]),
         environ.get("SLURM_GPUS_ON_NODE") or "1",
@@ -418,9 +418,9 @@ def first_host(nodelist: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found.group())
 
 
-def _of_skypilot(environ: Mapping[str, str]) -> Placement:
+def _of_skypilot(environ: Mapping[str, str]) -> LaunchPlacement:
     addresses = environ.get("SKYPILOT_NODE_IPS", "").split()
-    return Placement(
+    return LaunchPlacement(
         _number("SKYPILOT_NUM_NODES", environ.get("SKYPILOT_NUM_NODES", str(len(addresses)))),
         _number("SKYPILOT_NODE_RANK", environ["SKYPILOT_NODE_RANK"]),
         environ.get("SKYPILOT_NUM_GPUS_PER_NODE") or "1",

@@ -17,7 +17,7 @@ LEAST_SECONDS: Final = 0.05
 """No connection gives way before its peer has had this much time to answer."""
 
 
-class Connection(Protocol):
+class BoundedConnection(Protocol):
     waiting_since: float | None
     """The time since when we wait for the peer. None while the connection is being served."""
 
@@ -26,7 +26,7 @@ class Connection(Protocol):
         """The name of its source: see `source_of`."""
 
 
-T = TypeVar("T", bound=Connection)
+T = TypeVar("T", bound=BoundedConnection)
 
 
 class BoundedConnections(Generic[T]):

@@ -214,7 +214,7 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
         write_whole(path, content, mode)
 
 
-class Batch:
+class DurableFiles:
     """Files below `root` that must be on the disk before something else is written.
 
     `sync` makes their names durable. Unfinished files are in `root`/.new, so that a reader can tell

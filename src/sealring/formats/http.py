@@ -46,7 +46,7 @@ _ADDRESSES: Final = 1 << 16
 """The most addresses remembered. The one that has not asked for the longest time is dropped."""
 
 
-class Stream(Protocol):
+class HttpStream(Protocol):
     async def handshake(self) -> None: ...
     async def read(self) -> bytes: ...
     async def write(self, data: bytes) -> None: ...
@@ -78,7 +78,7 @@ class PlainStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     connections: int = 4096
     connections_per_address: int = 2048
     head_bytes: int = 16 << 10
@@ -115,21 +115,21 @@ class Response:
 Handle = Callable[[Request], Awaitable[Response]]
 Explain = Callable[[SealringError, str, str], Response]
 """Makes the answer to a refused request, from the error, the client's address and the path."""
-MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Stream]
+MakeStream: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter], HttpStream]
 
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    stream: Stream
+    stream: HttpStream
     address: str
     source: str
     waiting_since: float | None = None
 
 
-class Listener:
+class HttpListener:
     """Serves tables of routes, each at its own address, with common limits."""
 
-    def __init__(self, limits: Limits, explain: Explain) -> None:
+    def __init__(self, limits: ServerLimits, explain: Explain) -> None:
         self._limits = limits
         self._explain = explain
         self._rates = Rates(limits.requests_per_second, limits.burst)
@@ -137,7 +137,7 @@ class Listener:
         self._open: BoundedConnections[_Open] = BoundedConnections(
             limits.connections, limits.connections_per_address
         )
-        self._streams: dict[asyncio.Future[None], Stream] = {}
+        self._streams: dict[asyncio.Future[None], HttpStream] = {}
 
     @asynccontextmanager
     async def listening(
@@ -239,9 +239,9 @@ async def _guarded(routes: Handle, request: Request) -> Response:
 
 
 async def serve_connection(
-    stream: Stream,
+    stream: HttpStream,
     address: str,
-    limits: Limits,
+    limits: ServerLimits,
     bodies: Bodies,
     handle: Handle,
     explain: Explain,
@@ -284,7 +284,7 @@ async def serve_connection(
 
 
 async def _receive_request(
-    stream: Stream, http: h11.Connection, body: Body, limits: Limits
+    stream: HttpStream, http: h11.Connection, body: Body, limits: ServerLimits
 ) -> Request:
     head: h11.Request | None = None
     while True:
@@ -318,7 +318,7 @@ async def _receive_request(
             raise MalformedRequest("the connection ends here")
 
 
-async def _send_response(stream: Stream, http: h11.Connection, response: Response) -> None:
+async def _send_response(stream: HttpStream, http: h11.Connection, response: Response) -> None:
     headers = {
         "content-type": response.content_type,
         "content-length": str(len(response.body)),

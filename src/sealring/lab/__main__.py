@@ -51,7 +51,7 @@ from sealring.lab.bench import suite
 from sealring.lab.bench.algorithms import Cell, fit
 from sealring.lab.bench.collectives import COLLECTIVES, OPERATIONS, SIZES, Effort
 from sealring.lab.bench.gpu import MODELS, WIRES, rows_of
-from sealring.lab.bench.harness import Job, Row
+from sealring.lab.bench.harness import BenchJob, BenchRow
 from sealring.lab.bench.workers import SHARED_GPU, find_place
 from sealring.lab.report.plots import bar_numbers
 from sealring.lab.results import read_results
@@ -97,7 +97,7 @@ def link(
     end(status)
 
 
-def _cases(jobs: list[Job], results: Path | None) -> tuple[list[Any], int | None]:
+def _cases(jobs: list[BenchJob], results: Path | None) -> tuple[list[Any], int | None]:
     measured, status = measure(jobs, results)
     return [case for each in measured for case in each.cases], status
 
@@ -171,7 +171,7 @@ def handshake(
     show_rows(f"Forming a group of {ranks}", rows, json)
 
 
-def show_rows(title: str, rows: list[Row], json: bool) -> None:
+def show_rows(title: str, rows: list[BenchRow], json: bool) -> None:
     numbers = number_table(title, *bar_numbers(rows))
     show({"rows": [row.as_json() for row in rows]}, json, [numbers])
 

@@ -149,7 +149,7 @@ class CollectiveCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """One kind of work in one step on one rank: how long it took, hidden and exposed."""
 
     name: Literal[
@@ -198,7 +198,7 @@ class StepCase:
     run: int
     seconds: list[float]
     """The times of the slowest rank."""
-    split: list[Part]
+    split: list[StepPart]
     """The parts of one step on rank 0, recorded after the timed steps; empty if none was."""
     timeline: list[Span] = field(default_factory=list)
     """The timeline of that recorded step."""

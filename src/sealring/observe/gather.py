@@ -20,9 +20,9 @@ from sealring.observe.status import (
     Count,
     ErrorStatus,
     GroupStatus,
-    LinkSocket,
     PeerStatus,
     SocketStatus,
+    StatusSocket,
     TorchGroup,
     WorkerStatus,
 )
@@ -126,7 +126,7 @@ def _bounded(labels: dict[str, float]) -> dict[str, float]:
 def socket_status(latest: GroupMade, without: Collection[int] = ()) -> SocketStatus:
     """The sockets of this process. `without`: sockets that are closed after this answer."""
     links = [
-        LinkSocket(each.inode, _short(recorder.group), each.peer, each.transport)
+        StatusSocket(each.inode, _short(recorder.group), each.peer, each.transport)
         for recorder in recorders()
         if not recorder.closed
         for each in recorder.link_sockets()

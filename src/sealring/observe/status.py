@@ -113,7 +113,7 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkSocket:
+class StatusSocket:
     inode: int
     group: str
     peer: int
@@ -135,7 +135,7 @@ class SocketStatus:
     pid: int
     own: list[int]
     """Inodes of all sockets that the process has open, as it lists them itself."""
-    links: list[LinkSocket]
+    links: list[StatusSocket]
     links_left_out: int
     setting_up: list[int]
     """Inodes of the sockets on which links are being made, under TLS or one of its sessions."""

@@ -19,7 +19,7 @@ from typing import Final, Literal
 from sealring.errors import ConfigurationError
 from sealring.observe.directory import chosen_directory, pid_of
 from sealring.observe.gather import own_sockets
-from sealring.observe.status import LinkSocket, SocketStatus, TorchGroup, read_all
+from sealring.observe.status import SocketStatus, StatusSocket, TorchGroup, read_all
 
 Verdict = Literal["sealed", "not sealed", "store", "set-up", "local", "unknown"]
 ALARMS: Final = frozenset(("not sealed", "unknown"))
@@ -67,7 +67,7 @@ def watch(pid: int, environ: Mapping[str, str]) -> list[WatchedProcess]:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    links: dict[int, LinkSocket]
+    links: dict[int, StatusSocket]
     stores: set[tuple[str, int]]
     setting_up: set[int]
 

@@ -101,7 +101,7 @@ _AUTHORITIES: Final = "authorities.pem"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReplayRequest:
     """What a script must repeat: the value of $_SEALRING_REPLAY, as JSON."""
 
     folder: str
@@ -119,9 +119,9 @@ class Request:
         return json.dumps(asdict(self))
 
 
-def requested(environ: Mapping[str, str]) -> Request | None:
+def requested(environ: Mapping[str, str]) -> ReplayRequest | None:
     text = environ.get(VARIABLE)
-    return read_as(Request, text, VARIABLE, "replay") if text else None
+    return read_as(ReplayRequest, text, VARIABLE, "replay") if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +333,8 @@ def _prepared(
     return [sys.executable, "-m", "sealring.cli", "run", "-n", str(stretch.world), str(path)]
 
 
-def _request(stretch: Stretch, run: RunFolder, work: Path) -> Request:
-    return Request(
+def _request(stretch: Stretch, run: RunFolder, work: Path) -> ReplayRequest:
+    return ReplayRequest(
         str(work / "run"),
         str(work / _AUTHORITIES),
         run.head.job,

@@ -34,8 +34,8 @@ from sealring.errors import (
     SealringError,
     TamperedLog,
 )
-from sealring.formats.files import Batch, locked, read_limited, writing
-from sealring.formats.http import Limits, Listener, PlainStream, Request, Response
+from sealring.formats.files import DurableFiles, locked, read_limited, writing
+from sealring.formats.http import HttpListener, PlainStream, Request, Response, ServerLimits
 from sealring.formats.log import tree
 from sealring.formats.log.checkpoints import (
     MAX_SUBMISSION_BYTES,
@@ -46,7 +46,14 @@ from sealring.formats.log.checkpoints import (
     origin_digest,
     parse_submission,
 )
-from sealring.formats.log.notes import MAX_NOTE_BYTES, Kind, Note, Signer, verified, with_signatures
+from sealring.formats.log.notes import (
+    MAX_NOTE_BYTES,
+    Note,
+    SignatureKind,
+    Signer,
+    verified,
+    with_signatures,
+)
 from sealring.formats.log.policy import LogPolicy
 
 # ---- what was cosigned
@@ -71,7 +78,7 @@ class WitnessState:
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         """`policy` lists the logs. Its witnesses and quorum are not used."""
-        if signer.kind is not Kind.COSIGNATURE:
+        if signer.kind is not SignatureKind.COSIGNATURE:
             raise ConfigurationError(
                 f"the key of {signer.name} is a log's: `sealring audit init --witness` makes a "
                 "witness's"
@@ -93,7 +100,7 @@ class WitnessState:
         with contextlib.ExitStack() as stack:
             # Two witnesses with the same key and state could together cosign two views.
             stack.enter_context(locked(self._folder))
-            Batch(self._folder).clear()
+            DurableFiles(self._folder).clear()
             for origin in sorted({log.verifier.name for log in self._policy.logs}):
                 self._load(origin)
             self._stack = stack.pop_all()
@@ -162,7 +169,7 @@ class WitnessState:
             self._write(name, signed.note.encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        batch = Batch(self._folder)
+        batch = DurableFiles(self._folder)
         with writing(f"the witness's state in {self._folder}"):
             batch.write(name, content)
             batch.sync()
@@ -185,7 +192,7 @@ class WitnessState:
 # ---- HTTP
 
 
-LIMITS: Final = Limits(
+LIMITS: Final = ServerLimits(
     connections=1024, connections_per_address=128, body_bytes=MAX_SUBMISSION_BYTES,
     all_body_bytes=16 << 20, requests_per_second=50.0, burst=500,
 )  # fmt: skip
@@ -205,10 +212,10 @@ _STATUS: Final = {
 
 @asynccontextmanager
 async def serving(
-    state: WitnessState, host: str, port: int, limits: Limits = LIMITS
+    state: WitnessState, host: str, port: int, limits: ServerLimits = LIMITS
 ) -> AsyncIterator[int]:
     """Runs a witness that answers requests. Yields its port."""
-    listener = Listener(limits, lambda error, address, path: _refusal(error))
+    listener = HttpListener(limits, lambda error, address, path: _refusal(error))
 
     async def routes(request: Request) -> Response:
         return await _answer(state, request)

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from sealring.errors import ConfigurationError, ForeignPart, NotAVault, UnadmittedSigner
+from sealring.errors import ConfigurationError, ForeignPart, NotAVault
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import signing
 from sealring.vault.checkpoint_form import dtype_named
@@ -178,7 +178,7 @@ def check(
                 raise _lie(rank, item, whose, "is where no tensor is")
         ranks.append(one.items)
     if checkpoint is None:
-        raise UnadmittedSigner(f"no rank has signed {whose}")
+        raise signing.unadmitted(f"no rank has signed {whose}")
     metadata = _metadata(ranks, whose)
     if checkpoint.plan != plan_digest(ranks, paths):
         raise ForeignPart(f"the ranks signed another plan than that of the pieces in {whose}")

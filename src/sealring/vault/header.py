@@ -17,7 +17,6 @@ from sealring import _native
 from sealring.errors import (
     ConfigurationError,
     NotAVault,
-    NotGranted,
     VaultError,
 )
 from sealring.formats.strict import read_json, strictly
@@ -192,9 +191,10 @@ def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
             if isinstance(opener, SymmetricKey)
             else "this identity"
         )
-        raise NotGranted(
+        raise VaultError(
             f"{where} is not open to {what}; it is to "
-            f"{', '.join(f'{grant.name} ({grant.kind})' for grant in header.grants) or 'no key'}"
+            f"{', '.join(f'{grant.name} ({grant.kind})' for grant in header.grants) or 'no key'}",
+            code="vault.not_granted",
         )
     if not hmac.compare_digest(_mac(header, key), header.mac):
         raise VaultError(

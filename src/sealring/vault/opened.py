@@ -13,7 +13,6 @@ from sealring.errors import (
     ConfigurationError,
     DiskFull,
     NotAVault,
-    NotGranted,
     RolledBack,
     SealringError,
     VaultBusy,
@@ -154,9 +153,10 @@ class OpenedHeader(Closable):
 
     def require_writer(self) -> None:
         if not self._opener.may_write:
-            raise NotGranted(
+            raise VaultError(
                 "a person's identity reads a vault and does not write to it: anyone can make a "
-                "header for a public key. Write with a key file or through the broker"
+                "header for a public key. Write with a key file or through the broker",
+                code="vault.not_granted",
             )
 
     def require_key(self, number: int, name: str) -> None:

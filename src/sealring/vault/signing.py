@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from sealring.core.hooks import credentials_of as credentials_of
 from sealring.core.identity import Credentials, verify
 from sealring.core.identity.loading import certificate_from_pem
-from sealring.errors import HandshakeError, UnadmittedSigner, named
+from sealring.errors import HandshakeError, VaultError, named
 from sealring.formats import signed as signatures
 from sealring.formats.strict import read_json
 
@@ -58,6 +58,10 @@ def sign(credentials: Credentials, world: int, document: dict[str, Any]) -> Sign
     return Signed(statement, pem, signature.hex())
 
 
+def unadmitted(problem: str) -> VaultError:
+    return VaultError(problem, code="vault.unadmitted_signer")
+
+
 def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, where: str) -> Signer:
     """What the statement says, if a worker of this job signed it."""
     try:
@@ -70,13 +74,13 @@ def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, whe
         if type(rank) is not int or type(world) is not int or moment.tzinfo is None:
             raise TypeError
     except (ValueError, KeyError, TypeError, InvalidSignature, UnsupportedAlgorithm):
-        raise UnadmittedSigner(
+        raise unadmitted(
             f"{where} has a signature that is not over what it says: it was forged or damaged"
         ) from None
     try:
         verify(certificate, authorities, job=job, world=world, rank=rank, where=where, now=moment)
     except HandshakeError as problem:
-        raise UnadmittedSigner(
+        raise unadmitted(
             f"{where} was signed by a worker that this job does not admit: "
             f"{named(problem)}: {problem}"
         ) from None

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sealring.attest.broker import audit, server
 from sealring.attest.broker.authenticated import Source
 from sealring.attest.broker.client import BrokerClient
-from sealring.attest.broker.ledger import Applicant, Ledger
+from sealring.attest.broker.ledger import Applicant, JobLedger
 from sealring.attest.broker.store import SqliteStore
 from sealring.core.identity.names import WorkerName
-from sealring.formats.http import Handle, Limits, Request, Response
+from sealring.formats.http import Handle, Request, Response, ServerLimits
 from tests.attest.broker.local import JOB, Place
 from tests.ports import free_port
 
@@ -84,7 +84,7 @@ def serve(place: Place, port: int, fatal: int | None) -> None:
             listen=("127.0.0.1", port),
             page=None,
             names=["127.0.0.1"],
-            limits=Limits(),
+            limits=ServerLimits(),
         ):
             await asyncio.Event().wait()
 
@@ -127,7 +127,7 @@ def join_while_it_dies(place: Place, port: int, fatal: int) -> bool:
 def check_rank(place: Place, rank: int) -> None:
     """Checks that the rank has one holder, and that no other worker can become it."""
     store = place.open_store()
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     other = Applicant(WorkerName(JOB, rank), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
         lambda view: ledger.admit(view, f"{rank:064x}", int(time.time()), time.time(), other)
@@ -150,12 +150,12 @@ def revoke_while_it_dies(place: Place, fatal: int) -> bool:
 
     def revoke() -> None:
         store = DyingStore(place, Steps(fatal))
-        ledger = Ledger(place.keys.audit_key, 0)
+        ledger = JobLedger(place.keys.audit_key, 0)
         store.submit(lambda view: ledger.revoke(view, time.time(), WorkerName(JOB, 0))).result()
 
     os.waitpid(fork(revoke), 0)
     store = place.open_store()
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     applicant = Applicant(WorkerName(JOB, 0), 1000, "f" * 64, (), "SIMULATED", {})
     refusal = store.submit(
         lambda view: ledger.admit(view, f"{fatal:063x}r", int(time.time()), time.time(), applicant)

@@ -17,16 +17,16 @@ from sealring.attest.broker.authenticated import VersionNote
 from sealring.attest.broker.client import BrokerClient, Joined
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.keys import BrokerKeys, open_broker_keys
-from sealring.attest.broker.ledger import Ledger
+from sealring.attest.broker.ledger import JobLedger
 from sealring.attest.broker.server import serving
-from sealring.attest.broker.service import Broker, Rules
-from sealring.attest.broker.store import SqliteStore, Store, View
+from sealring.attest.broker.service import Broker, BrokerRules
+from sealring.attest.broker.store import LedgerStore, SqliteStore, StoreView
 from sealring.attest.evidence import Trust
 from sealring.attest.evidence.attesters import make_simulator
 from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.core.identity.authority import create_authority
 from sealring.core.identity.names import WorkerName
-from sealring.formats.http import Limits
+from sealring.formats.http import ServerLimits
 
 JOB = "job"
 PATIENCE = 60.0
@@ -98,14 +98,14 @@ class Place:
             "SEALRING_SECRET": "",
         }
 
-    def open_store(self) -> Store:
+    def open_store(self) -> LedgerStore:
         return SqliteStore(self.database, self.keys.store_key, self.note)
 
-    def broker(self, store: Store) -> Broker:
+    def broker(self, store: LedgerStore) -> Broker:
         policy, digest = read_policy(self.policy)
         if self.minutes is not None:
             policy = replace(policy, certificate_minutes=self.minutes)
-        rules = Rules(policy, digest, self.trust or trust_in(policy, None), self.data_keys)
+        rules = BrokerRules(policy, digest, self.trust or trust_in(policy, None), self.data_keys)
         return Broker(self.keys, store, rules, self.clock, self.boottime)
 
 
@@ -115,7 +115,7 @@ class Running:
     broker: Broker
     port: int
     page_port: int
-    store: Store
+    store: LedgerStore
     loop: asyncio.AbstractEventLoop
 
     def client(self) -> BrokerClient:
@@ -137,9 +137,9 @@ class Running:
     def client_keys_out(self) -> frozenset[str]:
         return asyncio.run(self.client().keys_out(JOB, PATIENCE))
 
-    def decide(self, decide: Callable[[Ledger, View], Any]) -> Any:
+    def decide(self, decide: Callable[[JobLedger, StoreView], Any]) -> Any:
         """Makes a decision as `sealring broker revoke` does."""
-        ledger = Ledger(self.place.keys.audit_key, 0)
+        ledger = JobLedger(self.place.keys.audit_key, 0)
         return self.store.submit(lambda view: decide(ledger, view)).result()
 
     def revoke(self, rank: int) -> None:
@@ -149,8 +149,8 @@ class Running:
 @contextmanager
 def running(
     place: Place,
-    limits: Limits | None = None,
-    store: Store | None = None,
+    limits: ServerLimits | None = None,
+    store: LedgerStore | None = None,
     port: int = 0,
     names: Sequence[str] = ("127.0.0.1", "localhost"),
 ) -> Iterator[Running]:
@@ -168,7 +168,7 @@ def running(
             listen=("127.0.0.1", port),
             page=("127.0.0.1", 0),
             names=names,
-            limits=limits or Limits(),
+            limits=limits or ServerLimits(),
         ) as (bound, page_port):
             assert page_port is not None
             loop = asyncio.get_running_loop()

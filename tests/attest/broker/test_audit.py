@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from sealring.attest.broker import audit
-from sealring.attest.broker.store import SqliteStore, View
+from sealring.attest.broker.store import SqliteStore, StoreView
 from sealring.errors import BrokerUnavailable, TamperedStore
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from tests.codes import coded
 from tests.record.statements import slow
 
-KEY = Signer.generate("broker.sealring/test", Kind.NOTE)
+KEY = Signer.generate("broker.sealring/test", SignatureKind.NOTE)
 
 
 class Rows(dict[str, bytes]):
@@ -34,8 +34,8 @@ def written(entries: int = 4, event: str = "joined") -> Rows:
     return rows
 
 
-def change(rows: Rows, act: Callable[[View], Any]) -> Any:
-    view = View(rows, {})
+def change(rows: Rows, act: Callable[[StoreView], Any]) -> Any:
+    view = StoreView(rows, {})
     found = act(view)
     for key, value in view.writes.items():
         rows[key] = value if value is not None else b""
@@ -45,7 +45,7 @@ def change(rows: Rows, act: Callable[[View], Any]) -> Any:
 
 
 def check(rows: Rows) -> audit.Audited:
-    return audit.check(View(rows, {}), KEY.verifier)
+    return audit.check(StoreView(rows, {}), KEY.verifier)
 
 
 def entry(number: int) -> str:
@@ -93,9 +93,9 @@ def test_an_entry_changed_dropped_or_signed_by_another(number: int) -> None:
             TamperedStore, match=f"entry {number} ", check=coded("broker.broken_audit_log")
         ):
             check(rows)
-    stranger = Signer.generate(KEY.name, Kind.NOTE).verifier
+    stranger = Signer.generate(KEY.name, SignatureKind.NOTE).verifier
     with pytest.raises(TamperedStore, match="entry 0 ", check=coded("broker.broken_audit_log")):
-        audit.check(View(written(), {}), stranger)
+        audit.check(StoreView(written(), {}), stranger)
 
 
 @pytest.mark.threat("B26")
@@ -169,7 +169,7 @@ def test_the_store_does_not_let_it_be_changed(tmp_path: Path) -> None:
 def test_a_decision_that_fails_leaves_nothing_and_takes_no_other_with_it(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store", bytes(32))
 
-    def fails(view: View) -> None:
+    def fails(view: StoreView) -> None:
         view.put("a", {"n": 1})
         raise KeyError("no")
 
@@ -194,7 +194,7 @@ def test_a_call_that_is_given_up_ends_no_other(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store", bytes(32))
     began, go_on = threading.Event(), threading.Event()
 
-    def first(view: View) -> None:
+    def first(view: StoreView) -> None:
         began.set()
         assert go_on.wait(20)
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from sealring.attest.broker.client import BrokerClient
-from sealring.attest.broker.enrolment import Enrolment, enrolled
-from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.broker.enrolment import BrokerEnrolment, enrolled
+from sealring.attest.evidence.admission import PolicyAdmission, key_digest
 from sealring.errors import NoLongerAdmitted, SealringError
 from sealring.lab.bench.workers import forking_context
 from tests.attest.broker.local import Place, running
@@ -109,9 +109,9 @@ def test_a_group_forms_while_the_broker_is_stopped(workers: Workers, tmp_path: P
 
 
 def is_revoked_while_it_forms(rank: int, world: int, flag: str) -> str:
-    watch: Any = Enrolment.watch
+    watch: Any = BrokerEnrolment.watch
 
-    def after_the_revocation(own: Enrolment, group: Any, keys: dict[int, str]) -> None:
+    def after_the_revocation(own: BrokerEnrolment, group: Any, keys: dict[int, str]) -> None:
         Path(flag).touch()
         end = time.monotonic() + 30
         with contextlib.suppress(SealringError):
@@ -120,14 +120,14 @@ def is_revoked_while_it_forms(rank: int, world: int, flag: str) -> str:
                 time.sleep(0.01)
         watch(own, group, keys)
 
-    Enrolment.watch = after_the_revocation  # type: ignore
+    BrokerEnrolment.watch = after_the_revocation  # type: ignore
     try:
         dist.init_process_group("sealring", timeout=timedelta(seconds=60))
         with pytest.raises(NoLongerAdmitted) as ended:
             dist.all_reduce(torch.ones(1))
         dist.destroy_process_group()
     finally:
-        Enrolment.watch = watch  # type: ignore[method-assign]
+        BrokerEnrolment.watch = watch  # type: ignore[method-assign]
     return str(ended.value)
 
 
@@ -175,5 +175,5 @@ def test_a_renewal_that_overtakes_the_question_who_is_out(
         admission = own.credentials(time.monotonic() + 60).admission
         own.close()
     assert revoked not in answers[0]
-    assert isinstance(admission, Admission)
+    assert isinstance(admission, PolicyAdmission)
     assert revoked in admission.keys_out

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sealring.attest.broker.enrolment import Enrolment, enrolled, read_settings
-from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.broker.enrolment import BrokerEnrolment, enrolled, read_settings
+from sealring.attest.evidence.admission import PolicyAdmission, key_digest
 from sealring.core.handshake.tls import loaded
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
+    BrokerError,
     BrokerRefusal,
     BrokerUnavailable,
     ConfigurationError,
-    UntrustedBroker,
 )
 from tests.attest.broker.local import JOB, Place, running
 from tests.codes import coded
@@ -46,7 +46,7 @@ def soon(seconds: float = 60.0) -> float:
     return time.monotonic() + seconds
 
 
-def enrol(place: Place, port: int, rank: int) -> Enrolment:
+def enrol(place: Place, port: int, rank: int) -> BrokerEnrolment:
     return enrolled(rank, 4, place.environment(port), soon())
 
 
@@ -88,7 +88,7 @@ def test_the_rank_that_learns_of_a_revocation_ends_the_group(tmp_path: Path) -> 
         assert group.why == (3, "was taken out of the job by the broker, or not renewed")
         # A new group asks first who is out, without waiting for a renewal.
         admission = one.credentials(soon()).admission
-        assert isinstance(admission, Admission)
+        assert isinstance(admission, PolicyAdmission)
         assert key_digest(other.certificate) in admission.keys_out
         with pytest.raises(BrokerRefusal, check=coded("broker.worker_revoked")):
             other.credentials(soon())
@@ -165,7 +165,10 @@ def test_a_clock_that_is_wrong_is_said_to_be(place: Place, monkeypatch: pytest.M
             return datetime.now(tz) + timedelta(days=1)
 
     monkeypatch.setattr("sealring.attest.broker.keys.datetime", Tomorrow)
-    with running(place) as broker, pytest.raises(UntrustedBroker, match="set the clock"):
+    with (
+        running(place) as broker,
+        pytest.raises(BrokerError, match="set the clock", check=coded("broker.untrusted_broker")),
+    ):
         broker.join(0)
 
 

@@ -29,7 +29,7 @@ from sealring.attest.evidence.tpm.credential import check_ak, kdfa, subject
 from sealring.attest.evidence.tpm.machine import TpmMachine
 from sealring.attest.evidence.worker import claims_in
 from sealring.core.identity.certificates import make_authority
-from sealring.errors import BrokerRefusal, NotBound, PolicyRefusal, SealringError
+from sealring.errors import AttestationError, BrokerRefusal, PolicyRefusal, SealringError
 from tests.attest.broker.local import JOB, Place, running
 from tests.attest.evidence import swtpm
 from tests.attest.minting import NOW
@@ -216,7 +216,10 @@ def test_a_tpm_that_cannot_open_its_credential(tmp_path: Path) -> None:
             return bytes(32)
 
     place.attester = Guessing()
-    with running(place) as broker, pytest.raises(NotBound):
+    with (
+        running(place) as broker,
+        pytest.raises(AttestationError, check=coded("evidence.not_bound")),
+    ):
         broker.join(0)
 
 

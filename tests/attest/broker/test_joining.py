@@ -23,7 +23,6 @@ from sealring.errors import (
     BrokerRefusal,
     BrokerUnavailable,
     PolicyRefusal,
-    UntrustedBroker,
     UntrustedChain,
 )
 from tests.attest.broker.local import JOB, Place, Running, running
@@ -188,17 +187,23 @@ def test_a_worker_believes_only_its_own_jobs_broker(broker: Running, place: Plac
     path = create_authority(place.directory / "stranger", "another")
     authority = x509.load_pem_x509_certificate(path.read_bytes())
     stranger = BrokerClient([("127.0.0.1", broker.port)], [authority])
-    with pytest.raises(UntrustedBroker, match="cannot prove to be the broker"):
+    with pytest.raises(
+        BrokerError, match="cannot prove to be the broker", check=coded("broker.untrusted_broker")
+    ):
         join_through(stranger, place)
 
 
 @pytest.mark.threat("B17")
 def test_a_worker_believes_only_the_broker_of_that_name(place: Place) -> None:
     with running(place, names=["broker.example"]) as broker:
-        with pytest.raises(UntrustedBroker, match=r"is not for 127\.0\.0\.1"):
+        with pytest.raises(
+            BrokerError, match=r"is not for 127\.0\.0\.1", check=coded("broker.untrusted_broker")
+        ):
             join_through(broker.client(), place)
         named = BrokerClient([("localhost", broker.port)], [place.keys.authority])
-        with pytest.raises(UntrustedBroker, match="is not for localhost"):
+        with pytest.raises(
+            BrokerError, match="is not for localhost", check=coded("broker.untrusted_broker")
+        ):
             join_through(named, place)
 
 

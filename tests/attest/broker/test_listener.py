@@ -13,7 +13,7 @@ import pytest
 
 from sealring.errors import SealringError
 from sealring.formats.bounded_connections import LEAST_SECONDS
-from sealring.formats.http import Bodies, Limits, Listener, PlainStream, Request, Response
+from sealring.formats.http import Bodies, HttpListener, PlainStream, Request, Response, ServerLimits
 
 
 async def _answer(_: Request) -> Response:
@@ -27,7 +27,7 @@ def _explain(_: SealringError, __: str, ___: str) -> Response:
 @pytest.mark.parametrize("turns", range(6))
 def test_a_client_that_comes_with_the_end_is_not_left_open(turns: int) -> None:
     async def serve() -> socket.socket:
-        async with Listener(Limits(), _explain).listening(
+        async with HttpListener(ServerLimits(), _explain).listening(
             "127.0.0.1", 0, _answer, PlainStream
         ) as port:
             client = socket.create_connection(("127.0.0.1", port))
@@ -46,7 +46,7 @@ def test_a_client_that_comes_with_the_end_is_not_left_open(turns: int) -> None:
 
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
-FEW = Limits(connections=8, connections_per_address=4)
+FEW = ServerLimits(connections=8, connections_per_address=4)
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def _ask(stream: PlainStream) -> bytes:
 def test_strangers_at_two_addresses_do_not_keep_workers_out() -> None:
     async def attack() -> bytes:
         async with (
-            Listener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
+            HttpListener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
             contextlib.AsyncExitStack() as stack,
         ):
             await _flood(stack, port, ["127.0.0.2", "127.0.0.3"])
@@ -92,7 +92,7 @@ def test_strangers_at_two_addresses_do_not_keep_workers_out() -> None:
 def test_a_stranger_behind_a_workers_address_does_not_keep_it_out() -> None:
     async def attack() -> bytes:
         async with (
-            Listener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
+            HttpListener(FEW, _explain).listening("127.0.0.1", 0, _answer, PlainStream) as port,
             contextlib.AsyncExitStack() as stack,
         ):
             await _flood(stack, port, ["127.0.0.1"])
@@ -113,7 +113,7 @@ def test_a_request_that_is_being_answered_does_not_give_way_to_a_flood() -> None
 
     async def attack() -> bytes:
         async with (
-            Listener(FEW, _explain).listening("127.0.0.1", 0, slowly, PlainStream) as port,
+            HttpListener(FEW, _explain).listening("127.0.0.1", 0, slowly, PlainStream) as port,
             contextlib.AsyncExitStack() as stack,
         ):
             worker = await stack.enter_async_context(_connected(port, "127.0.0.1"))

@@ -15,19 +15,19 @@ from typer.testing import CliRunner
 
 from sealring.attest.broker import audit, server
 from sealring.attest.broker.audit import PublishedLog
-from sealring.attest.broker.ledger import Ledger
+from sealring.attest.broker.ledger import JobLedger
 from sealring.attest.broker.store import SqliteStore
 from sealring.cli import app
 from sealring.errors import (
     ConfigurationError,
     DiskFull,
     ForkedLog,
-    NoQuorum,
+    LogError,
     TamperedLog,
     TamperedStore,
 )
-from sealring.formats.files import Batch
-from sealring.formats.http import Limits, Response
+from sealring.formats.files import DurableFiles
+from sealring.formats.http import Response, ServerLimits
 from sealring.formats.log.checkpoints import SignedCheckpoint, open_checkpoint
 from sealring.formats.log.folder import StoredTree, read_checkpoint
 from sealring.formats.log.policy import Log, LogPolicy, read_policy
@@ -56,7 +56,7 @@ def published(place: Place, policy: LogPolicy | None = None) -> PublishedLog:
 
 def note(place: Place, *events: str, store: str = "store") -> None:
     opened = SqliteStore(place.directory / store, bytes(32))
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     for event in events:
         opened.submit(lambda view, e=event: ledger.note(view, 0.0, e)).result()
     opened.close()
@@ -149,7 +149,7 @@ def test_as_the_operator_and_an_auditor_type_it(
     ca, policy = ("--ca", place.ca), ("--log-policy", place.directory / "log.policy")
     store, older = place.ca / "broker.sqlite", place.directory / "older.sqlite"
     opened = place.open_store()
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     opened.submit(lambda view: ledger.note(view, 0.0, "first")).result()
     opened.close()
     shutil.copy(store, older)
@@ -222,7 +222,7 @@ def test_witnesses_are_asked_when_the_log_grows_and_every_half_hour(
     log = published(place, policy)
     assert len(log.update(opened).cosigned) == 4
     witnesses[0].kill()
-    ledger = Ledger(place.keys.audit_key, 0)
+    ledger = JobLedger(place.keys.audit_key, 0)
     opened.submit(lambda view: ledger.note(view, 0.0, "second")).result()
     assert len(log.update(opened).cosigned) == 3
     for each in witnesses[1:]:
@@ -235,7 +235,7 @@ def test_witnesses_are_asked_when_the_log_grows_and_every_half_hour(
     assert len(caplog.records) == 4
     # A new entry without a quorum is published all the same, and an error says so.
     opened.submit(lambda view: ledger.note(view, 0.0, "third")).result()
-    with pytest.raises(NoQuorum):
+    with pytest.raises(LogError, check=coded("log.no_quorum")):
         log.update(opened)
     opened.close()
     own = LogPolicy((Log(place.keys.audit_key.verifier),))
@@ -293,17 +293,19 @@ def test_a_disk_that_is_full_at_any_checkpoint_and_has_room_again(
     """The disk is full at the first checkpoint, at that of the entries, and at the cosigned one."""
     policy = policy_of(place.keys.audit_key, [each.listed for each in witnesses])
     note(place, "first")
-    real = Batch.write
+    real = DurableFiles.write
     for room in (0, 1, 1):  # each time the log gets one step further
         left = iter(range(room))
 
-        def write(self: Batch, name: str, content: bytes, left: Iterator[int] = left) -> None:
+        def write(
+            self: DurableFiles, name: str, content: bytes, left: Iterator[int] = left
+        ) -> None:
             if name == "checkpoint" and next(left, None) is None:
                 raise OSError(28, "No space left on device")
             real(self, name, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Batch, "write", write)
+            patch.setattr(DurableFiles, "write", write)
             with pytest.raises(DiskFull, match="cannot be written: No space left"):
                 update(place, policy=policy)
     assert update(place, policy=policy) == 1
@@ -339,7 +341,7 @@ def test_a_chore_that_fails_is_done_again_and_ends_no_other(
             if seen.count("renew") == 2:
                 raise RuntimeError("once")
 
-        own = Renewing(place.keys, ["localhost"], Limits(), lambda *_: Response(500, b""))
+        own = Renewing(place.keys, ["localhost"], ServerLimits(), lambda *_: Response(500, b""))
         chores = asyncio.create_task(server.run_chores(broker, own, publish))
         async with asyncio.timeout(60):
             await enough.wait()

@@ -19,7 +19,6 @@ from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerRefusal,
     MalformedRequest,
-    TokenRefused,
 )
 from tests.attest.broker.local import JOB, Place, Running, running
 from tests.codes import coded
@@ -119,7 +118,7 @@ def test_a_worker_whose_certificate_has_ended(tmp_path: Path) -> None:
         worker = Worker(broker, 0)
         worker.record(entry(1, 1))
         ahead[0] = 86400.0 * 2
-        with pytest.raises(TokenRefused, check=coded("broker.expired_token")):
+        with pytest.raises(BrokerRefusal, check=coded("broker.expired_token")):
             worker.record(entry(1, 2))
 
 

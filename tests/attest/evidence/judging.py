@@ -20,6 +20,14 @@ from sealring.attest.evidence.policy import toml
 from sealring.attest.evidence.rules import Rules
 from sealring.errors import AttestationError
 
+UNTRUE = (
+    "evidence.forged_evidence",
+    "evidence.malformed_evidence",
+    "evidence.not_bound",
+    "evidence.unknown_evidence",
+)
+"""The codes of evidence of which a byte was changed."""
+
 
 @dataclass(frozen=True)
 class Judge:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from sealring.attest.evidence import Evidence, Trust, verify_evidence
 from sealring.attest.evidence.nvidia import verify_nvidia
-from sealring.errors import BadCollateral, SealringError, UntrustedChain
+from sealring.errors import AttestationError, SealringError, UntrustedChain
 from tests.attest.minting import CHALLENGE, DAY, NOW, issue
 from tests.attest.minting.amd import Amd
 from tests.attest.minting.intel import Intel
@@ -40,7 +40,9 @@ def test_an_ocsp_answer_that_was_made_after_the_clocks_time() -> None:
     answers = (GPU.provisioner.answer(GPU.boot),)
     nonce = CHALLENGE.device_nonce("snp")
     trust = replace(GPU.trust(now=NOW - 2 * DAY), answers=answers)
-    with pytest.raises(BadCollateral, match=BEHIND, check=coded("evidence.stale_revocation_list")):
+    with pytest.raises(
+        AttestationError, match=BEHIND, check=coded("evidence.stale_revocation_list")
+    ):
         verify_nvidia(GPU.evidence(nonce), nonce, trust)
 
 

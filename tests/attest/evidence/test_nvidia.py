@@ -25,10 +25,10 @@ from sealring.attest.evidence.nvidia import canonical_report, verify_nvidia, ver
 from sealring.attest.evidence.nvidia_reference import Reference, verify_reference
 from sealring.attest.evidence.worker import AttestedDevice
 from sealring.errors import (
+    AttestationError,
     ConfigurationError,
     ForgedEvidence,
     MalformedEvidence,
-    NotBound,
     UntrustedChain,
 )
 from tests.attest.evidence.judging import device_rules, refusal
@@ -157,7 +157,9 @@ def test_another_machines_gpu_evidence() -> None:
     honest = AMD.evidence(devices=(GOOD,))
     trust = replace(AMD.trust(), nvidia=GPU.trust().nvidia)
     for devices in ((elsewhere,), (GOOD, elsewhere), ()):
-        with pytest.raises(NotBound, match="set of devices"):
+        with pytest.raises(
+            AttestationError, match="set of devices", check=coded("evidence.not_bound")
+        ):
             verify_evidence(replace(honest, devices=devices), CHALLENGE, trust)
 
 
@@ -169,7 +171,9 @@ def test_gpu_evidence_made_for_another_worker_time_or_kind_of_machine() -> None:
         CHALLENGE.device_nonce("tdx"),
         CHALLENGE.nonce,
     ):
-        with pytest.raises(NotBound, match="another machine"):
+        with pytest.raises(
+            AttestationError, match="another machine", check=coded("evidence.not_bound")
+        ):
             machine(GPU.evidence(nonce))
 
 

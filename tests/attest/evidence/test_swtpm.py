@@ -26,11 +26,12 @@ from sealring.attest.evidence.tpm import machine as machine_module
 from sealring.attest.evidence.tpm.commands import PASSWORD, Tpm
 from sealring.attest.evidence.tpm.machine import CertifiedTpmMachine, Logs, TpmMachine, read_issuers
 from sealring.attest.evidence.tpm.structures import parse_public
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, TpmFailed
+from sealring.errors import AttestationError, ForgedEvidence, MalformedEvidence, TpmFailed
 from tests.attest.evidence.swtpm import extend, needs_swtpm, reset, running, store
 from tests.attest.minting import CHALLENGE
 from tests.attest.minting.nvidia import Nvidia
 from tests.attest.minting.tpm import BOOT, Credential, Maker, event_log, make_credential
+from tests.codes import coded
 
 pytestmark = needs_swtpm
 P256_INDEX, RSA_INDEX = 0x01C0000A, 0x01C00002
@@ -89,7 +90,7 @@ def test_a_tpm_worker_with_a_gpu(machine: TpmMachine, maker: Maker) -> None:
     worker = verify_evidence(parse_evidence(evidence.encode()), challenge, trust)
     assert [device.model for device in worker.devices] == ["GH100"]
     for others in ((), (*devices, *devices)):
-        with pytest.raises(NotBound):
+        with pytest.raises(AttestationError, check=coded("evidence.not_bound")):
             verify_evidence(replace(evidence, devices=others), challenge, trust)
 
 
@@ -98,7 +99,7 @@ def test_an_old_quote_does_not_answer_a_new_credential(machine: TpmMachine, make
     credential, challenge = asked(machine, maker.trust())
     evidence = machine.attest(challenge.nonce, challenge.public_key, credential.blob)
     _, fresh = asked(machine, maker.trust())
-    with pytest.raises(NotBound):
+    with pytest.raises(AttestationError, check=coded("evidence.not_bound")):
         verify_evidence(evidence, fresh, maker.trust())
 
 
@@ -185,7 +186,7 @@ def test_a_tpm_whose_attestation_key_has_a_certificate() -> None:
         evidence = machine.attest(CHALLENGE.nonce, CHALLENGE.public_key)
         worker = verify_evidence(parse_evidence(evidence.encode()), CHALLENGE, maker.trust())
         assert worker.guest["ak_certificate"] == 1
-        with pytest.raises(NotBound):
+        with pytest.raises(AttestationError, check=coded("evidence.not_bound")):
             verify_evidence(evidence, replace(CHALLENGE, nonce=bytes(32)), maker.trust())
 
 

@@ -21,10 +21,11 @@ from sealring.attest.evidence.tpm.credential import (
     verify_endorsement,
     verify_tpm_chain,
 )
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound, UntrustedChain
+from sealring.errors import AttestationError, ForgedEvidence, MalformedEvidence, UntrustedChain
 from tests.attest.evidence.vectors import vectors
 from tests.attest.minting import CHALLENGE, NOW
 from tests.attest.minting.tpm import Maker, public_of, sign
+from tests.codes import coded
 
 MAKER = Maker()
 GOOGLE = {
@@ -153,7 +154,7 @@ def test_a_quote_by_a_key_that_has_a_certificate_needs_no_credential() -> None:
     evidence = certified(MAKER)
     worker = verify_evidence(evidence, CHALLENGE, MAKER.trust())
     assert worker.guest["ak_certificate"] == 1
-    with pytest.raises(NotBound):
+    with pytest.raises(AttestationError, check=coded("evidence.not_bound")):
         verify_evidence(evidence, replace(CHALLENGE, nonce=bytes(32)), MAKER.trust())
     own = ec.generate_private_key(ec.SECP256R1())
     forged = {"ak": public_of(own), "signature": sign(own, evidence.parts["quote"])}

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sealring.attest.evidence import Challenge, Policy, Trust, parse_policy, verify_evidence
-from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.evidence.admission import PolicyAdmission, key_digest
 from sealring.attest.evidence.simulated import Simulator
 from sealring.attest.evidence.worker import claims_in, encode_claims, parse_claims
 from sealring.core.handshake import SecureChannel
@@ -75,7 +75,7 @@ def credentials(rank: int, worker: Worker, judging: Policy, **changes: Any) -> C
         timedelta(hours=1),
         attestation=worker.claims or None,
     )
-    admission = Admission(judging, trust, evidence=worker.evidence)
+    admission = PolicyAdmission(judging, trust, evidence=worker.evidence)
     admission = replace(admission, **changes)
     key = KeptKey.of(worker.key)
     return Credentials("job", rank, certificate, (ISSUER.certificate,), key, admission)

@@ -25,7 +25,8 @@ from sealring.core.schedule import (
     program_for,
 )
 from sealring.core.schedule.execution import Execution
-from sealring.errors import ScheduleError, Unsupported
+from sealring.errors import ConfigurationError, Unsupported
+from tests.codes import coded
 from tests.core.schedule.expectations import all_algorithms, programs
 
 
@@ -162,7 +163,7 @@ def test_a_world_of_one_sends_nothing(operation) -> None:
 
 
 def refusal(built: list[Program], **options: object) -> str:
-    with pytest.raises(ScheduleError) as refused:
+    with pytest.raises(ConfigurationError, check=coded("configuration.schedule_error")) as refused:
         check_programs(built, **options)  # type: ignore[arg-type]
     return str(refused.value)
 

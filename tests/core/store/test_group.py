@@ -146,7 +146,7 @@ class Counting(pickle.Unpickler):
         return super().load()
 
 
-class FlipInABroadcast(wiretap.Wire):
+class FlipInABroadcast(wiretap.TappedWire):
     """Changes a bit of the so-manieth broadcast's record."""
 
     def _see(self, sighting: wiretap.Sighting) -> None:

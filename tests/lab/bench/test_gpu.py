@@ -17,10 +17,10 @@ from sealring.lab.__main__ import app
 from sealring.lab.bench import gpu, suite
 from sealring.lab.bench.gpu import WIRES, over, rows_of
 from sealring.lab.bench.harness import Cases
-from sealring.lab.bench.workers import CPU, Place, Report, run_workers
+from sealring.lab.bench.workers import CPU, Report, WorkerPlace, run_workers
 from tests.lab.report.examples import whole, with_gpu
 
-PLACE = Place("cuda", "NVIDIA H200", gpus=8)
+PLACE = WorkerPlace("cuda", "NVIDIA H200", gpus=8)
 
 
 # ---- bars
@@ -139,7 +139,7 @@ def test_as_many_steps_are_trained_as_there_is_time_for() -> None:
 def switching(rank: int, report: Report) -> None:
     dist.init_process_group("sealring")
     groups: list[Any] = [dist.new_group(backend="sealring") for _ in range(2)]
-    turn = gpu.Turn(groups[0])
+    turn = gpu.BucketTurn(groups[0])
     step, parameters, batch = gpu.trained_by("gpt-demo", turn, torch.device("cpu"))
     sealed = []
     for group in (*groups, *groups):  # in the first two DDP lays out its buckets
@@ -193,11 +193,13 @@ def test_parts_models_and_ranks_choose_what_is_done() -> None:
 def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gpu" not in suite.everything(quick=True)
     monkeypatch.setattr(suite, "find_place", lambda wanted: PLACE)
-    monkeypatch.setattr(Place, "free_bytes", lambda _: 139 << 30)
+    monkeypatch.setattr(WorkerPlace, "free_bytes", lambda _: 139 << 30)
     quick, full = (suite.everything(quick=each)["gpu"] for each in (True, False))
     assert len(quick) == 6
     assert len(full) == 16
-    monkeypatch.setattr(Place, "free_bytes", lambda _: 79 << 30)  # not for four of the largest
+    monkeypatch.setattr(
+        WorkerPlace, "free_bytes", lambda _: 79 << 30
+    )  # not for four of the largest
     smaller = labels(suite.everything(quick=False)["gpu"])
     assert smaller[-1] == "training gpt2-medium, 4 ranks on one GPU"
 

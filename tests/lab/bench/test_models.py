@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.models import MODELS, Shape, build, find, make_model
+from sealring.lab.bench.models import MODELS, ModelShape, build, find, make_model
 
-SMALL = Shape(layers=2, width=32, heads=2, context=16)
+SMALL = ModelShape(layers=2, width=32, heads=2, context=16)
 
 
 def parameters(model: nn.Module) -> int:
@@ -20,7 +20,7 @@ def parameters(model: nn.Module) -> int:
 
 
 def test_the_demos_model_has_less_than_a_million_parameters() -> None:
-    assert parameters(make_model(Shape(), 0)) == 832_256
+    assert parameters(make_model(ModelShape(), 0)) == 832_256
 
 
 @pytest.mark.parametrize(

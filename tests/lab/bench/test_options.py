@@ -16,7 +16,7 @@ from sealring.cli import bench as options
 from sealring.core.schedule.table import parse_table, shipped_table
 from sealring.errors import ConfigurationError
 from sealring.lab import __main__ as lab
-from sealring.lab.bench.workers import CPU, Place
+from sealring.lab.bench.workers import CPU, WorkerPlace
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def refused(
 
 
 def test_the_way_out_of_too_little_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "free_bytes", lambda _: 1 << 30)
+    monkeypatch.setattr(WorkerPlace, "free_bytes", lambda _: 1 << 30)
     settings = options.settings_of(["gpt-small"], None, ["fp32"], [25.0])
     options.check_memory(settings, 2, 2)
     with pytest.raises(ConfigurationError, match=r"need 1\.6 GiB and 1\.0 GiB are free: take"):
@@ -103,22 +103,22 @@ def test_the_way_out_of_too_little_memory_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_on_a_gpu_must_fit_into_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "free_bytes", lambda _: 100 << 30)
+    monkeypatch.setattr(WorkerPlace, "free_bytes", lambda _: 100 << 30)
     settings = options.settings_of(["gpt2-xl"], None, ["fp32"], [25.0])
-    options.check_memory(settings, 4, 2, Place("cuda", "H200", gpus=4))
+    options.check_memory(settings, 4, 2, WorkerPlace("cuda", "H200", gpus=4))
     with pytest.raises(
         ConfigurationError, match=r"^2 ranks of gpt2-xl .*of one H200 and 100\.0 Gi"
     ):
-        options.check_memory(settings, 4, 2, Place("cuda", "H200", gpus=2))
+        options.check_memory(settings, 4, 2, WorkerPlace("cuda", "H200", gpus=2))
 
 
 def test_the_emulated_path_has_no_gpu() -> None:
-    options.check_variants(("plain", "sealed"), Place("cuda", "H200", gpus=1))
+    options.check_variants(("plain", "sealed"), WorkerPlace("cuda", "H200", gpus=1))
     options.check_variants(("sealed", "cc"), CPU)
     with pytest.raises(
         ConfigurationError, match=r"^cc emulates the GPU-TEE path on CPUs .* --devi"
     ):
-        options.check_variants(("sealed", "cc"), Place("cuda", "H200", gpus=1))
+        options.check_variants(("sealed", "cc"), WorkerPlace("cuda", "H200", gpus=1))
 
 
 def test_every_combination_is_a_setting() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.step import Setting, Work
-from sealring.lab.bench.workers import CPU, Place, find_place, nccl_on_a_shared_gpu
+from sealring.lab.bench.step import StepSetting, Work
+from sealring.lab.bench.workers import CPU, WorkerPlace, find_place, nccl_on_a_shared_gpu
 
-TWO = Place("cuda", "NVIDIA H200", gpus=2)
+TWO = WorkerPlace("cuda", "NVIDIA H200", gpus=2)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -65,7 +65,7 @@ def test_the_plain_variant_is_torchs_own_backend() -> None:
 
 
 def test_a_wire_is_for_tensors_on_gpus() -> None:
-    settings = (Setting("mlp", 1, "fp32", 25.0),)
+    settings = (StepSetting("mlp", 1, "fp32", 25.0),)
     on_cpu = Work(2, settings, wire="peer")
     assert on_cpu.environment() == {"SEALRING_TRANSPORT": "shm"}
     assert on_cpu.sealed_transport == "shm"

@@ -15,34 +15,34 @@ from sealring.cli.bench import run
 from sealring.core.schedule import Algorithm, Operation
 from sealring.core.schedule.table import parse_table, shipped_table
 from sealring.errors import WorkerFailed
-from sealring.lab.bench.collectives import Effort, Exchange
-from sealring.lab.bench.harness import Job, Samples, Session
-from sealring.lab.bench.step import Setting, Work
+from sealring.lab.bench.collectives import CollectiveRun, Effort
+from sealring.lab.bench.harness import BenchJob, BenchSession, Timings
+from sealring.lab.bench.step import StepSetting, Work
 from sealring.lab.bench.suite import everything, steps
 from sealring.lab.results import read_results
 
 
-def exchange(size: int) -> Exchange:
-    samples = {"plain": Samples((2e-3, 2.1e-3)), "sealed": Samples((1e-3, 1.1e-3))}
-    return Exchange(
+def exchange(size: int) -> CollectiveRun:
+    samples = {"plain": Timings((2e-3, 2.1e-3)), "sealed": Timings((1e-3, 1.1e-3))}
+    return CollectiveRun(
         "allreduce", "all_reduce", 2, size, "shm", samples, [(size, size), (size, 0)], 0, 3
     )
 
 
-def job(*sizes: int, then: BaseException | None = None) -> Job:
-    def measure(progress: Any) -> Iterator[Exchange]:
+def job(*sizes: int, then: BaseException | None = None) -> BenchJob:
+    def measure(progress: Any) -> Iterator[CollectiveRun]:
         for size in sizes:
             progress(0.5)
             yield exchange(size)
         if then is not None:
             raise then
 
-    return Job("a job", len(sizes) + (then is not None), measure)
+    return BenchJob("a job", len(sizes) + (then is not None), measure)
 
 
 def test_a_whole_run_is_complete_and_runs_are_told_apart(tmp_path: Path) -> None:
     told: list[float] = []
-    session = Session("sealring bench", tmp_path / "results.json")
+    session = BenchSession("sealring bench", tmp_path / "results.json")
     session.run([job(8, 16), job(32)], lambda done, _: told.append(done))
     results = read_results(tmp_path / "results.json")
     assert results.complete
@@ -62,7 +62,7 @@ def test_the_file_says_by_which_table_algorithms_were_chosen(
     tables = []
     for fixed in ({}, {"algorithm": "all_reduce=tree"}):
         monkeypatch.setenv("SEALRING_SETTINGS", json.dumps(fixed))
-        Session("sealring bench", path).run([job(8)], lambda *_: None)
+        BenchSession("sealring bench", path).run([job(8)], lambda *_: None)
         tables.append(parse_table(read_results(path).algorithms, "these"))
     assert tables[0] == shipped_table()
     assert tables[1] == shipped_table().fixed_to({Operation.ALL_REDUCE: Algorithm.TREE})
@@ -72,11 +72,11 @@ def test_the_file_is_there_after_each_job(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     seen: list[Any] = []
 
-    def look(_: Any) -> Iterator[Exchange]:
+    def look(_: Any) -> Iterator[CollectiveRun]:
         seen.append(read_results(path))
         yield exchange(64)
 
-    Session("bench", path).run([job(8), Job("looks", 1, look)], lambda *_: None)
+    BenchSession("bench", path).run([job(8), BenchJob("looks", 1, look)], lambda *_: None)
     assert [(each.complete, each.stopped) for each in seen] == [
         (False, "it ended after 1 of 2 cases")
     ]
@@ -94,9 +94,9 @@ def test_the_file_is_there_after_each_job(tmp_path: Path) -> None:
 def test_a_user_who_stops_it_gets_what_was_measured(
     stop: Any, status: int, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    session = Session("sealring bench", tmp_path / "results.json")
+    session = BenchSession("sealring bench", tmp_path / "results.json")
 
-    def measure(_: Any) -> Iterator[Exchange]:
+    def measure(_: Any) -> Iterator[CollectiveRun]:
         yield exchange(8)
         yield exchange(16)
         if isinstance(stop, signal.Signals):
@@ -104,7 +104,7 @@ def test_a_user_who_stops_it_gets_what_was_measured(
             signal.pause()
         raise stop
 
-    assert run(session, [Job("stopped", 3, measure)]) == status
+    assert run(session, [BenchJob("stopped", 3, measure)]) == status
     results = read_results(tmp_path / "results.json")
     assert (results.complete, results.stopped) == (False, why)
     assert len(results.allreduce) == 4
@@ -112,13 +112,16 @@ def test_a_user_who_stops_it_gets_what_was_measured(
 
 
 def test_what_nohup_ignores_does_not_stop_it(tmp_path: Path) -> None:
-    def measure(_: Any) -> Iterator[Exchange]:
+    def measure(_: Any) -> Iterator[CollectiveRun]:
         os.kill(os.getpid(), signal.SIGHUP)
         yield exchange(8)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert run(Session("sealring bench", tmp_path / "r.json"), [Job("on", 1, measure)]) is None
+        assert (
+            run(BenchSession("sealring bench", tmp_path / "r.json"), [BenchJob("on", 1, measure)])
+            is None
+        )
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -126,14 +129,14 @@ def test_what_nohup_ignores_does_not_stop_it(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_fails_loses_nothing_either(tmp_path: Path) -> None:
-    session = Session("sealring bench", tmp_path / "results.json")
+    session = BenchSession("sealring bench", tmp_path / "results.json")
     with pytest.raises(WorkerFailed, match="out of memory"):
         run(session, [job(8, then=WorkerFailed("out of memory"))])
     assert read_results(tmp_path / "results.json").stopped == "a worker failed after 1 of 2 cases"
 
 
 def test_what_one_process_computes_by_itself_is_measured_once() -> None:
-    settings = tuple(Setting("mlp", 4, "fp32", bucket) for bucket in (1.0, 25.0))
+    settings = tuple(StepSetting("mlp", 4, "fp32", bucket) for bucket in (1.0, 25.0))
     works = [Work(ranks, settings[:ranks], ("compute", "sealed")) for ranks in (2, 4)]
     assert [(each.label, each.count) for each in steps(works)] == [
         ("training mlp, 1 rank", 1),
@@ -151,7 +154,7 @@ def test_everything_is_every_part_and_quick_is_less() -> None:
         assert 0 < cases(quick[name]) < cases(full[name]) or name == "aead"
 
 
-def cases(jobs: list[Job]) -> int:
+def cases(jobs: list[BenchJob]) -> int:
     return sum(each.count for each in jobs)
 
 

@@ -9,7 +9,7 @@ from io import StringIO
 from rich.console import Console, RenderableType
 
 from sealring.lab.demo import story
-from sealring.lab.demo.story import Outcome
+from sealring.lab.demo.story import DemoOutcome
 from sealring.lab.demo.wiretap import Sighting
 from tests.core.engine.attacker import HEADER_FIELDS, header
 from tests.lab.demo.test_story import CAUGHT, TOLD, UNHARMED, attacked, tapped, training
@@ -71,9 +71,9 @@ def test_no_flip() -> None:
 
 def test_the_comparison_and_both_verdicts() -> None:
     assert "sealring : Gloo = 1.000" in printed(story.comparison(training()))
-    good = Outcome(training(), tapped(), attacked(TOLD, CAUGHT))
+    good = DemoOutcome(training(), tapped(), attacked(TOLD, CAUGHT))
     assert "went as sealring promises, in 12 s." in printed(story.verdict(good, 12.3))
-    bad = Outcome(training(), tapped(longest_run=99), attacked(TOLD, CAUGHT))
+    bad = DemoOutcome(training(), tapped(longest_run=99), attacked(TOLD, CAUGHT))
     text = printed(story.verdict(bad, 12.3))
     assert "Not as promised" in text
     assert "the wiretap found 99 bytes of a gradient" in text

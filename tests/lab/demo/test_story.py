@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sealring.cli import app
-from sealring.lab.demo.story import Attacked, Outcome, Tapped, Training
-from sealring.lab.demo.train import Backend, Ending, Step
+from sealring.lab.demo.story import Attacked, DemoOutcome, Tapped, Training
+from sealring.lab.demo.train import Backend, Ending, TrainingStep
 from sealring.lab.demo.wiretap import Flipped, Sighting
 
 RECORD = Sighting({"length": 64, "kind": 1, "collective": 9}, 0)
@@ -24,8 +24,8 @@ def training(steps: int = 2, *, differ_from: int = 1 << 30) -> Training:
         more = 0.5 if number >= differ_from else 0.0
         losses: dict[Backend, float] = {"sealring": 3.0, "gloo": 3.0 + more}
         for backend, loss in losses.items():
-            assert not result.add(Step(backend, number, loss - 1, 0.5, 100))
-            assert result.add(Step(backend, number, loss + 1, 0.5, 100))
+            assert not result.add(TrainingStep(backend, number, loss - 1, 0.5, 100))
+            assert result.add(TrainingStep(backend, number, loss + 1, 0.5, 100))
     return result
 
 
@@ -48,39 +48,41 @@ def attacked(*endings: Ending, flipped: bool = True) -> Attacked:
 
 
 def test_a_run_as_promised_has_no_surprises() -> None:
-    assert Outcome(training(), tapped(), attacked(TOLD, CAUGHT)).surprises() == []
+    assert DemoOutcome(training(), tapped(), attacked(TOLD, CAUGHT)).surprises() == []
 
 
 @pytest.mark.parametrize(
     ("outcome", "surprise"),
     [
         (
-            Outcome(training(40, differ_from=38), tapped(), attacked(TOLD, CAUGHT)),
+            DemoOutcome(training(40, differ_from=38), tapped(), attacked(TOLD, CAUGHT)),
             "final losses over sealring and over Gloo differ by 0.1",
         ),
-        (Outcome(training(), tapped(longest_run=32), attacked(TOLD, CAUGHT)), "32 bytes of a"),
-        (Outcome(training(), tapped(entropy=7.5), attacked(TOLD, CAUGHT)), "7.5000 bits"),
-        (Outcome(training(), tapped(), attacked(TOLD, CAUGHT, flipped=False)), "no bit was"),
-        (Outcome(training(), tapped(), attacked(TOLD, UNHARMED)), r"rank 1 should .* \[\] did"),
-        (Outcome(training(), tapped(), attacked(UNHARMED, CAUGHT)), r"ranks \[0\] .* \[\] did"),
+        (DemoOutcome(training(), tapped(longest_run=32), attacked(TOLD, CAUGHT)), "32 bytes of a"),
+        (DemoOutcome(training(), tapped(entropy=7.5), attacked(TOLD, CAUGHT)), "7.5000 bits"),
+        (DemoOutcome(training(), tapped(), attacked(TOLD, CAUGHT, flipped=False)), "no bit was"),
+        (DemoOutcome(training(), tapped(), attacked(TOLD, UNHARMED)), r"rank 1 should .* \[\] did"),
+        (DemoOutcome(training(), tapped(), attacked(UNHARMED, CAUGHT)), r"ranks \[0\] .* \[\] did"),
         (
-            Outcome(training(), tapped(), attacked(replace(TOLD, weights="bb"), CAUGHT)),
+            DemoOutcome(training(), tapped(), attacked(replace(TOLD, weights="bb"), CAUGHT)),
             "weights are not those",
         ),
         (
-            Outcome(training(), tapped(), attacked(replace(TOLD, error="group.peer_lost"), CAUGHT)),
+            DemoOutcome(
+                training(), tapped(), attacked(replace(TOLD, error="group.peer_lost"), CAUGHT)
+            ),
             r"ranks \[0\] .* \[\] did",
         ),
     ],
 )
-def test_whatever_is_not_as_promised_is_said(outcome: Outcome, surprise: str) -> None:
+def test_whatever_is_not_as_promised_is_said(outcome: DemoOutcome, surprise: str) -> None:
     (said,) = outcome.surprises()
     with pytest.raises(AssertionError, match=surprise):
         raise AssertionError(said)
 
 
 def test_losses_that_differ_from_the_first_are_said_twice() -> None:
-    outcome = Outcome(training(differ_from=0), tapped(), attacked(TOLD, CAUGHT))
+    outcome = DemoOutcome(training(differ_from=0), tapped(), attacked(TOLD, CAUGHT))
     assert [text[:26] for text in outcome.surprises()] == [
         "the losses over sealring a",
         "the final losses over seal",

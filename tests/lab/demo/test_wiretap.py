@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sealring.core.schedule import Operation
-from sealring.lab.demo.wiretap import PAIR, SEALED_HEADER_BYTES, Dissector, Flip, Relay, Wire
+from sealring.lab.demo.wiretap import PAIR, SEALED_HEADER_BYTES, Dissector, Flip, Relay, TappedWire
 from tests.core.engine.attacker import header
 
 RANDOM = random.Random(3)
@@ -65,7 +65,7 @@ def test_what_is_no_stream_of_ours_is_refused(rubbish: bytes) -> None:
 @pytest.mark.parametrize("piece", [1, 100, 4096, len(STREAM)])
 @pytest.mark.parametrize("byte", [0, 500, 10_000])
 def test_a_flip_changes_one_bit_of_the_chosen_record(piece: int, byte: int) -> None:
-    wire = Wire(Flip(gradient=2, byte=byte, bit=6))
+    wire = TappedWire(Flip(gradient=2, byte=byte, bit=6))
     out = b"".join(wire.carry(STREAM[at : at + piece]) for at in range(0, len(STREAM), piece))
     different = [at for at, pair in enumerate(zip(STREAM, out, strict=True)) if pair[0] != pair[1]]
     first_of_3 = STREAM.index(

@@ -9,7 +9,7 @@ import dataclasses
 
 from sealring.core.schedule import Operation
 from sealring.lab.plan.collectives import Cluster
-from sealring.lab.plan.layouts import Compute, Setting, alone, buckets_of, ddp_step
+from sealring.lab.plan.layouts import ClusterSetting, Compute, alone, buckets_of, ddp_step
 from sealring.lab.plan.models import load_model
 from sealring.lab.plan.profiles import Figure, Profile, Way, load_network
 from sealring.lab.results import (
@@ -18,9 +18,9 @@ from sealring.lab.results import (
     KernelCase,
     LinkCase,
     LinkPoint,
-    Part,
     Results,
     StepCase,
+    StepPart,
     Transport,
 )
 from tests.lab.results.examples import MACHINE
@@ -57,7 +57,7 @@ def results_of(profile: Profile) -> Results:
 
 
 def _seconds(profile: Profile, way: Way, ranks: int, nbytes: int) -> float:
-    setting = Setting(profile, way, load_network("100gbe"), Cluster(ranks, ranks))
+    setting = ClusterSetting(profile, way, load_network("100gbe"), Cluster(ranks, ranks))
     return alone(setting, Operation.ALL_REDUCE, nbytes)
 
 
@@ -77,9 +77,9 @@ def _all_reduce(profile: Profile, way: Way, ranks: int, nbytes: int) -> Collecti
 
 def _compute(ranks: int, compute: Compute) -> StepCase:
     split = [
-        Part("forward", compute.forward_s, 0.0),
-        Part("backward", compute.backward_s, 0.0),
-        Part("optimizer", compute.optimizer_s, 0.0),
+        StepPart("forward", compute.forward_s, 0.0),
+        StepPart("backward", compute.backward_s, 0.0),
+        StepPart("optimizer", compute.optimizer_s, 0.0),
     ]
     return StepCase(
         "gpt-small", 10_834_944, ranks, 2, 512, "fp32", 0.0, 0, "none", "compute", "cpu", 0, 3,
@@ -90,7 +90,7 @@ def _compute(ranks: int, compute: Compute) -> StepCase:
 def _step(profile: Profile, way: Way, cap: float) -> StepCase:
     model = load_model("gpt-small")
     buckets = buckets_of(model, cap, 4)
-    setting = Setting(profile, way, load_network("100gbe"), Cluster(2, 2))
+    setting = ClusterSetting(profile, way, load_network("100gbe"), Cluster(2, 2))
     seconds = ddp_step(setting, COMPUTE[2], buckets).seconds
     return StepCase(
         "gpt-small", model.count, 2, 2, 512, "fp32", cap, len(buckets), "shm", way, "cpu", 0, 4,

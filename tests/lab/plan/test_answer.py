@@ -9,7 +9,7 @@ import pytest
 from sealring.core.schedule import Algorithm, Operation
 from sealring.errors import ConfigurationError
 from sealring.lab.plan.answer import Question, answer
-from sealring.lab.plan.layouts import Compute, Setting
+from sealring.lab.plan.layouts import ClusterSetting, Compute
 from sealring.lab.plan.models import load_model
 from sealring.lab.plan.profiles import load_network, load_profile
 from sealring.lab.plan.validate import reproduce
@@ -124,7 +124,7 @@ def test_sixteen_thousand_ranks_have_an_answer() -> None:
     assert largest.seconds <= largest.default_seconds
     # Rings of so many hops lose by far while messages are short.
     asked = question("gpt2-xl", ranks=16384)
-    ring = Setting(asked.profile, "sealed", asked.network, asked.cluster, Algorithm.RING)
+    ring = ClusterSetting(asked.profile, "sealed", asked.network, asked.cluster, Algorithm.RING)
     assert found.algorithms[0].algorithm == "tree"
     assert ring.takes(Operation.ALL_REDUCE, 4096).seconds > 100 * found.algorithms[0].seconds
 

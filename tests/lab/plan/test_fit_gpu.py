@@ -14,7 +14,7 @@ from sealring.errors import ConfigurationError
 from sealring.lab.plan.answer import machine
 from sealring.lab.plan.collectives import Cluster
 from sealring.lab.plan.fit import gpu_profile_of
-from sealring.lab.plan.layouts import Setting, alone
+from sealring.lab.plan.layouts import ClusterSetting, alone
 from sealring.lab.plan.profiles import Way, load_network
 from sealring.lab.plan.validate import validate
 from sealring.lab.results import StepCase, write_results
@@ -50,7 +50,7 @@ def test_an_all_reduce_takes_what_it_took(way: Way, transport: str) -> None:
         for each in results.allreduce
         if (each.variant, each.transport, each.ranks) == (way, transport, 4)
     ]
-    setting = Setting(profile, way, load_network(profile.network), Cluster(4, 4))
+    setting = ClusterSetting(profile, way, load_network(profile.network), Cluster(4, 4))
     predicted = alone(setting, Operation.ALL_REDUCE, case.bytes)
     assert predicted == pytest.approx(median(case.seconds), rel=0.01)
 

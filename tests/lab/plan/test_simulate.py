@@ -9,17 +9,18 @@ import pytest
 from sealring._native import STRIPE_SEGMENTS
 from sealring.core.engine.lanes import LANED_BYTES, MAX_LANED_WORLD
 from sealring.core.schedule import Algorithm, Operation, Topology, program_for
-from sealring.errors import ScheduleError
+from sealring.errors import ConfigurationError
 from sealring.lab.plan.collectives import (
     Cluster,
     Costs,
     Cutting,
     Hop,
-    Outcome,
+    Simulated,
     collective,
     longest_slot,
     simulate,
 )
+from tests.codes import coded
 
 ALL_REDUCE = Operation.ALL_REDUCE
 FREE = Hop(0.0, 0.0)
@@ -40,7 +41,7 @@ FOUR_THREADS = Cutting(124 << 10, by_world=True, threads=4)
 
 def whole(
     algorithm: Algorithm, cluster: Cluster, nbytes: int, costs: Costs, cutting: Cutting = RECORDS
-) -> Outcome:
+) -> Simulated:
     """Every rank and every segment."""
     slot = longest_slot(ALL_REDUCE, algorithm, cluster, nbytes)
     hosts = cluster.host_of()
@@ -172,7 +173,11 @@ def test_slower_links_between_hosts_are_used_once_by_hierarchical_programs() -> 
 
 def test_ranks_that_do_not_divide_the_world_cannot_stand_for_it() -> None:
     programs = [program_for(ALL_REDUCE, Algorithm.RING, 5, rank) for rank in range(2)]
-    with pytest.raises(ScheduleError, match="2 ranks do not stand for a world of 5"):
+    with pytest.raises(
+        ConfigurationError,
+        match="2 ranks do not stand for a world of 5",
+        check=coded("configuration.schedule_error"),
+    ):
         simulate(programs, 1024.0, 1, CPU, [0] * 5)
 
 
@@ -186,7 +191,11 @@ def test_programs_that_wait_for_each_other_are_noticed() -> None:
         )
         for each in broken
     ]
-    with pytest.raises(ScheduleError, match="wait for each other in a circle"):
+    with pytest.raises(
+        ConfigurationError,
+        match="wait for each other in a circle",
+        check=coded("configuration.schedule_error"),
+    ):
         simulate(broken, 1024.0, 1, CPU, [0, 0])
 
 

@@ -12,11 +12,11 @@ from sealring.lab.results import (
     KernelCase,
     LinkCase,
     LinkPoint,
-    Part,
     Results,
     ScaleCase,
     Span,
     StepCase,
+    StepPart,
 )
 from tests.lab.results.examples import MACHINE
 
@@ -180,14 +180,14 @@ def _steps(draw: random.Random, factor: float) -> list[StepCase]:
     return cases
 
 
-def _split(seconds: float) -> list[Part]:
+def _split(seconds: float) -> list[StepPart]:
     return [
-        Part("compute", 0.9 * seconds, 0.0),
-        Part("seal", 0.03 * seconds, 0.05 * seconds),
-        Part("transfer", 0.01 * seconds, 0.01 * seconds),
-        Part("open", 0.03 * seconds, 0.05 * seconds),
-        Part("reduce", 0.01 * seconds, 0.01 * seconds),
-        Part("wait", 0.02 * seconds, 0.01 * seconds),
+        StepPart("compute", 0.9 * seconds, 0.0),
+        StepPart("seal", 0.03 * seconds, 0.05 * seconds),
+        StepPart("transfer", 0.01 * seconds, 0.01 * seconds),
+        StepPart("open", 0.03 * seconds, 0.05 * seconds),
+        StepPart("reduce", 0.01 * seconds, 0.01 * seconds),
+        StepPart("wait", 0.02 * seconds, 0.01 * seconds),
     ]
 
 

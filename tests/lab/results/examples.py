@@ -9,11 +9,11 @@ from sealring.lab.results import (
     LinkCase,
     LinkPoint,
     Machine,
-    Part,
     Results,
     ScaleCase,
     Span,
     StepCase,
+    StepPart,
 )
 
 MACHINE = Machine(
@@ -64,7 +64,7 @@ def results() -> Results:
         step=[
             StepCase(
                 "gpt-small", 10_834_944, 2, 2, 512, "fp32", 25.0, 2, "shm", "sealed", "cpu",
-                43_339_776, 3, [0.7, 0.72, 0.71], [Part("seal", 0.01, 0.02)],
+                43_339_776, 3, [0.7, 0.72, 0.71], [StepPart("seal", 0.01, 0.02)],
                 [Span("collective", "all_reduce", 0.2, 0.3, 1 << 20)],
             )
         ],

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, create_log, read_checkpoint
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import LogPolicy, Witness, byzantine_policy
 from sealring.record.audit.records import AuditTrust
 from sealring.record.statements.forms import INTERVAL_TYPE, IntervalPredicate, Named
@@ -71,7 +71,7 @@ def unadmitted(made: MadeRun, run: RunFolder) -> None:
 
 def unknown_owner(made: MadeRun, run: RunFolder) -> None:
     one = stage("export", "export", [RAW], [Named("other.bin", sha("other"))], CLEANER)
-    made.add(run, "made-other", sign_statement(one, Signer.generate("x", Kind.NOTE).key))
+    made.add(run, "made-other", sign_statement(one, Signer.generate("x", SignatureKind.NOTE).key))
 
 
 def changed_statement(made: MadeRun, run: RunFolder) -> None:
@@ -129,7 +129,9 @@ def fork(made: MadeRun, run: RunFolder) -> AuditTrust:
     return trust
 
 
-WITNESSES = [Signer.generate(f"example.org/w{number}", Kind.COSIGNATURE) for number in range(4)]
+WITNESSES = [
+    Signer.generate(f"example.org/w{number}", SignatureKind.COSIGNATURE) for number in range(4)
+]
 
 
 def witnessed(made: MadeRun, run: RunFolder) -> AuditTrust:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sealring.core.identity.credentials import Credentials
 from sealring.formats.log.folder import LogWriter, create_log
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.lab.bench.made_run import (
     CORPUS,
@@ -70,7 +70,9 @@ class MadeRun:
     """How many intervals each rank has."""
     authority: Authority = field(default_factory=Authority)
     owner: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
-    signer: Signer = field(default_factory=lambda: Signer.generate("example.com/run", Kind.NOTE))
+    signer: Signer = field(
+        default_factory=lambda: Signer.generate("example.com/run", SignatureKind.NOTE)
+    )
     workers: dict[int, Credentials] = field(default_factory=dict)
     turns: dict[tuple[int, int], Interval] = field(default_factory=dict)
     made: list[Transformation] = field(default_factory=list)

@@ -30,10 +30,10 @@ from sealring.errors import ConfigurationError, TamperedLog
 from sealring.formats.log.broker_entries import BrokerHistory
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Claims
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import RunClaims
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.records import AuditTrust
 from tests.attest.broker.local import Place, Running, running
@@ -93,7 +93,7 @@ class Job:
 
     def audit(self, trust: AuditTrust | None = None, logs: int = 1) -> AuditResult:
         policy, _ = read_policy(self.broker.place.policy)
-        question = Question(Claims(machines=policy), broker_logs=[self.log] * logs)
+        question = AuditQuestion(RunClaims(machines=policy), broker_logs=[self.log] * logs)
         return audit(self.folder / "run", trust or self.trust, question)
 
 
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_a_brokers_log_that_is_not_shown(job: Job) -> None:
 def test_entries_signed_by_another_key_under_the_brokers_name(job: Job) -> None:
     job.publish()
     job.write(time.time())
-    job.publish_instead(job.entries(), Signer.generate(job.key.name, Kind.NOTE))
+    job.publish_instead(job.entries(), Signer.generate(job.key.name, SignatureKind.NOTE))
     assert faults(job.audit()) == [REFUSED]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from sealring.attest.evidence.policy import Policy
 from sealring.errors import BadPolicy
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Claims, read_claims
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import RunClaims, read_claims
 from sealring.record.audit.findings import Said
 from sealring.record.statements.forms import LinkAccount, Privacy, Share
 from tests.codes import coded
@@ -30,7 +30,7 @@ no_gaps = true
 """
 
 
-def claims_of(tmp_path: Path, text: str) -> Claims:
+def claims_of(tmp_path: Path, text: str) -> RunClaims:
     path = tmp_path / "claims.toml"
     path.write_text(text)
     return read_claims(path)
@@ -38,7 +38,7 @@ def claims_of(tmp_path: Path, text: str) -> Claims:
 
 def asked(tmp_path: Path, made: MadeRun, text: str) -> AuditResult:
     run = made.write(tmp_path / "run")
-    return audit(run.path, made.trust, Question(claims_of(tmp_path, f"version = 1\n{text}")))
+    return audit(run.path, made.trust, AuditQuestion(claims_of(tmp_path, f"version = 1\n{text}")))
 
 
 def answer(tmp_path: Path, made: MadeRun, text: str) -> tuple[Said, str]:

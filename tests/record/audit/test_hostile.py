@@ -14,11 +14,11 @@ import pytest
 from sealring.errors import MalformedRun
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import read_checkpoint
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.audit import data
-from sealring.record.audit.audit import Question, Status, audit
-from sealring.record.audit.claims import Claims, Stage
+from sealring.record.audit.audit import AuditQuestion, Status, audit
+from sealring.record.audit.claims import RunClaims, StageClaim
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.statements import run_folder
@@ -151,8 +151,8 @@ def test_a_long_chain_of_stages_ends(made: MadeRun, tmp_path: Path) -> None:
         last = before
     made.made = made.made[2:]
     run = made.write(tmp_path / "run")
-    claims = Claims(stages=(Stage("clean", None),))
-    (answer,) = audit(run.path, made.trust, Question(claims)).answers
+    claims = RunClaims(stages=(StageClaim("clean", None),))
+    (answer,) = audit(run.path, made.trust, AuditQuestion(claims)).answers
     assert answer.said in (Said.NO, Said.NOT_SHOWN)
 
 
@@ -250,8 +250,8 @@ def test_very_long_ways_through_stages_are_not_held(made: MadeRun, tmp_path: Pat
         made.made.append(stage("more", "stage", [last], [following], CLEANER))
         last = following
     made.made.append(stage("end", "stage", [last], [CORPUS], CLEANER))
-    claims = Claims(stages=(Stage("clean", None),))
-    (answer,) = audit(made.write(tmp_path / "run").path, made.trust, Question(claims)).answers
+    claims = RunClaims(stages=(StageClaim("clean", None),))
+    (answer,) = audit(made.write(tmp_path / "run").path, made.trust, AuditQuestion(claims)).answers
     assert answer.said is Said.NOT_SHOWN
     assert "too many ways" in answer.text
 
@@ -268,7 +268,9 @@ def test_a_log_with_more_entries_than_an_audit_reads(
 
 def test_a_checkpoint_of_another_log_is_not_passed_over(made: MadeRun, run: RunFolder) -> None:
     """The auditor kept it to compare with, and the owner shows another of its logs."""
-    other = MadeRun(signer=Signer.generate("example.com/first", Kind.NOTE), world=2, count=2)
+    other = MadeRun(
+        signer=Signer.generate("example.com/first", SignatureKind.NOTE), world=2, count=2
+    )
     first = other.write(run.path.with_name("first"))
     logs = LogPolicy((Log(made.signer.verifier), Log(other.signer.verifier)))
     seen = open_checkpoint(read_checkpoint(first.log), logs)

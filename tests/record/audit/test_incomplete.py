@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sealring.record.audit.audit import AuditResult, Question, audit
-from sealring.record.audit.claims import Aggregation, Claims, Privacy, Stage
+from sealring.record.audit.audit import AuditQuestion, AuditResult, audit
+from sealring.record.audit.claims import Aggregation, PrivacyBudget, RunClaims, StageClaim
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements import forms
 from sealring.record.statements.forms import Interval, Named
@@ -19,12 +19,12 @@ from tests.record.audit.folder_lies import changed_entry
 from tests.record.audit.made_runs import CLEANER, RAW, SCRIPT, MadeRun, checkpoint, sha
 from tests.record.audit.stated_lies import data_of, skipped_interval
 
-OF_ALL = Claims(
+OF_ALL = RunClaims(
     trained_only_on=frozenset({RAW.sha256}),
-    stages=(Stage("clean", CLEANER.sha256), Stage("tokenize", None)),
+    stages=(StageClaim("clean", CLEANER.sha256), StageClaim("tokenize", None)),
     code={"train.py": frozenset({SCRIPT.sha256})},
     aggregation=Aggregation(frozenset({"all_reduce"}), True),
-    privacy=Privacy(Decimal(8), Decimal(1)),
+    privacy=PrivacyBudget(Decimal(8), Decimal(1)),
 )
 """Claims about the whole run."""
 
@@ -45,8 +45,8 @@ def for_all(made: MadeRun, change: Callable[[Interval], Interval], first: int = 
         made.each(rank, change, first)
 
 
-def ask(made: MadeRun, folder: Path, claims: Claims = OF_ALL) -> AuditResult:
-    return audit(made.write(folder / "run").path, made.trust, Question(claims))
+def ask(made: MadeRun, folder: Path, claims: RunClaims = OF_ALL) -> AuditResult:
+    return audit(made.write(folder / "run").path, made.trust, AuditQuestion(claims))
 
 
 def answers(result: AuditResult) -> dict[str, Said]:
@@ -97,7 +97,7 @@ def test_a_log_that_is_refused(tmp_path: Path) -> None:
     made = run_of()
     run = made.write(tmp_path / "run")
     changed_entry(made, run)
-    result = audit(run.path, made.trust, Question(OF_ALL))
+    result = audit(run.path, made.trust, AuditQuestion(OF_ALL))
     assert answers(result) == dict.fromkeys(NAMES, Said.NOT_SHOWN)
 
 
@@ -120,7 +120,7 @@ def test_a_script_with_the_name_of_another_claim_is_compared(tmp_path: Path) -> 
     other = Named("packages", sha("another script"))
     for_all(made, lambda one: replace(one, code=replace(one.code, script=other)))
     listed = {"train.py": frozenset({SCRIPT.sha256}), "packages": frozenset({sha("packages")})}
-    (answer,) = ask(made, tmp_path, Claims(code=listed)).answers
+    (answer,) = ask(made, tmp_path, RunClaims(code=listed)).answers
     assert answer.said is Said.NO
     assert sha("another script")[:12] in answer.text
 
@@ -131,7 +131,7 @@ def test_collectives_of_one_interval_do_not_stand_for_another(tmp_path: Path) ->
         made,
         lambda one: replace(one, collectives=[replace(each, count=30) for each in one.collectives]),
     )
-    (answer,) = ask(made, tmp_path, Claims(aggregation=OF_ALL.aggregation)).answers
+    (answer,) = ask(made, tmp_path, RunClaims(aggregation=OF_ALL.aggregation)).answers
     assert answer.said is Said.NOT_SHOWN
     assert "interval 1 (steps 10 to 20) counts 0 new collectives" in answer.text
 
@@ -143,7 +143,7 @@ def test_messages_are_no_aggregation(tmp_path: Path) -> None:
     for kinds, said in (({"all_reduce"}, Said.NO), ({"all_reduce", "message"}, Said.YES)):
         made = run_of()
         for_all(made, with_messages)
-        claims = Claims(aggregation=Aggregation(frozenset(kinds), True))
+        claims = RunClaims(aggregation=Aggregation(frozenset(kinds), True))
         (answer,) = ask(made, tmp_path / str(len(kinds)), claims).answers
         assert answer.said is said, answer.text
 
@@ -165,7 +165,7 @@ def test_links_of_a_group_that_failed_are_not_compared_to_their_end(tmp_path: Pa
         ),
         2,
     )
-    (answer,) = ask(made, tmp_path, Claims(aggregation=OF_ALL.aggregation)).answers
+    (answer,) = ask(made, tmp_path, RunClaims(aggregation=OF_ALL.aggregation)).answers
     assert answer.said is Said.NOT_SHOWN
     assert "0 could be compared to their end" in answer.text
 
@@ -173,7 +173,7 @@ def test_links_of_a_group_that_failed_are_not_compared_to_their_end(tmp_path: Pa
 def test_ranges_without_a_sample_are_no_data(tmp_path: Path) -> None:
     made = run_of()
     for_all(made, lambda one: data_of(one, first=0, end=0))
-    (answer,) = ask(made, tmp_path, Claims(trained_only_on=OF_ALL.trained_only_on)).answers
+    (answer,) = ask(made, tmp_path, RunClaims(trained_only_on=OF_ALL.trained_only_on)).answers
     assert answer.said is Said.NOT_SHOWN
 
 
@@ -181,7 +181,7 @@ def test_privacy_that_was_spent_is_not_taken_back(tmp_path: Path) -> None:
     made = run_of()
     private(made, "9", 1)
     private(made, "1", 2)
-    (answer,) = ask(made, tmp_path, Claims(privacy=OF_ALL.privacy)).answers
+    (answer,) = ask(made, tmp_path, RunClaims(privacy=OF_ALL.privacy)).answers
     assert answer.said is Said.NO
     assert "interval 1" in answer.text
 

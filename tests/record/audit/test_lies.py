@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sealring.record.audit import data
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Aggregation, Claims, Stage
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import Aggregation, RunClaims, StageClaim
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.audit.records import AuditTrust
 from sealring.record.statements.forms import CollectiveCount, GroupEpoch, Named
@@ -27,9 +27,9 @@ from tests.record.audit.made_runs import (
 )
 from tests.record.audit.stated_lies import closed_group, colluding, started_again
 
-CLAIMS = Claims(
+CLAIMS = RunClaims(
     trained_only_on=frozenset({RAW.sha256}),
-    stages=(Stage("clean", CLEANER.sha256), Stage("tokenize", None)),
+    stages=(StageClaim("clean", CLEANER.sha256), StageClaim("tokenize", None)),
     code={"train.py": frozenset({SCRIPT.sha256})},
     ranks=4,
     aggregation=Aggregation(frozenset({"all_reduce"}), True),
@@ -40,7 +40,7 @@ CLAIMS = Claims(
 def ask(folder: Path, trust: AuditTrust, model: bytes = MODEL) -> AuditResult:
     file = folder.with_name("model.bin")
     file.write_bytes(model)
-    return audit(folder, trust, Question(CLAIMS, file))
+    return audit(folder, trust, AuditQuestion(CLAIMS, file))
 
 
 def answers(result: AuditResult) -> dict[str, Said]:
@@ -181,7 +181,7 @@ def test_a_world_that_no_job_has_does_not_hold_up_the_audit(tmp_path: Path) -> N
     for rank in range(2):
         made.workers[rank] = made.authority.worker(rank, None)
         made.each(rank, lambda one: replace(one, world=1 << 62))
-    result = audit(made.write(tmp_path / "run").path, made.trust, Question(CLAIMS))
+    result = audit(made.write(tmp_path / "run").path, made.trust, AuditQuestion(CLAIMS))
     assert {finding.fault for finding in result.findings} == {Fault.UNREADABLE}
     assert len(result.findings) == 4
 

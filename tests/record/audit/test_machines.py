@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.claims import Claims
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.claims import RunClaims
 from sealring.record.audit.findings import Fault, Said
 from sealring.record.statements.run_folder import RunFolder
 from sealring.record.statements.signing import worker_of
@@ -24,8 +24,8 @@ from tests.record.audit.made_runs import MadeRun
 
 
 def ask(folder: Path, made: MadeRun, **rules: bool) -> AuditResult:
-    claims = Claims(machines=policy(MEASUREMENT, **rules))
-    return audit(folder, made.trust, Question(claims))
+    claims = RunClaims(machines=policy(MEASUREMENT, **rules))
+    return audit(folder, made.trust, AuditQuestion(claims))
 
 
 def small() -> MadeRun:

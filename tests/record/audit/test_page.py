@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.record.audit.audit import AuditResult, Question, audit
-from sealring.record.audit.claims import Claims
+from sealring.record.audit.audit import AuditQuestion, AuditResult, audit
+from sealring.record.audit.claims import RunClaims
 from sealring.record.audit.graph import Graph, NodeKind
 from sealring.record.audit.page import draw, page, write_page
 from tests.lab.report.browser import Browser, chromium
@@ -27,9 +27,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
     made = MadeRun()
     one_link(made)
     (folder / "model.bin").write_bytes(MODEL)
-    claims = Claims(trained_only_on=frozenset({RAW.sha256}), no_gaps=True)
+    claims = RunClaims(trained_only_on=frozenset({RAW.sha256}), no_gaps=True)
     run = made.write(folder / "run")
-    return audit(run.path, made.trust, Question(claims, folder / "model.bin"))
+    return audit(run.path, made.trust, AuditQuestion(claims, folder / "model.bin"))
 
 
 @pytest.mark.threat("A14")

@@ -13,10 +13,10 @@ import pytest
 
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import LogWriter, read_checkpoint
-from sealring.formats.log.notes import Kind, Signer, parse_note
+from sealring.formats.log.notes import SignatureKind, Signer, parse_note
 from sealring.record.audit import spot_checks
-from sealring.record.audit.audit import AuditResult, Question, Status, audit
-from sealring.record.audit.findings import Answer, Fault, Said
+from sealring.record.audit.audit import AuditQuestion, AuditResult, Status, audit
+from sealring.record.audit.findings import ClaimAnswer, Fault, Said
 from sealring.record.audit.page import page
 from sealring.record.audit.records import AuditTrust
 from sealring.record.audit.spot_checks import Repetition
@@ -39,7 +39,7 @@ def ask(
 
     monkeypatch.setattr(spot_checks, "replay", outcome)
     wanted = Repetition(count, tolerance=0.125)
-    return audit(path, made.trust, Question(replay=wanted)), repeated
+    return audit(path, made.trust, AuditQuestion(replay=wanted)), repeated
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def chosen(
         return Outcome(part, "equal", None, None, "")
 
     monkeypatch.setattr(spot_checks, "replay", outcome)
-    audit(path, trust, Question(replay=wanted))
+    audit(path, trust, AuditQuestion(replay=wanted))
     return repeated
 
 
@@ -124,7 +124,7 @@ def test_a_line_that_no_witness_signed_chooses_nothing(
 ) -> None:
     _, run, trust = long_run
     first = chosen(run.path, trust, WANTED, monkeypatch)
-    forged = Signer.generate(WITNESSES[0].name, Kind.COSIGNATURE)
+    forged = Signer.generate(WITNESSES[0].name, SignatureKind.COSIGNATURE)
     path = run.log / "checkpoint"
     note = parse_note(path.read_bytes())
     line = forged.sign(note.text, int(NOW.timestamp()))
@@ -142,7 +142,9 @@ def test_without_a_believed_log_nothing_is_repeated(
     assert (result.answers[0].said, repeated) == (Said.NOT_SHOWN, [])
 
 
-def ends(made: MadeRun, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Answer, list[str]]:
+def ends(
+    made: MadeRun, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ClaimAnswer, list[str]]:
     result, repeated = ask(made, made.write(path).path, "equal", monkeypatch, count=99)
     (answer,) = result.answers
     starts = ["" if one.start is None else one.start.name for one in repeated]

@@ -22,7 +22,7 @@ import pytest
 
 from sealring.core.identity.credentials import read_authorities
 from sealring.formats.log.folder import LogWriter
-from sealring.formats.log.notes import Kind, Signer, Verifier
+from sealring.formats.log.notes import SignatureKind, Signer, Verifier
 from sealring.formats.log.policy import Log, Witness, byzantine_policy
 from sealring.record.statements.forms import Named
 from sealring.record.statements.run_folder import RunFolder, open_run
@@ -138,7 +138,9 @@ def checkpoints(run: RunFolder, authorities: Any) -> list[Any]:
 
 
 def cosign(folder: Path, run: RunFolder) -> None:
-    signers = [Signer.generate(f"example.org/w{number}", Kind.COSIGNATURE) for number in range(4)]
+    signers = [
+        Signer.generate(f"example.org/w{number}", SignatureKind.COSIGNATURE) for number in range(4)
+    ]
     witnesses = [Witness(f"w{number}", one.verifier) for number, one in enumerate(signers)]
     log = Log(Verifier.parse(run.vkey.read_text().strip()))
     (folder / "log.policy").write_text(byzantine_policy([log], witnesses).encode())

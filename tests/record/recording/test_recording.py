@@ -22,7 +22,7 @@ from sealring.core.identity import load_credentials
 from sealring.errors import ConfigurationError, MalformedRun
 from sealring.formats.log.checkpoints import open_checkpoint
 from sealring.formats.log.folder import StoredTree, create_log, read_checkpoint
-from sealring.formats.log.notes import Kind, Signer, Verifier
+from sealring.formats.log.notes import SignatureKind, Signer, Verifier
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record import note_checkpoint_in, note_checkpoint_out, note_data
 from sealring.record.recording import noted
@@ -378,7 +378,7 @@ def test_a_rank_that_was_killed_while_it_made_the_log_starts_again(
     with monkeypatch.context() as patch:
         patch.setattr("sealring.formats.files.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            create_log(tmp_path / "run" / "log", Signer.generate("x", Kind.NOTE))
+            create_log(tmp_path / "run" / "log", Signer.generate("x", SignatureKind.NOTE))
     folder = recorded(tmp_path / "run", 1)
     assert logged_runs(folder) == {folder.head.run}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sealring.formats.log.checkpoints import Checkpoint, SignedCheckpoint, open_checkpoint
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log, read_checkpoint
-from sealring.formats.log.notes import Kind, Note, Signer
+from sealring.formats.log.notes import Note, SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.record.statements import slow
 
@@ -59,7 +59,7 @@ class LocalLog:
 
 
 def new_log(folder: Path, entries: Iterable[bytes] = ()) -> LocalLog:
-    signer = Signer.generate(ORIGIN, Kind.NOTE)
+    signer = Signer.generate(ORIGIN, SignatureKind.NOTE)
     log = LocalLog(folder / "log", signer, folder / "remembered")
     create_log(log.folder, signer)
     log.append(entries)

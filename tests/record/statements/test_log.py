@@ -24,7 +24,7 @@ from sealring.formats import files
 from sealring.formats.log import folder, tree
 from sealring.formats.log.checkpoints import open_checkpoint, parse_checkpoint
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log
-from sealring.formats.log.notes import Kind, Signer, parse_note
+from sealring.formats.log.notes import SignatureKind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.codes import coded
 from tests.record.statements import slow
@@ -207,8 +207,8 @@ def test_views_that_contradict_each_other(tmp_path: Path) -> None:
 def test_whose_log_it_is(tmp_path: Path) -> None:
     log = new_log(tmp_path, [b"one"])
     note = (log.folder / "checkpoint").read_bytes()
-    stranger = Signer.generate(ORIGIN, Kind.NOTE)
-    elsewhere = Signer.generate("example.com/other", Kind.NOTE)
+    stranger = Signer.generate(ORIGIN, SignatureKind.NOTE)
+    elsewhere = Signer.generate("example.com/other", SignatureKind.NOTE)
     with pytest.raises(ForgedStatement, match="is of the log 'example", check=coded("log.wrong")):
         open_checkpoint(note, LogPolicy((Log(elsewhere.verifier),)))
     with pytest.raises(ForgedStatement, match="no key of the log", check=coded("log.forged_note")):
@@ -225,7 +225,7 @@ def test_whose_log_it_is(tmp_path: Path) -> None:
 def test_a_log_that_was_made_meanwhile_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signer = Signer.generate(ORIGIN, Kind.NOTE)
+    signer = Signer.generate(ORIGIN, SignatureKind.NOTE)
     locked = files.locked
 
     @contextlib.contextmanager
@@ -242,7 +242,7 @@ def test_a_log_that_was_made_meanwhile_is_not_made_again(
 
 @pytest.mark.threat("L22")
 def test_folders_that_are_no_log(tmp_path: Path) -> None:
-    signer = Signer.generate(ORIGIN, Kind.NOTE)
+    signer = Signer.generate(ORIGIN, SignatureKind.NOTE)
     with pytest.raises(NotALog, match="no file checkpoint"), LogWriter(tmp_path, signer):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sealring.errors import ForgedStatement, MalformedStatement
 from sealring.formats.log.notes import (
-    Kind,
     Note,
+    SignatureKind,
     Signer,
     Verifier,
     parse_note,
@@ -26,8 +26,8 @@ EXAMPLE = (
     "— example.com/foo "
     "Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72IneyaQM=\n"
 ).encode()
-LOG = Signer.generate("example.com/log", Kind.NOTE)
-WITNESS = Signer.generate("witness.example/w1", Kind.COSIGNATURE)
+LOG = Signer.generate("example.com/log", SignatureKind.NOTE)
+WITNESS = Signer.generate("witness.example/w1", SignatureKind.COSIGNATURE)
 TEXT = "example.com/log\n0\n47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=\n"
 
 
@@ -60,13 +60,13 @@ def test_a_cosignature_is_over_its_time_and_under_a_key_of_its_own_kind() -> Non
     with pytest.raises(ForgedStatement, match="w1", check=coded("log.forged_note")):
         verified(Note(TEXT, (later,)), [WITNESS.verifier])
     # As a log's key it has another id, so its cosignature does not count as a signature.
-    as_log = Verifier(WITNESS.name, Kind.NOTE, WITNESS.verifier.public)
+    as_log = Verifier(WITNESS.name, SignatureKind.NOTE, WITNESS.verifier.public)
     assert as_log.key_id != WITNESS.verifier.key_id
     assert verified(note, [as_log]) == {}
 
 
 def test_unknown_keys_are_ignored_and_a_wrong_signature_of_a_known_one_is_not() -> None:
-    other = Signer.generate(LOG.name, Kind.NOTE)
+    other = Signer.generate(LOG.name, SignatureKind.NOTE)
     note = Note(TEXT, (other.sign(TEXT), LOG.sign(TEXT)))
     assert verified(note, [LOG.verifier]) == {LOG.verifier: 0}
     good = LOG.sign(TEXT)
@@ -133,7 +133,7 @@ def test_any_bytes_are_a_note_or_a_malformed_one(data: bytes) -> None:
 
 
 def test_an_error_about_a_signer_key_quotes_nothing_of_it() -> None:
-    whole = Signer.generate("example.com/log", Kind.NOTE).encode()
+    whole = Signer.generate("example.com/log", SignatureKind.NOTE).encode()
     name, number, key = whole.removeprefix("PRIVATE+KEY+").split("+", 2)
     for parts in ((key,), (name, key), (key, number), (name, number, key[:-4]), (key, number, key)):
         broken = "+".join(("PRIVATE+KEY", *parts))

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from sealring.errors import ForgedStatement, MalformedStatement, TamperedLog
 from sealring.formats.log.checkpoints import LogProof, check_proof, parse_proof
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from tests.codes import coded
 from tests.record.statements import slow
 from tests.record.statements.logs import ORIGIN, new_log, numbered, signed_note
 
-SIGNER = Signer.generate(ORIGIN, Kind.NOTE)
+SIGNER = Signer.generate(ORIGIN, SignatureKind.NOTE)
 POLICY = LogPolicy((Log(SIGNER.verifier),))
 
 
@@ -39,7 +39,7 @@ def test_a_proof_passes_for_its_entry_and_no_other() -> None:
     moved = parse_proof(data.replace(b"index 3", b"index 4"))
     with pytest.raises(TamperedLog, check=coded("log.not_included")):
         check_proof(moved, b"entry 3", POLICY)
-    other = Signer.generate("example.com/other", Kind.NOTE)
+    other = Signer.generate("example.com/other", SignatureKind.NOTE)
     with pytest.raises(ForgedStatement, check=coded("log.wrong")):
         check_proof(proof, b"entry 3", LogPolicy((Log(other.verifier),)))
     with pytest.raises(ForgedStatement, check=coded("log.forged_note")):

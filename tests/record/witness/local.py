@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from sealring.formats.http import Limits
+from sealring.formats.http import ServerLimits
 from sealring.formats.log.checkpoints import parse_submission
-from sealring.formats.log.notes import Kind, Signer, parse_note
+from sealring.formats.log.notes import SignatureKind, Signer, parse_note
 from sealring.formats.log.policy import Log, LogPolicy, Witness, byzantine_policy
 from sealring.record.statements.signing import write_signer
 from sealring.record.witness import LIMITS, WitnessState, serving
@@ -29,11 +29,11 @@ SEALRING = Path(sys.executable).parent / "sealring"
 
 
 def witness_key(number: int = 1) -> Signer:
-    return Signer.generate(f"witness.example/{number}", Kind.COSIGNATURE)
+    return Signer.generate(f"witness.example/{number}", SignatureKind.COSIGNATURE)
 
 
 @contextmanager
-def answering(state: WitnessState, limits: Limits = LIMITS, port: int = 0) -> Iterator[int]:
+def answering(state: WitnessState, limits: ServerLimits = LIMITS, port: int = 0) -> Iterator[int]:
     """Run a real server in a thread of this process. Yields its port."""
     loop = asyncio.new_event_loop()
     started: list[int] = []

@@ -13,7 +13,14 @@ import pytest
 
 from sealring.errors import ConfigurationError, LogError, TamperedLog
 from sealring.formats.log.checkpoints import Checkpoint, Submission
-from sealring.formats.log.notes import Kind, Note, Signer, parse_note, parse_signatures, verified
+from sealring.formats.log.notes import (
+    Note,
+    SignatureKind,
+    Signer,
+    parse_note,
+    parse_signatures,
+    verified,
+)
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.record.witness import LIMITS, WitnessState
 from tests.codes import coded
@@ -21,8 +28,8 @@ from tests.record.statements import slow
 from tests.record.statements.logs import ORIGIN, numbered, signed_note
 from tests.record.witness.local import answering, request, witness_key
 
-LOG = Signer.generate(ORIGIN, Kind.NOTE)
-OTHER_LOG = Signer.generate("example.com/other", Kind.NOTE)
+LOG = Signer.generate(ORIGIN, SignatureKind.NOTE)
+OTHER_LOG = Signer.generate("example.com/other", SignatureKind.NOTE)
 KEY = witness_key()
 POLICY = LogPolicy((Log(LOG.verifier), Log(OTHER_LOG.verifier)))
 ENTRIES = numbered(40)
@@ -78,16 +85,16 @@ def test_it_cosigns_what_continues_and_shows_what_it_has_seen(witness: Served) -
 
 @pytest.mark.threat("L10")
 def test_404_for_an_unknown_log(witness: Served) -> None:
-    stranger = Signer.generate("example.com/stranger", Kind.NOTE)
+    stranger = Signer.generate("example.com/stranger", SignatureKind.NOTE)
     assert witness.status(submission(0, 3, signer=stranger)) == 404
 
 
 @pytest.mark.threat("L10")
 def test_403_without_a_valid_signature_of_the_log(witness: Served) -> None:
-    impostor = Signer.generate(ORIGIN, Kind.NOTE)
+    impostor = Signer.generate(ORIGIN, SignatureKind.NOTE)
     assert witness.status(submission(0, 3, signer=impostor)) == 403
     # One log's key cannot sign for another log, even under that log's name.
-    renamed = Signer(ORIGIN, Kind.NOTE, OTHER_LOG.key)
+    renamed = Signer(ORIGIN, SignatureKind.NOTE, OTHER_LOG.key)
     assert witness.status(submission(0, 3, signer=renamed)) == 403
     honest = parse_note(signed_note(LOG, ENTRIES[:3]))
     line = honest.lines[0]

@@ -19,7 +19,7 @@ from sealring.cli import app
 from sealring.errors import (
     ConfigurationError,
     ForkedLog,
-    NoQuorum,
+    LogError,
 )
 from sealring.formats.log import witnesses
 from sealring.formats.log.checkpoints import SignedCheckpoint, Submission, open_checkpoint
@@ -131,9 +131,15 @@ def test_one_is_killed_one_lies_and_a_quorum_counts(processes: Scene) -> None:
         scene.log.append([b"unseen"])
         answers = scene.cosign()
         assert sorted(answers.cosignatures) == ["w3", "w4"]
-        with pytest.raises(NoQuorum, match=r"cosigned by: witness\.example/3, witness\.example/4$"):
+        with pytest.raises(
+            LogError,
+            match=r"cosigned by: witness\.example/3, witness\.example/4$",
+            check=coded("log.no_quorum"),
+        ):
             scene.counted(answers)
-        with pytest.raises(NoQuorum, match=r"too few witnesses say.*w1.*w2"):
+        with pytest.raises(
+            LogError, match=r"too few witnesses say.*w1.*w2", check=coded("log.no_quorum")
+        ):
             scene.check_newest()
 
 
@@ -158,7 +164,7 @@ def test_a_split_view_needs_more_liars_than_the_quorum_allows(scene: Scene) -> N
         assert {status for status, _ in first + second} == {200}
         counted = open_checkpoint(cosigned(scene, other, [b for _, b in second]), scene.policy)
         assert counted.size == 11
-        with pytest.raises(NoQuorum):
+        with pytest.raises(LogError, check=coded("log.no_quorum")):
             open_checkpoint(cosigned(scene, one, [b for _, b in first]), scene.policy)
         # The honest witnesses keep to what they cosigned.
         assert submit(scene, 2, 11, one)[0] == 422
@@ -268,11 +274,15 @@ def test_a_network_that_answers_for_the_witnesses(scene: Scene) -> None:
     with ExitStack() as stack:
         for number in (1, 2):
             stack.enter_context(replaced(scene, number, replays))
-        with pytest.raises(NoQuorum, match="w1 answered with an old cosignature"):
+        with pytest.raises(
+            LogError, match="w1 answered with an old cosignature", check=coded("log.no_quorum")
+        ):
             scene.check_newest()
         for number in (3, 4):
             stack.enter_context(replaced(scene, number, lambda signer: lambda *_: (404, b"")))
-        with pytest.raises(NoQuorum, match="w3 answered with status 404"):
+        with pytest.raises(
+            LogError, match="w3 answered with status 404", check=coded("log.no_quorum")
+        ):
             scene.check_newest()
 
 
@@ -304,7 +314,7 @@ def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:
         ["audit", "policy", str(policy), f"--log={scene.log.signer.verifier.encode()}", *listed],
     )
     assert "3 of 4" in made.stdout
-    with pytest.raises(NoQuorum):
+    with pytest.raises(LogError, check=coded("log.no_quorum")):
         run("log", scene.log.folder, "--policy", policy)
     names = [each.signer.name for each in scene.running]
     assert run("append", scene.log.folder, "--cosigned-by", policy)["cosigned_by"] == names
@@ -314,5 +324,5 @@ def test_as_it_is_typed(scene: Scene, tmp_path: Path) -> None:
     shown = Note(note.text, (note.lines[0], *(w.signer.sign(note.text, 9) for w in scene.running)))
     (scene.log.folder / "checkpoint").write_bytes(shown.encode())
     assert run("log", scene.log.folder, "--policy", policy)["size"] == 10
-    with pytest.raises(NoQuorum, check=coded("log.stale_checkpoint")):
+    with pytest.raises(LogError, check=coded("log.stale_checkpoint")):
         run("log", scene.log.folder, "--policy", policy, "--max-age", 600)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.errors import BadSource, ConfigurationError, NotGranted
+from sealring.errors import BadSource, ConfigurationError, VaultError
 from sealring.vault import Dataset, key_file
 from sealring.vault.keys import make_key_file
 from sealring.vault.sealed import CHACHA
@@ -60,7 +60,7 @@ def test_a_dataset_for_a_gpu(sh: Shell) -> None:
         (["--suite", "rot13"], ConfigurationError, "aes-256-gcm or chacha20-poly1305"),
         (["--shard-size", "many"], ConfigurationError, "many"),
         (["--largest-sample", "12"], BadSource, "longer than 12 bytes"),
-        (["--key", "other"], NotGranted, "not open to this key file"),
+        (["--key", "other"], VaultError, "not open to this key file"),
         (["--name", "\n"], ConfigurationError, "printable"),
     ],
 )

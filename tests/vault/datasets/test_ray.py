@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sealring.errors import BadSource, NotGranted
+from sealring.errors import BadSource, VaultError
 from sealring.vault import keys
 from sealring.vault.datasets.building import ingest, run_stages, stages_of
 from sealring.vault.datasets.formats import Limits
@@ -94,7 +94,9 @@ def test_a_worker_without_a_grant_makes_nothing(cluster: str, vault: Vault, tmp_
     keys.make_key_file(tmp_path / "other.key")
     with (
         StayingConnected(reference(vault, tmp_path / "other.key")) as run,
-        pytest.raises(NotGranted, match="not open to this key file"),
+        pytest.raises(
+            VaultError, match="not open to this key file", check=coded("vault.not_granted")
+        ),
     ):
         ingest(vault, json_lines(tmp_path / "source"), "raw", run)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sealring.attest.broker.store import Row, Store, View
+from sealring.attest.broker.store import LedgerStore, Row, StoreView
 from sealring.errors import ForkedLog, LogError, TamperedLog, TamperedStore
 from sealring.formats.files import read_limited, replace_private
 from sealring.formats.log import tree, witnesses
@@ -72,7 +72,7 @@ class Audited:
             )
 
 
-def append(view: View, signer: Signer, now: float, event: str, facts: Row) -> None:
+def append(view: StoreView, signer: Signer, now: float, event: str, facts: Row) -> None:
     size, peaks = _head(view)
     entry = {"number": size, "time": round(now, 3), "event": event, **facts}
     peaks = tree.grown(size, peaks, tree.leaf_hash(check_entry(encode(entry))))
@@ -82,7 +82,7 @@ def append(view: View, signer: Signer, now: float, event: str, facts: Row) -> No
     view.put(HEAD, {"size": size + 1, "peaks": [peak.hex() for peak in peaks]})
 
 
-def newest_time(view: View) -> float:
+def newest_time(view: StoreView) -> float:
     """The time of the newest entry; 0 for an empty log."""
     size, _ = _head(view)
     row = view.get(_key(size - 1)) if size else {"entry": {"time": 0.0}}
@@ -92,7 +92,7 @@ def newest_time(view: View) -> float:
         raise _broken(f"entry {size - 1} of the log is not what was written") from None
 
 
-def check(view: View, key: Verifier) -> Audited:
+def check(view: StoreView, key: Verifier) -> Audited:
     """Reads and checks the whole log. broker.broken_audit_log says where it is broken."""
     size, head = _head(view)
     rows = [row for name, row in view.scan(PREFIX, "0") if name != HEAD]
@@ -115,13 +115,13 @@ def check(view: View, key: Verifier) -> Audited:
     return Audited(found.entries, found.leaves, last)
 
 
-def checkpoint_at(view: View, size: int, key: Verifier) -> SignedCheckpoint | None:
+def checkpoint_at(view: StoreView, size: int, key: Verifier) -> SignedCheckpoint | None:
     """The checkpoint of the first `size` entries; None if there are fewer, or for an empty log."""
     row = view.get(_key(size - 1)) if size else None
     return None if row is None else next(iter(_checked([row], key, size - 1)))[1]
 
 
-def entries_from(view: View, start: int) -> list[bytes]:
+def entries_from(view: StoreView, start: int) -> list[bytes]:
     """The leaves from number `start` on. The caller must check the root that they lead to."""
     try:
         return [
@@ -135,7 +135,7 @@ def encode(entry: Row) -> bytes:
     return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _head(view: View) -> tuple[int, list[bytes]]:
+def _head(view: StoreView) -> tuple[int, list[bytes]]:
     head = view.get(HEAD) or {"size": 0, "peaks": []}
     try:
         return int(head["size"]), [bytes.fromhex(peak) for peak in head["peaks"]]
@@ -186,7 +186,7 @@ class PublishedLog:
     _cosigned: tuple[int, float] = field(default=(-1, 0.0), init=False)
     """The size of the log that was cosigned last, and the time of it."""
 
-    def update(self, store: Store) -> SignedCheckpoint:
+    def update(self, store: LedgerStore) -> SignedCheckpoint:
         """Publishes the store's new entries and has the log cosigned."""
         try:
             return self._update(store)
@@ -196,7 +196,7 @@ class PublishedLog:
             # Another broker of this store may have published more after we read the store.
             return self._update(store)
 
-    def _update(self, store: Store) -> SignedCheckpoint:
+    def _update(self, store: LedgerStore) -> SignedCheckpoint:
         if not (self.folder / CHECKPOINT).exists():
             create_log(self.folder, self.signer)
         with LogWriter(self.folder, self.signer, wait=_LOCK_SECONDS) as writer:
@@ -209,7 +209,7 @@ class PublishedLog:
             return self._cosign(writer, self.policy)
 
     def _new(
-        self, view: View, published: SignedCheckpoint
+        self, view: StoreView, published: SignedCheckpoint
     ) -> tuple[list[bytes], SignedCheckpoint | None]:
         """The entries that are not published yet, and the checkpoint after the last of them."""
         key = self.signer.verifier
@@ -224,7 +224,7 @@ class PublishedLog:
             raise TamperedLog("entries of the broker's audit log are missing in its store")
         return entries, newest
 
-    def _require(self, view: View, seen: SignedCheckpoint, where: Path) -> None:
+    def _require(self, view: StoreView, seen: SignedCheckpoint, where: Path) -> None:
         """Raises ForkedLog unless the store's log continues the published checkpoint `seen`."""
         there = checkpoint_at(view, seen.size, self.signer.verifier)
         if seen.size and there is None:
@@ -251,6 +251,6 @@ class PublishedLog:
         signed = writer.add_cosignatures(answers.cosignatures.values())
         for fault in answers.faults.values():
             _LOG.warning("%s", fault)
-        counted = open_checkpoint(signed.note.encode(), policy)  # NoQuorum
+        counted = open_checkpoint(signed.note.encode(), policy)  # log.no_quorum
         self._cosigned = (counted.size, self.clock())
         return counted

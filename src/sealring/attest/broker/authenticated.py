@@ -81,7 +81,7 @@ def _mac(key: bytes, fields: dict[str, Any]) -> str:
     return hmac.new(key, _PURPOSE + text, hashlib.sha256).hexdigest()
 
 
-class Tree:
+class HashTree:
     """The hash tree, in memory. A change hashes only the buckets that it touches again."""
 
     def __init__(self, rows: Mapping[str, bytes]) -> None:
@@ -124,7 +124,7 @@ class AuthenticatedRows:
         """The `state` row that `_rows` was checked against."""
         self._state = State("", 0, "")
         self._tables: dict[str, dict[str, bytes]] = {}
-        self._tree = Tree({})
+        self._tree = HashTree({})
         self._staged: tuple[dict[str, bytes | None], bytes, State] | None = None
 
     def at(self, source: Source) -> Source:
@@ -182,7 +182,7 @@ class AuthenticatedRows:
                 self._note.check(None)
             return
         state = State.decode(value, self._key)
-        tree = Tree(rows)
+        tree = HashTree(rows)
         if tree.root() != state.root:
             raise TamperedStore(
                 "rows of the broker's store were changed, added or removed by something else than "

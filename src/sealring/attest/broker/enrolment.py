@@ -44,7 +44,7 @@ from sealring.attest.broker.client import (
 from sealring.attest.broker.clock import boottime
 from sealring.attest.broker.messages import broker_urls
 from sealring.attest.evidence import Policy
-from sealring.attest.evidence.admission import Admission, key_digest
+from sealring.attest.evidence.admission import PolicyAdmission, key_digest
 from sealring.attest.evidence.attesters import Attester, Wanted, find_attester
 from sealring.attest.evidence.cache import read_policy, trust_in
 from sealring.core.hooks import Expellable, VaultEntry
@@ -91,7 +91,7 @@ _FINAL: Final = {"broker.worker_revoked", "broker.rank_taken"}
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EnrolmentSettings:
     brokers: list[tuple[str, int]]
     authorities: tuple[x509.Certificate, ...]
     policy: Policy
@@ -99,9 +99,14 @@ class Settings:
     job: str
 
 
-class Enrolment:
+class BrokerEnrolment:
     def __init__(
-        self, settings: Settings, name: WorkerName, world: int, attester: Attester, deadline: float
+        self,
+        settings: EnrolmentSettings,
+        name: WorkerName,
+        world: int,
+        attester: Attester,
+        deadline: float,
     ) -> None:
         self._settings = settings
         self._name = name
@@ -153,7 +158,9 @@ class Enrolment:
                 f"rank {self._name.rank} was taken out of job {self._name.job}",
                 code="broker.worker_revoked",
             )
-        admission = Admission(self._settings.policy, self._trust, joined.keys_out, joined.evidence)
+        admission = PolicyAdmission(
+            self._settings.policy, self._trust, joined.keys_out, joined.evidence
+        )
         return Credentials(
             self._name.job,
             self._name.rank,
@@ -325,11 +332,11 @@ def _in_an_event_loop() -> bool:
     return True
 
 
-_enrolments: Final[dict[tuple[int, str, str, int, int], Enrolment]] = {}
+_enrolments: Final[dict[tuple[int, str, str, int, int], BrokerEnrolment]] = {}
 _making: Final = OwnLock()
 
 
-def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> Enrolment:
+def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float) -> BrokerEnrolment:
     """This process's enrolment as that rank. The first call joins."""
     settings = read_settings(environ)
     shut_out_debuggers(environ)
@@ -339,7 +346,7 @@ def enrolled(rank: int, world: int, environ: Mapping[str, str], deadline: float)
         if key not in _enrolments:
             name = WorkerName(settings.job, rank)
             attester = find_attester(environ, Wanted.by(settings.policy))
-            _enrolments[key] = Enrolment(settings, name, world, attester, deadline)
+            _enrolments[key] = BrokerEnrolment(settings, name, world, attester, deadline)
         return _enrolments[key]
 
 
@@ -348,7 +355,7 @@ def data_key(path: str, timeout: float = 300.0) -> bytes:
     return this_worker(timeout).data_key(path)
 
 
-def this_worker(timeout: float = 300.0) -> Enrolment:
+def this_worker(timeout: float = 300.0) -> BrokerEnrolment:
     """This process's enrolment. RANK and WORLD_SIZE say which worker it is."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -374,7 +381,7 @@ class RecordsOfVault:
         )
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
+def read_settings(environ: Mapping[str, str]) -> EnrolmentSettings:
     authority, policy, job = (row.read(environ) or "" for row in _NEEDED)
     if missing := [row.name for row in _NEEDED if not row.read(environ)]:
         raise ConfigurationError(f"with SEALRING_BROKER, {' and '.join(missing)} must be set too")
@@ -383,7 +390,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             f"SEALRING_BROKER and {' and '.join(others)} are set: a worker has one identity"
         )
     cache = CACHE.read(environ)
-    return Settings(
+    return EnrolmentSettings(
         brokers=broker_urls(BROKER.read(environ) or ""),
         authorities=read_authorities(Path(authority)),
         policy=read_policy(Path(policy))[0],

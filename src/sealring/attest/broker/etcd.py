@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from sealring.attest.broker.authenticated import Source, VersionNote
-from sealring.attest.broker.store import Store
+from sealring.attest.broker.store import LedgerStore
 from sealring.attest.evidence.encoding import to_base64
 from sealring.errors import BrokerUnavailable, ConfigurationError
 from sealring.formats.strict import read_json
@@ -36,7 +36,7 @@ _PAGE_ROWS: Final = 500
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-class EtcdStore(Store):
+class EtcdStore(LedgerStore):
     def __init__(self, url: str, name: str, key: bytes, note: VersionNote | None = None) -> None:
         super().__init__(key, note)
         self._etcd = _Etcd(url)

@@ -27,7 +27,7 @@ from sealring.core.identity.names import WorkerName, is_resource
 from sealring.core.identity.process import read_private
 from sealring.errors import BrokerError, BrokerRefusal, ConfigurationError
 from sealring.formats.log.broker_entries import broker_name, log_of_broker
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 
 _SALT: Final = b"sealring-1 broker"
 
@@ -64,7 +64,7 @@ def open_broker_keys(directory: Path) -> BrokerKeys:
         key,
         derived(b"nonces"),
         Ed25519PrivateKey.from_private_bytes(derived(b"tokens")),
-        Signer(log_of_broker(authority), Kind.NOTE, audit_key),
+        Signer(log_of_broker(authority), SignatureKind.NOTE, audit_key),
         derived(b"store"),
     )
 

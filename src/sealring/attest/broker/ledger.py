@@ -37,14 +37,13 @@ from typing import Any, Final
 
 from sealring.attest.broker import audit
 from sealring.attest.broker.messages import PAGE, ReadVault, RecordVault
-from sealring.attest.broker.store import Row, View
-from sealring.attest.broker.tokens import KEPT_SECONDS, TOKEN_SECONDS, Grant
+from sealring.attest.broker.store import Row, StoreView
+from sealring.attest.broker.tokens import KEPT_SECONDS, TOKEN_SECONDS, TokenGrant
 from sealring.core.identity.names import WorkerName
 from sealring.errors import (
     BrokerError,
     BrokerRefusal,
     ConfigurationError,
-    TokenRefused,
     named,
 )
 from sealring.formats.log.notes import Signer
@@ -56,7 +55,7 @@ MOST_OBJECTS: Final = 100_000
 """The most objects of one vault, so that an admitted worker cannot fill the store."""
 
 
-def learn_names(view: View, machines: Sequence[str]) -> None:
+def learn_names(view: StoreView, machines: Sequence[str]) -> None:
     """Notes that all of these names are one machine's, as it has shown."""
     names = names_of(view, machines)
     if len(names) < 2:
@@ -71,7 +70,7 @@ def learn_names(view: View, machines: Sequence[str]) -> None:
         bar_machines(view, names, bars[0]["time"])
 
 
-def names_of(view: View, machines: Iterable[str]) -> list[str]:
+def names_of(view: StoreView, machines: Iterable[str]) -> list[str]:
     """All names by which these machines are known."""
     found: set[str] = set()
     waiting = list(machines)
@@ -83,12 +82,12 @@ def names_of(view: View, machines: Iterable[str]) -> list[str]:
     return sorted(found)
 
 
-def bar_machines(view: View, names: Iterable[str], now: float) -> None:
+def bar_machines(view: StoreView, names: Iterable[str], now: float) -> None:
     for name in names:
         view.put(_machine(name), {"time": now})
 
 
-def readmit_machine(view: View, machine: str) -> list[str]:
+def readmit_machine(view: StoreView, machine: str) -> list[str]:
     barred = [name for name in names_of(view, [machine]) if view.get(_machine(name)) is not None]
     if not barred:
         all_barred = [key.rpartition("/")[2] for key, _ in view.scan(_machine(""))]
@@ -98,7 +97,7 @@ def readmit_machine(view: View, machine: str) -> list[str]:
     return barred
 
 
-def require_seen(view: View, machine: str) -> None:
+def require_seen(view: StoreView, machine: str) -> None:
     """Refuses a name that no worker has shown: it is most likely mistyped."""
     seen = {name for _, row in view.scan("rank/") for name in row["machines"]}
     seen |= {name for _, row in view.scan("guest/") for name in row["machines"]}
@@ -111,15 +110,15 @@ def require_seen(view: View, machine: str) -> None:
         )
 
 
-def bar_rank(view: View, name: WorkerName, now: float) -> None:
+def bar_rank(view: StoreView, name: WorkerName, now: float) -> None:
     view.put(_rank(name), {"time": now})
 
 
-def release_rank(view: View, name: WorkerName) -> None:
+def release_rank(view: StoreView, name: WorkerName) -> None:
     view.delete(_rank(name))
 
 
-def why_machine_barred(view: View, machines: Sequence[str]) -> BrokerRefusal | None:
+def why_machine_barred(view: StoreView, machines: Sequence[str]) -> BrokerRefusal | None:
     for machine in names_of(view, machines):
         if view.get(_machine(machine)) is not None:
             return BrokerRefusal(
@@ -129,7 +128,7 @@ def why_machine_barred(view: View, machines: Sequence[str]) -> BrokerRefusal | N
     return None
 
 
-def why_barred(view: View, name: WorkerName, machines: Sequence[str]) -> BrokerRefusal | None:
+def why_barred(view: StoreView, name: WorkerName, machines: Sequence[str]) -> BrokerRefusal | None:
     if (refusal := why_machine_barred(view, machines)) is not None:
         return refusal
     if view.get(_rank(name)) is not None:
@@ -184,12 +183,12 @@ class Applicant:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class JobLedger:
     audit_key: Signer
     rejoins: int
 
     def admit(
-        self, view: View, nonce: str, made: int, now: float, applicant: Applicant
+        self, view: StoreView, nonce: str, made: int, now: float, applicant: Applicant
     ) -> BrokerError | None:
         """Gives the applicant its rank, or returns why not."""
         use_nonce(view, nonce, made)
@@ -238,8 +237,8 @@ class Ledger:
 
     def spend(
         self,
-        view: View,
-        grant: Grant,
+        view: StoreView,
+        grant: TokenGrant,
         path: str,
         now: float,
         *,
@@ -255,13 +254,13 @@ class Ledger:
         holder = view.get(_place(name))
         refusal: BrokerError | None = None
         if grant.until <= _forgotten(view, _TOKENS):
-            refusal = TokenRefused(
+            refusal = BrokerRefusal(
                 "what tokens of that time have fetched is forgotten: attest again. If this "
                 "repeats, a broker's clock is wrong",
                 code="broker.expired_token",
             )
         elif view.get(spent) is not None:
-            refusal = TokenRefused(
+            refusal = BrokerRefusal(
                 f"the token has fetched {path} before: attest again", code="broker.reused_token"
             )
         elif holder is None or holder["key"] != grant.key:
@@ -270,7 +269,7 @@ class Ledger:
                 code="broker.rank_taken",
             )
         elif holder["facts"]["claims_digest"] != grant.claims:
-            refusal = TokenRefused(
+            refusal = BrokerRefusal(
                 "the worker has attested again since: use its newest token",
                 code="broker.reused_token",
             )
@@ -288,7 +287,7 @@ class Ledger:
         self.note(view, now, "gave", **_who(name), key=grant.key, kind=holder["kind"], what=path)
         return holder
 
-    def revoke(self, view: View, now: float, name: WorkerName) -> list[str]:
+    def revoke(self, view: StoreView, now: float, name: WorkerName) -> list[str]:
         """Takes a rank's holder out, and bars its machine where the hardware names it."""
         holder = view.get(_place(name))
         if holder is None:
@@ -305,7 +304,7 @@ class Ledger:
         return [f"key {holder['key'][:16]}", *barred]
 
     def bar_machine(
-        self, view: View, now: float, machine: str, *, unseen: bool = False
+        self, view: StoreView, now: float, machine: str, *, unseen: bool = False
     ) -> list[str]:
         """Bars a machine by any of its names, and takes out every worker that joined from it."""
         if not unseen:
@@ -321,18 +320,18 @@ class Ledger:
         self.note(view, now, "revoked", machine=" ".join(machines))
         return barred
 
-    def readmit_machine(self, view: View, now: float, machine: str) -> list[str]:
+    def readmit_machine(self, view: StoreView, now: float, machine: str) -> list[str]:
         machines = readmit_machine(view, machine)
         self.note(view, now, "released", machine=" ".join(machines))
         return machines
 
-    def release(self, view: View, now: float, name: WorkerName) -> None:
+    def release(self, view: StoreView, now: float, name: WorkerName) -> None:
         """Frees a rank: its holder is out, and any worker that the policy admits may join it."""
         self._free(view, now, name, "released")
         release_rank(view, name)
         self.note(view, now, "released", **_who(name))
 
-    def release_some(self, view: View, now: float, job: str) -> list[int]:
+    def release_some(self, view: StoreView, now: float, job: str) -> list[int]:
         """Frees some of a job's ranks, few enough for one commit. Empty if all are free already."""
         names = [_name_of(place) for place, _ in view.scan(f"rank/{job}/")][:SWEEP_ROWS]
         for name in names:
@@ -340,7 +339,7 @@ class Ledger:
             self.note(view, now, "released", **_who(name))
         return [name.rank for name in names]
 
-    def leave(self, view: View, now: float, name: WorkerName, key: str) -> bool:
+    def leave(self, view: StoreView, now: float, name: WorkerName, key: str) -> bool:
         """The holder itself gives its rank back. False if `key` is not the holder's."""
         holder = view.get(_place(name))
         if holder is None or holder["key"] != key:
@@ -350,7 +349,7 @@ class Ledger:
         return True
 
     def admit_guest(
-        self, view: View, nonce: str, made: int, now: float, guest: Row, evidence: str
+        self, view: StoreView, nonce: str, made: int, now: float, guest: Row, evidence: str
     ) -> BrokerError | None:
         """Opens the session of `guest`, or returns why not."""
         use_nonce(view, nonce, made)
@@ -367,7 +366,7 @@ class Ledger:
         return None
 
     def give_guest(
-        self, view: View, session: str, path: str, now: float, objection: BrokerError | None
+        self, view: StoreView, session: str, path: str, now: float, objection: BrokerError | None
     ) -> BrokerError | None:
         """Notes that an open session was given `path`, or returns why it is refused."""
         row = find_session(view, session, now)
@@ -382,7 +381,7 @@ class Ledger:
             self.note_refusal(view, now, refusal, who)
         return refusal
 
-    def record_vault(self, view: View, now: float, asked: RecordVault) -> Row:
+    def record_vault(self, view: StoreView, now: float, asked: RecordVault) -> Row:
         """Records a header or version that is newer than the known one. Returns the newest ones."""
         require_holder(view, asked.name, asked.key, now)
         place = _vault(asked.name.job, asked.vault)
@@ -421,14 +420,14 @@ class Ledger:
             )  # fmt: skip
         return {"key": header[0], "generation": header[1], "entries": entries}
 
-    def _free(self, view: View, now: float, name: WorkerName, why: str) -> None:
+    def _free(self, view: StoreView, now: float, name: WorkerName, why: str) -> None:
         holder = view.get(_place(name))
         if holder is not None:
             _out(view, name, holder["key"], now, why)
             view.delete(_place(name))
 
     def _refuse(
-        self, view: View, grant: Grant, path: str, now: float, refusal: BrokerError
+        self, view: StoreView, grant: TokenGrant, path: str, now: float, refusal: BrokerError
     ) -> None:
         refusals = (view.get(_token(grant)) or {"refusals": 0})["refusals"]
         if refusals < REFUSALS_LOGGED:
@@ -436,30 +435,30 @@ class Ledger:
             who = {**_who(grant.name), "key": grant.key, "what": path[:200]}
             self.note_refusal(view, now, refusal, who)
 
-    def note_refusal(self, view: View, now: float, refusal: BrokerError, who: Row) -> None:
+    def note_refusal(self, view: StoreView, now: float, refusal: BrokerError, who: Row) -> None:
         self.note(view, now, "refused", **who, error=named(refusal), why=str(refusal))
 
-    def note(self, view: View, now: float, event: str, **facts: Any) -> None:
+    def note(self, view: StoreView, now: float, event: str, **facts: Any) -> None:
         audit.append(view, self.audit_key, now, event, facts)
 
 
-def find_session(view: View, session: str, now: float) -> Row:
+def find_session(view: StoreView, session: str, now: float) -> Row:
     """The row of an open session. `session` is the session's hash."""
     row = view.get(_session(session))
     if row is None:
-        raise TokenRefused(
+        raise BrokerRefusal(
             "this session has attested nothing: attest first", code="broker.unknown_token"
         )
     if now >= row["until"]:
-        raise TokenRefused("the session has ended: attest again", code="broker.expired_token")
+        raise BrokerRefusal("the session has ended: attest again", code="broker.expired_token")
     if row["given"] >= GIFTS:
-        raise TokenRefused(
+        raise BrokerRefusal(
             f"the session was given {GIFTS} things: attest again", code="broker.expired_token"
         )
     return row
 
 
-def read_vault(view: View, now: float, asked: ReadVault) -> Row:
+def read_vault(view: StoreView, now: float, asked: ReadVault) -> Row:
     """The vault's header, and a page of its objects in the order of their ids."""
     require_holder(view, asked.name, asked.key, now)
     place = _vault(asked.name.job, asked.vault)
@@ -474,11 +473,11 @@ def read_vault(view: View, now: float, asked: ReadVault) -> Row:
     return {"key": header["key"], "generation": header["generation"], "entries": found}
 
 
-def holders(view: View) -> list[tuple[WorkerName, Row]]:
+def holders(view: StoreView) -> list[tuple[WorkerName, Row]]:
     return [(_name_of(place), row) for place, row in view.scan("rank/")]
 
 
-def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
+def require_holder(view: StoreView, name: WorkerName, key: str, now: float) -> None:
     """Raises unless this key holds the rank now, with a certificate that has not ended."""
     holder = view.get(_place(name))
     if holder is None or holder["key"] != key:
@@ -489,19 +488,19 @@ def require_holder(view: View, name: WorkerName, key: str, now: float) -> None:
     if (refusal := _barred(view, name, key, holder["machines"])) is not None:
         raise refusal
     if holder["certificate_until"] is None or holder["certificate_until"] < now:
-        raise TokenRefused(
+        raise BrokerRefusal(
             f"rank {name.rank} of {name.job} has no certificate: attest again",
             code="broker.expired_token",
         )
 
 
-def keys_out(view: View, job: str) -> list[str]:
+def keys_out(view: StoreView, job: str) -> list[str]:
     """The keys that peers must not talk to. A worker that left by itself is not among them."""
     prefix = f"out/{job}/"
     return [key.removeprefix(prefix) for key, row in view.scan(prefix) if row["why"] != _LEFT]
 
 
-def keys_to_leave(view: View, job: str, now: float) -> list[str]:
+def keys_to_leave(view: StoreView, job: str, now: float) -> list[str]:
     """The keys of `keys_out`, and those whose certificate has ended: an honest worker has left all
     groups by then."""
     ended = [
@@ -512,7 +511,7 @@ def keys_to_leave(view: View, job: str, now: float) -> list[str]:
     return sorted({*keys_out(view, job), *ended})
 
 
-def sweep(view: View, now: float) -> int:
+def sweep(view: StoreView, now: float) -> int:
     """Deletes some of the rows that can no longer be used. Returns how many."""
     forgotten = 0
     for kind, kept in ((_NONCES, KEPT_SECONDS), (_TOKENS, 0)):
@@ -534,7 +533,9 @@ def sweep(view: View, now: float) -> int:
     return forgotten
 
 
-def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> BrokerError | None:
+def _barred(
+    view: StoreView, name: WorkerName, key: str, machines: Sequence[str]
+) -> BrokerError | None:
     if (row := view.get(_out_key(name, key))) is not None:
         return BrokerRefusal(
             f"this worker's key is no longer of job {name.job}: {row['why']}",
@@ -543,13 +544,13 @@ def _barred(view: View, name: WorkerName, key: str, machines: Sequence[str]) -> 
     return why_barred(view, name, machines)
 
 
-def _forgotten(view: View, kind: str) -> int:
+def _forgotten(view: StoreView, kind: str) -> int:
     return int((view.get(f"forgotten/{kind}") or {"until": -1})["until"])
 
 
-def use_nonce(view: View, nonce: str, made: int) -> None:
+def use_nonce(view: StoreView, nonce: str, made: int) -> None:
     if made <= _forgotten(view, _NONCES):
-        raise TokenRefused(
+        raise BrokerRefusal(
             "which nonces of that time were used is forgotten: ask for another one. If this "
             "repeats, a broker's clock is wrong",
             code="broker.expired_nonce",
@@ -557,14 +558,14 @@ def use_nonce(view: View, nonce: str, made: int) -> None:
     # The name holds when it was made, so it stays used even if the policy's nonce_seconds change.
     used = f"nonce/{made:012d}/{nonce}"
     if view.get(used) is not None:
-        raise TokenRefused(
+        raise BrokerRefusal(
             "evidence was brought for this nonce before: ask for another one",
             code="broker.reused_nonce",
         )
     view.put(used, {})
 
 
-def _out(view: View, name: WorkerName, key: str, now: float, why: str) -> None:
+def _out(view: StoreView, name: WorkerName, key: str, now: float, why: str) -> None:
     view.put(_out_key(name, key), {"rank": name.rank, "why": why, "time": now})
 
 
@@ -572,7 +573,7 @@ def _who(name: WorkerName) -> Row:
     return {"job": name.job, "rank": name.rank}
 
 
-def _token(grant: Grant) -> str:
+def _token(grant: TokenGrant) -> str:
     return f"token/{grant.until:012d}/{grant.identifier}"
 
 

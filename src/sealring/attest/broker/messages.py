@@ -63,7 +63,7 @@ def tee_of(kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Attestation:
+class AttestRequest:
     nonce: bytes
     jwk: dict[str, str]
     name: WorkerName
@@ -148,11 +148,11 @@ def write_attestation(
     return json.dumps(request).encode()
 
 
-def parse_attestation(data: bytes) -> Attestation:
+def parse_attestation(data: bytes) -> AttestRequest:
     return read_attestation(parse_json(data))
 
 
-def read_attestation(value: dict[str, Any]) -> Attestation:
+def read_attestation(value: dict[str, Any]) -> AttestRequest:
     fields = exactly(value, "runtime-data", "tee-evidence", "signature")
     runtime = exactly(fields["runtime-data"], "nonce", "tee-pubkey", "worker")
     worker = exactly(runtime["worker"], "name", "world", "public-key")
@@ -164,7 +164,7 @@ def read_attestation(value: dict[str, Any]) -> Attestation:
     name, world = _name(worker["name"]), worker["world"]
     if type(world) is not int or not name.rank < world <= MAX_WORLD:
         raise MalformedRequest(f"rank {name.rank} does not exist in that world")
-    return Attestation(
+    return AttestRequest(
         nonce=read_base64(runtime["nonce"]),
         jwk=check_jwk(runtime["tee-pubkey"]),
         name=name,

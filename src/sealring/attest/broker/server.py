@@ -38,18 +38,17 @@ from sealring.errors import (
     ConfigurationError,
     MalformedRequest,
     SealringError,
-    TokenRefused,
     named,
 )
 from sealring.formats.http import (
     Explain,
     Handle,
-    Limits,
-    Listener,
+    HttpListener,
+    HttpStream,
     PlainStream,
     Request,
     Response,
-    Stream,
+    ServerLimits,
 )
 
 _STYLE: Final = """
@@ -206,7 +205,7 @@ def _only(method: str, request: Request) -> None:
 async def _attest(broker: Broker, request: Request) -> Response:
     session = _session(request)
     if session is None:
-        raise TokenRefused(
+        raise BrokerRefusal(
             f"the cookie {COOKIE} is missing: ask {AUTH} first", code="broker.unknown_nonce"
         )
     token = await broker.attest(session, request.body)
@@ -224,7 +223,7 @@ async def _resource(broker: Broker, request: Request) -> dict[str, str]:
         return await broker.resource(_token(request), path)
     session = _session(request)
     if session is None:
-        raise TokenRefused(
+        raise BrokerRefusal(
             "there is no token and no session: attest first", code="broker.unknown_token"
         )
     return await broker.resource_of_session(session, path)
@@ -244,7 +243,7 @@ def _session(request: Request) -> str | None:
 def _token(request: Request) -> str:
     scheme, _, token = request.headers["authorization"].partition(" ")
     if scheme.lower() != "bearer" or not token:
-        raise TokenRefused(
+        raise BrokerRefusal(
             "the authorization is not a token: attest first", code="broker.unknown_token"
         )
     return token
@@ -263,11 +262,11 @@ class Server:
     """The broker's TLS port and its page without TLS, with one set of limits."""
 
     def __init__(
-        self, keys: BrokerKeys, names: Sequence[str], limits: Limits, explain: Explain
+        self, keys: BrokerKeys, names: Sequence[str], limits: ServerLimits, explain: Explain
     ) -> None:
         self._keys = keys
         self._names = names
-        self._listener = Listener(limits, explain)
+        self._listener = HttpListener(limits, explain)
         self.renew_own_certificate()
 
     def renew_own_certificate(self) -> None:
@@ -286,7 +285,7 @@ class Server:
             )
         return self._listener.listening(host, port, routes, PlainStream)
 
-    def _over_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream:
+    def _over_tls(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HttpStream:
         return answer(reader, writer, self._context)
 
 
@@ -298,7 +297,7 @@ async def serving(
     listen: tuple[str, int],
     page: tuple[str, int] | None,
     names: Sequence[str],
-    limits: Limits,
+    limits: ServerLimits,
     publish: Callable[[], object] | None = None,
 ) -> AsyncIterator[tuple[int, int | None]]:
     """Runs a broker that answers requests. Yields its port and its page's port.

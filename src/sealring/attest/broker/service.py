@@ -33,10 +33,10 @@ from sealring.attest.broker import audit, ledger, strangers, tokens
 from sealring.attest.broker.clock import SteadyClock, boottime
 from sealring.attest.broker.envelopes import seal
 from sealring.attest.broker.keys import BrokerKeys, DataKeys, issue_to_worker
-from sealring.attest.broker.ledger import Applicant, Ledger
+from sealring.attest.broker.ledger import Applicant, JobLedger
 from sealring.attest.broker.messages import (
     LEAVE_PROOF,
-    Attestation,
+    AttestRequest,
     GuestAttestation,
     check_signed,
     kind_of,
@@ -47,11 +47,11 @@ from sealring.attest.broker.messages import (
     read_attestation,
     read_guest_attestation,
 )
-from sealring.attest.broker.store import Row, Store, View
+from sealring.attest.broker.store import LedgerStore, Row, StoreView
 from sealring.attest.broker.strangers import Strangers
 from sealring.attest.broker.tokens import (
-    Grant,
     GuestGrant,
+    TokenGrant,
     challenge_of,
     check_token,
     credential_for,
@@ -86,7 +86,7 @@ _VERIFYING_THREADS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class BrokerRules:
     """What the job's owner decided, and what evidence is checked against."""
 
     policy: Policy
@@ -120,8 +120,8 @@ class Broker:
     def __init__(
         self,
         keys: BrokerKeys,
-        store: Store,
-        rules: Rules,
+        store: LedgerStore,
+        rules: BrokerRules,
         wall: Callable[[], float] = time.time,
         boottime: Callable[[], float] = boottime,
     ) -> None:
@@ -130,7 +130,7 @@ class Broker:
         self._rules = rules
         made = keys.authority.not_valid_before_utc.timestamp()
         self._clock = SteadyClock(wall, boottime, made)
-        self._ledger = Ledger(keys.audit_key, rules.policy.rejoins)
+        self._ledger = JobLedger(keys.audit_key, rules.policy.rejoins)
         self.strangers = Strangers(socket.gethostname(), self._clock())
         self._threads = ThreadPoolExecutor(_VERIFYING_THREADS, "sealring-verify")
         self._data_keys = DataKeys(rules.keys_directory)
@@ -210,7 +210,7 @@ class Broker:
             raise
         return _Seen(worker, digest, made, now)
 
-    async def _decide(self, decide: Callable[[View], T | BrokerError]) -> T:
+    async def _decide(self, decide: Callable[[StoreView], T | BrokerError]) -> T:
         """Commits a decision and returns it. Raises a refusal, which is then in the audit log."""
         found = await self._store.transact(decide)
         if isinstance(found, BrokerError):
@@ -279,7 +279,7 @@ class Broker:
     async def holders(self) -> list[tuple[WorkerName, Row, bool]]:
         """Every rank's holder, and whether it is out."""
 
-        def read(view: View) -> list[tuple[WorkerName, Row, bool]]:
+        def read(view: StoreView) -> list[tuple[WorkerName, Row, bool]]:
             found = ledger.holders(view)
             out = {job: set(ledger.keys_out(view, job)) for job in {name.job for name, _ in found}}
             return [(name, row, row["key"] in out[name.job]) for name, row in found]
@@ -330,7 +330,7 @@ class Broker:
         trust = self._rules.trust()
         return replace(trust, now=max(trust.now, datetime.fromtimestamp(self._clock(), UTC)))
 
-    def _judge(self, sent: Attestation) -> tuple[AttestedWorker, str]:
+    def _judge(self, sent: AttestRequest) -> tuple[AttestedWorker, str]:
         evidence = parse_evidence(sent.evidence)
         challenge = challenge_of(evidence, self._keys.nonce_key, sent.nonce, sent.public_key)
         worker = verify_evidence(evidence, challenge, self._trust())
@@ -373,10 +373,10 @@ class Broker:
             "public_key": worker.challenge.public_key.hex(),
         }
 
-    async def _certificate(self, grant: Grant, now: float) -> bytes:
+    async def _certificate(self, grant: TokenGrant, now: float) -> bytes:
         minutes = self._rules.policy.certificate_minutes
 
-        def decide(view: View) -> tuple[Row, list[str]] | BrokerError:
+        def decide(view: StoreView) -> tuple[Row, list[str]] | BrokerError:
             row = self._ledger.spend(view, grant, CERTIFICATE, now, minutes=minutes)
             if isinstance(row, BrokerError):
                 return row

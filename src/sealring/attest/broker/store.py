@@ -1,8 +1,8 @@
 """Where a broker keeps its rows: functions on a view, each committed whole or not at all.
 
-A decision is a function that reads and writes a `View`. Decisions that wait at the same time are
-run one after the other and committed together, with one write to the disk. Each sees the writes of
-those before it; one that raises writes nothing. So every step of the broker is one commit, and a
+A decision is a function that reads and writes a `StoreView`. Decisions that wait at the same time
+are run one after the other and committed together, with one write to the disk. Each sees the writes
+of those before it; one that raises writes nothing. So every step of the broker is one commit, and a
 broker that is killed between two commits leaves no half-made state. A single broker keeps its rows
 in one SQLite file, and answers only once they are on the disk. Several brokers share an etcd
 (etcd.py).
@@ -28,13 +28,13 @@ from sealring.formats.strict import read_json
 
 T = TypeVar("T")
 Row: TypeAlias = dict[str, Any]
-Job: TypeAlias = tuple[Callable[["View"], Any], Future[Any]]
+Job: TypeAlias = tuple[Callable[["StoreView"], Any], Future[Any]]
 
 _BATCH: Final = 16
 """Decisions per commit. Each writes a few rows, and etcd takes 128 in one transaction."""
 
 
-class View:
+class StoreView:
     """The committed rows, with pending writes laid over them."""
 
     def __init__(self, source: Source, pending: Mapping[str, bytes | None]) -> None:
@@ -65,7 +65,7 @@ class View:
                 yield key, row
 
 
-class Store(ABC):
+class LedgerStore(ABC):
     """Commits in one thread. Call `submit` from any thread, `transact` from an event loop."""
 
     def __init__(self, key: bytes, note: VersionNote | None = None) -> None:
@@ -75,7 +75,7 @@ class Store(ABC):
         self._thread = threading.Thread(target=self._loop, name="sealring-store", daemon=True)
         self._closed = False
 
-    def submit(self, decide: Callable[[View], T]) -> Future[T]:
+    def submit(self, decide: Callable[[StoreView], T]) -> Future[T]:
         future: Future[T] = Future()
         if self._closed:
             future.set_exception(
@@ -85,7 +85,7 @@ class Store(ABC):
             self._jobs.put((decide, future))
         return future
 
-    async def transact(self, decide: Callable[[View], T]) -> T:
+    async def transact(self, decide: Callable[[StoreView], T]) -> T:
         return await asyncio.wrap_future(self.submit(decide))
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Store(ABC):
             pending: dict[str, bytes | None] = {}
             rows = self._rows.at(source)
             for decide, _ in batch:
-                view = View(rows, pending)
+                view = StoreView(rows, pending)
                 try:
                     outcomes.append((decide(view), None))
                 except (BrokerUnavailable, TamperedStore):
@@ -184,7 +184,7 @@ _WRITE: Final = (
 )
 
 
-class SqliteStore(Store):
+class SqliteStore(LedgerStore):
     def __init__(self, path: Path, key: bytes, note: VersionNote | None = None) -> None:
         super().__init__(key, note)
         try:

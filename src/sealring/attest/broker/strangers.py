@@ -15,8 +15,8 @@ import threading
 from collections import Counter, OrderedDict, deque
 from typing import Any, Final
 
-from sealring.attest.broker.store import Row, View
-from sealring.errors import SealringError, TokenRefused, named
+from sealring.attest.broker.store import Row, StoreView
+from sealring.errors import BrokerRefusal, SealringError, named
 
 _LOG = logging.getLogger("sealring.attest.broker")
 PREFIX: Final = "refused/"
@@ -63,7 +63,7 @@ class Strangers:
         with self._lock:
             used = nonce in self._nonces
         if used:
-            raise TokenRefused(
+            raise BrokerRefusal(
                 "evidence was brought for this nonce before: ask for another one",
                 code="broker.reused_nonce",
             )
@@ -90,14 +90,14 @@ class Flush:
         self._key, self._since = key, since
         self.counts, self.last = counts, last
 
-    def write(self, view: View) -> None:
+    def write(self, view: StoreView) -> None:
         before = view.get(self._key) or {"since": self._since, "counts": {}, "last": []}
         counts = Counter(before["counts"]) + self.counts
         last = [*before["last"], *self.last][-LAST:]
         view.put(self._key, {"since": before["since"], "counts": dict(counts), "last": last})
 
 
-def refused(view: View) -> dict[str, Any]:
+def refused(view: StoreView) -> dict[str, Any]:
     """The counts and the last refusals of all brokers of this store."""
     counts: Counter[str] = Counter()
     last: list[Row] = []

@@ -23,7 +23,7 @@ from OpenSSL import SSL, crypto
 
 from sealring.attest.broker.messages import malformed
 from sealring.core.no_fork import NoFork
-from sealring.errors import BrokerUnavailable, UntrustedBroker
+from sealring.errors import BrokerError, BrokerUnavailable
 from sealring.formats.http import Response
 from sealring.limits import KEY_EXCHANGE
 
@@ -256,10 +256,10 @@ async def connect(
                 f"the broker at {where} closed the connection", code="broker.unreachable"
             ) from None
         except SSL.Error as problem:
-            raise UntrustedBroker(_why_untrusted(connection, where, problem)) from None
+            raise _untrusted(_why_untrusted(connection, where, problem)) from None
         _check_name(stream.certificate, host, where)
         if stream.key_exchange != KEY_EXCHANGE:
-            raise UntrustedBroker(
+            raise _untrusted(
                 f"the broker at {where} agreed on the key exchange {stream.key_exchange}, and only "
                 f"{KEY_EXCHANGE} is accepted"
             )
@@ -284,6 +284,10 @@ def _why_untrusted(connection: SSL.Connection, where: str, problem: SSL.Error) -
     )
 
 
+def _untrusted(problem: str) -> BrokerError:
+    return BrokerError(problem, code="broker.untrusted_broker")
+
+
 def _check_name(certificate: x509.Certificate | None, host: str, where: str) -> None:
     """Requires that one of the certificate's names is exactly the host's. No wildcards."""
     try:
@@ -297,7 +301,7 @@ def _check_name(certificate: x509.Certificate | None, host: str, where: str) -> 
     else:
         known = host.lower() in names.get_values_for_type(x509.DNSName)
     if not known:
-        raise UntrustedBroker(
+        raise _untrusted(
             f"the certificate of what answers at {where} is not for {host}: start the broker with "
             f"--name {host}"
         )

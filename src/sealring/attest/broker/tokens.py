@@ -50,7 +50,7 @@ from sealring.attest.evidence.tpm.credential import (
 )
 from sealring.attest.evidence.tpm.verify import KIND as TPM
 from sealring.core.identity.names import WorkerName
-from sealring.errors import AttestationError, MalformedRequest, TokenRefused
+from sealring.errors import AttestationError, BrokerRefusal, MalformedRequest
 from sealring.limits import MAX_NONCE_SECONDS
 from sealring.version import __version__
 
@@ -61,7 +61,7 @@ _AFFIRMING, _NONE = "affirming", "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class TokenGrant:
     """What a token allows."""
 
     identifier: str
@@ -92,7 +92,7 @@ def make_token(
     now: float,
     ours: dict[str, Any],
 ) -> str:
-    """Signs a token. `ours`: the fields of a Grant or a GuestGrant that a JWT does not have."""
+    """Signs a token. `ours`: the fields of a TokenGrant or a GuestGrant that no JWT has."""
     # Simulated evidence proves nothing, so its trust level is AR4SI's 0 (none), not 2 (affirming).
     level = 0 if worker.simulated else 2
     claims: dict[str, Any] = {
@@ -120,25 +120,25 @@ def make_token(
     return jwt.encode({"alg": _ALGORITHM}, claims, _key(keys), algorithms=[_ALGORITHM])
 
 
-def check_token(keys: BrokerKeys, token: str, now: float) -> Grant | GuestGrant:
+def check_token(keys: BrokerKeys, token: str, now: float) -> TokenGrant | GuestGrant:
     try:
         claims = jwt.decode(token, _key(keys), algorithms=[_ALGORITHM]).claims
         ours, until = claims["sealring"], int(claims["exp"])
         grant = GuestGrant(ours["session"]) if "session" in ours else _grant(claims, ours, until)
     except (JoseError, KeyError, TypeError, ValueError):
-        raise TokenRefused(
+        raise BrokerRefusal(
             "this broker signed no such token: attest first", code="broker.unknown_token"
         ) from None
     if now >= until:
-        raise TokenRefused("the token has ended: attest again", code="broker.expired_token")
+        raise BrokerRefusal("the token has ended: attest again", code="broker.expired_token")
     return grant
 
 
-def _grant(claims: dict[str, Any], ours: dict[str, Any], until: int) -> Grant:
+def _grant(claims: dict[str, Any], ours: dict[str, Any], until: int) -> TokenGrant:
     name = WorkerName.parse(ours["name"])
     if name is None:
         raise ValueError
-    return Grant(
+    return TokenGrant(
         claims["jti"], name, ours["world"], ours["key"], ours["claims"], claims["cnf"]["jwk"], until
     )
 
@@ -177,18 +177,18 @@ def check_nonce(key: bytes, session: str, nonce: bytes, now: float, seconds: int
     """Checks that we made the nonce for this session, and not long ago. Returns when we made it."""
     body, tag = nonce[:_TAG_AT], nonce[_TAG_AT:]
     if len(nonce) != NONCE_BYTES or not hmac.compare_digest(tag, _tag(key, session, body)):
-        raise TokenRefused(
+        raise BrokerRefusal(
             "this broker gave out no such nonce in this session: ask for one",
             code="broker.unknown_nonce",
         )
     made = int.from_bytes(body[:8], "big") / 1000
     if made - now > SKEW_SECONDS:
-        raise TokenRefused(
+        raise BrokerRefusal(
             f"the nonce was made {made - now:.0f} s from now: the brokers' clocks differ, set them",
             code="broker.expired_nonce",
         )
     if now - made > seconds:
-        raise TokenRefused(
+        raise BrokerRefusal(
             f"the nonce is older than {seconds} s: ask for another one", code="broker.expired_nonce"
         )
     return int(made)

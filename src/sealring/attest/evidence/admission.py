@@ -26,7 +26,7 @@ from sealring.errors import AttestationError, PeerNotAdmitted, named
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class PolicyAdmission:
     policy: Policy
     trust: Callable[[], Trust]
     """Gives the roots, the lists and the present time."""
@@ -42,7 +42,7 @@ class Admission:
 
     def check_certificate(
         self, certificate: x509.Certificate, name: WorkerName, who: str
-    ) -> JudgedPeer:
+    ) -> AdmittedPeer:
         """Judges a peer's certificate. Its signature, name and dates must be verified already."""
         if key_digest(certificate) in self.keys_out:
             raise PeerNotAdmitted(
@@ -63,7 +63,7 @@ class Admission:
                 code="handshake.not_attested",
             )
         self.judge(claimed, name, who)
-        return JudgedPeer(self, certificate, name, claimed)
+        return AdmittedPeer(self, certificate, name, claimed)
 
     def judge(self, worker: DescribedWorker, name: WorkerName, who: str) -> None:
         try:
@@ -73,10 +73,10 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedPeer:
+class AdmittedPeer:
     """A peer whose certificate the policy admits."""
 
-    admission: Admission
+    admission: PolicyAdmission
     certificate: x509.Certificate
     name: WorkerName
     claimed: ClaimedWorker

@@ -72,7 +72,7 @@ class SimulatedAttester:
         return self.simulator.attest(Challenge(nonce, public_key), self.measurement)
 
 
-class Machine(Protocol):
+class GuestTee(Protocol):
     """A guest's TEE: TsmMachine, AzureMachine, CertifiedTpmMachine, CocoMachine."""
 
     @property
@@ -86,7 +86,7 @@ class Machine(Protocol):
 class GuestAttester:
     """A confidential guest, with its GPUs if the policy asks for them."""
 
-    machine: Machine
+    machine: GuestTee
     gpus: bool
 
     @property
@@ -157,7 +157,7 @@ class Wanted:
         return Logs(files=IMA_LOG if self.ima else None)
 
 
-OpenMachine = Callable[[Callable[[], Tpm], tuple[bytes, ...], Logs], Machine]
+OpenMachine = Callable[[Callable[[], Tpm], tuple[bytes, ...], Logs], GuestTee]
 """Opens a machine. Takes its TPM, the certificates that it does not have itself, and the logs to
 show."""
 _MACHINES: Final[Mapping[str, OpenMachine]] = {

@@ -20,13 +20,14 @@ from sealring.attest.evidence.encoding import (
     at,
     check_spelling,
     from_base64,
+    not_bound,
     read_structure,
     unknown_evidence,
 )
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.intel import TDX_TCB, canonical_quote, tdx_registers
 from sealring.attest.evidence.intel import verify_quote as verify_td_quote
-from sealring.attest.evidence.rules import Form, measurements, refused_unless
+from sealring.attest.evidence.rules import TableForm, measurements, refused_unless
 from sealring.attest.evidence.snp import (
     REPORT_BYTES,
     Report,
@@ -38,7 +39,7 @@ from sealring.attest.evidence.snp import (
 from sealring.attest.evidence.tpm.verify import booted, logged, registers, verify_quote
 from sealring.attest.evidence.trust import TDX, Trust
 from sealring.attest.evidence.worker import Claims
-from sealring.errors import MalformedEvidence, NotBound
+from sealring.errors import MalformedEvidence
 from sealring.formats.strict import read_object
 
 HCL_SNP, HCL_TDX = 2, 4
@@ -164,7 +165,7 @@ def verify_az_tdx_vtpm(evidence: Evidence, challenge: Challenge | None, trust: T
     check_spelling(td_quote, canonical_quote(td_quote), "the quote")
     launched, bound = verify_td_quote(td_quote, TDX, trust)
     if bound != hcl.bound:
-        raise NotBound("the TDX quote is not about these claims of the paravisor")
+        raise not_bound("the TDX quote is not about these claims of the paravisor")
     return _booted(evidence, challenge, hcl, launched, (signed, signature, values, log, ima))
 
 
@@ -177,7 +178,7 @@ def verify_hcl_report(
         raise unknown_evidence(f"the paravisor's report is not of SNP: that is {TDX_KIND} evidence")
     report, verified, product = verify_report(hcl.report, chain, trust)
     if report.report_data != hcl.bound:
-        raise NotBound("the SNP report is not about these claims of the paravisor")
+        raise not_bound("the SNP report is not about these claims of the paravisor")
     return report, verified, product, hcl
 
 
@@ -206,7 +207,7 @@ _SECURE_BOOT: Final = refused_unless(
     "secure_boot", "insecure_boot", "guests pass that booted with Secure Boot off.", strict=True
 )
 SNP_FORM: Final = snp_form(_BOOTED, (_SECURE_BOOT,), _NEEDS)
-TDX_FORM: Final = Form(
+TDX_FORM: Final = TableForm(
     rules=(measurements(48), tdx_registers(), *_BOOTED, *TDX_TCB, _SECURE_BOOT),
     needs=_NEEDS,
     one_of=(("measurements",), ("pcrs", "events")),

@@ -19,7 +19,7 @@ from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsag
 
 from sealring.attest.evidence.encoding import check_signed, signed_part, with_sets_in_order
 from sealring.core.identity.loading import certificate_from_der, certificates_from_pem
-from sealring.errors import BadCollateral, MalformedEvidence, UntrustedChain
+from sealring.errors import AttestationError, MalformedEvidence, UntrustedChain
 
 Value = TypeVar("Value", bound=x509.ExtensionType)
 
@@ -239,8 +239,8 @@ def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
     return advice
 
 
-def stale(what: str, made: datetime, now: datetime) -> BadCollateral:
-    return BadCollateral(
+def stale(what: str, made: datetime, now: datetime) -> AttestationError:
+    return AttestationError(
         f"the {what}, made {made:%Y-%m-%d %H:%M}, is not in force at {now:%Y-%m-%d %H:%M}: "
         f"{out_of_dates(made, now, 'fetch it again')}",
         code="evidence.stale_revocation_list",

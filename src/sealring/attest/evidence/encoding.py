@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384, HashAlgorithm
 
-from sealring.errors import ForgedEvidence, MalformedEvidence
+from sealring.errors import AttestationError, ForgedEvidence, MalformedEvidence
 
 T = TypeVar("T")
 Order = Literal["little", "big"]
@@ -21,6 +21,11 @@ Order = Literal["little", "big"]
 def unknown_evidence(problem: str) -> MalformedEvidence:
     """An error for a kind, version or algorithm that this version of sealring cannot judge."""
     return MalformedEvidence(problem, code="evidence.unknown_evidence")
+
+
+def not_bound(problem: str) -> AttestationError:
+    """True evidence that was made for something else."""
+    return AttestationError(problem, code="evidence.not_bound")
 
 
 class Cursor:

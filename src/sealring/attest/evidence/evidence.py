@@ -17,8 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sealring.attest.evidence.encoding import from_base64, from_hex, to_base64, unknown_evidence
-from sealring.errors import MalformedEvidence, NotBound
+from sealring.attest.evidence.encoding import (
+    from_base64,
+    from_hex,
+    not_bound,
+    to_base64,
+    unknown_evidence,
+)
+from sealring.errors import MalformedEvidence
 from sealring.formats.strict import read_object
 
 VERSION: Final = 1
@@ -109,7 +115,7 @@ class Evidence:
         return challenge.report_data(self.kind, self.devices)
 
     def check_bound(self, signed: bytes, challenge: Challenge | None, what: str) -> None:
-        """Raises NotBound unless `signed`, from the hardware's report, answers the challenge.
+        """Raises evidence.not_bound unless the report data `signed` answer the challenge.
 
         It may be the first part of the report data. Without a challenge nothing is checked, and
         the result is no AttestedWorker.
@@ -117,7 +123,7 @@ class Evidence:
         if challenge is None:
             return
         if len(signed) < QUALIFYING_BYTES or signed != self.binding(challenge)[: len(signed)]:
-            raise NotBound(f"{what} was made for another nonce, worker's key or set of devices")
+            raise not_bound(f"{what} was made for another nonce, worker's key or set of devices")
 
     def encode(self) -> bytes:
         own = DeviceEvidence(self.kind, self.parts, self.chain).as_json()

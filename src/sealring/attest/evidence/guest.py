@@ -81,7 +81,7 @@ _ISSUERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GuestAnswer:
     kind: str
     report: bytes
     certificates: bytes
@@ -109,7 +109,7 @@ class TsmMachine:
         return Evidence(SNP, challenge, parts, chain, devices)
 
 
-def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
+def ask(report_data: bytes, reports: Path = REPORTS) -> GuestAnswer:
     """Asks the kernel for a report. Each request is a folder of its own.
 
     The kernel counts the writes to the folder, so a write by another process is noticed.
@@ -134,7 +134,7 @@ def ask(report_data: bytes, reports: Path = REPORTS) -> Answer:
                 provider = (entry / "provider").read_text().strip()
                 if provider not in _PROVIDERS:
                     raise AttestationUnavailable(f"reports of {provider} are not known")
-                return Answer(_PROVIDERS[provider], report, certificates)
+                return GuestAnswer(_PROVIDERS[provider], report, certificates)
         raise AttestationUnavailable("somebody else keeps asking in our place")
     except OSError as problem:
         raise AttestationUnavailable(f"the kernel gives no report: {problem}") from None

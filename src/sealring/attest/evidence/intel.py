@@ -37,12 +37,12 @@ from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.rules import (
     Events,
     Finding,
-    Form,
     MinimumTcb,
     Need,
     Registers,
     Rule,
     Rules,
+    TableForm,
     Workers,
     any_of,
     digest_lists,
@@ -60,7 +60,6 @@ from sealring.attest.evidence.worker import Claims, DescribedWorker
 from sealring.core.identity.loading import certificate_from_der, revocation_list_from
 from sealring.errors import (
     AttestationError,
-    BadCollateral,
     ConfigurationError,
     ForgedEvidence,
     MalformedEvidence,
@@ -92,7 +91,7 @@ def matching_events(quote: bytes, log: bytes) -> dict[str, bytes]:
 
 
 def check_statements(text: str, family: str, trust: Trust) -> None:
-    """Raises BadCollateral if a statement or a list in the file is not signed by Intel.
+    """Raises evidence.bad_collateral if a statement or a list in the file is not signed by Intel.
 
     If the signer's certificate is not valid now, the code is evidence.stale_revocation_list. If
     Intel revoked it: UntrustedChain, evidence.chain_revoked.
@@ -121,14 +120,15 @@ def check_statements(text: str, family: str, trust: Trust) -> None:
         if code == "evidence.chain_revoked":
             raise
         if code == "evidence.chain_expired":
-            raise BadCollateral(
+            raise AttestationError(
                 f"this verifier's own Intel collateral for {family} is not in force, fetch it "
                 f"again or set the clock: {problem}",
                 code="evidence.stale_revocation_list",
             ) from None
-        raise BadCollateral(
+        raise AttestationError(
             f"this verifier's own Intel collateral for {family} is not signed by Intel: the worker "
-            "is not to blame; fetch the file again"
+            "is not to blame; fetch the file again",
+            code="evidence.bad_collateral",
         ) from None
 
 
@@ -275,7 +275,7 @@ def _refusal(kind: str, problem: str) -> AttestationError:
             code="evidence.chain_revoked",
         )
     if any(words in said for words in ("Expired", "expired", "NotValidYet", "not valid yet")):
-        return BadCollateral(
+        return AttestationError(
             f"Intel's statements are not in force, fetch them again or set the clock: {said}",
             code="evidence.stale_revocation_list",
         )
@@ -329,7 +329,7 @@ def _claims(
 def _fitting(trust: Trust, kind: str, family: str) -> Collateral:
     fitting = [one for one in trust.collateral if (one.tee, one.fmspc) == (kind, family)]
     if not fitting:
-        raise BadCollateral(
+        raise AttestationError(
             f"there is no Intel collateral for {kind} platforms {family}: fetch it",
             code="evidence.stale_revocation_list",
         )
@@ -409,7 +409,7 @@ def tdx_registers(*written: str) -> Rule:
 
 
 TDX_TCB: Final = (_minimum("module", "TDX"), _STATUS)
-TDX_FORM: Final = Form(
+TDX_FORM: Final = TableForm(
     rules=(
         measurements(48),
         tdx_registers("rtmr0", "rtmr1", "rtmr2"),
@@ -419,7 +419,7 @@ TDX_FORM: Final = Form(
     needs=_TDX_NEEDS,
     one_of=(("measurements",),),
 )
-SGX_FORM: Final = Form(
+SGX_FORM: Final = TableForm(
     rules=(
         measurements(32),
         Rule("signers", digests(32)),

@@ -17,6 +17,7 @@ from sealring.attest.evidence.encoding import (
     Cursor,
     check_ecdsa,
     check_spelling,
+    not_bound,
     numbers_of,
     unknown_evidence,
     with_lower_s,
@@ -25,9 +26,9 @@ from sealring.attest.evidence.evidence import DeviceEvidence
 from sealring.attest.evidence.nvidia_reference import Reference
 from sealring.attest.evidence.rules import (
     Finding,
-    Form,
     Rule,
     Rules,
+    TableForm,
     Workers,
     any_of,
     at_least,
@@ -43,7 +44,6 @@ from sealring.errors import (
     AttestationUnavailable,
     ForgedEvidence,
     MalformedEvidence,
-    NotBound,
 )
 
 SIGNATURE_BYTES: Final = 96
@@ -57,7 +57,7 @@ FWID, PROTECTED_PCIE, SWITCHES, SWITCH_GPUS, FEATURES = 20, 21, 22, 26, 36
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DeviceReport:
     nonce: bytes
     """The verifier's nonce, from the request."""
     measurements: Mapping[int, bytes]
@@ -87,7 +87,7 @@ def canonical_report(data: bytes) -> bytes:
     return with_lower_s(data[:end], end - half, half, P384_ORDER)
 
 
-def parse_report(data: bytes) -> Report:
+def parse_report(data: bytes) -> DeviceReport:
     report, end = _read(data)
     _check_rest(data, data[end:])
     return report
@@ -100,7 +100,7 @@ def _check_rest(data: bytes, rest: bytes) -> None:
         )
 
 
-def _read(data: bytes) -> tuple[Report, int]:
+def _read(data: bytes) -> tuple[DeviceReport, int]:
     """The report, and where it ends."""
     cursor = Cursor(data, "the device's report", "little")
     version, code, attributes, which = cursor.take(4)
@@ -120,7 +120,7 @@ def _read(data: bytes) -> tuple[Report, int]:
     opaque = _opaque(cursor.sized(2))
     signed = data[: cursor.at]
     signature = cursor.take(SIGNATURE_BYTES)
-    return Report(nonce, measurements, opaque, signed, signature), cursor.at
+    return DeviceReport(nonce, measurements, opaque, signed, signature), cursor.at
 
 
 def _measurements(record: bytes, blocks: int) -> dict[int, bytes]:
@@ -176,7 +176,7 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
     check_spelling(raw, canonical_report(raw), "the device's report")
     report, chain, model = verify_report(raw, evidence.chain, trust)
     if nonce is not None and report.nonce != nonce:
-        raise NotBound("the device's report was made for another machine, worker or time")
+        raise not_bound("the device's report was made for another machine, worker or time")
     is_switch = model in NVSWITCHES
     firmware = {"vbios": report.vbios}
     if not is_switch:
@@ -203,7 +203,7 @@ def verify_nvidia(evidence: DeviceEvidence, nonce: bytes | None, trust: Trust) -
 
 def verify_report(
     raw: bytes, chain: tuple[bytes, ...], trust: Trust
-) -> tuple[Report, VerifiedChain, str]:
+) -> tuple[DeviceReport, VerifiedChain, str]:
     """Verifies that a device of NVIDIA's signed these bytes, and returns its model too.
 
     The caller checks the nonce.
@@ -240,7 +240,7 @@ def _name(leaf: x509.Certificate) -> str:
     return text
 
 
-def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
+def _check_firmware(report: DeviceReport, leaf: x509.Certificate) -> None:
     """Requires that the key belongs to the reported firmware, from which the device derived it."""
     said = report.opaque.get(FWID)
     if said is None:
@@ -256,7 +256,7 @@ def _check_firmware(report: Report, leaf: x509.Certificate) -> None:
 
 
 def _fitting(
-    report: Report, model: str, firmware: dict[str, str], trust: Trust
+    report: DeviceReport, model: str, firmware: dict[str, str], trust: Trust
 ) -> dict[str, Reference]:
     """A reference for each firmware that has one. If there are several, the one that fits best.
 
@@ -276,7 +276,7 @@ def _fitting(
     return chosen
 
 
-def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int, ...]:
+def _mismatches(report: DeviceReport, references: tuple[Reference, ...]) -> tuple[int, ...]:
     wrong: set[int] = set()
     seen: set[int] = set()
     for reference in references:
@@ -290,7 +290,7 @@ def _mismatches(report: Report, references: tuple[Reference, ...]) -> tuple[int,
     return tuple(sorted(wrong))
 
 
-def _protected_pcie(report: Report) -> bool:
+def _protected_pcie(report: DeviceReport) -> bool:
     """Whether the GPU shares its NVLinks with others in one box, unencrypted.
 
     Its switches must then be shown. NVIDIA's verifiers agree on field 36 only for the value 2.
@@ -301,7 +301,7 @@ def _protected_pcie(report: Report) -> bool:
     return status != _PROTECTED_PCIE_OFF or feature == _PROTECTED_PCIE_FEATURE
 
 
-def _switches(report: Report, *, reverse: bool) -> tuple[str, ...]:
+def _switches(report: DeviceReport, *, reverse: bool) -> tuple[str, ...]:
     """The switches that a GPU's links lead to, or a switch's own identity.
 
     A GPU writes the bytes of an identity in reverse order.
@@ -310,7 +310,7 @@ def _switches(report: Report, *, reverse: bool) -> tuple[str, ...]:
     return tuple(sorted(one[::-1].hex() if reverse else one.hex() for one in _identities(raw)))
 
 
-def _gpus_of_switch(report: Report) -> tuple[str, ...]:
+def _gpus_of_switch(report: DeviceReport) -> tuple[str, ...]:
     """The GPUs that the switch lists. The port map after the list is not read."""
     raw = report.opaque.get(SWITCH_GPUS, b"")
     size = _SWITCH_GPUS * _IDENTITY_BYTES
@@ -487,7 +487,7 @@ class _References(Rule):
             yield f"{self.name}: firmware passes for which no reference is at hand."
 
 
-NVIDIA_FORM: Final = Form(
+NVIDIA_FORM: Final = TableForm(
     rules=(
         _Count("gpus", number(0, 16, 1), "At least so many GPUs."),
         _Count("switches", number(0, 16, 0)),

@@ -17,11 +17,11 @@ from typing import Any, Final
 from sealring.attest.evidence.rules import (
     Document,
     Finding,
-    Form,
     Judged,
     Prompter,
     Rules,
     Table,
+    TableForm,
     Type,
     any_of,
     distinct,
@@ -348,7 +348,7 @@ PolicyTable = dict[str, Any]
 _IMA: Final = "ima"
 # A list that its issuer makes once a year, plus the weeks in which two lists overlap.
 _YEARLY_LIST_DAYS: Final = 400
-_FORMS: Final[Mapping[str, Form]] = {
+_FORMS: Final[Mapping[str, TableForm]] = {
     **{name: kind.form for name, kind in KINDS.items()},
     **{name: kind.form for name, kind in DEVICE_KINDS.items()},
 }
@@ -405,7 +405,7 @@ def tables_asked(kind: str, prompter: Prompter) -> dict[str, PolicyTable]:
     return {kind: _complete(form, {rule.name: rule.ask(prompter) for rule in form.rules})}
 
 
-def _complete(form: Form, written: PolicyTable, opened: Sequence[str] = ()) -> PolicyTable:
+def _complete(form: TableForm, written: PolicyTable, opened: Sequence[str] = ()) -> PolicyTable:
     """The written table, with the rules that it leaves open under `unchecked`."""
     table = {name: value for name, value in written.items() if value is False or value}
     values = {rule.name: rule.read(Table(table), rule.name) for rule in form.rules}

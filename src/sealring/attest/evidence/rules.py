@@ -1,9 +1,10 @@
 """Rules of a policy. One object reads a rule from TOML, judges by it, describes it and writes it.
 
-A table of a policy has a Form: the rules that it may state, and those that it must state. It must
-state every rule without which something known gets in: an image of other firmware, an older image
-of the same signer, a machine that its vendor no longer calls safe. A table without such a rule must
-name it under `unchecked`. Each kind of evidence has its own Form (verify.py lists them).
+A table of a policy has a TableForm: the rules that it may state, and those that it must state. It
+must state every rule without which something known gets in: an image of other firmware, an older
+image of the same signer, a machine that its vendor no longer calls safe. A table without such a
+rule must name it under `unchecked`. Each kind of evidence has its own TableForm (verify.py lists
+them).
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TableForm:
     """What a table of a policy may state and what it must state."""
 
     rules: tuple[Rule, ...]
@@ -323,7 +324,7 @@ class Form:
 class Rules:
     """What one table of a policy states."""
 
-    form: Form
+    form: TableForm
     values: Mapping[str, Any]
     unchecked: frozenset[str] = frozenset()
     """The rules that the policy explicitly leaves open."""

@@ -28,8 +28,8 @@ from sealring.attest.evidence.evidence import (
 )
 from sealring.attest.evidence.rules import (
     ROOTS,
-    Form,
     MinimumTcb,
+    TableForm,
     measurements,
     minimum_of,
     numbers,
@@ -127,7 +127,7 @@ def _parse_statement(statement: bytes) -> dict[str, Any]:
     return fields
 
 
-SIMULATED_FORM: Final = Form(
+SIMULATED_FORM: Final = TableForm(
     rules=(
         ROOTS,
         measurements(),

@@ -28,7 +28,6 @@ from sealring.attest.evidence.encoding import (
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.rules import (
     Finding,
-    Form,
     MinimumTcb,
     Need,
     Prompter,
@@ -36,6 +35,7 @@ from sealring.attest.evidence.rules import (
     Rule,
     Rules,
     Table,
+    TableForm,
     Workers,
     at_least,
     digest_lists,
@@ -412,11 +412,11 @@ _NEEDS: Final = (
 
 def snp_form(
     booted: tuple[Rule, ...] = (), limits: tuple[Rule, ...] = (), needs: tuple[Need, ...] = ()
-) -> Form:
+) -> TableForm:
     """The form of SNP evidence. `booted`: rules for what the guest booted, if evidence shows it."""
     svn = "The least security version of images by these signers."
     platform = "What the host's platform must report."
-    return Form(
+    return TableForm(
         rules=(
             measurements(48),
             Rule("signers", digests(48)),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sealring.attest.evidence import az_vtpm, intel, nvidia, simulated, snp
 from sealring.attest.evidence.encoding import unknown_evidence
 from sealring.attest.evidence.evidence import Challenge, DeviceEvidence, Evidence
-from sealring.attest.evidence.rules import Form
+from sealring.attest.evidence.rules import TableForm
 from sealring.attest.evidence.tpm import verify as tpm
 from sealring.attest.evidence.trust import SGX, TDX, Trust
 from sealring.attest.evidence.worker import (
@@ -26,10 +26,10 @@ DeviceVerifier = Callable[[DeviceEvidence, bytes | None, Trust], AttestedDevice]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EvidenceKind:
     description: str
     verify: Verifier
-    form: Form
+    form: TableForm
     """The form of the policy's table for this kind."""
     hole: bool = False
     """Whether somebody whom the policy does not name can read such a worker's memory."""
@@ -38,30 +38,30 @@ class Kind:
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
     verify: DeviceVerifier
-    form: Form
+    form: TableForm
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    snp.KIND: Kind("an AMD SEV-SNP guest", snp.verify_snp, snp.snp_form()),
-    az_vtpm.SNP_KIND: Kind(
+KINDS: Final[Mapping[str, EvidenceKind]] = {
+    snp.KIND: EvidenceKind("an AMD SEV-SNP guest", snp.verify_snp, snp.snp_form()),
+    az_vtpm.SNP_KIND: EvidenceKind(
         "an Azure guest whose virtual TPM an SEV-SNP report vouches for",
         az_vtpm.verify_az_snp_vtpm,
         az_vtpm.SNP_FORM,
     ),
-    az_vtpm.TDX_KIND: Kind(
+    az_vtpm.TDX_KIND: EvidenceKind(
         "an Azure guest whose virtual TPM a TDX quote vouches for",
         az_vtpm.verify_az_tdx_vtpm,
         az_vtpm.TDX_FORM,
     ),
-    TDX: Kind("an Intel TDX guest", intel.verify_intel, intel.TDX_FORM),
-    SGX: Kind("an Intel SGX enclave", intel.verify_intel, intel.SGX_FORM),
-    tpm.KIND: Kind(
+    TDX: EvidenceKind("an Intel TDX guest", intel.verify_intel, intel.TDX_FORM),
+    SGX: EvidenceKind("an Intel SGX enclave", intel.verify_intel, intel.SGX_FORM),
+    tpm.KIND: EvidenceKind(
         "a machine with a TPM 2.0, whose owner can read its memory",
         tpm.verify_tpm,
         tpm.TPM_FORM,
         hole=True,
     ),
-    simulated.KIND: Kind(
+    simulated.KIND: EvidenceKind(
         "SIMULATED evidence, which proves nothing",
         simulated.verify_simulated,
         simulated.SIMULATED_FORM,

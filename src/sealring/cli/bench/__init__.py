@@ -30,10 +30,10 @@ from sealring.lab.bench import step as training
 from sealring.lab.bench import suite
 from sealring.lab.bench.collectives import Effort, row
 from sealring.lab.bench.gpu import rows_of
-from sealring.lab.bench.harness import Job, Session, aes_rate
-from sealring.lab.bench.step import WIDTHS, Precision, Setting, count_of, training_bytes
+from sealring.lab.bench.harness import BenchJob, BenchSession, aes_rate
+from sealring.lab.bench.step import WIDTHS, Precision, StepSetting, count_of, training_bytes
 from sealring.lab.bench.vault import Case, measure_datasets, measure_on_gpu, measure_vault
-from sealring.lab.bench.workers import CPU, SHARED_GPU, Place, find_place
+from sealring.lab.bench.workers import CPU, SHARED_GPU, WorkerPlace, find_place
 from sealring.lab.report.page import headline, write_page
 from sealring.lab.results import read_results
 
@@ -293,11 +293,11 @@ def settings_of(
     batches: Sequence[int] | None,
     precisions: Sequence[Precision],
     buckets: Sequence[float],
-) -> tuple[Setting, ...]:
+) -> tuple[StepSetting, ...]:
     from sealring.lab.bench.models import find
 
     return tuple(
-        Setting(model, batch, precision, bucket)
+        StepSetting(model, batch, precision, bucket)
         for model in models
         for batch in batches or [find(model).batch]
         for precision in precisions
@@ -306,7 +306,7 @@ def settings_of(
 
 
 def check_memory(
-    settings: Sequence[Setting], ranks: int, trainees: int, place: Place = CPU
+    settings: Sequence[StepSetting], ranks: int, trainees: int, place: WorkerPlace = CPU
 ) -> None:
     """Raises ConfigurationError for work that would run out of memory after some minutes."""
     available = place.free_bytes()
@@ -326,7 +326,7 @@ def check_memory(
             )
 
 
-def check_variants(variants: Sequence[str], place: Place) -> None:
+def check_variants(variants: Sequence[str], place: WorkerPlace) -> None:
     if place.kind == "cuda" and "cc" in variants:
         raise ConfigurationError(
             "cc emulates the GPU-TEE path on CPUs and has no GPU: leave it out of --variants, or "
@@ -361,14 +361,14 @@ class _Stopped(BaseException):
         self.signal = signal.Signals(number)
 
 
-def measure(jobs: Sequence[Job], results: Path | None) -> tuple[list[Any], int | None]:
+def measure(jobs: Sequence[BenchJob], results: Path | None) -> tuple[list[Any], int | None]:
     """Runs jobs; returns what was measured, and the exit status if the run was stopped."""
     session = new_session(check_writable(results))
     status = run(session, jobs)
     return session.measured, status
 
 
-def show_exchanges(jobs: Sequence[Job], results: Path | None, json: bool) -> None:
+def show_exchanges(jobs: Sequence[BenchJob], results: Path | None, json: bool) -> None:
     """Measures collectives, and shows each with its lower bound and whether it meets its target."""
     rate = aes_rate()
     measured, status = measure(jobs, results)
@@ -377,11 +377,11 @@ def show_exchanges(jobs: Sequence[Job], results: Path | None, json: bool) -> Non
     end(status)
 
 
-def new_session(path: Path | None = None) -> Session:
-    return Session(" ".join(["sealring", *sys.argv[1:]]), path)
+def new_session(path: Path | None = None) -> BenchSession:
+    return BenchSession(" ".join(["sealring", *sys.argv[1:]]), path)
 
 
-def run(session: Session, jobs: Sequence[Job]) -> int | None:
+def run(session: BenchSession, jobs: Sequence[BenchJob]) -> int | None:
     """Measures with a progress bar. Returns the exit status if the run was stopped, else None.
 
     If a user stops the run, what was measured so far is printed, and written to the file if there
@@ -411,7 +411,7 @@ def run(session: Session, jobs: Sequence[Job]) -> int | None:
     return None
 
 
-def _keep(session: Session, why: str, total: int) -> None:
+def _keep(session: BenchSession, why: str, total: int) -> None:
     told = f"{why} after {len(session.measured)} of {total} cases"
     session.save(told)
     where = f"; they are in {session.path}" if session.path is not None else ""

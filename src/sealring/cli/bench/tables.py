@@ -15,10 +15,10 @@ from sealring.lab.bench.collectives import (
     OF_FLOOR,
     OF_GLOO,
     SMALL_BYTES,
-    Exchange,
+    CollectiveRun,
 )
-from sealring.lab.bench.harness import Comparison, Measured, Row, Samples, against_plain
-from sealring.lab.bench.step import Step
+from sealring.lab.bench.harness import BenchRow, Comparison, Measured, Timings, against_plain
+from sealring.lab.bench.step import StepRun
 from sealring.lab.bench.vault import Case
 from sealring.lab.report import plots
 from sealring.lab.results import KernelCase, LinkCase, ScaleCase
@@ -26,7 +26,7 @@ from sealring.lab.results import KernelCase, LinkCase, ScaleCase
 _MARKS = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
 
 
-def _time(samples: Samples | None, unit: float, name: str) -> str:
+def _time(samples: Timings | None, unit: float, name: str) -> str:
     if samples is None:
         return "-"
     return f"{samples.median * unit:,.0f} {name} ±{samples.spread:.0%}"
@@ -51,7 +51,7 @@ def links(cases: Sequence[LinkCase]) -> Table:
     )
 
 
-def exchanges(cases: Sequence[Exchange], rows: Sequence[Mapping[str, Any]]) -> Table:
+def exchanges(cases: Sequence[CollectiveRun], rows: Sequence[Mapping[str, Any]]) -> Table:
     """A table of collectives. `rows` are the same cases as in the JSON output."""
     met = [row["meets_bar"] for row in rows if row["meets_bar"] is not None]
     variants = [
@@ -59,7 +59,7 @@ def exchanges(cases: Sequence[Exchange], rows: Sequence[Mapping[str, Any]]) -> T
     ]
     others = variants[1:]
 
-    def cells(case: Exchange, row: Mapping[str, Any]) -> Iterable[Any]:
+    def cells(case: CollectiveRun, row: Mapping[str, Any]) -> Iterable[Any]:
         yield from (case.collective, case.ranks, human_bytes(case.bytes) if case.bytes else "-")
         yield from (_time(case.samples.get(name), 1e6, "µs") for name in variants)
         yield from (_ratio(against_plain(case.samples, one)) for one in ("sealed", *others[1:]))
@@ -82,12 +82,12 @@ def exchanges(cases: Sequence[Exchange], rows: Sequence[Mapping[str, Any]]) -> T
     )  # fmt: skip
 
 
-def steps(cases: Sequence[Step], notes: Sequence[str] = ()) -> Table:
+def steps(cases: Sequence[StepRun], notes: Sequence[str] = ()) -> Table:
     place = cases[0].place
     plain = {"gloo": "Gloo", "nccl": "NCCL"}[place.backend]
     where = "" if place.kind == "cpu" else f" on {place.name}"
 
-    def cells(case: Step) -> Iterable[Any]:
+    def cells(case: StepRun) -> Iterable[Any]:
         sealed, overlap = case.recorded.get("sealed"), case.overlap()
         yield from (case.setting.model, case.ranks)
         yield f"{case.setting.batch} {case.setting.precision}"
@@ -113,7 +113,7 @@ def _sentences(notes: Sequence[str]) -> str:
     return "".join(f" {note[0].upper()}{note[1:]}." for note in notes)
 
 
-def splits(cases: Sequence[Step]) -> Table:
+def splits(cases: Sequence[StepRun]) -> Table:
     """A table of where the time of recorded steps went."""
     recorded = [one for case in cases for one in case.cases if one.split]
     numbers = plots.split_numbers([one for one in recorded if one.variant != "compute"])
@@ -139,14 +139,14 @@ def vault(cases: Sequence[Case]) -> Table:
 def summary(measured: Sequence[Measured]) -> Table:
     """The table at the end of `bench all`: one line for each comparison. The report has the
     rest."""
-    compared = [each for each in measured if isinstance(each, Exchange | Step)]
+    compared = [each for each in measured if isinstance(each, CollectiveRun | StepRun)]
     return number_table(
         "What protection costs here: times as multiples of torch's own backend",
         ("case", "sealed", "GPU-TEE path, emulated"),
         (
             (
                 f"{each.label}, {human_bytes(each.bytes)}"
-                if isinstance(each, Exchange) and each.bytes
+                if isinstance(each, CollectiveRun) and each.bytes
                 else each.label,
                 _ratio(each.against_plain()),
                 _ratio(each.against_plain("cc")),
@@ -157,7 +157,7 @@ def summary(measured: Sequence[Measured]) -> Table:
     )
 
 
-def gpu(name: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Table:
+def gpu(name: str, rows: Sequence[BenchRow], notes: Sequence[str] = ()) -> Table:
     ratios = "x: the sealed time by that of what stands behind the colon, over the wire before it."
     return number_table(
         f"Sealed on one {name}",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from sealring.core.schedule.execution import RECEIVING, SENDING, Execution, Link
+from sealring.core.schedule.execution import RECEIVING, SENDING, Execution, Link, schedule_error
 from sealring.core.schedule.program import Action, Program, Step
-from sealring.errors import ScheduleError
 
 _READS_SLOT = frozenset(
     {
@@ -32,7 +31,7 @@ _Arrival = tuple[Link, int, int]
 def check_programs(
     programs: Sequence[Program], *, read_only: Callable[[int], Collection[int]] = lambda rank: ()
 ) -> None:
-    """Raises ScheduleError, which says where, unless the ranks' programs form a correct collective:
+    """Raises configuration.schedule_error unless the ranks' programs form a correct collective:
 
     - programs[r] is rank r's, and all have the same operation, algorithm and world;
     - steps name slots, peers and earlier steps that exist, and write no slot in `read_only(rank)`;
@@ -65,24 +64,24 @@ def check_programs(
 
 def _fail(program: Program, index: int, what: str) -> None:
     action = program.steps[index].action.name
-    raise ScheduleError(f"rank {program.rank}, step {index} ({action}) {what}")
+    raise schedule_error(f"rank {program.rank}, step {index} ({action}) {what}")
 
 
 def _check_membership(programs: Sequence[Program]) -> None:
     for place, program in enumerate(programs):
         if program.rank != place or program.world != len(programs):
-            raise ScheduleError(
+            raise schedule_error(
                 f"program {place} of {len(programs)} is for rank {program.rank} of {program.world}"
             )
         first = programs[0]
         if (program.operation, program.algorithm) != (first.operation, first.algorithm):
-            raise ScheduleError(
+            raise schedule_error(
                 f"rank {place} runs {program.operation.name} {program.algorithm.name}, "
                 f"rank 0 {first.operation.name} {first.algorithm.name}"
             )
         for number, like in enumerate(program.scratch, start=program.slots):
             if not 0 <= like < program.slots:
-                raise ScheduleError(
+                raise schedule_error(
                     f"rank {place}: scratch slot {number} is to be as long as slot {like}, "
                     f"which the caller does not provide"
                 )

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sealring.core.schedule.program import Action, Program, Step
-from sealring.errors import ScheduleError
+from sealring.errors import ConfigurationError
 
 SENDING = frozenset({Action.SEND, Action.PUBLISH, Action.FORWARD})
 RECEIVING = frozenset({Action.RECEIVE, Action.RECEIVE_REDUCE})
 _DONE = -1
+
+
+def schedule_error(problem: str) -> ConfigurationError:
+    return ConfigurationError(problem, code="configuration.schedule_error")
 
 
 class Turn(NamedTuple):
@@ -83,8 +87,8 @@ class Execution:
             self._open_segments(rank)
 
     def turns(self) -> Iterator[Turn]:
-        """Yields every step of every rank in a possible order; raises ScheduleError at a
-        deadlock."""
+        """Yields every step of every rank in a possible order; raises configuration.schedule_error
+        at a deadlock."""
         while self._runnable:
             turn = self._next()
             yield turn
@@ -96,7 +100,7 @@ class Execution:
                 self._take_head(Link(step.peers[0], turn.rank))
             self._complete(turn)
         if self._undone:
-            raise ScheduleError(f"deadlock: {'; '.join(self._who_waits_for_what())}")
+            raise schedule_error(f"deadlock: {'; '.join(self._who_waits_for_what())}")
 
     def _next(self) -> Turn:
         if self._shuffle is not None:

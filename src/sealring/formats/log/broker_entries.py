@@ -33,7 +33,7 @@ def log_of_broker(authority: x509.Certificate) -> str:
     return f"broker.sealring/{broker_name(authority)}"
 
 
-class Holder(NamedTuple):
+class RankHolder(NamedTuple):
     """The worker that holds a rank, until another one joins the rank."""
 
     key: str
@@ -64,7 +64,7 @@ class BrokerHistory:
     out: dict[tuple[str, str], Out] = field(default_factory=dict)
     """The keys taken out, by job and key, each for the first time. A worker that left by itself is
     not here."""
-    _holders: dict[tuple[str, int], Holder] = field(default_factory=dict)
+    _holders: dict[tuple[str, int], RankHolder] = field(default_factory=dict)
 
     def add(self, number: int, data: bytes) -> None:
         """Adds the next entry. TamperedLog if a broker cannot have written it."""
@@ -87,7 +87,7 @@ class BrokerHistory:
             before = self._holders.get(place)
             if before is not None and before.key != entry["key"]:
                 self._take_out(place, time, "another worker joined its rank")
-            self._holders[place] = Holder(_text(entry["key"]), machines)
+            self._holders[place] = RankHolder(_text(entry["key"]), machines)
         elif event == "gave" and entry.get("what") == CERTIFICATE and "rank" in entry:
             found = self.given.setdefault((*_place(entry), _text(entry["key"])), [])
             found.append(Given(time, _text(entry["kind"])))

@@ -19,7 +19,7 @@ from typing import Final
 
 from sealring.errors import (
     ForgedStatement,
-    NoQuorum,
+    LogError,
 )
 from sealring.formats.log import tree
 from sealring.formats.log.notes import (
@@ -126,13 +126,14 @@ def open_checkpoint(data: bytes, policy: LogPolicy, not_before: int = 0) -> Sign
     cosigned = verified(note, [witness.verifier for witness in policy.witnesses])
     if not policy.is_quorum(cosigned):
         names = ", ".join(sorted(key.name for key in cosigned)) or "none"
-        raise NoQuorum(
+        raise LogError(
             f"the checkpoint of {checkpoint.size} entries lacks a quorum of the policy's "
-            f"witnesses; cosigned by: {names}"
+            f"witnesses; cosigned by: {names}",
+            code="log.no_quorum",
         )
     fresh = {key: time for key, time in cosigned.items() if time >= not_before}
     if not policy.is_quorum(fresh):
-        raise NoQuorum(
+        raise LogError(
             f"the checkpoint of {checkpoint.size} entries was cosigned before the time asked for: "
             "it may be an old one that is shown again",
             code="log.stale_checkpoint",

@@ -31,7 +31,7 @@ from sealring.errors import (
 )
 from sealring.formats.files import (
     LEFT_BEHIND,
-    Batch,
+    DurableFiles,
     locked,
     not_written,
     read_limited,
@@ -265,7 +265,7 @@ def create_log(folder: Path, signer: Signer) -> None:
         with locked(folder):
             _require_empty(folder)  # another writer may have had the lock
             checkpoint = Checkpoint(signer.name, 0, tree.EMPTY_ROOT).encode()
-            batch = Batch(folder)
+            batch = DurableFiles(folder)
             batch.clear()
             batch.write(CHECKPOINT, Note(checkpoint, (signer.sign(checkpoint),)).encode())
             batch.sync()
@@ -300,7 +300,7 @@ class LogWriter:
         read_checkpoint(self._folder)  # so that no lock file is made in a folder that is no log
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self._folder, self._wait))
-            Batch(self._folder).clear()
+            DurableFiles(self._folder).clear()
             self._load()
             self._stack = stack.pop_all()
         return self
@@ -324,7 +324,7 @@ class LogWriter:
         self._require_certain()
         edge, bundle = self._edge.copy(), list(self._bundle)
         before = edge.size
-        batch = Batch(self._folder)
+        batch = DurableFiles(self._folder)
         try:
             for entry in entries:
                 bundle.append(check_entry(entry))
@@ -362,7 +362,7 @@ class LogWriter:
     def _publish(self, note: Note) -> None:
         encoded = note.encode()
         signed = open_checkpoint(encoded, self._own_policy())
-        batch = Batch(self._folder)
+        batch = DurableFiles(self._folder)
         self._uncertain = True
         try:
             batch.write(CHECKPOINT, encoded)

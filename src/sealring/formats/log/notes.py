@@ -27,7 +27,7 @@ _PRIVATE: Final = "PRIVATE+KEY+"
 _TIME: Final = struct.Struct(">Q")
 
 
-class Kind(IntEnum):
+class SignatureKind(IntEnum):
     """The signature types of c2sp.org/signed-note that are used here."""
 
     NOTE = 0x01
@@ -62,7 +62,7 @@ class Verifier:
     """A public key with a name."""
 
     name: str
-    kind: Kind
+    kind: SignatureKind
     public: bytes
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Verifier:
         """Checks one signature of this key. Returns its time, or 0 for a kind without one."""
         signature, time = line.signature, 0
         message = text.encode()
-        if self.kind is Kind.COSIGNATURE:
+        if self.kind is SignatureKind.COSIGNATURE:
             if len(signature) != _TIME.size + 64:
                 raise ForgedStatement(
                     f"the cosignature of {self.name} is cut or extended", code="log.forged_note"
@@ -122,14 +122,14 @@ class Signer:
     """A private key with a name. The repr leaves out the key."""
 
     name: str
-    kind: Kind
+    kind: SignatureKind
     key: Ed25519PrivateKey = field(repr=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
 
     @classmethod
-    def generate(cls, name: str, kind: Kind) -> Signer:
+    def generate(cls, name: str, kind: SignatureKind) -> Signer:
         return cls(name, kind, Ed25519PrivateKey.generate())
 
     @property
@@ -151,7 +151,7 @@ class Signer:
             # Without the reason, which would quote a part of the key.
             raise malformed_note(
                 f"that is not a signer key, which is {_PRIVATE}NAME+ID+KEY for an Ed25519 key of "
-                f"type {Kind.NOTE:#04x} or {Kind.COSIGNATURE:#04x}"
+                f"type {SignatureKind.NOTE:#04x} or {SignatureKind.COSIGNATURE:#04x}"
             ) from None
         if len(private) != 32:
             raise malformed_note("the signer key is not an Ed25519 key, which has 32 bytes")
@@ -162,7 +162,7 @@ class Signer:
 
     def sign(self, text: str, time: int = 0) -> SignatureLine:
         """Signs a text. `time` is a cosignature's, in seconds since 1970."""
-        if self.kind is Kind.COSIGNATURE:
+        if self.kind is SignatureKind.COSIGNATURE:
             signature = _TIME.pack(time) + self.key.sign(_cosigned(text, time))
         else:
             signature = self.key.sign(text.encode())
@@ -246,7 +246,7 @@ def _parse_line(line: str) -> SignatureLine:
     return SignatureLine(name, data[:4], data[4:])
 
 
-def _parse_key(text: str, what: str) -> tuple[str, Kind, bytes, bytes]:
+def _parse_key(text: str, what: str) -> tuple[str, SignatureKind, bytes, bytes]:
     parts = text.split("+", 2)  # base64 may contain a plus too
     if len(parts) != 3:
         raise malformed_note(f"a {what} is NAME+ID+KEY, and {text[:40]!r} is not")
@@ -256,10 +256,10 @@ def _parse_key(text: str, what: str) -> tuple[str, Kind, bytes, bytes]:
     if len(hexadecimal) != 8 or hexadecimal.strip("0123456789abcdef"):
         raise malformed_note(f"the {what} of {name} has no key id of eight hexadecimal digits")
     try:
-        kind = Kind(data[0])
+        kind = SignatureKind(data[0])
     except ValueError:
         raise malformed_note(
-            f"the {what} of {name} is of type {data[0]:#04x}; {Kind.NOTE:#04x} (Ed25519) and "
-            f"{Kind.COSIGNATURE:#04x} (Ed25519 cosignatures) are served"
+            f"the {what} of {name} is of type {data[0]:#04x}; {SignatureKind.NOTE:#04x} (Ed25519) "
+            f"and {SignatureKind.COSIGNATURE:#04x} (Ed25519 cosignatures) are served"
         ) from None
     return name, kind, bytes.fromhex(hexadecimal), data[1:]

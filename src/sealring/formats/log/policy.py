@@ -18,7 +18,7 @@ from typing import Final
 
 from sealring.errors import BadPolicy, MalformedStatement
 from sealring.formats.files import read_public
-from sealring.formats.log.notes import Kind, Verifier
+from sealring.formats.log.notes import SignatureKind, Verifier
 
 NONE: Final = "none"
 _MAX_LINES: Final = 4096
@@ -136,13 +136,13 @@ class _Reader:
         )
 
     def _log(self, vkey: str, url: str | None = None) -> None:
-        verifier = self._key(vkey, Kind.NOTE, "a log's")
+        verifier = self._key(vkey, SignatureKind.NOTE, "a log's")
         if verifier.public in {log.verifier.public for log in self._logs}:
             raise self._wrong("lists a log's key a second time")
         self._logs.append(Log(verifier, url))
 
     def _witness(self, name: str, vkey: str, url: str | None = None) -> None:
-        verifier = self._key(vkey, Kind.COSIGNATURE, "a witness's")
+        verifier = self._key(vkey, SignatureKind.COSIGNATURE, "a witness's")
         if verifier.public in {witness.verifier.public for witness in self._witnesses}:
             raise self._wrong("lists a witness's key a second time: one witness would count twice")
         self._define(name)
@@ -176,7 +176,7 @@ class _Reader:
             raise self._wrong(f"defines {name!r} a second time")
         self._names.add(name)
 
-    def _key(self, vkey: str, kind: Kind, whose: str) -> Verifier:
+    def _key(self, vkey: str, kind: SignatureKind, whose: str) -> Verifier:
         try:
             verifier = Verifier.parse(vkey)
         except (MalformedStatement, UnicodeEncodeError) as problem:

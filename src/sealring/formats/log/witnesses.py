@@ -21,7 +21,6 @@ from sealring.errors import (
     ConfigurationError,
     ForkedLog,
     LogError,
-    NoQuorum,
     NotALog,
     TamperedLog,
 )
@@ -96,7 +95,10 @@ def check_newest(
                 "clock is wrong"
             )
     if not policy.is_quorum(fresh):
-        raise NoQuorum(f"too few witnesses say that this is the newest: {reasons(answers)}")
+        raise LogError(
+            f"too few witnesses say that this is the newest: {reasons(answers)}",
+            code="log.no_quorum",
+        )
     return answers
 
 

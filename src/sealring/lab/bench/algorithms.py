@@ -38,7 +38,7 @@ from sealring.errors import ConfigurationError
 from sealring.lab.bench.collectives import CALLS, Tensors
 from sealring.lab.bench.harness import (
     Progress,
-    Samples,
+    Timings,
     in_turn,
     reports_of,
     sealed_world,
@@ -152,7 +152,7 @@ def in_a_worker(plan: Plan, blocks: int, report: Report) -> None:
 
 def _turns(
     operation: Operation, size: int, group: Any, blocks: int, calls: int, report: Report
-) -> dict[str, Samples]:
+) -> dict[str, Timings]:
     import torch.distributed as dist
 
     ranks = dist.get_world_size()
@@ -185,7 +185,7 @@ def _turns(
 
 
 def _cells(
-    operation: Operation, size: int, topology: Topology, samples: Mapping[str, Samples], calls: int
+    operation: Operation, size: int, topology: Topology, samples: Mapping[str, Timings], calls: int
 ) -> list[Cell]:
     return [
         Cell(

@@ -39,7 +39,7 @@ from sealring.lab.bench.harness import (
     Cases,
     Comparison,
     Progress,
-    Samples,
+    Timings,
     against_plain,
     busiest_core,
     gathered,
@@ -72,7 +72,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class CollectiveRun:
     """One collective of one size, measured with all variants in one run."""
 
     section: Literal["allreduce", "collectives"]
@@ -80,7 +80,7 @@ class Exchange:
     ranks: int
     bytes: int
     transport: str
-    samples: dict[str, Samples]
+    samples: dict[str, Timings]
     """The slowest rank's times by variant; without `plain` if Gloo lacks the operation."""
     rank_bytes: list[tuple[int, int]]
     """Plaintext that each rank sealed and opened in one call."""
@@ -127,7 +127,7 @@ def measure(
     variants: Sequence[str],
     effort: Effort,
     progress: Progress | None = None,
-) -> Iterator[Exchange]:
+) -> Iterator[CollectiveRun]:
     """Yields each (collective, bytes) of the plan, measured in one world of workers."""
     environment = {"SEALRING_TRANSPORT": transport}
     arguments = (section, plan, transport, variants, effort)
@@ -226,7 +226,7 @@ def _worker(
             rank_bytes = gathered(own)
             if rank == 0:
                 memory = group.account()["memory_bytes"]
-                measured = Exchange(
+                measured = CollectiveRun(
                     section, name, ranks, size, transport, samples, rank_bytes, memory, calls,
                     group.threads,
                 )  # fmt: skip
@@ -322,7 +322,7 @@ def bar(size: int, transport: str, gloo: float | None, floor: float) -> float | 
     return None
 
 
-def row(case: Exchange, aes_bytes_per_s: float) -> dict[str, Any]:
+def row(case: CollectiveRun, aes_bytes_per_s: float) -> dict[str, Any]:
     """One case as JSON, with its floor and its target.
 
     A ratio is None if it would be noise, `gloo_us` if Gloo lacks the operation, and `bar_us` if
@@ -370,7 +370,7 @@ OPERATIONS: Final = ("all_reduce", "ping_pong")
 SIZES: Final = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 25 << 20)
 
 
-def _hop(operation: str, transport: str, exchanges: Sequence[Exchange]) -> Cases:
+def _hop(operation: str, transport: str, exchanges: Sequence[CollectiveRun]) -> Cases:
     """The cases of one operation over one transport, one for each variant."""
     cases = []
     for variant in exchanges[0].samples:
@@ -389,7 +389,7 @@ def _hop(operation: str, transport: str, exchanges: Sequence[Exchange]) -> Cases
     return Cases("link", cases)
 
 
-def _point(exchange: Exchange, variant: str) -> LinkPoint:
+def _point(exchange: CollectiveRun, variant: str) -> LinkPoint:
     seconds = list(exchange.samples[variant].seconds)
     if exchange.collective == "ping_pong":
         return LinkPoint(exchange.bytes, 1, [each / 2 for each in seconds])
@@ -409,7 +409,7 @@ def measure_link(
     progress: Progress | None = None,
 ) -> Iterator[Cases]:
     plan = [(operation, size) for operation in operations for size in sizes]
-    points: list[Exchange] = []
+    points: list[CollectiveRun] = []
 
     def within(part: float) -> None:  # a hop is one case, and its sizes are parts of it
         if progress is not None:

@@ -40,7 +40,7 @@ from sealring.core.identity import Credentials
 from sealring.core.links import Agreed, Store, agreed_epoch, build_mesh, explain_resource_limits
 from sealring.core.schedule import Algorithm, Operation, Selection, chunks, cuts_into_chunks
 from sealring.errors import WorkerFailed
-from sealring.lab.bench.harness import Cases, Progress, Row, forming_floor
+from sealring.lab.bench.harness import BenchRow, Cases, Progress, forming_floor
 from sealring.lab.bench.workers import Report, environment_of, meeting_place, run_workers
 from sealring.lab.results import ScaleCase
 
@@ -206,7 +206,7 @@ dist.destroy_process_group()
 """A script like a user's: when the group is made, its process has imported only torch."""
 
 
-def measure_handshake(ranks: int, transport: str, turns: int = 3) -> list[Row]:
+def measure_handshake(ranks: int, transport: str, turns: int = 3) -> list[BenchRow]:
     """The medians of several turns, in which Gloo and sealring alternate."""
     found: dict[str, list[tuple[float, ...]]] = {"gloo": [], "sealring": []}
     for _ in range(turns):
@@ -216,9 +216,9 @@ def measure_handshake(ranks: int, transport: str, turns: int = 3) -> list[Row]:
     for backend, measured in found.items():
         formed, reduced, cpu = (round(median(each), 3) for each in zip(*measured, strict=True))
         rows += [
-            Row("forming", f"{backend}: until the slowest of all has the group", formed, "s"),
-            Row("forming", "... and its first all-reduce", reduced, "s"),
-            Row("forming", "CPU of a rank until then, with what it imports", cpu, "s"),
+            BenchRow("forming", f"{backend}: until the slowest of all has the group", formed, "s"),
+            BenchRow("forming", "... and its first all-reduce", reduced, "s"),
+            BenchRow("forming", "CPU of a rank until then, with what it imports", cpu, "s"),
         ]
     return rows
 

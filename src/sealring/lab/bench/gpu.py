@@ -21,9 +21,9 @@ from sealring.core.settings import with_settings
 from sealring.errors import ConfigurationError, WorkerFailed
 from sealring.lab.bench.collectives import sealed_and_opened
 from sealring.lab.bench.harness import (
+    BenchRow,
     Cases,
     Progress,
-    Row,
     compare,
     gathered,
     in_turn,
@@ -31,7 +31,7 @@ from sealring.lab.bench.harness import (
     sealed_world,
 )
 from sealring.lab.bench.kernels import kernel_case
-from sealring.lab.bench.workers import Place, Report, settle
+from sealring.lab.bench.workers import Report, WorkerPlace, settle
 from sealring.lab.results import CollectiveCase, KernelCase, Results, StepCase, usable
 
 if TYPE_CHECKING:
@@ -125,12 +125,12 @@ _CALLS: Final = 15
 _SMALL_CALLS: Final = 300
 
 
-def measure_kernels(place: Place, progress: Progress | None = None) -> Iterator[Cases]:
+def measure_kernels(place: WorkerPlace, progress: Progress | None = None) -> Iterator[Cases]:
     for measured in reports_of(1, _time_kernels, place, progress=progress):
         yield Cases("gpu", measured)
 
 
-def _time_kernels(rank: int, report: Report, place: Place) -> None:
+def _time_kernels(rank: int, report: Report, place: WorkerPlace) -> None:
     device = place.enter(rank, 1)
     measured = []
     calls, check = _calls(device)
@@ -269,7 +269,7 @@ def ways_over(wires: Sequence[str]) -> list[Way]:
 
 
 def measure_allreduces(
-    place: Place,
+    place: WorkerPlace,
     ranks: int,
     size: int,
     wires: Sequence[str],
@@ -284,7 +284,13 @@ def measure_allreduces(
 
 
 def time_all_reduces(
-    rank: int, report: Report, place: Place, ranks: int, size: int, ways: list[Way], blocks: int
+    rank: int,
+    report: Report,
+    place: WorkerPlace,
+    ranks: int,
+    size: int,
+    ways: list[Way],
+    blocks: int,
 ) -> None:
     import torch
 
@@ -378,7 +384,7 @@ def affordable(step_s: float, variants: int, most: int = _MOST) -> int:
 
 
 def measure_step(
-    place: Place,
+    place: WorkerPlace,
     model: str,
     ranks: int,
     wire: str,
@@ -391,7 +397,7 @@ def measure_step(
 
 
 @dataclass(slots=True)
-class Turn:
+class BucketTurn:
     """The group whose turn it is to reduce, and the number of buckets that it got."""
 
     group: Any
@@ -399,7 +405,7 @@ class Turn:
 
 
 def _train(
-    rank: int, report: Report, place: Place, name: str, ranks: int, wire: str, most: int
+    rank: int, report: Report, place: WorkerPlace, name: str, ranks: int, wire: str, most: int
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -407,7 +413,7 @@ def _train(
     device = place.enter(rank, ranks)
     with sealed_world():
         groups = {"sealed": sealed_over(wire, device), "unsealed": unsealed_over(wire, device)}
-        turn = Turn(groups["sealed"])
+        turn = BucketTurn(groups["sealed"])
         step, parameters, batch = trained_by(name, turn, device)
 
         def by(group: Any) -> Callable[[], None]:
@@ -451,7 +457,7 @@ def _train(
             report(Cases("step", cases))
 
 
-def trained_by(name: str, turn: Turn, device: Any) -> tuple[Callable[[], None], int, int]:
+def trained_by(name: str, turn: BucketTurn, device: Any) -> tuple[Callable[[], None], int, int]:
     """Returns a function for one step, the number of parameters, and the batch size.
 
     The model is made on the device, without a copy on the host.
@@ -509,7 +515,7 @@ _NCCL_RANKS: Final = 4
 _OVER_NCCL: Final = 1.0
 
 
-def rows_of(results: Results) -> list[Row]:
+def rows_of(results: Results) -> list[BenchRow]:
     """The figures in the order measured. Samples are compared only within the same run."""
     return [
         *_kernels(usable(results.gpu)),
@@ -518,23 +524,23 @@ def rows_of(results: Results) -> list[Row]:
     ]
 
 
-def _kernels(cases: Sequence[KernelCase]) -> Iterator[Row]:
+def _kernels(cases: Sequence[KernelCase]) -> Iterator[BenchRow]:
     for case in cases:
         seconds = median(case.seconds)
         name = _NAMES.get(case.kernel, case.kernel)
         size = f"{case.bytes / 2**30:g} GiB in {case.record_bytes >> 10} KiB records"
         if case.kernel == "launch":
             detail = "launch to completion"
-            yield Row("kernels", name, round(seconds * 1e6, 1), "µs", None, _LAUNCH_US, detail)
+            yield BenchRow("kernels", name, round(seconds * 1e6, 1), "µs", None, _LAUNCH_US, detail)
         elif case.kernel == "matmul":
-            yield Row("kernels", name, round(case.operations / seconds / 1e12, 1), "Top/s")
+            yield BenchRow("kernels", name, round(case.operations / seconds / 1e12, 1), "Top/s")
         else:
             rate = round(case.bytes / seconds / 1e9, 1)
             detail = size if case.suite else ""
-            yield Row("kernels", name, rate, "GB/s", _RATES.get(case.kernel), None, detail)
+            yield BenchRow("kernels", name, rate, "GB/s", _RATES.get(case.kernel), None, detail)
 
 
-def _exchanges(cases: Sequence[CollectiveCase]) -> Iterator[Row]:
+def _exchanges(cases: Sequence[CollectiveCase]) -> Iterator[BenchRow]:
     for run in dict.fromkeys(case.run for case in cases):
         ways: dict[tuple[str, str], CollectiveCase] = {
             (case.variant, case.transport): case for case in cases if case.run == run
@@ -554,7 +560,7 @@ def _exchanges(cases: Sequence[CollectiveCase]) -> Iterator[Row]:
                 yield from _ratio("allreduce", f"{what}, {wire}: {name}", one, against, bar, name)
 
 
-def _steps(cases: Sequence[StepCase]) -> Iterator[Row]:
+def _steps(cases: Sequence[StepCase]) -> Iterator[BenchRow]:
     for run in dict.fromkeys(case.run for case in cases):
         ways: dict[str, StepCase] = {case.variant: case for case in cases if case.run == run}
         one = ways.get("sealed")
@@ -574,12 +580,12 @@ def _ratio(
     other: CollectiveCase | StepCase,
     bar: float | None,
     name: str,
-) -> Iterator[Row]:
+) -> Iterator[BenchRow]:
     if len(one.seconds) != len(other.seconds):
         return
     told = compare(one.seconds, other.seconds)
     detail = f"sealed {_ms(one)}, {name} {_ms(other)}"
-    yield Row(
+    yield BenchRow(
         part, what, round(told.ratio, 3), "x", None, bar, detail,
         round(told.low, 3), round(told.high, 3),
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """Shared by all benchmarks: taking samples in turn, comparing them, and writing the results file.
 
 The variants of a case alternate in one run, so that other load on the machine slows all of them
-equally. A benchmark is a Job: its workers measure, and their reports become cases of a Results.
+equally. A benchmark is a BenchJob: its workers measure, and their reports become cases of a
+Results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class Timings:
     """Seconds per call, one value per block of calls."""
 
     seconds: tuple[float, ...]
@@ -57,10 +58,10 @@ class Samples:
         return spread_of(self.seconds)
 
 
-def of_slowest(ranks: Sequence[Mapping[Key, Samples]]) -> dict[Key, Samples]:
+def of_slowest(ranks: Sequence[Mapping[Key, Timings]]) -> dict[Key, Timings]:
     """The samples of the slowest rank in each block. (A root that only sends is done early.)"""
     return {
-        key: Samples(tuple(map(max, zip(*(own[key].seconds for own in ranks), strict=True))))
+        key: Timings(tuple(map(max, zip(*(own[key].seconds for own in ranks), strict=True))))
         for key in ranks[0]
     }
 
@@ -73,7 +74,7 @@ def alternate(
     warm_up: int,
     between: Callable[[], object],
     after_block: Callable[[int], None] | None = None,
-) -> dict[Key, Samples]:
+) -> dict[Key, Timings]:
     """Times blocks of `calls` calls of each variant in turn; calls `between` before each block."""
     for call in variants.values():
         for _ in range(warm_up):
@@ -88,7 +89,7 @@ def alternate(
             seconds[name].append((time.perf_counter() - start) / calls)
         if after_block is not None:
             after_block(block)
-    return {name: Samples(tuple(values)) for name, values in seconds.items()}
+    return {name: Timings(tuple(values)) for name, values in seconds.items()}
 
 
 def _rotated(
@@ -153,7 +154,7 @@ def in_turn(
     calls: int = 1,
     warm_up: int = 1,
     between: Callable[[], object] | None = None,
-) -> dict[Key, Samples]:
+) -> dict[Key, Timings]:
     """In a worker: like `alternate`, with the slowest rank's times. Rank 0 reports progress."""
     import torch.distributed as dist
 
@@ -236,7 +237,7 @@ def compare_apart(one: Sequence[float], other: Sequence[float]) -> Comparison:
     return Comparison(ratio, min(ratio, float(low)), max(ratio, float(high)))
 
 
-def against_plain(samples: Mapping[str, Samples], variant: str = "sealed") -> Comparison | None:
+def against_plain(samples: Mapping[str, Timings], variant: str = "sealed") -> Comparison | None:
     plain, one = samples.get("plain"), samples.get(variant)
     return compare(one.seconds, plain.seconds) if plain and one else None
 
@@ -260,7 +261,7 @@ def interval(count: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One figure, with its target if there is one."""
 
     part: str
@@ -321,7 +322,7 @@ class Cases:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """The measurements of one world of workers."""
 
     label: str
@@ -337,7 +338,7 @@ def _table() -> str:
 
 
 @dataclass(slots=True)
-class Session:
+class BenchSession:
     command: str
     path: Path | None = None
     """The results file; None if none was asked for."""
@@ -347,7 +348,7 @@ class Session:
     _made: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
     _algorithms: str = field(default_factory=_table)
 
-    def run(self, jobs: Sequence[Job], tell: Callable[[float, str], None]) -> None:
+    def run(self, jobs: Sequence[BenchJob], tell: Callable[[float, str], None]) -> None:
         """Runs the jobs; `tell` gets the number of finished cases and the name of the current job.
 
         The file is written after each job, when no workers run. So what was measured is kept

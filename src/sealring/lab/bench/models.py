@@ -14,7 +14,7 @@ from sealring.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The sizes of a GPT. The defaults are the demo's, with 0.8 million parameters."""
 
     layers: int = 4
@@ -28,7 +28,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self._heads = shape.heads
         self.query_key_value = nn.Linear(shape.width, 3 * shape.width, bias=shape.attention_bias)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.before_attention = nn.LayerNorm(shape.width)
         self.attention = Attention(shape)
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
@@ -83,7 +83,7 @@ class GPT(nn.Module):
         return functional.cross_entropy(self.logits(inputs).flatten(0, 1), targets.flatten())
 
 
-def make_model(shape: Shape, seed: int) -> GPT:
+def make_model(shape: ModelShape, seed: int) -> GPT:
     """Makes a model whose weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -136,7 +136,7 @@ class Classifier(nn.Module):
         return functional.cross_entropy(self.network(inputs), targets)
 
 
-def _language_model(shape: Shape, batch: int, tokens: int) -> Workload:
+def _language_model(shape: ModelShape, batch: int, tokens: int) -> Workload:
     def draw(count: int, generator: Generator) -> Batch:
         windows = torch.randint(shape.vocabulary, (count, tokens + 1), generator=generator)
         return windows[:, :-1], windows[:, 1:]
@@ -147,7 +147,7 @@ def _language_model(shape: Shape, batch: int, tokens: int) -> Workload:
 def _gpt2(layers: int, width: int, heads: int) -> Workload:
     """GPT-2 as published (Radford and others, 2019), trained on windows of 128 tokens. A CPU
     computes these in seconds, and the gradients are as large as with windows of 1,024 tokens."""
-    shape = Shape(layers, width, heads, context=1024, vocabulary=50257, attention_bias=True)
+    shape = ModelShape(layers, width, heads, context=1024, vocabulary=50257, attention_bias=True)
     return _language_model(shape, batch=1, tokens=128)
 
 
@@ -195,11 +195,11 @@ def _digits(count: int, generator: Generator) -> Batch:
 
 
 MODELS: Final[dict[str, Workload]] = {
-    "gpt-demo": _language_model(Shape(), batch=8, tokens=64),  # 0.8 million: a quick look
+    "gpt-demo": _language_model(ModelShape(), batch=8, tokens=64),  # 0.8 million: a quick look
     # 10.8 million parameters, 512 tokens per rank: the shape that tutorials train on Shakespeare,
     # with a batch for CPUs. Larger batches compute longer for the same gradients.
     "gpt-small": _language_model(
-        Shape(layers=6, width=384, heads=6, context=256), batch=2, tokens=256
+        ModelShape(layers=6, width=384, heads=6, context=256), batch=2, tokens=256
     ),
     # 5.8 million parameters and little arithmetic: the hardest kind of model for the links.
     "mlp": Workload(_mlp, _digits, batch=64),

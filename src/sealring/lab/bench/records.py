@@ -26,11 +26,11 @@ from sealring.errors import WorkerFailed
 from sealring.formats.log import tree
 from sealring.formats.log.checkpoints import LogProof, Submission
 from sealring.formats.log.folder import LogWriter, StoredTree, create_log
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
 from sealring.lab.bench.harness import (
-    Row,
-    Samples,
+    BenchRow,
+    Timings,
     compare,
     in_turn,
     reports_of,
@@ -38,7 +38,7 @@ from sealring.lab.bench.harness import (
     seconds_of,
 )
 from sealring.lab.bench.made_run import Authority, HonestRun, write_statements
-from sealring.lab.bench.step import Setting, Trainee
+from sealring.lab.bench.step import BenchTrainee, StepSetting
 from sealring.lab.bench.workers import CPU, Report
 from sealring.record.audit.audit import Status, audit
 from sealring.record.audit.page import write_page
@@ -50,7 +50,7 @@ BAR: Final = 1.01
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RecordingWork:
     model: str
     ranks: int
     batch: int
@@ -68,11 +68,11 @@ def measure_recording(
     blocks: int,
     folder: Path | None = None,
     progress: Callable[[float], None] | None = None,
-) -> list[Row]:
+) -> list[BenchRow]:
     """Measures training; the statements are written to a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-records-", dir=folder) as made:
         run = Path(made) / "run"
-        work = Work(model, ranks, batch, every, blocks, str(run))
+        work = RecordingWork(model, ranks, batch, every, blocks, str(run))
         (samples,) = reports_of(ranks, _worker, work, progress=progress)
         recorded, unrecorded = samples["recorded"], samples["unrecorded"]
         compared = compare(recorded.seconds, unrecorded.seconds)
@@ -80,30 +80,30 @@ def measure_recording(
         on_disk = _size_of(run)
     ratio, low, high = (round(each, 4) for each in (compared.ratio, compared.low, compared.high))
     return [
-        Row("step", f"step with a statement every {every}", _ms(recorded), "ms"),
-        Row("step", "step without", _ms(unrecorded), "ms"),
-        Row("step", "ratio", ratio, "x", at_most=BAR, low=low, high=high),
-        Row("step", "statements", len(sizes), ""),
-        Row("step", "of a rank and interval", round(sum(sizes) / len(sizes), 1), "bytes"),
-        Row("step", "statements, log and evidence", on_disk, "bytes"),
+        BenchRow("step", f"step with a statement every {every}", _ms(recorded), "ms"),
+        BenchRow("step", "step without", _ms(unrecorded), "ms"),
+        BenchRow("step", "ratio", ratio, "x", at_most=BAR, low=low, high=high),
+        BenchRow("step", "statements", len(sizes), ""),
+        BenchRow("step", "of a rank and interval", round(sum(sizes) / len(sizes), 1), "bytes"),
+        BenchRow("step", "statements, log and evidence", on_disk, "bytes"),
     ]
 
 
-def _ms(samples: Samples) -> float:
+def _ms(samples: Timings) -> float:
     return round(samples.median * 1e3, 2)
 
 
 # ---- in the workers
 
 
-def _worker(rank: int, report: Report, work: Work) -> None:
+def _worker(rank: int, report: Report, work: RecordingWork) -> None:
     from sealring.record import note_data
     from sealring.record.recording.run import record_run
 
     with sealed_world() as group:
-        trainee = Trainee(
+        trainee = BenchTrainee(
             "sealed",
-            Setting(work.model, work.batch, "fp32", 25.0),
+            StepSetting(work.model, work.batch, "fp32", 25.0),
             rank=rank,
             device=CPU.enter(rank, work.ranks),
             sealed=group,
@@ -127,7 +127,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
         if rank == 0:
             report(
                 {
-                    name: Samples(tuple(second / work.every for second in each.seconds))
+                    name: Timings(tuple(second / work.every for second in each.seconds))
                     for name, each in samples.items()
                 }
             )
@@ -141,15 +141,15 @@ _PATIENCE_SECONDS: Final = 120
 _OPENED: Final = re.compile(r'<html[^>]* data-opened="(\d+)"')
 
 
-def measure_audit(ranks: int, intervals: int, folder: Path | None = None) -> list[Row]:
+def measure_audit(ranks: int, intervals: int, folder: Path | None = None) -> list[BenchRow]:
     """Audits an honest run of that size, in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-audit-", dir=folder) as made:
         return _audited(Path(made), ranks, intervals)
 
 
-def _audited(folder: Path, ranks: int, intervals: int) -> list[Row]:
+def _audited(folder: Path, ranks: int, intervals: int) -> list[BenchRow]:
     authority = Authority()
-    signer = Signer.generate("bench.sealring/run", Kind.NOTE)
+    signer = Signer.generate("bench.sealring/run", SignatureKind.NOTE)
     run, entries = write_statements(
         folder / "run", HonestRun(authority, ranks, intervals).envelopes()
     )
@@ -176,7 +176,7 @@ def _audited(folder: Path, ranks: int, intervals: int) -> list[Row]:
         ("from navigation to a page laid out", _opened(page), "ms"),
     ]
     return [
-        Row("audit", f"{run_size}: {what}", value, unit)
+        BenchRow("audit", f"{run_size}: {what}", value, unit)
         for what, value, unit in figures
         if value is not None  # there is no browser here
     ]
@@ -215,14 +215,14 @@ _COMMITS: Final = 50
 _BATCH: Final = 256
 
 
-def measure_log(entries: int, folder: Path | None = None) -> list[Row]:
+def measure_log(entries: int, folder: Path | None = None) -> list[BenchRow]:
     """Measures a log of this size, in a temporary folder inside `folder`."""
     with tempfile.TemporaryDirectory(prefix="sealring-log-", dir=folder) as made:
         return _measure(Path(made), entries)
 
 
-def _measure(folder: Path, count: int) -> list[Row]:
-    signer = Signer.generate("bench.sealring/log", Kind.NOTE)
+def _measure(folder: Path, count: int) -> list[BenchRow]:
+    signer = Signer.generate("bench.sealring/log", SignatureKind.NOTE)
     log = folder / "log"
     create_log(log, signer)
     with LogWriter(log, signer, folder / "signed") as writer:
@@ -277,11 +277,11 @@ def _measure(folder: Path, count: int) -> list[Row]:
     proof = LogProof(picked[0], tuple(proofs[0]), signed.note.encode()).encode()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return [
-        Row("log", f"entries of {ENTRY_BYTES} bytes", signed.size, ""),
-        *(Row("log", what, round(rate, 1), "a second") for what, rate in rates.items()),
-        Row("log", "a proof, without cosignatures", len(proof), "bytes"),
-        Row("log", "on the disk", _size_of(log), "bytes"),
-        Row("log", "of this process, at most", round(peak, 1), "MiB"),
+        BenchRow("log", f"entries of {ENTRY_BYTES} bytes", signed.size, ""),
+        *(BenchRow("log", what, round(rate, 1), "a second") for what, rate in rates.items()),
+        BenchRow("log", "a proof, without cosignatures", len(proof), "bytes"),
+        BenchRow("log", "on the disk", _size_of(log), "bytes"),
+        BenchRow("log", "of this process, at most", round(peak, 1), "MiB"),
     ]
 
 
@@ -292,7 +292,7 @@ def _size_of(folder: Path) -> int:
 def _witness_seconds(folder: Path, log: Signer, first: bytes, submissions: list[bytes]) -> float:
     from sealring.record.witness import WitnessState
 
-    key = Signer.generate("bench.sealring/witness", Kind.COSIGNATURE)
+    key = Signer.generate("bench.sealring/witness", SignatureKind.COSIGNATURE)
     policy = LogPolicy((Log(log.verifier),))
     with WitnessState(folder / "witness", key, policy) as state:
         state.add_checkpoint(first)

@@ -28,15 +28,15 @@ from sealring.lab.bench.gpu import environment_for
 from sealring.lab.bench.harness import (
     Comparison,
     Progress,
-    Samples,
     Section,
+    Timings,
     against_plain,
     in_turn,
     reports_of,
     sealed_world,
 )
-from sealring.lab.bench.workers import CPU, Place, Report, settle
-from sealring.lab.results import Part, Span, StepCase
+from sealring.lab.bench.workers import CPU, Report, WorkerPlace, settle
+from sealring.lab.results import Span, StepCase, StepPart
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ def exposed_ns(stamps: Stamps, ran: Sequence[Ran]) -> int:
 
 def parts_of(
     stamps: Stamps, ran: Sequence[Ran], spent: Mapping[PartName, float] | None
-) -> list[Part]:
+) -> list[StepPart]:
     """Splits a step. The flight record says how much of the collectives was exposed, and `spent`
     what their time was used for; each use is assumed to have the same exposed share. Without
     `spent` the collectives are one part."""
@@ -109,8 +109,8 @@ def parts_of(
     parts: Mapping[PartName, float] = {"transfer": busy} if spent is None else spent
     computed = (stamps.end - stamps.start) * 1e-9 - share * sum(parts.values())
     return [
-        Part("compute", max(0.0, computed), 0.0),
-        *(Part(name, share * took, (1 - share) * took) for name, took in parts.items()),
+        StepPart("compute", max(0.0, computed), 0.0),
+        *(StepPart(name, share * took, (1 - share) * took) for name, took in parts.items()),
     ]
 
 
@@ -172,7 +172,7 @@ def training_bytes(model: str, precision: Precision) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StepSetting:
     model: str
     batch: int
     precision: Precision
@@ -180,18 +180,18 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    split: list[Part]
+class RecordedStep:
+    split: list[StepPart]
     timeline: list[Span]
     all_reduces: int
     sealed_bytes: int
 
 
-class Trainee:
+class BenchTrainee:
     def __init__(
         self,
         variant: str,
-        setting: Setting,
+        setting: StepSetting,
         *,
         rank: int,
         device: torch.device,
@@ -249,17 +249,17 @@ class Trainee:
         self._optimizer.step()
         self._stamps.append(Stamps(start, forward, backward, now(wait=True)))
 
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedStep:
         """Trains some more steps and records them; all ranks call it."""
         if self._variant == "compute":
             # On a CPU, the stamps of the timed steps are already correct.
             for _ in range(_PHASED if self._on_gpu else 0):
                 self.step(phased=True)
-            return Recorded(_phases(self._stamps[-_PHASED:]), [], 0, 0)
+            return RecordedStep(_phases(self._stamps[-_PHASED:]), [], 0, 0)
         steps = sorted((self._record() for _ in range(_RECORDED)), key=lambda each: each[0])
         return steps[_RECORDED // 2][1]
 
-    def _record(self) -> tuple[int, Recorded]:
+    def _record(self) -> tuple[int, RecordedStep]:
         before, spent = self._group.account(), dict(self._ring.spent_s) if self._ring else {}
         reduced = self._ring.all_reduces if self._ring else 0
         self.step(phased=True)
@@ -271,7 +271,7 @@ class Trainee:
             # On a GPU the engine's account covers only the thread that launches kernels.
             took = {name: after[f"{name}_s"] - before[f"{name}_s"] for name in PARTS}
             split = parts_of(stamps, ran, None if self._on_gpu else took)
-            return length, Recorded(
+            return length, RecordedStep(
                 split=split,
                 timeline=spans_of(stamps, ran),
                 all_reduces=sum(each.name == "all_reduce" for each in ran),
@@ -280,17 +280,17 @@ class Trainee:
         if self._ring is not None and self._variant == "cc":
             waited = {name: now - spent[name] for name, now in self._ring.spent_s.items()}
             computed = max(0.0, length * 1e-9 - sum(waited.values()))
-            split = [Part("compute", computed, 0.0)]
-            split += [Part(name, waited[name], 0.0) for name in PARTS if name in waited]
-            return length, Recorded(split, [], self._ring.all_reduces - reduced, 0)
-        return length, Recorded([], [], 0, 0)
+            split = [StepPart("compute", computed, 0.0)]
+            split += [StepPart(name, waited[name], 0.0) for name in PARTS if name in waited]
+            return length, RecordedStep(split, [], self._ring.all_reduces - reduced, 0)
+        return length, RecordedStep([], [], 0, 0)
 
 
-def _phases(steps: list[Stamps]) -> list[Part]:
+def _phases(steps: list[Stamps]) -> list[StepPart]:
     return [
-        Part("forward", median(each.forward - each.start for each in steps) * 1e-9, 0.0),
-        Part("backward", median(each.backward - each.forward for each in steps) * 1e-9, 0.0),
-        Part("optimizer", median(each.end - each.backward for each in steps) * 1e-9, 0.0),
+        StepPart("forward", median(each.forward - each.start for each in steps) * 1e-9, 0.0),
+        StepPart("backward", median(each.backward - each.forward for each in steps) * 1e-9, 0.0),
+        StepPart("optimizer", median(each.end - each.backward for each in steps) * 1e-9, 0.0),
     ]
 
 
@@ -306,13 +306,13 @@ class Work:
     """What one world of workers measures."""
 
     ranks: int
-    settings: tuple[Setting, ...]
+    settings: tuple[StepSetting, ...]
     variants: tuple[str, ...] = ("plain", "sealed", "cc")
     steps: int = 11
     transport: str = "shm"
     trace: Path | None = None
     """The file for a Chrome trace of one sealed step of the last setting on rank 0."""
-    place: Place = CPU
+    place: WorkerPlace = CPU
     wire: str = "auto"
     """The wire of sealed tensors on a GPU."""
 
@@ -331,18 +331,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepRun:
     """One setting, trained by all variants in one run."""
 
-    setting: Setting
+    setting: StepSetting
     ranks: int
     parameters: int
     tokens: int
-    place: Place
+    place: WorkerPlace
     transport: str
     """The transport of the sealed variant."""
-    samples: dict[str, Samples]
-    recorded: dict[str, Recorded]
+    samples: dict[str, Timings]
+    recorded: dict[str, RecordedStep]
     section: Section = "step"
 
     @property
@@ -393,11 +393,11 @@ class Step:
         )
 
 
-def measure_steps(work: Work, progress: Progress | None = None) -> Iterator[Step]:
+def measure_steps(work: Work, progress: Progress | None = None) -> Iterator[StepRun]:
     return reports_of(work.ranks, _worker, work, environment=work.environment(), progress=progress)
 
 
-def row(step: Step) -> dict[str, Any]:
+def row(step: StepRun) -> dict[str, Any]:
     """One case as JSON; ratios are None if they would be noise."""
     times = {
         name: step.samples.get(variant)
@@ -434,7 +434,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
         ring = cc.make_ring(plain) if "cc" in work.variants and group else None
         for setting in work.settings:
             trainees = {
-                variant: Trainee(
+                variant: BenchTrainee(
                     variant,
                     setting,
                     rank=rank,
@@ -450,7 +450,7 @@ def _worker(rank: int, report: Report, work: Work) -> None:
             recorded = {variant: trainee.recorded() for variant, trainee in trainees.items()}
             first = next(iter(trainees.values()))
             if rank == 0:
-                measured = Step(
+                measured = StepRun(
                     setting, work.ranks, first.parameters, first.tokens, work.place,
                     work.sealed_transport, samples, recorded,
                 )  # fmt: skip

@@ -21,18 +21,18 @@ from sealring.lab.bench.collectives import (
     plan_of,
 )
 from sealring.lab.bench.forming import measure_scale
-from sealring.lab.bench.harness import Job
-from sealring.lab.bench.step import Setting, Work, measure_steps, training_bytes
-from sealring.lab.bench.workers import Place, find_place
+from sealring.lab.bench.harness import BenchJob
+from sealring.lab.bench.step import StepSetting, Work, measure_steps, training_bytes
+from sealring.lab.bench.workers import WorkerPlace, find_place
 
 MIB: Final = 1 << 20
 QUICK: Final = Effort(blocks=7, block_bytes=8 * MIB, most_calls=10)
 
 
-def aead(blocks: int) -> list[Job]:
+def aead(blocks: int) -> list[BenchJob]:
     cores = len(os.sched_getaffinity(0))
     return [
-        Job(f"kernels, {count} at once", 1, partial(kernels.measure_kernels, count, blocks))
+        BenchJob(f"kernels, {count} at once", 1, partial(kernels.measure_kernels, count, blocks))
         for count in dict.fromkeys([1, cores])
     ]
 
@@ -43,9 +43,9 @@ def link(
     effort: Effort,
     operations: Sequence[str] = OPERATIONS,
     sizes: Sequence[int] = SIZES,
-) -> list[Job]:
+) -> list[BenchJob]:
     return [
-        Job(
+        BenchJob(
             f"a link over {transport}",
             len(operations),
             partial(measure_link, transport, operations, sizes, variants, effort),
@@ -62,16 +62,16 @@ def collectives(
     transport: str,
     variants: Sequence[str],
     effort: Effort,
-) -> list[Job]:
+) -> list[BenchJob]:
     jobs = []
     for ranks in worlds:
         plan = plan_of(names, ranks, sizes)
         measure = partial(exchanges.measure, section, plan, ranks, transport, variants, effort)
-        jobs.append(Job(f"{section}, {ranks} ranks, {transport}", len(plan), measure))
+        jobs.append(BenchJob(f"{section}, {ranks} ranks, {transport}", len(plan), measure))
     return jobs
 
 
-def steps(works: Iterable[Work]) -> list[Job]:
+def steps(works: Iterable[Work]) -> list[BenchJob]:
     """One job for each world; before them, each model once by a single process."""
     works = list(works)
     computing = [work for work in works if "compute" in work.variants]
@@ -83,22 +83,22 @@ def steps(works: Iterable[Work]) -> list[Job]:
     return [_step_job(work) for work in (*alone, *works)]
 
 
-def _step_job(work: Work) -> Job:
+def _step_job(work: Work) -> BenchJob:
     models = ", ".join(dict.fromkeys(setting.model for setting in work.settings))
     ranks = f"{work.ranks} rank{'s' if work.ranks > 1 else ''}"
-    return Job(f"training {models}, {ranks}", len(work.settings), partial(measure_steps, work))
+    return BenchJob(f"training {models}, {ranks}", len(work.settings), partial(measure_steps, work))
 
 
-def _once(settings: Sequence[Setting]) -> tuple[Setting, ...]:
+def _once(settings: Sequence[StepSetting]) -> tuple[StepSetting, ...]:
     """One setting for each model, batch and precision; without communication buckets have no
     effect."""
     first = {(each.model, each.batch, each.precision): each for each in reversed(settings)}
     return tuple(reversed(list(first.values())))
 
 
-def scale(numbers: Sequence[int]) -> list[Job]:
+def scale(numbers: Sequence[int]) -> list[BenchJob]:
     return [
-        Job(f"groups of {ranks} light workers", 1, partial(measure_scale, ranks))
+        BenchJob(f"groups of {ranks} light workers", 1, partial(measure_scale, ranks))
         for ranks in numbers
     ]
 
@@ -117,10 +117,10 @@ def gpu(
     worlds: Sequence[int],
     models: Sequence[str],
     wires: Sequence[str],
-    place: Place,
+    place: WorkerPlace,
     step_wire: str = "host",
     blocks: int = 11,
-) -> list[Job]:
+) -> list[BenchJob]:
     """The jobs on one GPU: all-reduces by each number of ranks, steps by the largest small world.
 
     Larger worlds use only NCCL, as many ranks do between hosts.
@@ -129,20 +129,20 @@ def gpu(
     most = max(few(worlds))
     jobs = []
     if "kernels" in parts:
-        jobs.append(Job(f"kernels of {one.name}", 1, partial(on_gpu.measure_kernels, one)))
+        jobs.append(BenchJob(f"kernels of {one.name}", 1, partial(on_gpu.measure_kernels, one)))
     for ranks in worlds if "allreduce" in parts else ():
         # Separate workers for each wire, because with many ranks a wire's groups need much memory.
         for wire in wires if ranks <= most else [wire for wire in wires if wire in on_gpu.BY_NCCL]:
             arguments = (one, ranks, on_gpu.BYTES, [wire], blocks)
             measure = partial(on_gpu.measure_allreduces, *arguments)
-            jobs.append(Job(f"all-reduce, {ranks} ranks on one GPU, {wire}", 1, measure))
+            jobs.append(BenchJob(f"all-reduce, {ranks} ranks on one GPU, {wire}", 1, measure))
     for model in models if "step" in parts else ():
         train = partial(on_gpu.measure_step, one, model, most, step_wire, blocks)
-        jobs.append(Job(f"training {model}, {most} ranks on one GPU", 1, train))
+        jobs.append(BenchJob(f"training {model}, {most} ranks on one GPU", 1, train))
     return jobs
 
 
-def everything(*, quick: bool) -> dict[str, list[Job]]:
+def everything(*, quick: bool) -> dict[str, list[BenchJob]]:
     """All jobs by part, for this machine's cores and, if torch finds one, a GPU. Quick ones take
     minutes, all together most of an hour."""
     parts = _on_cores(quick=quick)
@@ -157,7 +157,7 @@ def everything(*, quick: bool) -> dict[str, list[Job]]:
     return parts
 
 
-def _on_cores(*, quick: bool) -> dict[str, list[Job]]:
+def _on_cores(*, quick: bool) -> dict[str, list[BenchJob]]:
     every = ("plain", "sealed", "cc")
     names, sizes = list(COLLECTIVES), [4 << 10, MIB, 25 * MIB]
     both = partial(collectives, "collectives", names, transport="shm", variants=every[:2])
@@ -194,7 +194,7 @@ def _training(ranks: int, models: Mapping[str, Sequence[float]], count: int = 5)
     from sealring.lab.bench.models import find
 
     settings = tuple(
-        Setting(model, find(model).batch, "fp32", bucket)
+        StepSetting(model, find(model).batch, "fp32", bucket)
         for model, buckets in models.items()
         for bucket in buckets
     )

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sealring import _native
-from sealring.lab.bench.harness import Samples, alternate, in_turn, reports_of
-from sealring.lab.bench.workers import Place, Report, settle
+from sealring.lab.bench.harness import Timings, alternate, in_turn, reports_of
+from sealring.lab.bench.workers import Report, WorkerPlace, settle
 from sealring.vault import files, keys
 from sealring.vault.datasets.building import ingest
 from sealring.vault.datasets.work import in_this_process
@@ -138,7 +138,7 @@ def _alone(blocks: int) -> Iterator[Case]:
 
 
 def case_of(
-    what: str, size: int, samples: Mapping[str, Samples], ranks: int = 1, **more: Any
+    what: str, size: int, samples: Mapping[str, Timings], ranks: int = 1, **more: Any
 ) -> Case:
     sealed, plain = (size / samples[each].median / 1e9 for each in ("sealed", "plain"))
     return Case(what, ranks, sealed, plain, sealed / plain, **more)
@@ -148,7 +148,7 @@ def _alternated(
     variants: Mapping[str, Callable[[], object]],
     blocks: int,
     wait: Callable[[], None] = lambda: None,
-) -> dict[str, Samples]:
+) -> dict[str, Timings]:
     """Like `alternate`, in this process. `wait` waits for the end of the work of a call."""
 
     def settled(call: Callable[[], object]) -> Callable[[], None]:
@@ -219,7 +219,7 @@ def _worker(rank: int, report: Report, task: _Task) -> None:
         sealed: Callable[[], None],
         plain: Callable[[], None],
         before: Callable[[], None] = lambda: None,
-    ) -> dict[str, Samples]:
+    ) -> dict[str, Timings]:
         def line_up() -> None:
             before()
             dist.barrier()
@@ -373,7 +373,7 @@ _BUFFERS: Final = 3
 
 
 def measure_on_gpu(
-    place: Place, folder: Path, blocks: int, progress: Callable[[str], None]
+    place: WorkerPlace, folder: Path, blocks: int, progress: Callable[[str], None]
 ) -> Iterator[Case]:
     with own_folder(folder) as own:
         for report in reports_of(1, _gpu_worker, place, own, blocks):
@@ -386,7 +386,7 @@ def measure_on_gpu(
 # ---- in the worker
 
 
-def _gpu_worker(rank: int, report: Report, place: Place, folder: Path, blocks: int) -> None:
+def _gpu_worker(rank: int, report: Report, place: WorkerPlace, folder: Path, blocks: int) -> None:
     device = place.enter(rank, 1)
     report("sealing a file and a dataset")
     part = _sealed_file(folder)
@@ -425,7 +425,7 @@ def _sealed_file(folder: Path) -> SealedPart:
 
 def _from_pinned_memory(
     device: torch.device, part: SealedPart, blocks: int
-) -> tuple[int, dict[str, Samples]]:
+) -> tuple[int, dict[str, Timings]]:
     """Measures copies that are opened while the next one comes, against copies alone."""
     import numpy as np
     import torch
@@ -470,7 +470,7 @@ def _from_pinned_memory(
     return batches * BATCH_BYTES, times
 
 
-def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, Samples]]:
+def _optimizer(device: torch.device, blocks: int) -> tuple[int, dict[str, Timings]]:
     """Measures steps of AdamW whose state is parked, sealed or in plaintext."""
     import torch
 
@@ -532,7 +532,7 @@ def token_dataset(folder: Path) -> tuple[Vault, torch.Tensor]:
 
 def shuffled(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
-) -> tuple[int, dict[str, Samples], dict[str, float]]:
+) -> tuple[int, dict[str, Timings], dict[str, float]]:
     """Measures batches in a stream's order, against rows of a tensor in memory, pinned and copied.
 
     The last returned value has the times of the loader's steps in the last pass.
@@ -577,7 +577,7 @@ def shuffled(
 
 def training(
     device: torch.device, vault: Vault, tokens: torch.Tensor, blocks: int
-) -> tuple[int, dict[str, Samples]]:
+) -> tuple[int, dict[str, Timings]]:
     """Measures training on shuffled windows: opened on the GPU, or copied from memory."""
     import torch
 

@@ -211,7 +211,7 @@ KINDS: Final = ("cpu", "cuda", "auto")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     kind: Literal["cpu", "cuda"] = "cpu"
     name: str = "cpu"
     """The name in results: `cpu`, or the GPU's name."""
@@ -249,7 +249,7 @@ class Place:
         return min(torch.cuda.mem_get_info(index)[0] for index in range(self.gpus))
 
 
-CPU: Final = Place()
+CPU: Final = WorkerPlace()
 
 
 def settle(device: torch.device) -> None:
@@ -260,7 +260,7 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def find_place(wanted: str) -> Place:
+def find_place(wanted: str) -> WorkerPlace:
     """The place for --device: `cpu`, `cuda`, or `auto`, which means GPUs if torch finds any."""
     import torch
 
@@ -270,7 +270,7 @@ def find_place(wanted: str) -> Place:
         return CPU
     if not torch.cuda.is_available():
         raise ConfigurationError("torch finds no GPU here: measure on CPUs, or where there is one")
-    return Place("cuda", str(torch.cuda.get_device_name(0)), torch.cuda.device_count())
+    return WorkerPlace("cuda", str(torch.cuda.get_device_name(0)), torch.cuda.device_count())
 
 
 def nccl_on_a_shared_gpu(rank: int) -> dict[str, str]:

@@ -22,19 +22,19 @@ from sealring.core.engine.collective import DType, ReduceKind
 from sealring.core.schedule import Algorithm, Operation, chunks, segment_bytes
 from sealring.core.settings import with_settings
 from sealring.errors import TamperedRecord
-from sealring.lab.bench.harness import Samples
-from sealring.lab.bench.models import Shape, make_model
+from sealring.lab.bench.harness import Timings
+from sealring.lab.bench.models import ModelShape, make_model
 from sealring.lab.bench.workers import run_workers
 from sealring.lab.demo.train import (
     ATTACKED_STEPS,
     TAPPED_STEPS,
     Act,
-    Audited,
+    AuditedRun,
     Backend,
     Ending,
     Gradients,
-    Plan,
-    Step,
+    TrainingPlan,
+    TrainingStep,
     work,
 )
 from sealring.lab.demo.wiretap import (
@@ -46,7 +46,7 @@ from sealring.lab.demo.wiretap import (
     Flipped,
     Relay,
     Sighting,
-    Wire,
+    TappedWire,
     entropy,
     longest_plaintext_run,
     real_address,
@@ -84,9 +84,9 @@ class Training:
     curves: dict[Backend, list[WholeStep]] = field(
         default_factory=lambda: {"sealring": [], "gloo": []}
     )
-    _partial: dict[tuple[Backend, int], list[Step]] = field(default_factory=dict)
+    _partial: dict[tuple[Backend, int], list[TrainingStep]] = field(default_factory=dict)
 
-    def add(self, step: Step) -> bool:
+    def add(self, step: TrainingStep) -> bool:
         """Adds a rank's step; returns whether all ranks have now reported it."""
         parts = self._partial.setdefault((step.backend, step.number), [])
         parts.append(step)
@@ -106,8 +106,8 @@ class Training:
         """The number of finished steps; a step is finished when both backends have done it."""
         return sum(len(curve) for curve in self.curves.values()) / len(self.curves)
 
-    def time_per_step(self, backend: Backend) -> Samples:
-        return Samples(tuple(step.seconds for step in self.curves[backend]))
+    def time_per_step(self, backend: Backend) -> Timings:
+        return Timings(tuple(step.seconds for step in self.curves[backend]))
 
     def sealed_rate(self) -> float:
         """The bytes per second that all ranks together sealed in their latest steps."""
@@ -195,7 +195,7 @@ class Attacked:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     training: Training
     tapped: Tapped
     attacked: Attacked
@@ -233,8 +233,14 @@ def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         tap = stack.enter_context(Relay(lambda: real_address(store)))
         attack = stack.enter_context(Relay(lambda: real_address(store), FLIP))
-        plan = Plan(
-            ranks, steps, BATCH, Shape(), ("127.0.0.1", store.port), tap.address, attack.address
+        plan = TrainingPlan(
+            ranks,
+            steps,
+            BATCH,
+            ModelShape(),
+            ("127.0.0.1", store.port),
+            tap.address,
+            attack.address,
         )
         training = Training(ranks, steps)
         yield training
@@ -243,7 +249,7 @@ def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:
         endings: dict[int, Ending] = {}
         for rank, report in run_workers(ranks, work, plan, environment=_RING):
             match report:
-                case Step():
+                case TrainingStep():
                     if training.add(report):
                         yield training
                 case Gradients():
@@ -258,7 +264,7 @@ def perform(ranks: int, steps: int) -> Generator[Training | Tapped | Attacked]:
         yield Attacked(plan.lured, towards.flipped, endings)
 
 
-def _examine(plan: Plan, tap: Relay, gradients: Gradients) -> Tapped:
+def _examine(plan: TrainingPlan, tap: Relay, gradients: Gradients) -> Tapped:
     towards, back = tap.link
     last = towards.gradients[-len(gradients.own) :]
     sealed = b"".join(_payloads(wire, last) for wire in (towards, back))
@@ -280,7 +286,7 @@ def _examine(plan: Plan, tap: Relay, gradients: Gradients) -> Tapped:
     )
 
 
-def _payloads(wire: Wire, collectives: list[int]) -> bytes:
+def _payloads(wire: TappedWire, collectives: list[int]) -> bytes:
     return b"".join(
         wire.stream[sighting.payload]
         for sighting in wire.sightings
@@ -288,7 +294,9 @@ def _payloads(wire: Wire, collectives: list[int]) -> bytes:
     )
 
 
-def _example(plan: Plan, wire: Wire, collective: int, bucket: bytes) -> tuple[Sighting, bytes]:
+def _example(
+    plan: TrainingPlan, wire: TappedWire, collective: int, bucket: bytes
+) -> tuple[Sighting, bytes]:
     """Returns a record whose plaintext is the sender's own gradient, and that plaintext.
 
     In a ring, a rank's first chunk is its own; all later ones are sums.
@@ -321,7 +329,7 @@ _ROWS: Final = 4
 
 
 def opening(ranks: int, steps: int) -> Iterator[RenderableType]:
-    parameters = sum(value.numel() for value in make_model(Shape(), 0).parameters())
+    parameters = sum(value.numel() for value in make_model(ModelShape(), 0).parameters())
     yield Rule("1. Training over sealed links")
     yield (
         f"{ranks} workers train a GPT of {parameters / 1e6:.2f} million parameters on the Python "
@@ -487,7 +495,7 @@ def comparison(training: Training) -> Iterator[RenderableType]:
     )
 
 
-def audits(audited: list[Audited]) -> Iterator[RenderableType]:
+def audits(audited: list[AuditedRun]) -> Iterator[RenderableType]:
     yield Rule("5. A recorded run, audited from its folder alone")
     table = Table("run", "workers", "the audit says")
     what = {
@@ -501,7 +509,7 @@ def audits(audited: list[Audited]) -> Iterator[RenderableType]:
     yield table
 
 
-def verdict(outcome: Outcome, seconds: float) -> Iterator[RenderableType]:
+def verdict(outcome: DemoOutcome, seconds: float) -> Iterator[RenderableType]:
     surprises = outcome.surprises()
     if not surprises:
         yield f"[green]All of it went as sealring promises[/], in {seconds:.0f} s."

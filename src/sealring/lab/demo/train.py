@@ -30,7 +30,7 @@ from sealring.core.identity import load_credentials
 from sealring.errors import ConfigurationError, GroupError, named
 from sealring.formats.log.notes import Verifier
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.lab.bench.models import Shape, make_model
+from sealring.lab.bench.models import ModelShape, make_model
 from sealring.lab.bench.workers import Report, run_workers
 from sealring.lab.demo.wiretap import Address, LyingStore
 from sealring.record.audit.audit import audit
@@ -99,12 +99,12 @@ _TIMEOUT: Final = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     ranks: int
     steps: int
     batch: int
     """Windows per rank and step."""
-    shape: Shape
+    shape: ModelShape
     store: Address
     """The attacker's rendezvous store, for the runs after the first."""
     tap: Address
@@ -124,7 +124,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """One training step on one rank."""
 
     backend: Backend
@@ -193,7 +193,7 @@ class Trainee:
         return state.hexdigest()
 
 
-def work(rank: int, report: Report, plan: Plan) -> None:
+def work(rank: int, report: Report, plan: TrainingPlan) -> None:
     """Runs one worker, from its start to its end. Each run has its own group."""
     batches = Batches(
         standard_library(), context=plan.shape.context, size=plan.batch, seed=SEED + rank
@@ -209,7 +209,7 @@ def work(rank: int, report: Report, plan: Plan) -> None:
     _train_attacked(rank, report, plan, model, batches)
 
 
-def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> None:
+def _train(report: Report, plan: TrainingPlan, model: nn.Module, batches: Batches) -> None:
     """Trains two models with the same weights and batches, one over sealring, one over Gloo.
 
     Their steps alternate, so that other load on the machine slows both equally.
@@ -227,7 +227,7 @@ def _train(report: Report, plan: Plan, model: nn.Module, batches: Batches) -> No
             before, start = _sealed_bytes(), time.perf_counter()
             loss = trainees[backend].step(batch)
             seconds = time.perf_counter() - start
-            report(Step(backend, number, loss, seconds, _sealed_bytes() - before))
+            report(TrainingStep(backend, number, loss, seconds, _sealed_bytes() - before))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -244,7 +244,7 @@ def _sealed_bytes() -> int:
 
 
 def _train_tapped(
-    rank: int, report: Report, plan: Plan, model: nn.Module, batches: Batches
+    rank: int, report: Report, plan: TrainingPlan, model: nn.Module, batches: Batches
 ) -> None:
     _join_over_the_attackers_store(rank, plan, plan.tap)
     trainee = Trainee.of(model)
@@ -280,7 +280,7 @@ def _train_tapped(
 
 
 def _train_attacked(
-    rank: int, report: Report, plan: Plan, model: nn.Module, batches: Batches
+    rank: int, report: Report, plan: TrainingPlan, model: nn.Module, batches: Batches
 ) -> None:
     _join_over_the_attackers_store(rank, plan, plan.attack)
     trainee = Trainee.of(model)
@@ -328,7 +328,7 @@ def _error_of_the_group(raised: RuntimeError) -> GroupError | None:
     return None
 
 
-def _join_over_the_attackers_store(rank: int, plan: Plan, relay: Address) -> None:
+def _join_over_the_attackers_store(rank: int, plan: TrainingPlan, relay: Address) -> None:
     store: Store = TCPStore(*plan.store, is_master=False, timeout=_TIMEOUT)
     if rank == plan.lured:
         store = LyingStore(store, about=plan.listener, relay=relay)
@@ -366,7 +366,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditedRun:
     """A run, and the result of its audit."""
 
     name: Name
@@ -377,7 +377,7 @@ class Audited:
     page: Path
 
 
-def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | Audited]:
+def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | AuditedRun]:
     """Performs the recorded runs; yields progress texts, and the outcome of each audit.
 
     All files are kept in `place`. `costs` is shown on each page.
@@ -415,7 +415,7 @@ def perform_recorded(ranks: int, place: Path, costs: Beside) -> Generator[str | 
         page = place / f"{name}.html"
         write_page(page, result, costs)
         findings = [f"{' or '.join(one.parties)}: {one.text}" for one in result.findings]
-        yield Audited(name, count, result.status.value, findings, page)
+        yield AuditedRun(name, count, result.status.value, findings, page)
 
 
 def _trust(folder: Path, authority: x509.Certificate) -> AuditTrust:
@@ -424,7 +424,7 @@ def _trust(folder: Path, authority: x509.Certificate) -> AuditTrust:
     return AuditTrust([authority], LogPolicy((Log(Verifier.parse(vkey)),)))
 
 
-def surprises(audited: list[Audited]) -> list[str]:
+def surprises(audited: list[AuditedRun]) -> list[str]:
     """Unexpected results of the audits; empty if all is well."""
     found = []
     for one in audited:
@@ -443,13 +443,13 @@ def _work(rank: int, report: Report, plan: RecordedRun) -> None:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
-    from sealring.lab.bench.models import Shape, make_model
+    from sealring.lab.bench.models import ModelShape, make_model
     from sealring.record import Share, note_data
     from sealring.record.recording.run import record_run
     from sealring.vault import CheckpointReader, CheckpointWriter, Vault, key_file
 
     vault = Vault.open(Path(plan.vault), key_file(Path(plan.key)))
-    shape = Shape(layers=1, width=32, heads=2, context=32)
+    shape = ModelShape(layers=1, width=32, heads=2, context=32)
     batches = Batches(_opened(vault), context=shape.context, size=2, seed=SEED + rank)
     dist.init_process_group("sealring")
     world = dist.get_world_size()

@@ -132,7 +132,7 @@ class Flipped:
 
 
 @dataclass
-class Wire:
+class TappedWire:
     """One direction of the tapped link."""
 
     flip: Flip | None = None
@@ -183,7 +183,7 @@ class Relay:
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._problems: list[Exception] = []
-        self.links: list[tuple[Wire, Wire]] = []
+        self.links: list[tuple[TappedWire, TappedWire]] = []
         """(to the worker that was lured, from it), one pair for each connection."""
         self._start(self._accept)
 
@@ -193,7 +193,7 @@ class Relay:
         return str(host), int(port)
 
     @property
-    def link(self) -> tuple[Wire, Wire]:
+    def link(self) -> tuple[TappedWire, TappedWire]:
         """The wires of the connection that carried records; raises an error that occurred here."""
         if self._problems:
             raise self._problems[0]
@@ -239,12 +239,12 @@ class Relay:
             self._sockets.append(peer)
             for sock in (lured, peer):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            towards, back = Wire(self._flip), Wire()
+            towards, back = TappedWire(self._flip), TappedWire()
             self.links.append((towards, back))
             self._start(self._pump, peer, lured, towards)
             self._start(self._pump, lured, peer, back)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, wire: Wire) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, wire: TappedWire) -> None:
         open_sink = True
         try:
             while data := source.recv(1 << 18):

@@ -28,11 +28,11 @@ from sealring.lab.plan.collectives import Cluster
 from sealring.lab.plan.layouts import (
     DEFAULT_CAP_MB,
     ITEMSIZE,
+    ClusterSetting,
     Compute,
     Memory,
+    PlannedStep,
     Precision,
-    Setting,
-    Step,
     buckets_of,
     compute_of,
     ddp_memory,
@@ -282,13 +282,14 @@ def reckoned(question: Question) -> Compute:
     )
 
 
-def settings(question: Question, way: Way) -> list[Setting]:
+def settings(question: Question, way: Way) -> list[ClusterSetting]:
     """The settings to try: one for each useful value of "algorithm", which only sealring has."""
     choices: list[Algorithm | None] = [None]
     if way == "sealed" and question.ranks > 2:
         choices += [Algorithm.TREE, Algorithm.HIERARCHICAL]
     return [
-        Setting(question.profile, way, question.network, question.cluster, each) for each in choices
+        ClusterSetting(question.profile, way, question.network, question.cluster, each)
+        for each in choices
     ]
 
 
@@ -302,14 +303,14 @@ def _caps(question: Question) -> list[float | None]:
     return [*caps, float(-(-whole // 1))]
 
 
-_Tried = list[tuple[BucketAnswer, dict[Way, tuple[Step, Setting]]]]
+_Tried = list[tuple[BucketAnswer, dict[Way, tuple[PlannedStep, ClusterSetting]]]]
 
 
 def _buckets_tried(question: Question, compute: Compute) -> _Tried:
     tried: _Tried = []
     for cap in _caps(question):
         buckets = buckets_of(question.model, cap, ITEMSIZE[question.precision])
-        steps: dict[Way, tuple[Step, Setting]] = {}
+        steps: dict[Way, tuple[PlannedStep, ClusterSetting]] = {}
         for way in question.profile.ways():
             timed = [(ddp_step(s, compute, buckets), s) for s in settings(question, way)]
             steps[way] = min(timed, key=lambda pair: pair[0].seconds)
@@ -448,7 +449,7 @@ def _best_layout(fitting: list[LayoutAnswer]) -> LayoutAnswer:
     return min(fitting, key=lambda each: list(each.seconds.values())[-1])
 
 
-def _spread_step(question: Question, compute: Compute, best: LayoutAnswer, way: Way) -> Step:
+def _spread_step(question: Question, compute: Compute, best: LayoutAnswer, way: Way) -> PlannedStep:
     setting = settings(question, way)[0]
     if best.layout == "fsdp":
         return fsdp_step(setting, question.model, compute, question.precision)
@@ -498,7 +499,7 @@ def _algorithms(question: Question) -> list[SizeAnswer]:
 @lru_cache(maxsize=1024)
 def _fastest(profile: Profile, network: Network, cluster: Cluster, nbytes: int) -> SizeAnswer:
     def timed(algorithm: Algorithm | None) -> tuple[float, Algorithm]:
-        setting = Setting(profile, "sealed", network, cluster, algorithm)
+        setting = ClusterSetting(profile, "sealed", network, cluster, algorithm)
         taken = setting.takes(Operation.ALL_REDUCE, nbytes, waits=True)
         return taken.seconds, taken.algorithm
 

@@ -33,8 +33,7 @@ from sealring.core.schedule import (
     program_for,
     segment_bytes,
 )
-from sealring.core.schedule.execution import RECEIVING, SENDING
-from sealring.errors import ScheduleError
+from sealring.core.schedule.execution import RECEIVING, SENDING, schedule_error
 
 WINDOW: Final = SEGMENT_WINDOW
 """The number of segments that are open at a time."""
@@ -74,7 +73,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Simulated:
     seconds: float
     """The time until the last rank is done."""
     engine_s: float
@@ -91,7 +90,7 @@ def simulate(
     host_of: Sequence[int],
     *,
     window: int = WINDOW,
-) -> Outcome:
+) -> Simulated:
     """Simulates the programs of the first ranks. Slots have `slot_bytes` bytes in `segments`
     segments.
 
@@ -99,7 +98,7 @@ def simulate(
     """
     unit, world = len(programs), programs[0].world
     if world % unit:
-        raise ScheduleError(f"{unit} ranks do not stand for a world of {world}")
+        raise schedule_error(f"{unit} ranks do not stand for a world of {world}")
     size = slot_bytes / segments
     # A turn is one step of one rank in one segment. Turns are numbered by rank, then by segment, so
     # that lists can be indexed by them.
@@ -182,8 +181,8 @@ def simulate(
                 release(each, latest[rank][segment])
         done += 1
     if done != len(waits):
-        raise ScheduleError("the simulated programs wait for each other in a circle")
-    return Outcome(max(engine_free), max(engine_busy), max(out_records) * size)
+        raise schedule_error("the simulated programs wait for each other in a circle")
+    return Simulated(max(engine_free), max(engine_busy), max(out_records) * size)
 
 
 _Key = tuple[int, int, int, int]
@@ -233,7 +232,7 @@ def _plan(
             if index is None:  # a message number that is not a rank is not shifted
                 index = receivers.get((there, here, turned, step.message))
             if index is None:
-                raise ScheduleError(f"no rank receives message {step.message} of rank {rank}")
+                raise schedule_error(f"no rank receives message {step.message} of rank {rank}")
             deliveries.append((there, index, hop))
         return work, deliveries
     if step.action in RECEIVING:
@@ -307,12 +306,12 @@ def collective(
     nbytes: int,
     costs: Costs,
     cutting: Cutting,
-) -> Outcome:
+) -> Simulated:
     """Simulates a collective of `nbytes` bytes: those of the whole tensor in an all-reduce or a
     broadcast, of one rank's part in an all-gather or a reduce-scatter. If lanes share it, the
     outcome is that of the first lane."""
     if cluster.ranks == 1:
-        return Outcome(0.0, 0.0, 0.0)
+        return Simulated(0.0, 0.0, 0.0)
     ringless = algorithm is not Algorithm.RING
     if ringless and cluster.ranks > _WHOLE and (grid := _neighbours(nbytes)) is not None:
         # Also interpolate between sizes that are powers of two. Not for rings, whose time grows in
@@ -330,10 +329,10 @@ def collective(
     rounds, rest = divmod(segments, STRIPE_SEGMENTS * lanes)
     segments = rounds * STRIPE_SEGMENTS + min(STRIPE_SEGMENTS, rest)
 
-    def at(world: Cluster, count: int) -> Outcome:
+    def at(world: Cluster, count: int) -> Simulated:
         return _run(operation, algorithm, world, size * count, count, costs)
 
-    def along_segments(world: Cluster) -> Outcome:
+    def along_segments(world: Cluster) -> Simulated:
         if segments <= _WHOLE:
             return at(world, segments)
         # A window of segments is open at a time, so the time repeats by windows.
@@ -348,7 +347,7 @@ def collective(
         few = [Cluster(ranks, min(cluster.per_host, ranks)) for ranks in _FEW_RANKS]
         return _line([(each.ranks, along_segments(each)) for each in few], cluster.ranks)
 
-    def along_hosts(per_host: int) -> Outcome:
+    def along_hosts(per_host: int) -> Simulated:
         # A host that is not full counts as full.
         if cluster.hosts <= _FEW_HOSTS[1]:
             return along_segments(Cluster(cluster.hosts * per_host, per_host))
@@ -375,7 +374,7 @@ def longest_slot(
     return max(4.0, nbytes / cluster.ranks)
 
 
-def _tree(cluster: Cluster, run: Callable[[Cluster], Outcome]) -> Outcome:
+def _tree(cluster: Cluster, run: Callable[[Cluster], Simulated]) -> Simulated:
     """The outcome for a tree, which gains a level whenever the world doubles."""
     few = [Cluster(ranks, min(cluster.per_host, ranks)) for ranks in _FEW_IN_TREES]
     if cluster.ranks <= few[1].ranks:
@@ -383,14 +382,14 @@ def _tree(cluster: Cluster, run: Callable[[Cluster], Outcome]) -> Outcome:
     return _line([(math.log2(f.ranks), run(f)) for f in few], math.log2(cluster.ranks))
 
 
-def _line(points: list[tuple[float, Outcome]], where: float) -> Outcome:
+def _line(points: list[tuple[float, Simulated]], where: float) -> Simulated:
     (x0, low), (x1, high) = points
     part = (where - x0) / (x1 - x0)
 
     def extended(a: float, b: float) -> float:
         return a + (b - a) * part
 
-    return Outcome(
+    return Simulated(
         extended(low.seconds, high.seconds),
         extended(low.engine_s, high.engine_s),
         extended(low.out_bytes, high.out_bytes),
@@ -405,7 +404,7 @@ def _run(
     slot: float,
     segments: int,
     costs: Costs,
-) -> Outcome:
+) -> Simulated:
     hosts = cluster.host_of()
     programs = [
         program_for(operation, algorithm, cluster.ranks, rank, topology=_topology(algorithm, hosts))

@@ -21,7 +21,7 @@ from sealring.core.schedule import Operation
 from sealring.core.schedule.table import AlgorithmTable, parse_table
 from sealring.errors import ConfigurationError
 from sealring.lab.plan.collectives import Cluster
-from sealring.lab.plan.layouts import Setting, alone
+from sealring.lab.plan.layouts import ClusterSetting, alone
 from sealring.lab.plan.models import MODELS, load_model
 from sealring.lab.plan.profiles import (
     Device,
@@ -87,13 +87,13 @@ def _centre(points: Sequence[Point]) -> tuple[float, float]:
 
 def setting_of(
     results: Results, profile: Profile, way: Way, ranks: int, transport: Transport = "shm"
-) -> Setting:
+) -> ClusterSetting:
     """The setting of `ranks` ranks of the machine, with the algorithms that were used there."""
     if way == "sealed" and transport == "tcp":
         profile = _over_sockets(profile)
     network = load_network(profile.network)
     cluster = Cluster(ranks, ranks)
-    return Setting(profile, way, network, cluster, table=_table(results.algorithms))
+    return ClusterSetting(profile, way, network, cluster, table=_table(results.algorithms))
 
 
 def _over_sockets(profile: Profile) -> Profile:
@@ -525,7 +525,7 @@ def _with_wire(profile: Profile, way: Way, case: CollectiveCase) -> Profile:
 
     def takes(bytes_per_s: float) -> float:
         tried = dataclasses.replace(at(bytes_per_s), device=shared)
-        return alone(Setting(tried, way, network, cluster), Operation.ALL_REDUCE, case.bytes)
+        return alone(ClusterSetting(tried, way, network, cluster), Operation.ALL_REDUCE, case.bytes)
 
     slow, fast = 1e6, 1e13
     for _ in range(_HALVINGS):

@@ -182,7 +182,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class StepCollective:
     """One collective of a step."""
 
     ready: float
@@ -262,7 +262,7 @@ def _busiest(ranks: int, cores: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     seconds: float
     communicating_s: float
     exposed_s: float
@@ -276,8 +276,12 @@ class Step:
 
 
 def run_step(
-    compute: Compute, exchanges: Sequence[Exchange], sharing: Sharing, *, overlaps: bool = True
-) -> Step:
+    compute: Compute,
+    exchanges: Sequence[StepCollective],
+    sharing: Sharing,
+    *,
+    overlaps: bool = True,
+) -> PlannedStep:
     """Simulates a step. `exchanges` run one at a time, in order, as with DDP and the engines."""
     alone = sharing.speed(True, 0.0)
     now, progress = compute.forward_s, 0.0
@@ -309,7 +313,7 @@ def run_step(
             if left < 1e-12:
                 break
     now += compute.backward_s - progress
-    return Step(now + compute.optimizer_s, communicating, exposed, slowed)
+    return PlannedStep(now + compute.optimizer_s, communicating, exposed, slowed)
 
 
 # ---- steps by layout
@@ -334,7 +338,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ClusterSetting:
     """One way on one cluster; it is asked about many sizes."""
 
     profile: Profile
@@ -354,7 +358,7 @@ class Setting:
         assert route is not None
         return route
 
-    def on(self, cluster: Cluster) -> Setting:
+    def on(self, cluster: Cluster) -> ClusterSetting:
         return dataclasses.replace(self, cluster=cluster)
 
     def sharing(self) -> Sharing:
@@ -396,10 +400,10 @@ class Setting:
 
     def exchange(
         self, operation: Operation, nbytes: int, ready: float = 1.0, *, waits: bool = False
-    ) -> Exchange:
+    ) -> StepCollective:
         taken = self.takes(operation, nbytes, waits=waits)
         busy = taken.engine_s * self.route.core_share.value
-        return Exchange(ready, taken.seconds, busy, taken.threads)
+        return StepCollective(ready, taken.seconds, busy, taken.threads)
 
 
 @lru_cache(maxsize=256)
@@ -423,7 +427,7 @@ def compute_of(model: Model, profile: Profile, ranks: int, batch: int, p: Precis
     return Compute(forward, 2.0 * forward, optimizer)
 
 
-def ddp_step(setting: Setting, compute: Compute, buckets: Sequence[Bucket]) -> Step:
+def ddp_step(setting: ClusterSetting, compute: Compute, buckets: Sequence[Bucket]) -> PlannedStep:
     exchanges = [
         setting.exchange(Operation.ALL_REDUCE, bucket.bytes, bucket.ready) for bucket in buckets
     ]
@@ -437,7 +441,7 @@ def ddp_step(setting: Setting, compute: Compute, buckets: Sequence[Bucket]) -> S
     return run_step(with_copies, exchanges, sharing, overlaps=overlaps)
 
 
-def alone(setting: Setting, operation: Operation, nbytes: int) -> float:
+def alone(setting: ClusterSetting, operation: Operation, nbytes: int) -> float:
     """The seconds of one collective that is called again and again, without other work."""
     early = dataclasses.replace(setting, settled=False)
     exchange = early.exchange(operation, nbytes, waits=True)
@@ -454,7 +458,9 @@ def fsdp_units(model: Model) -> list[int]:
     return [sum(p.count for p in model.parameters[first:last]) for first, last in spans]
 
 
-def fsdp_step(setting: Setting, model: Model, compute: Compute, precision: Precision) -> Step:
+def fsdp_step(
+    setting: ClusterSetting, model: Model, compute: Compute, precision: Precision
+) -> PlannedStep:
     """Simulates a step with FSDP. While a unit computes, the next one is gathered, and in backward
     the gradients of the previous one are sent."""
     size, ranks = ITEMSIZE[precision], setting.cluster.ranks
@@ -486,13 +492,13 @@ def fsdp_step(setting: Setting, model: Model, compute: Compute, precision: Preci
     end = max(now, link) + slowed + compute.optimizer_s / ranks
     computing = compute.forward_s + compute.backward_s + compute.optimizer_s / ranks
     exposed = max(0.0, end - computing - slowed)
-    return Step(end, talking, min(exposed, talking), slowed)
+    return PlannedStep(end, talking, min(exposed, talking), slowed)
 
 
 def tensor_pipeline_step(
-    setting: Setting, model: Model, compute: Compute, batch: int, precision: Precision,
+    setting: ClusterSetting, model: Model, compute: Compute, batch: int, precision: Precision,
     tensor: int, pipeline: int,
-) -> Step:  # fmt: skip
+) -> PlannedStep:  # fmt: skip
     """A step with microbatches of one sample. Each layer all-reduces its activations among `tensor`
     ranks, twice forward and twice backward. Stages pass activations on, and at the end replicas
     all-reduce gradients."""
@@ -525,4 +531,4 @@ def tensor_pipeline_step(
     optimizer = compute.optimizer_s / (tensor * pipeline)
     total = running + gradients + optimizer
     talking = (stage - work) * (micro + pipeline - 1) + gradients
-    return Step(total, talking, talking, 0.0)
+    return PlannedStep(total, talking, talking, 0.0)

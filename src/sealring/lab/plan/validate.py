@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from sealring.core.schedule import Operation
 from sealring.errors import ConfigurationError
-from sealring.lab.bench.harness import Row
+from sealring.lab.bench.harness import BenchRow
 from sealring.lab.plan.answer import CAPS_MB, Question, reckoned
 from sealring.lab.plan.collectives import Cluster
 from sealring.lab.plan.fit import profile_of, setting_of, turns_from
 from sealring.lab.plan.layouts import (
     DEFAULT_CAP_MB,
     ITEMSIZE,
+    ClusterSetting,
     Compute,
-    Setting,
     alone,
     buckets_of,
     compute_of,
@@ -199,7 +199,7 @@ PAPER: Final = {"25": 41.6, "best": 3.03}
 """The published slowdowns of GPT-2-XL on four GPU-TEEs (arXiv 2501.11771v3, abstract)."""
 
 
-def reproduce(experiment: str) -> list[Row]:
+def reproduce(experiment: str) -> list[BenchRow]:
     """Returns predictions beside published figures, and the costs of a message and of a byte by
     which both published figures would be true: T = message x messages + bytes / rate."""
     if experiment not in EXPERIMENTS:
@@ -212,22 +212,22 @@ def reproduce(experiment: str) -> list[Row]:
 
     def seconds(way: Way, cap: float | None) -> float:
         buckets = buckets_of(model, cap, size)
-        return ddp_step(Setting(profile, way, network, cluster), compute, buckets).seconds
+        return ddp_step(ClusterSetting(profile, way, network, cluster), compute, buckets).seconds
 
     caps: list[float | None] = [None, *CAPS_MB]
     best = min(caps, key=lambda cap: seconds("cc", cap))
     # The paper compares with DDP as it is without protection: its default buckets.
     plain = seconds("plain", None)
-    rows = [Row("step", "plain step", plain * 1e3, "ms")]
+    rows = [BenchRow("step", "plain step", plain * 1e3, "ms")]
     messages = []
     for case, cap in (("25", None), ("best", best)):
         count = len(buckets_of(model, cap, size))
         messages.append(count * 2 * (cluster.ranks - 1))
         rows += [
-            Row(case, f"{count} all-reduces: predicted", seconds("cc", cap) / plain, "x"),
-            Row(case, f"{count} all-reduces: published", PAPER[case], "x"),
-            Row(case, f"{count} all-reduces: sealring", seconds("sealed", cap) / plain, "x"),
-            Row(case, f"{count} all-reduces: messages a rank", messages[-1], ""),
+            BenchRow(case, f"{count} all-reduces: predicted", seconds("cc", cap) / plain, "x"),
+            BenchRow(case, f"{count} all-reduces: published", PAPER[case], "x"),
+            BenchRow(case, f"{count} all-reduces: sealring", seconds("sealed", cap) / plain, "x"),
+            BenchRow(case, f"{count} all-reduces: messages a rank", messages[-1], ""),
         ]
     sent = 2 * (cluster.ranks - 1) / cluster.ranks * model.count * size
     route = profile.cc
@@ -238,9 +238,9 @@ def reproduce(experiment: str) -> list[Row]:
     copies = route.send_s.value + route.receive_s.value
     return [
         *rows,
-        Row("cost", "sent by a rank", sent / 1e9, "GB"),
-        Row("cost", "a message, for both to be true", message * 1e3, "ms"),
-        Row("cost", "a message, by the profile", copies * 1e3, "ms"),
-        Row("cost", "bytes, for both to be true", 1e-9 / per_byte, "GB/s"),
-        Row("cost", "bytes, by the profile", each / 1e9, "GB/s"),
+        BenchRow("cost", "sent by a rank", sent / 1e9, "GB"),
+        BenchRow("cost", "a message, for both to be true", message * 1e3, "ms"),
+        BenchRow("cost", "a message, by the profile", copies * 1e3, "ms"),
+        BenchRow("cost", "bytes, for both to be true", 1e-9 / per_byte, "GB/s"),
+        BenchRow("cost", "bytes, by the profile", each / 1e9, "GB/s"),
     ]

@@ -21,7 +21,7 @@ from sealring.lab.results import (
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class OverheadFigure:
     what: str
     overhead: float
     """The time of a step with protection, as a multiple of the time without."""
@@ -31,9 +31,9 @@ class Figure:
 # Published figures of others, with their sources. None was measured here.
 STUDY: Final = "arXiv 2501.11771v3, 4 H100 TEEs, emulated driver path"
 FIGURES: Final = (
-    Figure("average of its models", 8.68, STUDY),
-    Figure("GPT-2-XL, 25 MB buckets", 41.6, STUDY),
-    Figure("GPT-2-XL, its best buckets", 3.03, STUDY),
+    OverheadFigure("average of its models", 8.68, STUDY),
+    OverheadFigure("GPT-2-XL, 25 MB buckets", 41.6, STUDY),
+    OverheadFigure("GPT-2-XL, its best buckets", 3.03, STUDY),
 )
 
 

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from sealring.lab.bench.collectives import line_words
 from sealring.lab.bench.gpu import rows_of
-from sealring.lab.bench.harness import Comparison, Row
+from sealring.lab.bench.harness import BenchRow, Comparison
 from sealring.lab.report.findings import (
     FIGURES,
     Overhead,
@@ -580,7 +580,7 @@ def bars(results: Results) -> Picture | None:
     )
 
 
-def bar_numbers(rows: Sequence[Row]) -> Numbers:
+def bar_numbers(rows: Sequence[BenchRow]) -> Numbers:
     """A table of the figures, without columns that are empty in all rows."""
     columns = ("what", "value", "19 of 20 find it in", "bar", "met", "detail")
     cells = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sealring.record.audit.findings import MAX_AGAINST, Fault, Finding, Votes, blame, clash_of
-from sealring.record.audit.records import Made, Records, Turn
+from sealring.record.audit.records import Made, RankInterval, Records
 from sealring.record.statements.forms import CheckpointRef, Named
 
 _DISK = ("the disk",)
@@ -26,17 +26,17 @@ def check_artefacts(records: Records) -> list[Finding]:
     ]
 
 
-def _out(records: Records) -> Iterator[tuple[Turn, CheckpointRef]]:
+def _out(records: Records) -> Iterator[tuple[RankInterval, CheckpointRef]]:
     return ((turn, one) for turn in records.turns for one in turn.interval.checkpoints_out)
 
 
-def _in(records: Records) -> Iterator[tuple[Turn, CheckpointRef]]:
+def _in(records: Records) -> Iterator[tuple[RankInterval, CheckpointRef]]:
     return ((turn, one) for turn in records.turns for one in turn.interval.checkpoints_in)
 
 
 def _written_alike(records: Records) -> Iterator[Finding]:
     """All ranks that wrote a checkpoint of the same name and step name the same manifest."""
-    votes: Votes[Turn, str] = Votes()
+    votes: Votes[RankInterval, str] = Votes()
     for turn, one in _out(records):
         votes.add((one.name, one.step), turn, one.sha256)
     for (name, _), clash in votes.clashes():
@@ -49,7 +49,7 @@ def _written_alike(records: Records) -> Iterator[Finding]:
 
 def _same_content(records: Records) -> Iterator[Finding]:
     """All ranks that wrote or read a manifest name the same content, if they name any."""
-    votes: Votes[Turn, str] = Votes()
+    votes: Votes[RankInterval, str] = Votes()
     for turn in records.turns:
         for one in (*turn.interval.checkpoints_out, *turn.interval.checkpoints_in):
             if one.content is not None:
@@ -70,7 +70,7 @@ def _in_its_steps(records: Records) -> Iterator[Finding]:
 
     One step after the interval is allowed: a script may save in a step that fails.
     """
-    written: dict[str, tuple[int, Turn]] = {}
+    written: dict[str, tuple[int, RankInterval]] = {}
     for turn, one in _out(records):
         if not turn.interval.first_step <= one.step <= turn.interval.end_step + 1:
             text = f"{turn.where} wrote {one.name}, which is of step {one.step}"
@@ -97,10 +97,10 @@ def _no_dataset(records: Records) -> Iterator[Finding]:
 
     Otherwise a rank could pass off any data as something that the run made itself.
     """
-    written: dict[str, dict[str, Turn]] = {}
+    written: dict[str, dict[str, RankInterval]] = {}
     for turn, one in _out(records):
         written.setdefault(one.sha256, {}).setdefault(turn.party, turn)
-    readers: dict[str, dict[str, Turn]] = {}
+    readers: dict[str, dict[str, RankInterval]] = {}
     for turn in records.turns:
         for data in turn.interval.data:
             if data.sha256 in written:
@@ -116,7 +116,7 @@ def _no_dataset(records: Records) -> Iterator[Finding]:
             yield blame(Fault.CHECKPOINT, text, *turns.values())
 
 
-def _used(records: Records) -> Iterator[tuple[Turn | Made, str, CheckpointRef | Named]]:
+def _used(records: Records) -> Iterator[tuple[RankInterval | Made, str, CheckpointRef | Named]]:
     """Each use of an artefact: the statement, the words for it, and the reference."""
     for turn, one in _in(records):
         yield turn, f"{turn.where} read", one
@@ -127,7 +127,7 @@ def _used(records: Records) -> Iterator[tuple[Turn | Made, str, CheckpointRef | 
 
 def _read_as_written(records: Records) -> Iterator[Finding]:
     """A checkpoint that is read under a name is the one that this run wrote under that name."""
-    written: dict[str, list[tuple[Turn, CheckpointRef]]] = {}
+    written: dict[str, list[tuple[RankInterval, CheckpointRef]]] = {}
     known: set[tuple[str, str]] = set()
     for turn, one in _out(records):
         known.add((one.name, one.sha256))
@@ -162,7 +162,7 @@ def _read_at_its_step(records: Records) -> Iterator[Finding]:
 
 def _starts(records: Records) -> Iterator[Finding]:
     """A run begins at the step of the checkpoint that it read first, the same for all ranks."""
-    votes: Votes[Turn, str] = Votes()
+    votes: Votes[RankInterval, str] = Votes()
     writers = _writers(records)
     names: dict[str, str] = {}
     for turn in records.turns:
@@ -184,9 +184,9 @@ def _starts(records: Records) -> Iterator[Finding]:
         )
 
 
-def _writers(records: Records) -> dict[str, list[Turn]]:
+def _writers(records: Records) -> dict[str, list[RankInterval]]:
     """For each manifest, the statements of its writers, at most as many as a finding names."""
-    found: dict[str, dict[str, Turn]] = {}
+    found: dict[str, dict[str, RankInterval]] = {}
     for turn, made in _out(records):
         turns = found.setdefault(made.sha256, {})
         if len(turns) < MAX_AGAINST:
@@ -203,7 +203,7 @@ def _datasets(records: Records) -> Iterator[Finding]:
             made.setdefault(output.name, []).append(one)
             known.add((output.name, output.sha256))
     told: set[tuple[str, str]] = set()
-    used: list[tuple[Turn | Made, str, str]] = [
+    used: list[tuple[RankInterval | Made, str, str]] = [
         (turn, data.name, data.sha256) for turn in records.turns for data in turn.interval.data
     ]
     used += [

@@ -13,9 +13,9 @@ from typing import Any
 from sealring.formats.log.checkpoints import SignedCheckpoint
 from sealring.record.audit.artefacts import check_artefacts
 from sealring.record.audit.chains import check_chains
-from sealring.record.audit.claims import Claims, Shown, answer_claims, check_model
+from sealring.record.audit.claims import RunClaims, Shown, answer_claims, check_model
 from sealring.record.audit.data import check_data
-from sealring.record.audit.findings import Answer, Fault, Finding, Said, Way
+from sealring.record.audit.findings import ClaimAnswer, Fault, Finding, Means, Said
 from sealring.record.audit.graph import Graph, build_graph, mark_faults
 from sealring.record.audit.machines import check_brokers, check_machines
 from sealring.record.audit.records import AuditTrust, check_log, read_records, wanted_run
@@ -25,10 +25,10 @@ from sealring.record.statements.run_folder import check_folder, open_run
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AuditQuestion:
     """What an auditor asks about a run."""
 
-    claims: Claims = field(default_factory=Claims)
+    claims: RunClaims = field(default_factory=RunClaims)
     model: Path | None = None
     replay: Repetition | None = None
     broker_logs: Sequence[Path] = ()
@@ -58,7 +58,7 @@ class AuditResult:
     """Each verified statement's content as JSON, by the statement's digest."""
     graph: Graph
     findings: tuple[Finding, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[ClaimAnswer, ...]
     ranks: int
     intervals: int
     repetitions: Repetitions | None = None
@@ -66,7 +66,7 @@ class AuditResult:
 
     @property
     def status(self) -> Status:
-        unread = [one for one in self.findings if one.fault.way is Way.READING]
+        unread = [one for one in self.findings if one.fault.way is Means.READING]
         if len(unread) < len(self.findings) or any(one.said is Said.NO for one in self.answers):
             return Status.REFUTED
         if unread or any(one.said is Said.NOT_SHOWN for one in self.answers):
@@ -102,14 +102,14 @@ class AuditResult:
 
 
 def audit(
-    path: Path, trust: AuditTrust, question: Question | None = None,
+    path: Path, trust: AuditTrust, question: AuditQuestion | None = None,
     stage: Callable[[str], None] = lambda name: None,
 ) -> AuditResult:  # fmt: skip
     """Audits a run's folder. Raises MalformedRun if it holds no run; other faults are findings.
 
     `stage` is called with the name of each step of the work, for a progress bar.
     """
-    question = question or Question()
+    question = question or AuditQuestion()
     with _without_collector():
         stage("the folder")
         check_folder(path)

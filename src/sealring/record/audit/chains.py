@@ -18,7 +18,7 @@ from sealring.record.audit.findings import (
     clash_of,
     listed,
 )
-from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.records import RankInterval, Records
 
 
 def check_chains(records: Records) -> list[Finding]:
@@ -34,8 +34,8 @@ def check_chains(records: Records) -> list[Finding]:
     return found
 
 
-def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
-    by_sequence: dict[int, list[Turn]] = {}
+def _chain(chain: Sequence[RankInterval]) -> Iterator[Finding]:
+    by_sequence: dict[int, list[RankInterval]] = {}
     for turn in chain:
         by_sequence.setdefault(turn.interval.sequence, []).append(turn)
     for sequence, (first, *others) in by_sequence.items():
@@ -64,7 +64,9 @@ def _chain(chain: Sequence[Turn]) -> Iterator[Finding]:
             yield from _continued(digests, known, turn)
 
 
-def _continued(last: dict[str, Turn], known: list[Turn], turn: Turn) -> Iterator[Finding]:
+def _continued(
+    last: dict[str, RankInterval], known: list[RankInterval], turn: RankInterval
+) -> Iterator[Finding]:
     """Checks that `turn` continues one of `last`, the statements before it by their digests.
 
     There is one such statement, unless the rank signed several.
@@ -86,14 +88,14 @@ def _continued(last: dict[str, Turn], known: list[Turn], turn: Turn) -> Iterator
         yield blame(Fault.GAP, text, turn, against=known)
 
 
-def _gap(after: Turn, first: int, end: int, *before: Turn) -> Finding:
+def _gap(after: RankInterval, first: int, end: int, *before: RankInterval) -> Finding:
     which = f"statement {first} is" if end == first + 1 else f"statements {first} to {end - 1} are"
     text = f"of {after.party}, {which} missing: skipped, or removed from the folder and the log"
     return blame(Fault.GAP, text, after, against=before)
 
 
 def _alike(
-    chains: dict[int, list[Turn]], what: str, said: Callable[[Turn], object]
+    chains: dict[int, list[RankInterval]], what: str, said: Callable[[RankInterval], object]
 ) -> Iterator[Finding]:
     """A rank's statements must all say the same, and so must all ranks."""
     for chain in chains.values():
@@ -108,7 +110,7 @@ def _alike(
         yield clash.finding(Fault.DISAGREEMENT, text)
 
 
-def _same_steps(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+def _same_steps(chains: dict[int, list[RankInterval]]) -> Iterator[Finding]:
     """All ranks of a run begin at the same step, and end at the same step."""
     firsts, lasts = ([chain[at] for chain in chains.values()] for at in (0, -1))
     clash = clash_of((turn, turn.interval.first_step) for turn in firsts)
@@ -135,7 +137,7 @@ def _missing_ranks(records: Records) -> Iterator[Finding]:
         yield Finding(Fault.GAP, (absent,), text, (), against)
 
 
-def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+def _missing_ends(chains: dict[int, list[RankInterval]]) -> Iterator[Finding]:
     """Finds chains without an end beside chains with one. If none ends, the run was cut off."""
     finals = (turn for chain in chains.values() for turn in chain if turn.interval.final)
     ended = list(islice(finals, MAX_AGAINST))
@@ -149,13 +151,13 @@ def _missing_ends(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
             yield blame(Fault.GAP, text, last, against=ended)
 
 
-def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
+def _started_again(chains: dict[int, list[RankInterval]]) -> Iterator[Finding]:
     """Finds steps at which all ranks have new processes, and none read a checkpoint.
 
     The result of the steps before is lost then, and the chain would join two runs into one. If only
     one rank starts again, it may get its state from another rank.
     """
-    starts: dict[int, dict[int, tuple[Turn, Turn]]] = {}
+    starts: dict[int, dict[int, tuple[RankInterval, RankInterval]]] = {}
     for rank, chain in chains.items():
         for before, turn in pairwise(chain):
             step = turn.interval.first_step
@@ -172,7 +174,7 @@ def _started_again(chains: dict[int, list[Turn]]) -> Iterator[Finding]:
             yield blame(Fault.GAP, text, *again, against=(before for before, _ in turns.values()))
 
 
-def _is_another_process(before: Turn, after: Turn) -> bool:
+def _is_another_process(before: RankInterval, after: RankInterval) -> bool:
     """Whether the process is a new one: a process names each of its open groups again."""
     named = {(group.name, group.epoch) for group in after.interval.groups}
     return any(
@@ -182,7 +184,7 @@ def _is_another_process(before: Turn, after: Turn) -> bool:
 
 
 def _shared_keys(records: Records) -> Iterator[Finding]:
-    holders: dict[str, dict[int, Turn]] = {}
+    holders: dict[str, dict[int, RankInterval]] = {}
     for turn in records.turns:
         key = records.keys[turn.worker.certificate]
         holders.setdefault(key, {}).setdefault(turn.rank, turn)

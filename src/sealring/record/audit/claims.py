@@ -30,7 +30,7 @@ from sealring.core.hooks import MachinePolicy, evidence_judge
 from sealring.errors import BadPolicy
 from sealring.formats.files import read_public
 from sealring.limits import MAX_WORLD
-from sealring.record.audit.findings import Answer, Fault, Finding, Said, Stated, listed
+from sealring.record.audit.findings import ClaimAnswer, Fault, Finding, Said, SignedParty, listed
 from sealring.record.audit.graph import (
     Graph,
     NodeKind,
@@ -41,7 +41,7 @@ from sealring.record.audit.graph import (
     unlisted_sources,
 )
 from sealring.record.audit.machines import Machines
-from sealring.record.audit.records import NOT_COUNTED, Made, Records, Turn
+from sealring.record.audit.records import NOT_COUNTED, Made, RankInterval, Records
 from sealring.record.audit.traffic import LinksChecked, uncompared
 from sealring.record.statements.forms import digest_of_file
 
@@ -56,7 +56,7 @@ _NAMES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageClaim:
     name: str
     code: str | None
     """The digest of its program. None: any program."""
@@ -69,20 +69,20 @@ class Aggregation:
 
 
 @dataclass(frozen=True, slots=True)
-class Privacy:
+class PrivacyBudget:
     epsilon: Decimal
     delta: Decimal
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class RunClaims:
     trained_only_on: frozenset[str] | None = None
-    stages: tuple[Stage, ...] | None = None
+    stages: tuple[StageClaim, ...] | None = None
     code: dict[str, frozenset[str]] | None = None
     machines: MachinePolicy | None = None
     ranks: int | None = None
     aggregation: Aggregation | None = None
-    privacy: Privacy | None = None
+    privacy: PrivacyBudget | None = None
     no_gaps: bool = False
 
 
@@ -90,7 +90,7 @@ def _bad(problem: str) -> BadPolicy:
     return BadPolicy(problem, code="configuration.bad_claims")
 
 
-def read_claims(path: Path) -> Claims:
+def read_claims(path: Path) -> RunClaims:
     data = read_public(path, "the claims", _bad)
     try:
         document = tomllib.loads(data.decode())
@@ -104,7 +104,7 @@ class _Reader:
         self._where = where
         self._folder = folder
 
-    def read(self, document: dict[str, Any]) -> Claims:
+    def read(self, document: dict[str, Any]) -> RunClaims:
         self._only("", document, {"version", *_NAMES})
         if document.get("version") != VERSION or type(document["version"]) is not int:
             raise self._bad("version", f"is {VERSION}")
@@ -113,22 +113,24 @@ class _Reader:
         }
         if not found:
             raise self._bad("", f"claims nothing: write one of {', '.join(_NAMES)}")
-        return Claims(**found)
+        return RunClaims(**found)
 
     def _trained_only_on(self, value: Any) -> frozenset[str]:
         return self._digests("trained_only_on", value)
 
-    def _stages(self, value: Any) -> tuple[Stage, ...]:
+    def _stages(self, value: Any) -> tuple[StageClaim, ...]:
         if not isinstance(value, list):
             raise self._bad("stages", "is a list of tables of name and code")
         return tuple(self._stage(f"stages[{number}]", each) for number, each in enumerate(value))
 
-    def _stage(self, name: str, value: Any) -> Stage:
+    def _stage(self, name: str, value: Any) -> StageClaim:
         table = self._table(name, value, {"name", "code"})
         if not isinstance(table.get("name"), str):
             raise self._bad(name, "has a name")
         code = table.get("code")
-        return Stage(table["name"], None if code is None else self._digest(f"{name}.code", code))
+        return StageClaim(
+            table["name"], None if code is None else self._digest(f"{name}.code", code)
+        )
 
     def _code(self, value: Any) -> dict[str, frozenset[str]]:
         if not isinstance(value, dict) or not value:
@@ -158,9 +160,9 @@ class _Reader:
             raise self._bad("aggregation.every_step", "is true or false")
         return Aggregation(frozenset(kinds), every_step)
 
-    def _privacy(self, value: Any) -> Privacy:
+    def _privacy(self, value: Any) -> PrivacyBudget:
         table = self._table("privacy", value, {"epsilon", "delta"})
-        return Privacy(
+        return PrivacyBudget(
             *(self._decimal(f"privacy.{name}", table.get(name)) for name in ("epsilon", "delta"))
         )
 
@@ -224,7 +226,7 @@ class Shown:
     links: LinksChecked
     machines: Machines
 
-    def open_ends(self) -> list[Turn]:
+    def open_ends(self) -> list[RankInterval]:
         chains = self.records.chains.values()
         return [chain[-1] for chain in chains if not chain[-1].interval.final]
 
@@ -244,19 +246,19 @@ def _yes(text: str) -> _Reply:
     return Said.YES, text, ()
 
 
-def _no(text: str, *records: Stated) -> _Reply:
+def _no(text: str, *records: SignedParty) -> _Reply:
     return Said.NO, text, tuple(one.digest for one in records)
 
 
-def _not_shown(text: str, *records: Stated) -> _Reply:
+def _not_shown(text: str, *records: SignedParty) -> _Reply:
     return Said.NOT_SHOWN, text, tuple(one.digest for one in records)
 
 
-def answer_claims(claims: Claims, shown: Shown) -> Iterator[Answer]:
+def answer_claims(claims: RunClaims, shown: Shown) -> Iterator[ClaimAnswer]:
     for name, (answer, of_all_records) in _ANSWERS.items():
         claimed = getattr(claims, name)
         if claimed is not None and claimed is not False:
-            yield Answer(name, *_answered(name, claimed, shown, answer, of_all_records))
+            yield ClaimAnswer(name, *_answered(name, claimed, shown, answer, of_all_records))
 
 
 def _answered(
@@ -311,7 +313,7 @@ def _trained_only_on(claimed: frozenset[str], shown: Shown) -> _Reply:
     return _yes(f"{text}{signed_by(stages)}")
 
 
-def _stages(claimed: tuple[Stage, ...], shown: Shown) -> _Reply:
+def _stages(claimed: tuple[StageClaim, ...], shown: Shown) -> _Reply:
     wanted = " -> ".join(stage.name for stage in claimed) or "none"
     ways = Ways(shown.records)
     datasets = {
@@ -343,7 +345,7 @@ def _stages(claimed: tuple[Stage, ...], shown: Shown) -> _Reply:
 
 def _code(claimed: dict[str, frozenset[str]], shown: Shown) -> _Reply:
     turns = shown.records.turns
-    unnamed: list[Turn] = []
+    unnamed: list[RankInterval] = []
     for turn in turns:
         code = turn.interval.code
         told = (("packages", code.packages), ("container", code.container))
@@ -390,7 +392,7 @@ def _aggregation(claimed: Aggregation, shown: Shown) -> _Reply:
                 return _no(f"{turn.where} took part in {one.count} {one.kind}", turn)
         if MESSAGE not in claimed.kinds and _has_messages(turn):
             return _no(f"{turn.where} exchanged messages with single ranks", turn)
-    uneven: list[tuple[Turn, int, int]] = []
+    uneven: list[tuple[RankInterval, int, int]] = []
     for chain in shown.records.chains.values():
         last = chain[-1]
         counted = _of_all(chain)
@@ -419,7 +421,7 @@ def _aggregation(claimed: Aggregation, shown: Shown) -> _Reply:
     return _yes(told if links.wires else "there is one rank, and no link")
 
 
-def _of_all(chain: Sequence[Turn]) -> list[int]:
+def _of_all(chain: Sequence[RankInterval]) -> list[int]:
     """New collectives, in each interval, of groups that all ranks are members of.
 
     Counts are cumulative. A group that has ended is named at most once more.
@@ -444,7 +446,7 @@ def _of_all(chain: Sequence[Turn]) -> list[int]:
     return found
 
 
-def _has_messages(turn: Turn) -> bool:
+def _has_messages(turn: RankInterval) -> bool:
     return any(
         link.kind == MESSAGE
         and any(way is None or way.records for way in (link.sent, link.received))
@@ -452,7 +454,7 @@ def _has_messages(turn: Turn) -> bool:
     )
 
 
-def _privacy(claimed: Privacy, shown: Shown) -> _Reply:
+def _privacy(claimed: PrivacyBudget, shown: Shown) -> _Reply:
     spent = Decimal(0)
     chains = shown.records.chains.values()
     for last in (chain[-1] for chain in chains):
@@ -511,15 +513,17 @@ def _wrote(made: Made, digest: str) -> bool:
 
 def check_model(
     path: Path, records: Records, graph: Graph, findings: Sequence[Finding]
-) -> tuple[Answer, list[Finding]]:
+) -> tuple[ClaimAnswer, list[Finding]]:
     """Answers whether the file came from an export of a checkpoint that this run's ranks wrote."""
     digest = digest_of_file(path)
     exports = [one for one in records.made if one.content.kind == "export"]
     found = [one for one in exports if _wrote(one, digest)]
     if found:
-        return Answer("model", *_exported(path.name, digest, found, records, graph, findings)), []
+        return ClaimAnswer(
+            "model", *_exported(path.name, digest, found, records, graph, findings)
+        ), []
     reply, more = _not_exported(path.name, digest, records, exports)
-    return Answer("model", *reply), more
+    return ClaimAnswer("model", *reply), more
 
 
 def _not_exported(

@@ -22,7 +22,7 @@ from sealring.record.audit.findings import (
     clash_of,
     split,
 )
-from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.records import RankInterval, Records
 from sealring.record.statements.forms import DataRange, Share
 
 _MAX_LISTED = 1 << 16
@@ -49,7 +49,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    turn: Turn
+    turn: RankInterval
     data: DataRange
     share: Share
 
@@ -100,17 +100,17 @@ def check_data(records: Records) -> list[Finding]:
     return found
 
 
-_Places = dict[int, list[Turn]]
+_Places = dict[int, list[RankInterval]]
 """The statements by their number in a chain."""
 
 
-def _not_undone(chain: Sequence[Turn]) -> tuple[list[Turn], bool]:
+def _not_undone(chain: Sequence[RankInterval]) -> tuple[list[RankInterval], bool]:
     """The intervals that count. A run that goes back to a checkpoint reads samples again.
 
     The flag is True if it went back to the middle of an interval. Then that interval is left out,
     although its first steps count.
     """
-    kept: list[Turn] = []
+    kept: list[RankInterval] = []
     in_part = False
     for turn in chain:
         first = turn.interval.first_step
@@ -136,14 +136,14 @@ def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
     )
 
 
-def _named(turn: Turn) -> str:
+def _named(turn: RankInterval) -> str:
     return ", ".join(
         f"{data.name} ({data.sha256[:12]}, epoch {data.epoch})" for data in turn.interval.data[:4]
     )
 
 
 def _seeds(reads: Sequence[_Read]) -> Iterator[Finding]:
-    votes: Votes[Turn, int | None] = Votes()
+    votes: Votes[RankInterval, int | None] = Votes()
     for read in reads:
         first, seed = votes.add("seed", read.turn, read.data.seed)
         if seed != read.data.seed:
@@ -288,7 +288,7 @@ class _Coverage:
             yield self._too_many()
             return
 
-        def at_fault(turn: Turn) -> bool:
+        def at_fault(turn: RankInterval) -> bool:
             return turn.rank not in readers if blamed is None else turn.party in blamed
 
         yield Finding(

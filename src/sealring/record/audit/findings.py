@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 # ---- what can be found wrong
 
 
-class Way(StrEnum):
+class Means(StrEnum):
     """How a fault was found."""
 
     READING = "reading"
@@ -35,38 +35,38 @@ class Fault(StrEnum):
     happened is answered with yes.
     """
 
-    way: Way
+    way: Means
     refutes: tuple[str, ...]
     hides_records: bool
 
-    UNREADABLE = "unreadable", Way.READING, ("no_gaps",)
-    FORGED = "forged", Way.SIGNATURE, ("no_gaps",)
-    OUTSIDE_DATES = "outside-dates", Way.SIGNATURE, ("no_gaps",)
-    OTHER_JOB = "other-job", Way.SIGNATURE, ("no_gaps",)
-    SHARED_KEY = "shared-key", Way.SIGNATURE, ("ranks",)
-    EVIDENCE = "evidence", Way.ATTESTATION, ("machines",)
-    NOT_ADMITTED = "not-admitted", Way.ATTESTATION, ("machines",)
-    NOT_GIVEN = "not-given", Way.LOG, ("machines",)
-    REVOKED = "revoked", Way.LOG, ("machines",)
-    NOT_LOGGED = "not-logged", Way.LOG, ("no_gaps",), True
-    LOG_REFUSED = "log-refused", Way.LOG, ("no_gaps",), True
-    WITNESS_FORKED = "witness-forked", Way.LOG
-    TWO_STATEMENTS = "two-statements", Way.CONTRADICTION, ("no_gaps",), True
-    GAP = "gap", Way.CONTRADICTION, ("no_gaps",), True
-    BROKEN_CHAIN = "broken-chain", Way.CONTRADICTION, ("no_gaps",), True
-    LINK = "link", Way.CONTRADICTION, ("aggregation",)
-    COUNTS = "counts", Way.CONTRADICTION, ("aggregation",)
-    GROUP = "group", Way.CONTRADICTION, ("aggregation",)
-    CHECKPOINT = "checkpoint", Way.CONTRADICTION, ("trained_only_on",)
-    DATA = "data", Way.CONTRADICTION, ("trained_only_on",)
-    DISAGREEMENT = "disagreement", Way.CONTRADICTION
-    TRANSFORMATION = "transformation", Way.CONTRADICTION, ("trained_only_on", "stages")
-    CYCLE = "cycle", Way.CONTRADICTION, ("no_gaps",)
-    MODEL = "model", Way.CONTRADICTION
-    REPLAY = "replay", Way.REPLAY
+    UNREADABLE = "unreadable", Means.READING, ("no_gaps",)
+    FORGED = "forged", Means.SIGNATURE, ("no_gaps",)
+    OUTSIDE_DATES = "outside-dates", Means.SIGNATURE, ("no_gaps",)
+    OTHER_JOB = "other-job", Means.SIGNATURE, ("no_gaps",)
+    SHARED_KEY = "shared-key", Means.SIGNATURE, ("ranks",)
+    EVIDENCE = "evidence", Means.ATTESTATION, ("machines",)
+    NOT_ADMITTED = "not-admitted", Means.ATTESTATION, ("machines",)
+    NOT_GIVEN = "not-given", Means.LOG, ("machines",)
+    REVOKED = "revoked", Means.LOG, ("machines",)
+    NOT_LOGGED = "not-logged", Means.LOG, ("no_gaps",), True
+    LOG_REFUSED = "log-refused", Means.LOG, ("no_gaps",), True
+    WITNESS_FORKED = "witness-forked", Means.LOG
+    TWO_STATEMENTS = "two-statements", Means.CONTRADICTION, ("no_gaps",), True
+    GAP = "gap", Means.CONTRADICTION, ("no_gaps",), True
+    BROKEN_CHAIN = "broken-chain", Means.CONTRADICTION, ("no_gaps",), True
+    LINK = "link", Means.CONTRADICTION, ("aggregation",)
+    COUNTS = "counts", Means.CONTRADICTION, ("aggregation",)
+    GROUP = "group", Means.CONTRADICTION, ("aggregation",)
+    CHECKPOINT = "checkpoint", Means.CONTRADICTION, ("trained_only_on",)
+    DATA = "data", Means.CONTRADICTION, ("trained_only_on",)
+    DISAGREEMENT = "disagreement", Means.CONTRADICTION
+    TRANSFORMATION = "transformation", Means.CONTRADICTION, ("trained_only_on", "stages")
+    CYCLE = "cycle", Means.CONTRADICTION, ("no_gaps",)
+    MODEL = "model", Means.CONTRADICTION
+    REPLAY = "replay", Means.REPLAY
 
     def __new__(
-        cls, code: str, way: Way, refutes: tuple[str, ...] = (), hides_records: bool = False
+        cls, code: str, way: Means, refutes: tuple[str, ...] = (), hides_records: bool = False
     ) -> Self:
         fault = str.__new__(cls, code)
         fault._value_ = code
@@ -121,7 +121,7 @@ class Said(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClaimAnswer:
     claim: str
     said: Said
     text: str
@@ -140,7 +140,7 @@ class Answer:
 # ---- findings about statements
 
 
-class Stated(Protocol):
+class SignedParty(Protocol):
     """A signed statement. `party` is its signer; `where` says which of the signer's it is."""
 
     @property
@@ -151,12 +151,12 @@ class Stated(Protocol):
     def where(self) -> str: ...
 
 
-S = TypeVar("S", bound=Stated)
+S = TypeVar("S", bound=SignedParty)
 V = TypeVar("V")
 
 
 def blame(
-    fault: Fault, text: str, *records: Stated, against: Iterable[Stated] = (),
+    fault: Fault, text: str, *records: SignedParty, against: Iterable[SignedParty] = (),
     also: Sequence[str] = (),
 ) -> Finding:  # fmt: skip
     """A finding against the signers of these records and the parties in `also`."""

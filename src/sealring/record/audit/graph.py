@@ -12,7 +12,7 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 
 from sealring.record.audit.findings import Finding, listed
-from sealring.record.audit.records import NOT_COUNTED, Made, Records, Turn
+from sealring.record.audit.records import NOT_COUNTED, Made, RankInterval, Records
 from sealring.record.statements.forms import CheckpointRef
 
 # ---- the graph
@@ -101,7 +101,7 @@ def build_graph(records: Records) -> Graph:
     for made in records.uncounted:  # a node of its own that leads nowhere
         _transformation(graph, made).facts.append(("counts", f"no: {made.signer} alone signed it"))
     for rank, chain in records.chains.items():
-        before: Turn | None = None
+        before: RankInterval | None = None
         for turn in chain:
             _interval(graph, turn)
             if before is not None and before.interval.sequence < turn.interval.sequence:
@@ -133,7 +133,7 @@ def mark_faults(graph: Graph, findings: list[Finding]) -> None:
         node.faulty |= not also.isdisjoint(node.records)
 
 
-def _key(turn: Turn) -> str:
+def _key(turn: RankInterval) -> str:
     return f"i:{turn.rank}:{turn.interval.sequence}"
 
 
@@ -182,7 +182,7 @@ def _connect(graph: Graph, made: Made, node: Node) -> None:
         graph.connect(node.key, artefact(one.sha256), "output")
 
 
-def _interval(graph: Graph, turn: Turn) -> None:
+def _interval(graph: Graph, turn: RankInterval) -> None:
     interval = turn.interval
     title = f"rank {turn.rank}, interval {interval.sequence}"
     node = graph.add(_key(turn), NodeKind.INTERVAL, title)

@@ -28,7 +28,14 @@ from sealring.errors import (
 )
 from sealring.formats.log.broker_entries import BrokerHistory, log_of_broker
 from sealring.record.audit.findings import Fault, Finding, blame
-from sealring.record.audit.records import AuditTrust, Records, Turn, check_seen, read_log, refused
+from sealring.record.audit.records import (
+    AuditTrust,
+    RankInterval,
+    Records,
+    check_seen,
+    read_log,
+    refused,
+)
 from sealring.record.statements.run_folder import RunFolder
 
 # ---- evidence
@@ -128,7 +135,7 @@ def check_brokers(folders: Sequence[Path], records: Records, trust: AuditTrust) 
     findings += _seen_of_no_log(histories, trust)
     if findings or not folders:
         return findings
-    signed: dict[str, list[Turn]] = {}
+    signed: dict[str, list[RankInterval]] = {}
     for turn in records.turns:
         signed.setdefault(turn.worker.certificate, []).append(turn)
     for fingerprint, certificate in records.certificates.items():
@@ -173,7 +180,7 @@ def _seen_of_no_log(read: Container[str], trust: AuditTrust) -> list[Finding]:
 
 
 def _check_given(
-    certificate: x509.Certificate, key: str, turns: Sequence[Turn], history: BrokerHistory
+    certificate: x509.Certificate, key: str, turns: Sequence[RankInterval], history: BrokerHistory
 ) -> Iterator[Finding]:
     """Compares a certificate with a broker's log. `turns` are the statements that it signed."""
     name = claims_of(certificate).name

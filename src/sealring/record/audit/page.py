@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from sealring.formats.files import write_public
 from sealring.record.audit.audit import AuditResult, Status
-from sealring.record.audit.findings import Answer, Finding, Said
+from sealring.record.audit.findings import ClaimAnswer, Finding, Said
 from sealring.record.audit.graph import Graph, Node, NodeKind
 from sealring.record.audit.spot_checks import Repetitions
 
@@ -66,7 +66,7 @@ class Placed:
 
 
 @dataclass(slots=True)
-class Picture:
+class GraphPicture:
     shapes: list[Placed] = field(default_factory=list)
     number: dict[str, int] = field(default_factory=dict)
     """The number of a node's shape, by the node's key."""
@@ -86,8 +86,8 @@ class Picture:
         self.shapes.append(shape)
 
 
-def draw(graph: Graph) -> Picture:
-    picture = Picture()
+def draw(graph: Graph) -> GraphPicture:
+    picture = GraphPicture()
     depths = _depths(graph)
     left = [
         n for n in graph.nodes.values() if n.kind in (NodeKind.RAW, NodeKind.STAGE, NodeKind.DATA)
@@ -115,7 +115,7 @@ def draw(graph: Graph) -> Picture:
     return picture
 
 
-def for_script(picture: Picture, numbers: dict[str, int]) -> dict[str, Any]:
+def for_script(picture: GraphPicture, numbers: dict[str, int]) -> dict[str, Any]:
     """The picture as JSON for the script. `numbers`: each record's place in the list of records."""
     labels = sorted(set(picture.edges.values()))
     index = {label: number for number, label in enumerate(labels)}
@@ -140,7 +140,7 @@ def for_script(picture: Picture, numbers: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def as_svg(picture: Picture) -> str:
+def as_svg(picture: GraphPicture) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{picture.width:g}" '
         f'height="{picture.height:g}" role="group" aria-label="The run as a graph">'
@@ -193,13 +193,13 @@ def _by_depth(nodes: Sequence[Node], depths: dict[str, int]) -> list[list[Node]]
     return [found[depth] for depth in sorted(found)]
 
 
-def _column(picture: Picture, nodes: list[Node], x: float, column: int) -> None:
+def _column(picture: GraphPicture, nodes: list[Node], x: float, column: int) -> None:
     for row, node in enumerate(nodes):
         y = _TOP + row * _BOX_PITCH
         picture.place(Placed([node], x, y, _BOX_WIDTH, _BOX_HEIGHT, (column, row)))
 
 
-def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float, int]:
+def _grid(picture: GraphPicture, graph: Graph, x: float, column: int) -> tuple[float, int]:
     """Places intervals and checkpoints. Returns where the next column begins."""
     intervals = [node for node in graph.nodes.values() if node.kind is NodeKind.INTERVAL]
     checkpoints = [node for node in graph.nodes.values() if node.kind is NodeKind.CHECKPOINT]
@@ -239,7 +239,7 @@ def _grid(picture: Picture, graph: Graph, x: float, column: int) -> tuple[float,
 
 
 def _checkpoints(
-    picture: Picture, nodes: list[Node], x: float, ranks: int, together: int, column: int
+    picture: GraphPicture, nodes: list[Node], x: float, ranks: int, together: int, column: int
 ) -> int:
     """Places checkpoints below the grid. Returns how many rows they take."""
     places: dict[int, list[Node]] = {}
@@ -254,7 +254,7 @@ def _checkpoints(
     return max(len(found) for found in places.values())
 
 
-def _path(picture: Picture, ends: tuple[int, int]) -> str:
+def _path(picture: GraphPicture, ends: tuple[int, int]) -> str:
     """Draws an edge. Edges inside the grid are left out, but the script lists them all."""
     source, target = (picture.shapes[number] for number in ends)
     if source.kind in _GRID_KINDS and target.kind in _GRID_KINDS:
@@ -382,7 +382,7 @@ def _data(name: str, value: Any) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
-def _places(result: AuditResult, picture: Picture) -> dict[str, int]:
+def _places(result: AuditResult, picture: GraphPicture) -> dict[str, int]:
     """The number of the shape for each record's digest."""
     found: dict[str, int] = {}
     for node in result.graph.nodes.values():
@@ -397,7 +397,7 @@ def _verdict(result: AuditResult) -> str:
     return f'<p class="verdict {_VERDICTS[result.status]}">{result.verdict}</p>'
 
 
-def _claims(answers: Iterable[Answer], places: dict[str, int]) -> str:
+def _claims(answers: Iterable[ClaimAnswer], places: dict[str, int]) -> str:
     rows = []
     for answer in answers:
         kind, mark = _SAID[answer.said]
@@ -441,7 +441,7 @@ def _links(records: Iterable[str], places: dict[str, int]) -> str:
     return f" [{' '.join(made)}{more}]" if made else ""
 
 
-def _graph(picture: Picture) -> str:
+def _graph(picture: GraphPicture) -> str:
     legend = "".join(
         f'<li><svg width="14" height="14" aria-hidden="true"><g class="{kind.value}">'
         f'<rect class="shape" width="14" height="14" rx="2"/></g></svg>{text}</li>'

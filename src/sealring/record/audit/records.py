@@ -199,7 +199,7 @@ NOT_COUNTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RankInterval:
     """One rank's statement about one interval."""
 
     digest: str
@@ -248,7 +248,7 @@ class Made:
 
 @dataclass(slots=True)
 class Records:
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[RankInterval] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     """Records that count: an owner signed, or all ranks did and the auditor names no owner."""
     uncounted: list[Made] = field(default_factory=list)
@@ -262,7 +262,7 @@ class Records:
     """The size of the world that each certificate was issued for."""
     findings: list[Finding] = field(default_factory=list)
 
-    chains: dict[int, list[Turn]] = field(default_factory=dict)
+    chains: dict[int, list[RankInterval]] = field(default_factory=dict)
     """Each rank's statements in the order of sequence numbers."""
 
     @property
@@ -370,7 +370,7 @@ def _read(
         records.worlds[worker.certificate] = found.signer.world
     if isinstance(content, Interval):
         assert worker is not None  # verify_statement demands a worker's signature
-        records.turns.append(Turn(digest, worker, content))
+        records.turns.append(RankInterval(digest, worker, content))
     else:
         rank = worker.rank if worker else None
         signer = f"the owner {str(found.signer)[:12]}" if rank is None else f"rank {rank}"

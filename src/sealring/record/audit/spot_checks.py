@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring.formats.log.checkpoints import SignedCheckpoint
-from sealring.record.audit.findings import Answer, Fault, Finding, Said, blame
+from sealring.record.audit.findings import ClaimAnswer, Fault, Finding, Said, blame
 from sealring.record.audit.records import AuditTrust, Records
 from sealring.record.replay import (
     Compare,
@@ -84,18 +84,18 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 def spot_check(
     wanted: Repetition, records: Records, run: RunFolder, log: SignedCheckpoint | None,
     trust: AuditTrust, stage: Callable[[str], None],
-) -> tuple[Answer, list[Finding], Repetitions | None]:  # fmt: skip
+) -> tuple[ClaimAnswer, list[Finding], Repetitions | None]:  # fmt: skip
     """Draws parts and executes each of them again."""
     if log is None:
         text = "the log is not believed, so that nothing says which parts to repeat"
-        return Answer(NAME, Said.NOT_SHOWN, text), [], None
+        return ClaimAnswer(NAME, Said.NOT_SHOWN, text), [], None
     stated = {rank: [turn.interval for turn in chain] for rank, chain in records.chains.items()}
     chains = list(stated.values())
     parts = _parts(chains)
     drawn = draw(parts, wanted.count, seed_of(log, wanted.seed))
     if not drawn:
         text = "no checkpoint of the run names its content, so that no part can be compared"
-        return Answer(NAME, Said.NOT_SHOWN, text), [], None
+        return ClaimAnswer(NAME, Said.NOT_SHOWN, text), [], None
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="sealring-replay-") as folder:
         for number, part in enumerate(drawn):
@@ -122,16 +122,16 @@ def _parts(chains: Sequence[Sequence[Interval]]) -> list[Stretch]:
 
 def _answer(
     outcomes: Sequence[Outcome], parts: int, left: Sequence[CheckpointRef], wanted: Repetition
-) -> Answer:
+) -> ClaimAnswer:
     wrong = [one for one in outcomes if one.verdict == "different"]
     if wrong:
         text = f"{_words(wrong[0].stretch)} do not lead to {wrong[0].stretch.end.name}"
-        return Answer(NAME, Said.NO, f"{text}{_apart(wrong[0], wanted)}")
+        return ClaimAnswer(NAME, Said.NO, f"{text}{_apart(wrong[0], wanted)}")
     failed = [one for one in outcomes if one.verdict == "failed"]
     if failed:
         last = failed[0].said.strip().splitlines()[-1:] or ["it said nothing"]
         text = f"{_words(failed[0].stretch)} could not be repeated: {last[0][-300:]}"
-        return Answer(NAME, Said.NOT_SHOWN, text)
+        return ClaimAnswer(NAME, Said.NOT_SHOWN, text)
     text = f"{len(outcomes)} of {parts} parts were executed again and came to the same bits"
     near = [one for one in outcomes if one.difference is not None]
     if near:
@@ -142,8 +142,8 @@ def _answer(
             f". To {left[0].name} (step {left[0].step}) no part leads: its content, or that of "
             "what the run went on from, is not named"
         )
-        return Answer(NAME, Said.NOT_SHOWN, text)
-    return Answer(NAME, Said.YES, text)
+        return ClaimAnswer(NAME, Said.NOT_SHOWN, text)
+    return ClaimAnswer(NAME, Said.YES, text)
 
 
 def _apart(outcome: Outcome, wanted: Repetition) -> str:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sealring.record.audit.findings import Fault, Finding, Votes, blame, clash_of
-from sealring.record.audit.records import Records, Turn
+from sealring.record.audit.records import RankInterval, Records
 from sealring.record.statements.forms import Commitment, GroupEpoch, LinkAccount
 
 # ---- links
 
 
-class Wire(NamedTuple):
+class LinkDirection(NamedTuple):
     """One direction of a link."""
 
     group: str
@@ -37,8 +37,8 @@ class Wire(NamedTuple):
 class Account:
     """What one end says about one direction of a link, by the number of records."""
 
-    said: dict[int, tuple[str, Turn]] = field(default_factory=dict)
-    last: tuple[int, Turn] | None = None
+    said: dict[int, tuple[str, RankInterval]] = field(default_factory=dict)
+    last: tuple[int, RankInterval] | None = None
     kept: bool = True
     """False if a statement says that the tags were not kept."""
 
@@ -50,9 +50,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class _Clash:
-    wire: Wire
-    sender: Turn
-    receiver: Turn
+    wire: LinkDirection
+    sender: RankInterval
+    receiver: RankInterval
     text: str
 
 
@@ -67,15 +67,15 @@ class LinksChecked:
 
 def check_links(records: Records) -> LinksChecked:
     found: list[Finding] = []
-    sent: dict[Wire, Account] = {}
-    received: dict[Wire, Account] = {}
+    sent: dict[LinkDirection, Account] = {}
+    received: dict[LinkDirection, Account] = {}
     named: _Named = {}
     for turn in (turn for chain in records.chains.values() for turn in chain):
         rank = turn.rank
         found += _links_left_out(sent, received, named, turn)
         for link in turn.interval.links:
             name = (link.group, link.epoch, link.kind)
-            out, back = Wire(*name, rank, link.peer), Wire(*name, link.peer, rank)
+            out, back = LinkDirection(*name, rank, link.peer), LinkDirection(*name, link.peer, rank)
             for accounts, wire, said in ((sent, out, link.sent), (received, back, link.received)):
                 account = accounts.get(wire)
                 if account is None:
@@ -98,7 +98,10 @@ _Named = dict[tuple[int, str, str], dict[tuple[int, str], None]]
 
 
 def _links_left_out(
-    sent: dict[Wire, Account], received: dict[Wire, Account], named: _Named, turn: Turn
+    sent: dict[LinkDirection, Account],
+    received: dict[LinkDirection, Account],
+    named: _Named,
+    turn: RankInterval,
 ) -> Iterator[Finding]:
     """Finds links that are no longer named, although their group is: accounts are cumulative."""
     present: _Named = {(turn.rank, one.name, one.epoch): {} for one in turn.interval.groups}
@@ -109,8 +112,8 @@ def _links_left_out(
         for peer, kind in [] if before.keys() <= links.keys() else before:
             if (peer, kind) in links:
                 continue
-            wire = Wire(*key[1:], kind, turn.rank, peer)
-            back = Wire(*key[1:], kind, peer, turn.rank)
+            wire = LinkDirection(*key[1:], kind, turn.rank, peer)
+            back = LinkDirection(*key[1:], kind, peer, turn.rank)
             known = [one.last[1] for one in (sent[wire], received[back]) if one.last is not None]
             text = (
                 f"{turn.where} leaves out its link with rank {peer} in group {key[1]}, of which "
@@ -122,7 +125,7 @@ def _links_left_out(
 
 
 def _note(
-    account: Account, wire: Wire, commitment: Commitment | None, turn: Turn
+    account: Account, wire: LinkDirection, commitment: Commitment | None, turn: RankInterval
 ) -> Iterator[Finding]:
     """Adds one statement's account, and compares it with the same rank's earlier ones."""
     if commitment is None:
@@ -147,7 +150,10 @@ def _note(
 
 
 def _compare(
-    wire: Wire, sent: Account, received: Account, ends: dict[tuple[int, str, str], Turn]
+    wire: LinkDirection,
+    sent: Account,
+    received: Account,
+    ends: dict[tuple[int, str, str], RankInterval],
 ) -> _Clash | None:
     """The first point at which the accounts of both ends cannot both be true."""
     for count in sorted(sent.said.keys() & received.said.keys()):
@@ -169,13 +175,13 @@ def _compare(
     return None
 
 
-def settled(records: Records) -> dict[tuple[int, str, str], Turn]:
+def settled(records: Records) -> dict[tuple[int, str, str], RankInterval]:
     """The statement after which a group had no more traffic, by (rank, group, epoch).
 
     It is the last statement that names the group, if the group was closed by then or the chain ends
     with it. A failed group has none: its members may have seen different parts of its last traffic.
     """
-    found: dict[tuple[int, str, str], Turn] = {}
+    found: dict[tuple[int, str, str], RankInterval] = {}
     for chain in records.chains.values():
         for turn in chain:
             for group in turn.interval.groups:
@@ -261,7 +267,7 @@ class _Counts:
                     key = (turn.digest, one.group, one.epoch)
                     self._found.setdefault(key, {})[one.kind] = one.count
 
-    def of(self, key: GroupKey, turn: Turn) -> _Kinds:
+    def of(self, key: GroupKey, turn: RankInterval) -> _Kinds:
         return self._found.get((turn.digest, *key), {})
 
 
@@ -270,7 +276,7 @@ def _sorted(kinds: _Kinds) -> tuple[tuple[str, int], ...]:
 
 
 def _members(records: Records) -> Iterator[Finding]:
-    votes: Votes[Turn, tuple[int, ...]] = Votes()
+    votes: Votes[RankInterval, tuple[int, ...]] = Votes()
     told: set[tuple[str, GroupKey]] = set()
     for turn in (turn for chain in records.chains.values() for turn in chain):
         for group in turn.interval.groups:
@@ -290,7 +296,7 @@ def _members(records: Records) -> Iterator[Finding]:
         yield clash.finding(Fault.GROUP, text)
 
 
-def _wrong(turn: Turn, members: tuple[int, ...]) -> str:
+def _wrong(turn: RankInterval, members: tuple[int, ...]) -> str:
     if turn.rank not in members:
         return "of which it is no member"
     if len(set(members)) != len(members) or max(members) >= turn.interval.world:
@@ -308,7 +314,7 @@ def _groups_left_out(records: Records) -> Iterator[Finding]:
     whole = {
         rank for rank in finals if not any(turn.went_back for turn in records.chains[rank][1:])
     }
-    ends: dict[GroupKey, dict[int, tuple[Turn, GroupEpoch]]] = {}
+    ends: dict[GroupKey, dict[int, tuple[RankInterval, GroupEpoch]]] = {}
     for rank in finals:
         for turn in records.chains[rank]:
             for group in turn.interval.groups:
@@ -333,7 +339,7 @@ def _groups_left_out(records: Records) -> Iterator[Finding]:
 
 def _failed(records: Records) -> Iterator[Finding]:
     """Final statements must agree on which groups failed: their accounts are not compared."""
-    said: dict[GroupKey, dict[int, tuple[Turn, str]]] = {}
+    said: dict[GroupKey, dict[int, tuple[RankInterval, str]]] = {}
     for turn in (turn for turn in records.turns if turn.interval.final):
         for group in turn.interval.groups:
             word = "failed" if group.state == "failed" else "did not fail"
@@ -351,7 +357,7 @@ def _failed(records: Records) -> Iterator[Finding]:
 def _went_back(records: Records, counts: _Counts) -> Iterator[Finding]:
     """Counts are cumulative: a rank's own counts never go back, and no kind disappears."""
     for chain in records.chains.values():
-        before: dict[GroupKey, tuple[Turn, _Kinds]] = {}
+        before: dict[GroupKey, tuple[RankInterval, _Kinds]] = {}
         for turn in chain:
             for key in ((group.name, group.epoch) for group in turn.interval.groups):
                 now = counts.of(key, turn)
@@ -370,13 +376,13 @@ def _went_back(records: Records, counts: _Counts) -> Iterator[Finding]:
 class _Moment:
     """What members say about a group in statements with the same number."""
 
-    turns: dict[int, Turn] = field(default_factory=dict)
+    turns: dict[int, RankInterval] = field(default_factory=dict)
     under_way: dict[tuple[int, int], int] = field(default_factory=dict)
     """By sender and receiver: the number of records sent, minus those received."""
     known: bool = True
     """False if tags were not kept, or a rank signed two statements."""
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: RankInterval) -> None:
         self.known &= turn.rank not in self.turns
         self.turns[turn.rank] = turn
 
@@ -414,7 +420,7 @@ def _disagreeing(records: Records, counts: _Counts) -> Iterator[Finding]:
             moment = moments.get((turn.interval.sequence, (link.group, link.epoch)))
             if moment is not None and link.kind == "collective":
                 moment.note(turn.rank, link)
-    last: dict[GroupKey, dict[int, Turn]] = {}
+    last: dict[GroupKey, dict[int, RankInterval]] = {}
     for (rank, name, epoch), turn in settled(records).items():
         last.setdefault((name, epoch), {})[rank] = turn
     quiet = [

@@ -22,7 +22,7 @@ from sealring.core.identity.credentials import Credentials
 from sealring.errors import ConfigurationError, MalformedRun, SealringError
 from sealring.formats.files import write_public
 from sealring.formats.log.folder import CHECKPOINT, LogWriter, create_log
-from sealring.formats.log.notes import Kind, Signer
+from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.signed import parse_envelope
 from sealring.record.statements.forms import Interval
 from sealring.record.statements.run_folder import RunFolder, log_of_run
@@ -63,7 +63,7 @@ def rank_of(found: VerifiedStatement) -> int | None:
     return None if found.worker is None else found.worker.rank
 
 
-class Chain:
+class StatementChain:
     def __init__(self, run: RunFolder, credentials: Callable[[], Credentials]) -> None:
         """`credentials` is called for each statement, because a broker renews certificates."""
         self._run = run
@@ -163,7 +163,7 @@ class RunLog:
     def _open(self) -> None:
         run = self._run
         if not run.key.exists():
-            signer = Signer.generate(log_of_run(run.head.run), Kind.NOTE)
+            signer = Signer.generate(log_of_run(run.head.run), SignatureKind.NOTE)
             write_signer(run.key, signer)
         self._signer = read_signer(run.key)
         if self._signer.name != log_of_run(run.head.run):

@@ -41,9 +41,9 @@ from sealring.core.hooks import (
 from sealring.core.identity.credentials import Credentials, read_authorities
 from sealring.core.settings import CONTAINER
 from sealring.errors import ConfigurationError
-from sealring.record.recording.chain import Chain, RunLog
+from sealring.record.recording.chain import RunLog, StatementChain
 from sealring.record.recording.noted import Notes, note_group, opened, opened_so_far, traffic_so_far
-from sealring.record.replay import Request, requested
+from sealring.record.replay import ReplayRequest, requested
 from sealring.record.statements.forms import (
     CheckpointRef,
     Code,
@@ -196,14 +196,14 @@ class Recording:
     """A worker's recording of its part of a run. `record_run` makes it."""
 
     def __init__(
-        self, path: Path, rank: int, world: int, container: str | None, replay: Request | None
+        self, path: Path, rank: int, world: int, container: str | None, replay: ReplayRequest | None
     ) -> None:
         own = credentials_of(rank, world)
         self._rank, self._world = rank, world
         self._run = create_run(path, own.job)
         for authority in own.authorities:
             self._run.write_evidence(authority.public_bytes(Encoding.PEM))
-        self._chain = Chain(self._run, lambda: credentials_of(rank, world))
+        self._chain = StatementChain(self._run, lambda: credentials_of(rank, world))
         self._log = RunLog(self._run, own.authorities) if rank == 0 else None
         if self._log is not None:
             self._log.require_newest()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from sealring.errors import ConfigurationError, MalformedRun
-from sealring.formats.files import Batch, not_written, read_limited
+from sealring.formats.files import DurableFiles, not_written, read_limited
 from sealring.formats.log.tree import MAX_ENTRY_BYTES
 from sealring.formats.strict import read_as
 
@@ -107,7 +107,7 @@ class RunFolder:
             present = False
             self._put_aside(self.path / "evidence" / digest)
         if not present:
-            batch = Batch(self.path)
+            batch = DurableFiles(self.path)
             batch.write(f"evidence/{digest}", content)
             batch.sync()
         return digest
@@ -119,7 +119,7 @@ class RunFolder:
     def _put_aside(self, path: Path) -> None:
         """Moves a file, a link or a folder to `.new`, which readers ignore."""
         try:
-            os.rename(path, aside := Batch(self.path).new_name())
+            os.rename(path, aside := DurableFiles(self.path).new_name())
         except OSError as problem:
             raise ConfigurationError(
                 f"{path} is not what this run wrote there, and cannot be moved away: "
@@ -161,7 +161,7 @@ def write_statement(run: Path, name: str, envelope: bytes) -> Path:
     path = run / "statements" / f"{name}{SUFFIX}"
     try:
         # Two workers of one rank may write at the same time, if a job was started twice.
-        new = _NAME.fullmatch(name) is not None and Batch(run).write_new(
+        new = _NAME.fullmatch(name) is not None and DurableFiles(run).write_new(
             f"statements/{name}{SUFFIX}", envelope
         )
     except OSError as problem:
@@ -181,7 +181,7 @@ def create_run(path: Path, job: str, run: str | None = None) -> RunFolder:
         if "run.json" not in there:
             if not there <= _PARTS:
                 raise ConfigurationError(f"{path} is not empty: choose another folder for the run")
-            Batch(path).write_new("run.json", json.dumps(asdict(head)).encode() + b"\n")
+            DurableFiles(path).write_new("run.json", json.dumps(asdict(head)).encode() + b"\n")
     except OSError as problem:
         raise not_written(path, problem) from None
     found = open_run(path)

@@ -60,7 +60,7 @@ _BOOT_AGGREGATE: Final = "boot_aggregate"
 _LOG = logging.getLogger("sealring")
 
 
-class Entry(NamedTuple):
+class ImaEntry(NamedTuple):
     path: str
     digest: str
     """Hexadecimal. If a policy cannot list it, the algorithm's name stands before it."""
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ImaMeasured:
     """What PCR 10 was extended with, as a list shows that leads to its value."""
 
     entries: int
@@ -83,7 +83,7 @@ class Measured:
     """How many bytes of the list lead to the quoted value."""
 
 
-def read_entries(log: bytes) -> Iterator[Entry]:
+def read_entries(log: bytes) -> Iterator[ImaEntry]:
     """Yields the entries one by one, so that a caller can stop before entries it does not want."""
     at = 0
     for _ in range(_MAX_ENTRIES):
@@ -100,11 +100,11 @@ def read_entries(log: bytes) -> Iterator[Entry]:
             raise unknown_evidence(f"the IMA list has an entry of template {name!r}, not known")
         data, at = _sized(log, at)
         path, digest = _read(data, _FIELDS[template])
-        yield Entry(path, digest, data, own == _NO_HASH, at)
+        yield ImaEntry(path, digest, data, own == _NO_HASH, at)
     raise MalformedEvidence(f"the IMA list has more than {_MAX_ENTRIES} entries")
 
 
-def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Measured:
+def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> ImaMeasured:
     """What the list shows. It must lead to the value of PCR 10 among `pcrs`."""
     hashed = _HASHES[bank]
     value, quoted = bytes(BANKS[bank]), pcrs.get(PCR)
@@ -123,7 +123,7 @@ def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> Mea
         value = hashed(value + extended).digest()
         if value == quoted:
             found = {path: tuple(digests) for path, digests in files.items()}
-            return Measured(count, violations, found, entry.end)
+            return ImaMeasured(count, violations, found, entry.end)
     raise ForgedEvidence(f"the IMA list does not lead to the value of PCR {PCR}")
 
 

@@ -42,7 +42,7 @@ _HASHES: Final[dict[int, hashes.HashAlgorithm]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class TpmQuote:
     """TPMS_ATTEST of a quote."""
 
     extra_data: bytes
@@ -66,7 +66,7 @@ class Public:
     """A TPM names an object by the hash of its whole public part."""
 
 
-def parse_quote(data: bytes) -> Quote:
+def parse_quote(data: bytes) -> TpmQuote:
     cursor = Cursor(data, "the TPM quote", "big")
     if cursor.number(4) != _MAGIC:
         raise MalformedEvidence("the quote does not begin as what a TPM makes and signs")
@@ -89,7 +89,7 @@ def parse_quote(data: bytes) -> Quote:
     pcrs = tuple(n for n in range(PCRS) if selection[n // 8] >> n % 8 & 1)
     digest = cursor.sized(2)
     cursor.end()
-    return Quote(extra_data, resets, restarts, firmware, bank, pcrs, digest)
+    return TpmQuote(extra_data, resets, restarts, firmware, bank, pcrs, digest)
 
 
 def parse_public(data: bytes) -> Public:

@@ -10,14 +10,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sealring.attest.evidence.chains import load_certificate
+from sealring.attest.evidence.encoding import not_bound
 from sealring.attest.evidence.evidence import Challenge, Evidence
 from sealring.attest.evidence.rules import (
     ROOTS,
     Events,
-    Form,
     Need,
     Registers,
     Rule,
+    TableForm,
     digest_lists,
     refused_unless,
 )
@@ -34,14 +35,14 @@ from sealring.attest.evidence.tpm.ima import IMA, IMA_NEEDS, replay_ima
 from sealring.attest.evidence.tpm.structures import (
     BANKS,
     PublicKey,
-    Quote,
+    TpmQuote,
     check_signature,
     digest_of_pcrs,
     parse_quote,
 )
 from sealring.attest.evidence.trust import Trust
 from sealring.attest.evidence.worker import Claims
-from sealring.errors import ForgedEvidence, MalformedEvidence, NotBound
+from sealring.errors import ForgedEvidence, MalformedEvidence
 
 KIND: Final = "tpm"
 RESETTABLE: Final = frozenset({16, 23})
@@ -64,7 +65,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
     elif challenge is not None:
         made_for, secret = challenge.credential[:32], challenge.credential[32:]
         if not secret or made_for != subject(evidence.chain[0], ak, other_keys):
-            raise NotBound("no credential was made for this TPM and this attestation key")
+            raise not_bound("no credential was made for this TPM and this attestation key")
     evidence.check_bound(quote.extra_data, challenge, "the TPM quote")
     return Claims(
         product="2.0",
@@ -79,7 +80,7 @@ def verify_tpm(evidence: Evidence, challenge: Challenge | None, trust: Trust) ->
 
 def verify_quote(
     raw: bytes, signature: bytes, key: PublicKey, values: bytes
-) -> tuple[Quote, dict[int, bytes]]:
+) -> tuple[TpmQuote, dict[int, bytes]]:
     """The quote and the PCRs that it covers, except those that programs can reset."""
     check_signature(key, signature, raw)
     quote = parse_quote(raw)
@@ -135,7 +136,7 @@ def booted(*pcrs: int) -> tuple[tuple[Rule, ...], tuple[Need, ...]]:
 
 
 _BOOTED: Final = booted(0, 4, 7)
-TPM_FORM: Final = Form(
+TPM_FORM: Final = TableForm(
     rules=(
         ROOTS,
         *_BOOTED[0],
