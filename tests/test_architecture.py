@@ -80,7 +80,7 @@ def test_import_torch_loads_only_the_registration_and_the_guard() -> None:
         "import sys, torch; print(sorted(m for m in sys.modules if m.split('.')[0] == 'sealring'))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    guard = [f".sealed_only{name}" for name in ("", ".caller", ".groups", ".setting")]
+    guard = [f".sealed_only{name}" for name in ("", ".groups", ".setting")]
     core = [f".core{name}" for name in ("", ".devices", ".registration", *guard)]
     names = ["", *core, ".errors", ".version"]
     assert done.stdout.strip() == str([f"sealring{name}" for name in names])

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from sealring.cli import app
-from sealring.cli.examples import EXAMPLES
+from sealring.cli.verbs import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

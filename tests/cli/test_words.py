@@ -12,7 +12,7 @@ import typer
 
 from sealring import cli
 from sealring.cli import app, bench, terminal
-from sealring.cli.examples import EXAMPLES
+from sealring.cli.verbs import EXAMPLES
 from tests.cli.test_commands import sealring
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sealring.core.cores import usable_cores
 from sealring.core.engine.lanes import MOST_THREADS, threads_by_default
+from sealring.core.settings import usable_cores
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from sealring.core.cores import usable_cores
-from sealring.core.settings import with_settings
+from sealring.core.settings import usable_cores, with_settings
 from sealring.errors import GroupClosed, GroupError, Unsupported
 from tests.workers import Workers
 

@@ -10,7 +10,62 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from sealring.cli.examples import EXAMPLES
+EXAMPLES: Final = {
+    "": "sealring run -n 4 train.py",
+    "demo": "sealring demo",
+    "run": "sealring run -n 4 train.py --learning-rate 0.1",
+    "top": "sealring top --job train",
+    "top metrics": "sealring top metrics --listen 127.0.0.1:9464",
+    "top trace": "sealring top trace traces --number 1042",
+    "doctor": "sealring doctor --watch 4711",
+    "plan": "sealring plan gpt2-xl --ranks 2..64",
+    "audit": "sealring audit check run --authority ca.pem --policy log.policy",
+    "audit check": "sealring audit check run --authority ca.pem --policy log.policy "
+    "--claims claims.toml",
+    "audit papers": "sealring audit papers run model.safetensors --authority authority.pem "
+    "--owner-key owner --model-key model.key -o papers",
+    "audit init": "sealring audit init runs --log example.com/runs",
+    "audit append": "sealring audit append runs report.json weights.sha256",
+    "audit proof": "sealring audit proof runs 0 --policy VKEY -o report.tlog-proof",
+    "audit verify": "sealring audit verify statement.json --authority sealring-ca/authority.pem",
+    "audit policy": "sealring audit policy runs.policy --log VKEY --witness W1,https://w1.example",
+    "audit witness": "sealring audit witness --key w1.key --logs logs.policy --listen 0.0.0.0:8446",
+    "audit log": "sealring audit log runs --policy VKEY --seen checkpoint.last-week",
+    "policy": "sealring policy check policy.toml evidence.json",
+    "policy new": "sealring policy new --evidence evidence.json",
+    "policy attest": "sealring policy attest --out evidence.json",
+    "policy check": "sealring policy check policy.toml evidence.json",
+    "broker": "sealring broker --policy policy.toml --ca sealring-ca",
+    "broker revoke": "sealring broker revoke --job train --rank 3",
+    "broker release": "sealring broker release --job train",
+    "broker audit": "sealring broker audit --json",
+    "vault rm": "sealring vault rm my-vault data",
+    "bench": "sealring bench all --quick",
+    "bench allreduce": "sealring bench allreduce --json",
+    "bench step": "sealring bench step --trace step.json",
+    "bench all": "sealring bench all --quick",
+    "bench report": "sealring bench report results.json -o report.html",
+    "bench vault": "sealring bench vault --json",
+    "ca": "sealring ca init",
+    "ca init": "sealring ca init sealring-ca",
+    "ca request": "sealring ca request --job train --rank 0-7",
+    "ca issue": "sealring ca issue --job train --rank 0-7",
+    "ca show": "sealring ca show train-rank-0.pem",
+    "vault ingest": "sealring vault ingest my-vault corpus --name corpus",
+    "vault build": "sealring vault build my-vault pipeline.py",
+    "vault": "sealring vault seal my-vault data",
+    "vault init": "sealring vault init my-vault --key my.key",
+    "vault identity": "sealring vault identity alice.identity",
+    "vault seal": "sealring vault seal my-vault data --key my.key",
+    "vault open": "sealring vault open my-vault data --out data.opened",
+    "vault ls": "sealring vault ls my-vault --json",
+    "vault verify": "sealring vault verify my-vault",
+    "vault grant": "sealring vault grant my-vault --name alice --to-person alice.public",
+    "vault revoke": "sealring vault revoke my-vault alice",
+    "vault rotate": "sealring vault rotate my-vault",
+}
+"""An example of every command, which its --help shows."""
+
 
 VERBS: Final = (
     "demo",

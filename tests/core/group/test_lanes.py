@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 
 from sealring import limits
-from sealring.core.cores import usable_cores
 from sealring.core.group.settings import read_settings
 from sealring.core.links.exchange import Exchange
-from sealring.core.settings import with_settings
+from sealring.core.settings import usable_cores, with_settings
 from sealring.errors import ConfigurationError, GroupClosed, OutOfStep, PeerUnreachable, Unsupported
 from sealring.record.recording.noted import traffic_so_far
 from tests.core.group.test_dropped import make, open_after_a_group, returns_to, what_is_open

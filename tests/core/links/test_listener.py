@@ -19,7 +19,7 @@ import pytest
 
 from sealring.core.handshake import tls
 from sealring.core.handshake.incoming import Incoming
-from sealring.core.links import arrivals, threads, tls_threads
+from sealring.core.links import arrivals, threads
 from sealring.core.links.arrivals import MAX_CONNECTIONS_PER_WORKER, share_of
 from sealring.core.links.connections import WaitingLinks
 from sealring.core.links.listener import Listener
@@ -171,8 +171,8 @@ def test_a_connection_without_memory_for_a_thread_is_not_counted(
     def borrow(name: str, call: object) -> None:
         raise MemoryError("no memory for a thread")
 
-    monkeypatch.setattr(tls_threads, "borrow", borrow)
-    serving = tls_threads.TlsThreads(lambda: None)
+    monkeypatch.setattr(threads, "borrow", borrow)
+    serving = threads.TlsThreads(lambda: None)
     assert isinstance(serving.serve(object()), MemoryError)  # type: ignore[arg-type]
     serving.stop()  # returns: it waits for threads that are counted
 

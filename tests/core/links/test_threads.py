@@ -18,8 +18,13 @@ import pytest
 from sealring.core.links import threads
 from sealring.core.links import threads as module
 from sealring.core.links.listener import Listener
-from sealring.core.links.threads import IDLE_NAME, ListeningThread, borrow, listening_thread
-from sealring.core.links.tls_threads import TlsThreads
+from sealring.core.links.threads import (
+    IDLE_NAME,
+    ListeningThread,
+    TlsThreads,
+    borrow,
+    listening_thread,
+)
 from sealring.errors import SealringError
 from tests.core.links.worlds import world
 

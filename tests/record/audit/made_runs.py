@@ -19,7 +19,7 @@ from sealring.core.identity.credentials import Credentials
 from sealring.formats.log.folder import LogWriter, create_log
 from sealring.formats.log.notes import SignatureKind, Signer
 from sealring.formats.log.policy import Log, LogPolicy
-from sealring.lab.bench.made_run import (
+from sealring.lab.bench.records import (
     CORPUS,
     JOB,
     NOW,

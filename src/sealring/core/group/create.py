@@ -15,7 +15,6 @@ import torch.distributed.distributed_c10d as c10d
 from cryptography import x509
 
 from sealring import _native
-from sealring.core.cores import usable_cores
 from sealring.core.engine.engine import CollectiveEngine
 from sealring.core.engine.flight import FlightRecorder
 from sealring.core.engine.gpu_calls import GpuCalls, in_use
@@ -47,7 +46,7 @@ from sealring.core.links import (
     run_of,
 )
 from sealring.core.schedule import Selection
-from sealring.core.settings import CERTIFICATE
+from sealring.core.settings import CERTIFICATE, usable_cores
 from sealring.errors import ConfigurationError, Unsupported
 
 # ---- a group's options

@@ -10,7 +10,6 @@ resumption one connection under a session, without TLS
 channel    the channel between two verified workers, and the link keys that both ends derive
 peers      dial: from a socket to a channel; whether a peer agrees with our terms
 statements what every member states and signs when a group forms
-secrets    buffers and keys that are overwritten after use
 incoming   accept: the same for the other end
 """
 

@@ -17,8 +17,8 @@ from sealring import _native
 from sealring.core.handshake.connection import LINGER_SECONDS, Connection
 from sealring.core.handshake.messages import Hello, Message, encode_message, parse_message
 from sealring.core.handshake.refusals import error_of, refusal_of
-from sealring.core.handshake.secrets import Erased
 from sealring.core.handshake.terms import Terms, link_context
+from sealring.core.identity.kept_key import Erased
 from sealring.core.identity.verification import VerifiedPeer
 from sealring.errors import HandshakeError, SealringError
 from sealring.limits import KEY_BYTES, MAX_SETUP_BYTES

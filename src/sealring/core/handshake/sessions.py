@@ -21,7 +21,7 @@ from typing import Final
 from cryptography import x509
 
 from sealring import _native
-from sealring.core.handshake.secrets import Wiped
+from sealring.core.identity.kept_key import Wiped
 from sealring.core.identity.verification import KnownCertificates, fingerprint_of
 from sealring.core.no_fork import OwnLock
 from sealring.errors import PeerUnreachable

@@ -23,10 +23,9 @@ from OpenSSL._util import ffi, lib
 from sealring import _native
 from sealring.core.handshake.connection import Connection
 from sealring.core.handshake.refusals import from_alert, from_reason, from_verify_code
-from sealring.core.handshake.secrets import Erased
 from sealring.core.identity.certificates import claims_of
 from sealring.core.identity.credentials import Credentials
-from sealring.core.identity.kept_key import KeptKey
+from sealring.core.identity.kept_key import Erased, KeptKey
 from sealring.core.no_fork import NoFork, OwnLock
 from sealring.errors import (
     ConfigurationError,

@@ -3,14 +3,12 @@
 addresses   where this worker listens: one address, never all of them
 epoch       one name for one attempt to make a group
 rendezvous  addresses through the store, which is the adversary's; calls of it that end in time
-files       files of shared memory without a name
 descriptors how descriptors get from one process to another
 memory      a link's shared memory: made, offered, checked
 agreement   what two verified workers settle before records flow: the transport
 setting_up  the sockets on which links are being made, for those who look
 arrivals    connections that others made, until each is a link, and how many there may be
 threads     the thread that serves all listeners, and threads that set-up borrows
-tls_threads threads that compute TLS for connections of others
 listener    takes connections from anybody, a bounded number at a time
 dialer      opens the pipes that this worker dials, and tries again; watches its own address
 exchange    opens every pipe of a group once it has formed: for collectives, lanes, messages

@@ -39,8 +39,13 @@ from sealring.core.links.arrivals import (
 )
 from sealring.core.links.link import send_without_delay
 from sealring.core.links.rendezvous import Address
-from sealring.core.links.threads import AtWork, ListeningThread, listening_thread
-from sealring.core.links.tls_threads import TlsThreads, advanced
+from sealring.core.links.threads import (
+    AtWork,
+    ListeningThread,
+    TlsThreads,
+    advanced,
+    listening_thread,
+)
 from sealring.errors import ConfigurationError, PeerUnreachable, SealringError
 
 _LOG = logging.getLogger("sealring")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from sealring import _native
-from sealring.core.handshake.secrets import Erased
 from sealring.core.handshake.statements import MAX_STATEMENT_BYTES, encode_bundle, parse_bundle
+from sealring.core.identity.kept_key import Erased
 from sealring.errors import HandshakeError, MalformedSetup, WrongPeer
 
 Result = TypeVar("Result")

@@ -2,25 +2,25 @@
 
 table    the measured table: which algorithm for which size, world and topology
 choose   chooses the algorithm of a collective, by the settings or the table
-layout   cuts a tensor into chunks, and chunks into segments
 build    makes the program; ring, direct, tree and hierarchical write it
 check    checks that the programs of all ranks fit together
-relayed  converts a program so that nothing is published or forwarded
 paths    the way of each chunk through a group
 levels   which exchange carries each record, where GPUs exchange records by NCCL
 """
 
 from sealring.core.schedule.build import (
     ALGORITHMS,
+    chunks,
     cuts_into_chunks,
+    exchanged_bytes,
     input_slots,
     passes_records_on,
     program_for,
+    segment_bytes,
 )
 from sealring.core.schedule.check import check_programs
 from sealring.core.schedule.choose import Selection, choose, has_few_links
 from sealring.core.schedule.hierarchical import Topology
-from sealring.core.schedule.layout import chunks, exchanged_bytes, segment_bytes
 from sealring.core.schedule.levels import Levels, levels_for
 from sealring.core.schedule.program import (
     CALLED,
@@ -32,8 +32,8 @@ from sealring.core.schedule.program import (
     Program,
     ProgramWriter,
     Step,
+    relayed,
 )
-from sealring.core.schedule.relayed import relayed
 
 __all__ = [
     "ALGORITHMS",

@@ -19,8 +19,16 @@ from sealring.core.schedule.build import program_for
 from sealring.core.schedule.execution import RECEIVING
 from sealring.core.schedule.hierarchical import Topology, one_host
 from sealring.core.schedule.paths import Paths, Ranks, paths_of
-from sealring.core.schedule.program import ROOTED, Action, Algorithm, Operation, Program, Step
-from sealring.core.schedule.relayed import relayed, relayed_message
+from sealring.core.schedule.program import (
+    ROOTED,
+    Action,
+    Algorithm,
+    Operation,
+    Program,
+    Step,
+    relayed,
+    relayed_message,
+)
 
 _DOWN: Final = frozenset(
     {

@@ -4,7 +4,6 @@ setting    whether the mode is on, in this process or in one above it
 guard      turns the mode on, for this process and those that it starts
 groups     makes sealring serve every group that torch makes, or refuses the group
 doors      refuses other ways of torch and of frameworks to reach a peer
-caller     finds the line of the user's code that a refusal names
 
 The mode protects against mistakes: a framework that makes a Gloo group beside a sealed one, a
 script that names no backend. It does not protect against hostile code inside a worker, which can

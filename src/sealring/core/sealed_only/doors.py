@@ -13,8 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed.distributed_c10d as c10d
 
-from sealring.core.sealed_only.caller import calling_line
-from sealring.core.sealed_only.setting import is_on
+from sealring.core.sealed_only.setting import calling_line, is_on
 from sealring.errors import PlaintextGroup, Unsupported
 
 _GROUPS: Final = (

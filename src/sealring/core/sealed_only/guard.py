@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sealring.core.sealed_only.caller import calling_line
-from sealring.core.sealed_only.setting import OFF, put_mark_on, turn_on
+from sealring.core.sealed_only.setting import OFF, calling_line, put_mark_on, turn_on
 from sealring.core.settings import ONLY
 from sealring.errors import PlaintextGroup
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d
 
 from sealring import _native
-from sealring.core.handshake.secrets import Wiped
+from sealring.core.identity.kept_key import Wiped
 from sealring.core.identity.names import check_job
 from sealring.core.identity.secret import default_job, derive_store_key, read_secret
 from sealring.core.settings import JOB

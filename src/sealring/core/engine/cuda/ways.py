@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from sealring import _native, limits
-from sealring.core.links import files
+from sealring.core.links import memory
 from sealring.core.links.descriptors import Address, Inbox, close_received, leave
 from sealring.errors import Unsupported
 from sealring.limits import EXCHANGE_BYTES, GPU_PAYLOAD_BYTES
@@ -77,11 +77,11 @@ class HostMemory:
         self._file: int | None = None
         self._inbox: Inbox | None = None
         area = _native.wire_area_bytes(SLOTS, PAYLOAD_BYTES)
-        self._shape = files.Shape(-(-area // _PAGE) * _PAGE, files.SIZE_SEALS)
+        self._shape = memory.FileShape(-(-area // _PAGE) * _PAGE, memory.SIZE_SEALS)
 
     def offer(self) -> bytes:
-        self._file = files.create(self._shape, "sealring-wire")
-        files.seal(self._file, self._shape)
+        self._file = memory.create_memory_file(self._shape, "sealring-wire")
+        memory.seal_file(self._file, self._shape)
         self._native.offer_host_wires(SLOTS, PAYLOAD_BYTES, self._file)
         self._inbox = Inbox(range(self._world))
         return self._inbox.address.packed()
@@ -98,7 +98,7 @@ class HostMemory:
             for peer in _others(self._rank, letters):
                 if peer not in left:
                     raise Unsupported("the memory of another rank did not come")
-                files.check(left[peer][0], self._shape)
+                memory.check_file(left[peer][0], self._shape)
                 self._native.open_host_wire(peer, left[peer][0], self._shape.bytes)
         finally:
             close_received(fd for each in left.values() for fd in each)
