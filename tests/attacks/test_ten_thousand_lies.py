@@ -700,7 +700,7 @@ def test_a_member_that_is_dialed() -> None:
 def dialed(
     victim: Exchange, liar: Dialed, behave: Behaviour, silent: threading.Event | None = None
 ) -> str:
-    """What comes of it, as the error's code. One that is silent says so, and does not end."""
+    """The result, as the error's code. One that is silent says so, and does not end."""
     near, far = connected()
     far.settimeout(60.0)
 
@@ -939,7 +939,7 @@ MALFORMED, GROUP, DUPLICATE = (
     "handshake.duplicate_rank",
 )
 WORDS: Final[Mapping[str, tuple[list[bytes], str]]] = {
-    "linked with nobody": ([linked_with({})], MALFORMED),
+    "linked with no rank": ([linked_with({})], MALFORMED),
     "linked with what is no rank": ([linked_with({"x": "0" * 32})], MALFORMED),
     "linked with another process": (
         [linked_with({"0": "0" * 32, "1": "0" * 32})],
@@ -956,7 +956,7 @@ ROUNDS: Final[Mapping[str, tuple[int, Alter, str]]] = {
     "half a message": (0, half_of, MALFORMED),
     "a message of no kind": (0, of_kind(9), MALFORMED),
     "the last round's at first": (0, of_kind(AGREED, bytes(32)), MALFORMED),
-    "for nobody": (0, stating(lambda _, said: said.clear()), MALFORMED),
+    "for no rank": (0, stating(lambda _, said: said.clear()), MALFORMED),
     "half a statement": (0, of_itself(lambda _, own: own[: len(own) // 2]), MALFORMED),
     "a statement of another rank": (
         0,

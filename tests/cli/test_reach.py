@@ -194,7 +194,7 @@ def test_an_address_that_is_false_is_named(made: dict[str, Machine]) -> None:
         ("host0:29602", "is silent"),
         ("10.99.0.1:29600", "no route"),
         ("[2001:db8::1]:29600", "no route"),
-        ("nobody.invalid:29600", "unknown name"),
+        ("unknown.invalid:29600", "unknown name"),
     ],
 )
 def test_whether_a_machine_can_be_reached(

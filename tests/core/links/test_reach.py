@@ -165,7 +165,7 @@ def test_listeners_take_the_first_free_port_and_no_other() -> None:
         with pytest.raises(ConfigurationError) as refused:
             listen_at(["127.0.0.1"], [first, second])
     said = str(refused.value)
-    assert "none of the 2 ports of SEALRING_PORTS can be had on 127.0.0.1" in said
+    assert "none of the 2 ports of SEALRING_PORTS is available on 127.0.0.1" in said
     assert "Address already in use" in said
     assert "give more ports" in said
     assert "docs/reach.md" in said

@@ -123,7 +123,7 @@ class WaitingLinks:
             link = self._links.get(rank)
             linked = None if link is None else link.channel.peer_hello.instance
             known = self._instances.setdefault(rank, linked or hello.instance)
-            # The higher of two ranks opens one connection of the pair at a time, whoever dialed.
+            # The higher of two ranks opens one connection of the pair at a time, on either side.
             busy = rank < self._terms.rank and (
                 rank in self._made or (link is not None and link.dialer)
             )

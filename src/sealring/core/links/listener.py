@@ -445,7 +445,7 @@ def listen_at(addresses: Sequence[str], ports: Sequence[int]) -> list[socket.soc
             return found
     assert problem is not None
     raise ConfigurationError(
-        f"none of the {len(ports)} ports of SEALRING_PORTS can be had on {', '.join(addresses)} "
+        f"none of the {len(ports)} ports of SEALRING_PORTS is available on {', '.join(addresses)} "
         f"(port {port}: {problem.strerror}). Each group of each worker on this machine takes one: "
         "give more ports, or end what listens there (`ss -ltnp`); ports below 1024 need privileges "
         "(docs/reach.md)"

@@ -1,9 +1,9 @@
 """A group forms, or does not: its first links, and what all members agree on.
 
 Of each pair the higher rank dials. After seconds without a link the lower one dials too, for it may
-be where nobody can dial in. A link that has its keys waits until all of this worker's first links
-have; then the members agree along a tree over them (forming.py), and each end of a link says the
-transcript of that ("ready"). If anything fails before, it is told over the links there are, and
+be where no other host can dial in. A link that has its keys waits until all of this worker's first
+links have; then the members agree along a tree over them (forming.py), and each end of a link says
+the transcript of that ("ready"). If anything fails before, it is told over the links there are, and
 every worker that hears of it passes it on: so all fail with one error. After it nothing but records
 follows on a link, and a neighbour that is lost is lost to a group that exists. When all have said
 the same, or are lost, the bare sockets are handed out. Other pipes are opened later (exchange.py).
