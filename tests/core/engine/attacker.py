@@ -1,4 +1,4 @@
-"""Tools of a man in the middle: what can be seen of a stream and done to it."""
+"""Tools of a man in the middle, who reads and changes the bytes of a stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Record:
 
     @property
     def sequence(self) -> tuple[int, int]:
-        """Records are numbered per sealing key: (sender, receiver), or (sender, everyone)."""
+        """The sealing key's users, (sender, receiver) or (sender, everyone): records are numbered
+        per key."""
         return self.fields["sender"], self.fields["receiver"]
 
     @property
@@ -55,7 +56,7 @@ class Record:
 
 
 class Splitter:
-    """Cuts a stream into records, as bytes come."""
+    """Cuts a stream into records as its bytes arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -66,7 +67,7 @@ class Splitter:
         while len(self._rest) >= SEALED_HEADER_BYTES:
             fields = _native.parse_header(self._rest)
             assert fields is not None, "an engine wrote what is no header"
-            # What lies in a slot of a GPU's area leaves only its header here.
+            # Of a record that lies in a slot of a GPU's area, only the header passes here.
             in_slot = fields["lane"] >= WIRE_LANE
             size = SEALED_HEADER_BYTES + (0 if in_slot else fields["length"] + TAG_BYTES)
             if len(self._rest) < size:
@@ -122,7 +123,7 @@ class Flip:
 
 @dataclass
 class CutAt:
-    """Lets so many bytes pass, and cuts the link."""
+    """Lets a number of bytes pass, then cuts the link."""
 
     offset: int
     _seen: int = 0
@@ -203,7 +204,7 @@ class Mailbox:
             return self._records[index]
 
     def put_in_place_of(self, index: int, of: int, delay_s: float = 0) -> ByRecord:
-        """Collected record `of` goes where record `index` of this stream was to go."""
+        """Sends the collected record `of` in place of record `index` of this stream."""
 
         def change(i: int, record: Record) -> bytes:
             if i != index:
@@ -215,7 +216,7 @@ class Mailbox:
 
 
 def header(**fields: int) -> bytes:
-    """A header as an attacker writes one; everything in it is as good as the real thing's."""
+    """A header that an attacker writes; each field has a valid value."""
     number = {name: fields.get(name, 0) for name in HEADER_FIELDS}
     number["kind"] = fields["kind"]
     out = b"SR\x01" + number["kind"].to_bytes(1, "little")
@@ -242,11 +243,11 @@ HEADER_FIELDS: Final = {
     "root": 4,
     "total": 8,
 }
-"""In the order they are written, with their bytes, after magic, version and kind."""
+"""The header's fields after magic, version and kind, in order, and each one's size in bytes."""
 
 
 def triples(records: Iterable[Record]) -> list[tuple[int, int, int, int, int]]:
-    """(sender, receiver, generation, lane, count): under which key and nonce each was sealed."""
+    """Each record's key and nonce, as (sender, receiver, generation, lane, count)."""
     return [
         (*record.sequence, *(record.fields[name] for name in ("generation", "lane", "count")))
         for record in records

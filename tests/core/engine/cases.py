@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays, set up as the process group sets them up, and what must come out."""
+"""Collectives on NumPy arrays, set up as the process group does it, and their right results."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class Case:
     root: int = 0
     factor: float = 0.75
     as_reals: bool = False
-    """Complex numbers come as twice as many reals, and are cut as such: so does torch hand them to
-    all_reduce."""
+    """Complex numbers are passed and cut as twice as many reals, as torch does for all_reduce."""
 
     @property
     def reduced_dtype(self) -> DType:
@@ -167,8 +166,8 @@ def expected(
 
 
 def values(case: Case, elements: int, rank: int, seed: int) -> Array:
-    """Numbers that look like gradients, the same for the same arguments. No NaN comes of them:
-    which NaN a machine makes is the one thing that is left open."""
+    """Numbers that look like gradients, the same for the same arguments. No result is a NaN: the
+    bits of a NaN may differ from machine to machine."""
     random = np.random.default_rng([zlib.crc32(case.dtype.name.encode()), rank, seed])
     match case.dtype:
         case DType.BOOL:

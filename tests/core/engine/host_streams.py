@@ -16,7 +16,7 @@ from sealring import _native, _stand_ins
 from sealring.core.engine.streams import Devices, Streams
 
 PATIENCE_S = 60
-"""Ends a hang."""
+"""A test that waits longer than this fails instead of hanging."""
 
 
 def put(stream: int, task: Callable[[], Any]) -> Future[Any]:

@@ -43,11 +43,11 @@ MEMORY_BYTES = RING_BYTES + RING_CONTROL_BYTES
 
 
 class Last(bytes):
-    """The last bytes that pass: after them the link is cut, both ways."""
+    """The last bytes that pass: after them the link is cut in both directions."""
 
 
 class Change(Protocol):
-    """What came -> what goes on, at once or piece by piece."""
+    """Takes the bytes that came and returns the bytes to send on, whole or piece by piece."""
 
     def __call__(self, data: bytes, /) -> bytes | Iterator[bytes]: ...
 
@@ -78,7 +78,7 @@ class Middle(threading.Thread):
         self.start()
 
     def inject(self, data: bytes) -> None:
-        """Sends bytes of the attacker's own, between two that came."""
+        """Sends the attacker's own bytes between the bytes that came."""
         with self._sending:
             self.sink.sendall(data)
 
@@ -124,13 +124,13 @@ class LocalWorld:
     keys_seed: bytes = b"test"
     context: bytes = b"c" * 32
     hosts: Sequence[int] | None = None
-    """A number per rank for the host that it says it is on; every rank on its own without it."""
+    """The number of the host each rank says it is on. None: every rank has a host of its own."""
     devices: dict[int, int] = field(default_factory=dict)
-    """Ranks whose tensors are on a device, played by the CPU, and how much it lags behind."""
+    """The lag of each device, by rank. The CPU plays the devices that hold these ranks' tensors."""
     driver: Literal["launched", "prelaunched", None] = None
     """The devices are GPUs whose driver the CPU plays: they are launched, or told ahead."""
     contexts: dict[int, bytes] = field(default_factory=dict)
-    """Ranks that take themselves to be in another group than the rest."""
+    """The context of each rank that believes it is in another group than the rest."""
 
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], int] = {}
@@ -139,7 +139,7 @@ class LocalWorld:
         self._relays: list[socket.socket] = []
         self.number = 0
         self.probes: dict[int, Probe] = {}
-        """Of the devices that the CPU plays, by rank."""
+        """The probes of the devices that the CPU plays, by rank."""
         ends: dict[tuple[int, int], LocalLink] = {}
         for low in range(self.world):
             for high in range(low + 1, self.world):
@@ -223,7 +223,7 @@ class LocalWorld:
             end.close()
 
     def ends(self) -> Sequence[CollectiveEngine | Mailbox]:
-        """What is at the ends of the links, in rank order."""
+        """The engines or mailboxes at the ends of the links, in rank order."""
         return self.engines
 
     def _host(self, rank: int) -> str:
@@ -274,7 +274,7 @@ class LocalWorld:
         timeout_s: float | Sequence[float] = 10.0,
         numbers: Sequence[int] | None = None,
     ) -> list[BaseException | None]:
-        """Every rank runs its collective; the errors they end with, in rank order.
+        """Runs each rank's collective and returns the errors they end with, in rank order.
 
         A rank whose collective is None does not call at all. `numbers` are the collectives' numbers
         as the ranks count them, where a test has them disagree.
@@ -287,7 +287,7 @@ class LocalWorld:
         timeout_s: float | Sequence[float] = 10.0,
         numbers: Sequence[int] | None = None,
     ) -> list[BaseException | None]:
-        """Every rank runs its collectives as fast as it can, up to its first error."""
+        """Each rank runs its collectives as fast as it can, up to its first error."""
         counted = numbers if numbers is not None else [self.number + 1] * self.world
         self.number = max(counted) + max(map(len, sequences)) - 1
         patience = [timeout_s] * self.world if isinstance(timeout_s, float | int) else timeout_s
@@ -312,7 +312,7 @@ class LocalWorld:
     def _run_prelaunched(
         self, engine: CollectiveEngine, number: int, collective: Collective, timeout_s: float
     ) -> None:
-        """As a group runs it for which only a stream waits; returns when that has gone on."""
+        """Runs it as a group does when only a stream waits. Returns once the stream has gone on."""
         stream = StreamCaller(HostStreams(engine.prelaunch_stream))
         queued: queue.SimpleQueue[_native.Completion] = queue.SimpleQueue()
         caller = threading.Thread(target=engine.submit_ahead, args=(collective, stream, queued.put))
@@ -331,7 +331,7 @@ class LocalWorld:
 
 
 class LocalMail(LocalWorld):
-    """The same with mailboxes in place of engines."""
+    """A local world with mailboxes in place of engines."""
 
     def _start(self, links: list[list[tuple[int, LocalLink]]]) -> None:
         self.mailboxes = [
@@ -355,7 +355,7 @@ class LocalMail(LocalWorld):
                 self.streams[rank] = attach_host_driver_to_mailbox(self.mailboxes[rank]._native)
 
     def caller(self, rank: int) -> _native.CallerStream | None:
-        """What to say of a rank's memory: it is a device's, and free; or it is the CPU's."""
+        """A free stream if the rank's memory is a device's, None if it is the CPU's."""
         if rank not in self.devices:
             return None
         return _native.CallerStream(0, self.streams.get(rank, 0), self.driver == "prelaunched")

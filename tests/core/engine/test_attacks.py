@@ -125,7 +125,7 @@ def each_record(*worlds: int) -> list[tuple[int, int, int, int]]:
 
 
 def test_the_ring_carries_both_kinds_of_records() -> None:
-    """What the attacks below rest on."""
+    """The attacks below assume this."""
     for world, sender, receiver in rings(2, 3):
         records = recorded(world, sender, receiver)
         halves = [Kind.PAIR] * (world - 1) + [Kind.GROUP] * (world - 1)
@@ -322,7 +322,7 @@ def test_record_of_another_run(world: int, sender: int, receiver: int, index: in
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
 @pytest.mark.threat("W8")
 def test_record_of_another_group(world: int, sender: int, receiver: int, index: int) -> None:
-    """Same place, and even the same keys: the context alone tells job, group and epoch."""
+    """Position and keys are the same: only the context tells jobs, groups and epochs apart."""
     foreign = recorded(world, sender, receiver)[index]
     errors = attack(
         world, {(sender, receiver): attacker.replace(index, foreign)}, context=b"d" * 32
@@ -511,7 +511,7 @@ def test_rank_that_does_not_come_in_time_still_learns_why(transport: str) -> Non
 def test_root_that_only_sends_learns_that_a_rank_is_gone(
     world: int, algorithm: Algorithm, transport: str
 ) -> None:
-    """Broadcasts need nothing back, so a root could go on without end and without a reader."""
+    """A broadcast needs no answer, so a root might go on sending forever with no reader left."""
     case = Case(Operation.BROADCAST, algorithm, 100_000)
     tensors = tensors_of(case, world)
     with LocalWorld(world, transport) as local:

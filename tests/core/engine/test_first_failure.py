@@ -74,6 +74,6 @@ def test_messages_end_with_what_collectives_saw_first_and_tell_it(settled: bool)
 
 
 def test_a_text_that_is_not_utf_8_reaches_the_others() -> None:
-    """Of a file's name, for one: a failure that cannot be told would leave them waiting."""
+    """A file's name may be such a text. If the failure could not be sent, the others would wait."""
     told = failure_of(GroupClosed("cannot open 'a\udcff'"))
     assert told.text == r"cannot open 'a\udcff'"

@@ -102,7 +102,7 @@ def test_every_byte_of_a_message_flipped_in_turn() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in attacker.Kind if kind < attacker.Kind.ANNOUNCE])
 @pytest.mark.threat("M2")
 def test_a_message_that_claims_to_be_of_a_collective(kind: attacker.Kind) -> None:
-    """Nor its answer: what tells them apart is in the header's fourth byte."""
+    """The header's fourth byte tells messages, collectives and the answers to both apart."""
     letters = Letters({(0, 1): attacker.Flip(3, attacker.Kind.ANNOUNCE ^ kind)})
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     letters = Letters({(1, 0): attacker.Flip(3, attacker.Kind.ACCEPT ^ kind)}, sizes=(100_000,))
@@ -127,7 +127,7 @@ def test_a_message_dropped() -> None:
 
 @pytest.mark.threat("M3")
 def test_the_last_message_dropped() -> None:
-    """Nothing follows from which it could be told; time tells."""
+    """No later record shows that it is missing, so it is noticed by the timeout."""
     letters = Letters({(0, 1): attacker.drop(0)}, sizes=(64,), timeout_s=0.5)
     assert {type(letters.sender), type(letters.receiver)} == {PeerSilent}
 

@@ -30,7 +30,7 @@ def result_of(agreement: Generator[Any, None, Any]) -> Any:
 
 
 def test_a_number_that_was_left_out_ends_the_group() -> None:
-    """Else a rank would make more lanes than it may use threads."""
+    """A rank that accepted it would make more lanes than it may use threads."""
     assert result_of(answered(least(3), 2)) == 2
     assert result_of(answered(least(3), 3)) == 3
     with pytest.raises(GroupClosed, match="agreed on 64, and this one said 3: a rank between"):
@@ -38,14 +38,14 @@ def test_a_number_that_was_left_out_ends_the_group() -> None:
 
 
 def test_an_objection_that_was_left_out_ends_the_group() -> None:
-    """Else the rank would go on without what it could not make."""
+    """A rank that accepted the answer would go on without the thing it failed to make."""
     agreement = answered(first_objection(3, range(4), "no memory"), 4)
     with pytest.raises(GroupClosed, match="left its number out"):
         next(agreement)
 
 
 def test_a_reason_that_cannot_be_encoded_is_told() -> None:
-    """As a path's name may have it that is not UTF-8. The others wait for the reason."""
+    """A path that is not UTF-8 may be part of the reason, and the other ranks wait for it."""
     agreement = answered(first_objection(1, range(4), "cannot open /tmp/caf\udce9"), 1)
     assert next(agreement).operation is Operation.OBJECTION
     assert result_of(agreement) == "rank 1: cannot open /tmp/caf\\udce9"
@@ -59,7 +59,7 @@ def test_a_rank_says_that_an_objection_is_not_its_own() -> None:
 
 
 def test_an_objection_takes_no_link_that_the_group_has_not() -> None:
-    """A rank that objects may be unable to make one."""
+    """A rank that objects may be unable to make a link."""
 
     def agrees(rank: int, objection: str) -> str:
         agreement = first_objection(rank, range(SIZE), objection)

@@ -251,7 +251,7 @@ def test_a_futures_callback_may_call_a_collective(workers: Workers) -> None:
 
 
 def waits_in_a_callback(rank: int, world: int) -> list[float]:
-    """As PowerSGD does it; how many collectives are queued by then differs from rank to rank."""
+    """PowerSGD waits so. The number of collectives queued by then differs from rank to rank."""
     first, second, third = torch.ones(1 << 18), torch.ones(1 << 16), torch.ones(100)
 
     def reduce_again(_: object) -> torch.Tensor:

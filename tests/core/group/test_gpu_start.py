@@ -86,7 +86,7 @@ def test_all_ranks_hear_why(workers: Workers, world: int) -> None:
 
 
 def unfit_for_a_subgroup(rank: int, world: int) -> str:
-    """The group that there is goes on."""
+    """The new group is refused, and the existing group still works."""
     dist.init_process_group("sealring")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(create, "in_use", lambda _: torch.device("cuda", 0) if rank == 0 else None)

@@ -109,7 +109,7 @@ def accounts_of_links(rank: int, world: int) -> list[Any]:
 
 
 def test_both_ends_of_a_pair_have_the_same_account_of_all_lanes(workers: Workers) -> None:
-    """Over all lanes: lane number 0 alone has about half of the records."""
+    """The account covers all lanes: lane 0 alone has only about half of the records."""
     env = {"SEALRING_TRANSPORT": "shm", **with_settings({}, threads=2)}
     accounts = workers.run(accounts_of_links, world=3, env=env)
     for rank, account in enumerate(accounts):

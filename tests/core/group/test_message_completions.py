@@ -23,7 +23,7 @@ from tests.workers import Workers
 
 
 def meet() -> None:
-    """Without a message or a collective of the group's."""
+    """Waits for all ranks through the store, without a message or collective of the group."""
     store: Any = _get_default_store()
     if store.add("met", 1) == dist.get_world_size():
         store.set("all met", "")

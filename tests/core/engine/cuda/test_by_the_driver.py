@@ -133,7 +133,7 @@ def test_ranks_that_disagree_and_one_that_does_not_come() -> None:
 
 
 def test_the_devices_own_memory_is_counted() -> None:
-    """What it opens records in, and what it is told by."""
+    """The memory it opens records in, and the memory through which the driver instructs it."""
     held = {}
     for how in (None, *HOW):
         with driven(how, 2) as local:

@@ -86,7 +86,7 @@ def test_all_pairs_of_a_large_group_share_a_few_buffers() -> None:
 
 
 def test_messages_of_every_length_come_back(three: LocalMail) -> None:
-    """None, odd ones, many records and several generations of keys, there and back."""
+    """Lengths: 0, odd ones, many records, and several generations of keys."""
     zero, one, _ = three.mailboxes
     for size in (0, 1, 63, 255, 256, 257, 40_001):
         message = values(size, size)
@@ -217,7 +217,7 @@ def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
 
 @pytest.mark.parametrize("how", HOW)
 def test_no_key_and_nonce_seal_two_records(how: str | None) -> None:
-    """Through several generations of both lanes' keys."""
+    """The messages take several generations of both lanes' keys."""
     tap = attacker.Tap()
     letters = Letters(
         {(0, 1): tap}, sizes=(4000,) * 20, record_bytes=RECORD_BYTES, rekey_bytes=3_000,
@@ -257,7 +257,8 @@ def forged(middle: attacker.ByRecord | attacker.Flip, **more: object) -> Letters
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.threat("C3")
 def test_a_changed_byte_is_seen(which: int, at: int) -> None:
-    """In header, tag and payload; nothing unauthenticated reaches the user's memory."""
+    """The byte is in the header, the tag or the payload. Nothing unauthenticated reaches the
+    user's memory."""
     record_bytes = OVERHEAD + RECORD_BYTES
     assert record_bytes == 352
     letters = forged(attacker.Flip(OVERHEAD + which * record_bytes + at, 0x40))

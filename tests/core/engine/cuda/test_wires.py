@@ -276,7 +276,7 @@ def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
 
 @pytest.mark.threat("C13")
 def test_a_peer_that_leaves_without_fetching() -> None:
-    """It says goodbye in order, and the sealer's slots will never come back."""
+    """The peer says goodbye properly, but never frees the slots that the sender has filled."""
     with wired(2) as local:
         case = Case(Operation.BROADCAST, Algorithm.DIRECT, 64)
         tensors = tensors_of(case, 2)
