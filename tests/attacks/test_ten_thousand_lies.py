@@ -391,6 +391,7 @@ SILENT: Final = {"silence", "half a hello", "half a frame", "no accept", "no tra
 """After these the victim waits, until the member has too many connections."""
 
 
+@pytest.mark.threat("J13")
 def test_a_member_that_dials() -> None:
     """The victim tells it each error, and serves it and others at the end as before."""
     with team() as one:
@@ -464,6 +465,7 @@ def opening(session: Session, /, **changes: bytes) -> bytes:
     return said + changes.get("tag", session.opening.open_tag(both + said))
 
 
+@pytest.mark.threat("J13")
 def test_a_member_that_is_cut_after_each_byte() -> None:
     with team() as one:
         liar, listener = Dialing(one), exchange_of(one, VICTIM).listener
@@ -504,6 +506,7 @@ def false_openings(liar: Dialing, used: bytes, others: bytes) -> dict[str, Calla
     }
 
 
+@pytest.mark.threat("J36")
 def test_a_member_that_opens_sessions_falsely() -> None:
     """The answer is always that there is no such session; and the session goes on."""
     with team() as one:
@@ -668,6 +671,7 @@ GREETINGS: Final[Mapping[str, tuple[Behaviour, str]]] = {
 }
 
 
+@pytest.mark.threat("J13")
 def test_a_member_that_is_dialed() -> None:
     """The victim gets each error from the call that dials, about the member that it dialed."""
     repaired = itertools.cycle(CONCLUSIONS.items())
@@ -750,6 +754,7 @@ def linked_by(
 CREDENTIALS: Final = {rank: ISSUER.credentials(rank, world=3) for rank in range(3)}
 
 
+@pytest.mark.threat("J37")
 def test_a_member_that_cuts_the_link_that_it_dialed() -> None:
     """The victim waits for rank 1; the liar links and cuts without end, and at last links."""
     with world(3, timeout=200.0, transport="tcp") as mesh:
@@ -765,6 +770,7 @@ def test_a_member_that_cuts_the_link_that_it_dialed() -> None:
         assert_linked(mesh)
 
 
+@pytest.mark.threat("J37")
 def test_a_member_that_cuts_the_link_that_it_took() -> None:
     """The victim dials it again each time."""
     with (
@@ -1013,6 +1019,7 @@ AS_PARENT: Final[Mapping[str, tuple[int, Alter, str]]] = {
 }
 
 
+@pytest.mark.threat("J37")
 @pytest.mark.parametrize(("rank", "rounds"), [(PARENT, AS_PARENT), (CHILD, AS_CHILD)])
 def test_a_member_in_the_rounds(rank: int, rounds: Mapping[str, tuple[int, Alter, str]]) -> None:
     """No group forms, and the victim names the liar."""
