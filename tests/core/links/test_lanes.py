@@ -199,7 +199,7 @@ def test_a_member_that_asks_without_end_leaves_nothing(one: Team) -> None:
         with pytest.raises(SealringError):
             ask(one, 2, 0, lane, epoch="9")
     assert descriptors() <= before
-    assert {name.lane for name in exchange(one, 0).pipes} == {0}
+    assert {name.lane for name in exchange(one, 0).pipes.by_name} == {0}
 
 
 def test_a_group_that_ends_ends_the_waiting(one: Team) -> None:

@@ -386,7 +386,7 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         ends = LateEnds(owner, late, "messages", range(SIZE))
         ends.want([SIZE, -5])  # no ranks of the group: refused elsewhere, and no IndexError here
         name = PipeName(7, "messages")
-        late._pipe(name)
+        late.pipes.want(name)
         late.on_failed(name, error)
         del late, ends
         assert [failure.code for failure in failures] == [code]

@@ -157,7 +157,7 @@ def test_members_that_do_not_answer_for_messages_hold_up_no_collective(
         late.want("messages", range(6))
         late.want("collectives", [7])
         until = time.monotonic() + 5  # each of them is waited for twice as long
-        while not late.pipes[PipeName(7, "collectives")].open:
+        while not late.pipes.by_name[PipeName(7, "collectives")].open:
             assert time.monotonic() < until
             time.sleep(0.01)
         del late, members
@@ -193,7 +193,7 @@ def test_a_pipe_that_could_not_be_taken_is_dialed_though_the_dialer_had_seen_it(
             with pytest.raises(PeerUnreachable, match="not now"):
                 channel.receive(soon())
         until = time.monotonic() + 20
-        while not late.pipes[PipeName(3, "messages")].open:
+        while not late.pipes.by_name[PipeName(3, "messages")].open:
             assert time.monotonic() < until
             time.sleep(0.01)
         del late, other, channel

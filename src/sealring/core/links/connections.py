@@ -388,7 +388,8 @@ class Connections:
     def _terms_for(self, hello: Hello) -> Terms | None:
         """Of a link for the group's formation, or of a pipe that is opened later.
 
-        A member for which the group exists already may be a moment ahead of this one: None then.
+        A member for which the group exists already may be a moment ahead of this one, or of what
+        this one gives the pipe to: None then.
         """
         if hello.purpose == "form":
             return self._terms
@@ -396,7 +397,8 @@ class Connections:
             return None
         if self._exchange is None:
             raise PeerUnreachable(f"for rank {self._terms.rank} the group does not exist")
-        return self._exchange.terms_of(PipeName(hello.sender, hello.purpose, hello.lane))
+        name = PipeName(hello.sender, hello.purpose, hello.lane)
+        return self._exchange.terms_of(name) if self._exchange.has_owner(name) else None
 
     def admitted(self, incoming: Incoming) -> Serving:
         # Not cut by the deadline of the group's formation: links are made long after it, and at the

@@ -183,15 +183,18 @@ class Dialer:
                 raise PeerUnreachable("the group makes no further link")
             self._finishing.add(sock)
 
-    def stop(self) -> None:
-        """Break off all attempts but those that `let_finish` knows, and wait for the threads."""
+    def break_off(self) -> None:
+        """End all attempts but those that `let_finish` knows, and begin none. Waits for nothing."""
         with self._lock:
-            if self._stopping:
-                return
             self._stopping = True
             self._jobs.clear()
             self._lock.notify_all()
             self._cut(self._live - self._finishing)
+
+    def stop(self) -> None:
+        """The same, and wait for the threads."""
+        self.break_off()
+        with self._lock:
             self._lock.wait_for(lambda: not self._live, _LAST_SECONDS)
             self._cut(self._live)
         for thread in self._threads:

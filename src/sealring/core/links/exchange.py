@@ -47,11 +47,11 @@ from sealring.core.links.forming import Agreed
 from sealring.core.links.link import Link, link_of, prepare_socket, send_without_delay
 from sealring.core.links.listener import Listener
 from sealring.core.links.memory import SharedMemory
+from sealring.core.links.pipes import Pipes
 from sealring.core.links.rendezvous import Address
 from sealring.core.links.threads import Job, borrow
 from sealring.errors import (
     DuplicateRank,
-    GroupEnded,
     GroupError,
     HandshakeError,
     MalformedSetup,
@@ -84,44 +84,11 @@ Fail = Callable[[int, SealringError], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Pipe:
-    """One pipe, from the moment that an end asks for it. Read and changed under the lock."""
-
-    name: PipeName
-    open: bool = False
-    """It is made: delivered, or about to be."""
-    wanted: bool = False
-    """It is dialed, or will be if the connection that is being accepted fails."""
-    optional: bool = False
-    """The group does without it if no process answers: see `ask`."""
-    accepting: int = 0
-    """Admitted connections of the peer for it that are not settled yet."""
-    postponed: bool = False
-    """It is dialed if none of those becomes the pipe."""
-    connected: bool = False
-    """This end has connected to the peer for it just now."""
-    given_up: str = ""
-    """Why it is not opened any more, though it was agreed on."""
-
-
-@dataclass(slots=True, eq=False)
 class _Owner:
     """What gets the first lane's pipes of one purpose."""
 
     deliver: Deliver
     fail: Fail
-
-
-class _Agreement:
-    """Pipes that this end has agreed to and waits for. Changed under the lock."""
-
-    def __init__(self, names: Iterable[PipeName], objection: str) -> None:
-        self.missing = set(names)
-        self.links: list[Link] = []
-        self.objection = objection
-        """Why this end opens none of them. Then those are missing whose peers were not told."""
-        self.problem: SealringError | None = None
-        """Why they will not all come."""
 
 
 class Exchange:
@@ -144,7 +111,6 @@ class Exchange:
         `linked` are the members to which there is a pipe for collectives; `sparse` says that these
         are not all.
         """
-        self._sparse = sparse
         self._credentials = credentials
         self.agreed = agreed
         self.terms = replace(
@@ -157,19 +123,11 @@ class Exchange:
         self._sessions = sessions
         self.listener = listener
         self._process = _native.ProcessMark()
-        self._failure: GroupError | None = None
-        self._changed = threading.Condition()
-        self.pipes: dict[PipeName, _Pipe] = {}
-        for rank in linked:
-            self._pipe(PipeName(rank, "collectives")).open = True
-        self._awaited: _Agreement | None = None
+        self.pipes = Pipes(terms.rank, linked, sparse=sparse)
         self._owners: dict[Purpose, _Owner] = {}
-        self._undelivered: list[Link] = []
         self._dismissing: list[Job] = []
         self._stopping = threading.Lock()
         """Taken for good by the thread that stops all."""
-        self._refusing = threading.Lock()
-        """Taken for good by the thread that ends the dialing."""
         self._dialers: dict[Purpose, Dialer] = {
             "collectives": self._new_dialer(),
             "messages": self._new_dialer(),
@@ -182,7 +140,7 @@ class Exchange:
             self._on_connected,
             self.on_failed,
             _CLOSED_SECONDS,
-            self._is_settled,
+            self.pipes.is_settled,
         )
 
     @property
@@ -195,22 +153,21 @@ class Exchange:
         return replace(self.terms, purpose=name.purpose, lane=name.lane)
 
     def attach(self, purpose: Purpose, deliver: Deliver, fail: Fail) -> None:
-        """Say where pipes of a purpose go from now on; those that have come go there now."""
-        with self._changed:
-            self._owners[purpose] = _Owner(deliver, fail)
-            waiting = [link for link in self._undelivered if link.purpose == purpose]
-            self._undelivered = [link for link in self._undelivered if link.purpose != purpose]
-        for link in waiting:
-            self._hand_over(link)
+        """Say where pipes of a purpose go; members that have asked for one are answered now."""
+        self._owners[purpose] = _Owner(deliver, fail)
+        self.listener.look_again()
+
+    def has_owner(self, name: PipeName) -> bool:
+        """Whether there is something to give the pipe to. Until then its hello waits."""
+        return self.pipes.failed or self.pipes.by_agreement(name) or name.purpose in self._owners
 
     def refuse_from_now(self, failure: GroupError) -> None:
         """Open no further pipe after the group has failed; members that want one are told so."""
         if not self._process.here:
             return  # in a forked child the lock may be held for ever
-        self._failure = self._failure or failure
-        self._give_up(GroupEnded(f"the group of rank {self.rank} has failed", failure=failure))
-        if not self._refusing.locked():
-            self._in_a_thread(self._end_dialing)
+        self.pipes.fail(failure)
+        for dialer in self._dialers.values():
+            dialer.break_off()
 
     def stop(self) -> None:
         """Open no further pipe, and end the threads. A forked child leaves its parent's alone."""
@@ -219,32 +176,20 @@ class Exchange:
 
     def stop_soon(self) -> None:
         """Like `stop`, in a thread of its own: the group was dropped, on any thread."""
-        self._in_a_thread(self._stop)
-
-    def _in_a_thread(self, job: Callable[[], None]) -> None:
         if self._process.here and not self._stopping.locked():
             try:
-                threading.Thread(target=job, name="sealring-late-stop", daemon=True).start()
+                threading.Thread(target=self._stop, name="sealring-late-stop", daemon=True).start()
             except RuntimeError as problem:  # stop() does it when the group is closed
                 _LOG.warning("sealring: a thread cannot be started: %s", problem)
 
     def _stop(self) -> None:
-        if self._stopping.acquire(blocking=False):
-            self.listener.stop(time.monotonic() + _READ_SECONDS)
-            self._end_dialing()
-
-    def _end_dialing(self) -> None:
-        if not self._refusing.acquire(blocking=False):
+        if not self._stopping.acquire(blocking=False):
             return
-        self._give_up(PeerUnreachable(f"rank {self.rank} has closed its group"))
+        self.listener.stop(time.monotonic() + _READ_SECONDS)
+        self.pipes.close()
         for dialer in self._dialers.values():
             dialer.stop()
-        with self._changed:
-            waiting, self._undelivered = self._undelivered, []
-            dismissing, self._dismissing = self._dismissing, []
-        for link in waiting:
-            link.discard()
-        for job in dismissing:
+        for job in self._dismissing:
             job.join()
 
     # ---- which pipes there are to be -------------------------------------------------------------
@@ -266,19 +211,8 @@ class Exchange:
             self._dial(PipeName(rank, purpose), optional=True)
 
     def _dial(self, name: PipeName, after: float = 0.0, *, optional: bool = False) -> None:
-        if not self._process.here:
-            return
-        with self._changed:
-            pipe = self._pipe(name)
-            dialed_already = pipe.open or pipe.wanted or bool(pipe.given_up)
-            if not optional or not dialed_already:
-                pipe.optional = optional
-            if dialed_already:
-                return
-            pipe.wanted, pipe.postponed = True, pipe.accepting > 0
-            if pipe.postponed:
-                return
-        self._dialers[name.purpose].dial(name, after)
+        if self._process.here and self.pipes.want(name, optional=optional):
+            self._dialers[name.purpose].dial(name, after)
 
     def _dial_agreed(self, name: PipeName) -> None:
         """The higher rank at once, and the lower one later.
@@ -296,80 +230,22 @@ class Exchange:
         this time, cannot be, or if either end has an `objection`, of which the other hears, the
         error says so. Then none is opened later either.
         """
-        call = _Agreement(names, objection)
         deadline = time.monotonic() + within_s
-        # One lane of a pair after the other: a member may open few connections at once.
-        first = [name for name in sorted(call.missing) if name.lane < 2]
-        with self._changed:
-            if self._refusing.locked():
-                raise Unsupported("the group is closed")
-            for name in call.missing:
-                self._pipe(name)
-            self._awaited = call
+        call = self.pipes.agree(names, objection)
         try:
-            for name in first:
+            # One lane of a pair after the other: a member may open few connections at once.
+            for name in sorted(name for name in call.missing if name.lane < 2):
                 self._dial_agreed(name)
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: not call.missing or call.problem, max(0.0, deadline - time.monotonic())
-                )
-                if objection:
-                    raise Unsupported(objection)
-                if call.problem is not None:
-                    raise call.problem
-                if call.missing:
-                    name = min(call.missing)
-                    why = f"{_named(name)} was not opened in time"
-                    raise PeerUnreachable(why, peer=name.peer)
+            self.pipes.await_all(call, deadline)
         except BaseException as error:
             stopped = PeerUnreachable(f"rank {self.rank} was stopped")
-            self._give_up(error if isinstance(error, SealringError) else stopped)
+            self.pipes.give_up(error if isinstance(error, SealringError) else stopped)
             for link in call.links:
                 link.discard()
             raise
         finally:
-            with self._changed:
-                self._awaited = None
+            self.pipes.end_agreement()
         return sorted(call.links, key=lambda link: link.lane)
-
-    def _give_up(self, why: SealringError) -> None:
-        """Whatever this end waits for does not come."""
-        with self._changed:
-            if self._awaited is None:
-                return
-            self._awaited.problem = self._awaited.problem or why
-            for name in self._awaited.missing:
-                self.pipes[name].given_up = str(why)
-            self._changed.notify_all()
-
-    def _by_agreement(self, name: PipeName) -> bool:
-        return name.lane > 0 or (name.purpose == "messages" and not self._sparse)
-
-    def _require_no_objection(self) -> None:
-        with self._changed:
-            if self._awaited is not None and self._awaited.objection:
-                raise Unsupported(self._awaited.objection)
-
-    def _objection_told(self, name: PipeName) -> bool:
-        """Notes that the peer has been told this end's objection; False if there is none."""
-        with self._changed:
-            if self._awaited is None or not self._awaited.objection:
-                return False
-            self._awaited.missing.discard(name)
-            self._changed.notify_all()
-            return True
-
-    def _pipe(self, name: PipeName) -> _Pipe:
-        """Called for pipes that are opened on demand, or were agreed on: so there are few."""
-        return self.pipes.setdefault(name, _Pipe(name))
-
-    def _is_settled(self, name: PipeName) -> bool:
-        """Whether the dialer may forget the pipe."""
-        with self._changed:
-            pipe = self.pipes[name]
-            # Its place may be taken by a connection that fails yet: then `settled` dials it again.
-            pipe.postponed = pipe.postponed or pipe.open
-            return pipe.open or bool(pipe.given_up)
 
     # ---- the end that was dialed -----------------------------------------------------------------
 
@@ -381,38 +257,12 @@ class Exchange:
                 f"a second worker holds rank {name.peer}, on {hello.host}: the group was formed "
                 "with another one"
             )
-        with self._changed:
-            known = self.pipes.get(name) if self._by_agreement(name) else self._pipe(name)
-            pipe = self._require_wanted(name, known)
-            if self._by_agreement(name) and self._objection_told(name):
-                self._require_no_objection()
-            if pipe.connected and name.peer < self.rank:
-                raise PeerUnreachable(f"rank {name.peer} is being dialed from here")
-            pipe.accepting += 1
+        self.pipes.admit(name)
         return name
-
-    def _require_wanted(self, name: PipeName, pipe: _Pipe | None) -> _Pipe:
-        if self._failure is not None:
-            raise GroupEnded(f"the group of rank {self.rank} has failed", failure=self._failure)
-        if pipe is None:
-            raise PeerUnreachable(f"rank {self.rank} has not agreed to {_named(name)} yet")
-        if pipe.given_up:
-            raise Unsupported(pipe.given_up)
-        if pipe.open:
-            raise PeerUnreachable(f"rank {name.peer} is linked already")
-        return pipe
 
     def settled(self, name: PipeName, error: BaseException | None) -> None:
         """A connection that was admitted is the pipe by now, or has failed with this error."""
-        with self._changed:
-            awaited = self._awaited is not None and name in self._awaited.missing
-            if awaited and isinstance(error, Unsupported):
-                self._give_up(error)
-            pipe = self.pipes[name]
-            pipe.accepting -= 1
-            dial_now = pipe.postponed and not pipe.accepting and not pipe.open
-            pipe.postponed = pipe.postponed and not dial_now and not pipe.open
-        if dial_now:
+        if self.pipes.settled(name, error):
             self._dialers[name.purpose].dial(name)
 
     def take(self, name: PipeName, channel: SecureChannel) -> Generator[None, None, HandOver]:
@@ -420,41 +270,32 @@ class Exchange:
 
         After that nothing may fail: the dialer would wait for records of a pipe that is not there.
         """
-        reserved: list[_Pipe] = []
+        reserved: list[PipeName] = []
 
         def reserve() -> None:
-            with self._changed:
-                pipe = self._require_wanted(name, self.pipes[name])
-                pipe.open = True
-            reserved.append(pipe)
+            self.pipes.reserve(name)
+            reserved.append(name)
 
         try:
             self._check_process(channel.peer, channel.peer_hello)
             self._prepare(channel.socket)
             settled = yield from settle_as_acceptor(channel, self._transport, reserve)
         except BaseException:
-            with self._changed:
-                for pipe in reserved:
-                    pipe.open = False
+            for each in reserved:
+                self.pipes.release(each)
             raise
         return functools.partial(self.add, channel, settled.memory, dialer=False)
 
     # ---- the end that dials ----------------------------------------------------------------------
 
     def _on_connected(self, sock: socket.socket, name: PipeName) -> HandOver:
-        with self._changed:
-            pipe = self.pipes[name]
-            if self._is_settled(name):
-                sock.close()
-                return lambda: None
-            if pipe.accepting and name.peer < self.rank:
-                raise PeerUnreachable(f"rank {name.peer} has connected itself", peer=name.peer)
-            pipe.connected = True
+        if not self.pipes.connected(name):
+            sock.close()
+            return lambda: None
         try:
             return functools.partial(self.add, *self.set_up(sock, name), dialer=True)
         except BaseException:
-            with self._changed:
-                pipe.connected = False
+            self.pipes.not_connected(name)
             raise
 
     def set_up(
@@ -466,7 +307,7 @@ class Exchange:
         def offer(peer: VerifiedPeer, hello: Hello) -> Message | None:
             """After its accept a dialer does nothing that may fail."""
             self._check_process(peer, hello)
-            self._require_no_objection()
+            self.pipes.require_no_objection()
             self._prepare(sock)
             offered = memory.offer(peer, hello)
             self._dialers[name.purpose].let_finish(sock)
@@ -509,19 +350,13 @@ class Exchange:
         rank = error.met if isinstance(error, HandshakeError) else None
         rank = error.peer if isinstance(error, NoLongerAdmitted) else rank
         rank = error.told_by if isinstance(error, Unsupported) else rank
-        with self._changed:
-            pipe = self.pipes[name]
-            if pipe.open or pipe.given_up:
-                return
-            if pipe.optional and isinstance(error, PeerUnreachable):
-                pipe.optional = pipe.wanted = False
-                return
-            owner = self._owners.get(name.purpose)
+        if not self.pipes.is_missed(name, error):
+            return
         _LOG.warning("sealring: a link cannot be made: %s", str(error))
-        if self._by_agreement(name):
-            if not self._objection_told(name):
-                self._give_up(error)
-        elif owner is not None:
+        if self.pipes.by_agreement(name):
+            if not self.pipes.objection_told(name):
+                self.pipes.give_up(error)
+        elif (owner := self._owners.get(name.purpose)) is not None:
             owner.fail(self.rank if rank is None else rank, error)
 
     # ---- both ------------------------------------------------------------------------------------
@@ -529,39 +364,16 @@ class Exchange:
     def add(self, channel: SecureChannel, memory: SharedMemory | None, *, dialer: bool) -> None:
         link = link_of(channel, memory, None, dialer=dialer)
         name = PipeName(link.peer, link.purpose, link.lane)
-        with self._changed:
-            pipe = self.pipes[name]
-            # An acceptor has reserved the place. A dialer's peer that keeps to the rules above has
-            # not opened another one.
-            second = dialer and pipe.open
-            pipe.open = True
-            if dialer:
-                pipe.connected = False
-            awaited = self._by_agreement(name)
-            if not second and not awaited and name.purpose not in self._owners:
-                self._undelivered.append(link)
-                return
-        if second:
+        if not self.pipes.opened(name, dialer=dialer):
             link.discard()
-        elif awaited:
-            self._hand_over_awaited(name, link)
+        elif self.pipes.by_agreement(name):
+            awaited, following = self.pipes.take_awaited(name, link)
+            if not awaited:
+                link.discard()
+            elif following is not None:
+                self._dial_agreed(following)
         else:
             self._hand_over(link)
-
-    def _hand_over_awaited(self, name: PipeName, link: Link) -> None:
-        with self._changed:
-            call = self._awaited
-            awaited = call is not None and not call.problem and name in call.missing
-            if awaited and call is not None:
-                call.missing.remove(name)
-                call.links.append(link)
-                self._changed.notify_all()
-            following = name._replace(lane=name.lane + 1)
-            more = awaited and call is not None and following in call.missing
-        if not awaited:
-            link.discard()
-        elif more:
-            self._dial_agreed(following)
 
     def _hand_over(self, link: Link) -> None:
         """Whatever fails here ends the group: the peer takes the pipe for open."""
@@ -582,13 +394,7 @@ class Exchange:
             rest()
             return
         # Not on the thread that is here: it serves all listeners of the process.
-        job = borrow("sealring-dismiss", rest)
-        with self._changed:
-            self._dismissing.append(job)
-
-
-def _named(name: PipeName) -> str:
-    return f"lane {name.lane} of {name.purpose} to rank {name.peer}"
+        self._dismissing.append(borrow("sealring-dismiss", rest))
 
 
 class _Book:
