@@ -31,7 +31,6 @@ from sealring.core.handshake.peers import (
     check_evidence,
     check_hello,
     keep_session,
-    known_to,
     may_go_on,
     understood_hello,
 )
@@ -97,7 +96,7 @@ class Incoming:
         self._loaded: Credentials | None = None
         self._terms = terms
         self._terms_for = terms_for
-        self._sessions = sessions
+        self._sessions = sessions or SessionTable()
         self.connection: Connection | None = None
         self._certificate: x509.Certificate | None = None
         self._peer: tuple[VerifiedPeer, JudgedPeer | None] | None = None
@@ -111,8 +110,6 @@ class Incoming:
         """
         if self.connection is not None:
             return isinstance(self.connection, SessionConnection)
-        if self._sessions is None:
-            return False
         try:
             first = _native.receive_now(self._socket.fileno(), len(FRAME), peek=True)
         except OSError:
@@ -141,7 +138,7 @@ class Incoming:
                     self._credentials,
                     self._terms,
                     None,
-                    known_to(self._sessions),
+                    self._sessions.certificates,
                 )
         except SealringError as error:
             tell(connection, error, seconds=0.0)
@@ -218,7 +215,7 @@ class Incoming:
         """By the first bytes: a session is named in the clear, everything else must be TLS."""
         if (is_session := self.is_session) is None:
             return None
-        if is_session and self._sessions is not None:
+        if is_session:
             return SessionConnection(
                 self._socket,
                 self._sessions,
@@ -233,7 +230,7 @@ class Incoming:
 
     def _may_go_on(self, session: Session) -> bool:
         where = address_of(self._socket)
-        known = known_to(self._sessions)
+        known = self._sessions.certificates
         return may_go_on(session, self._credentials, self._terms, None, where, known)
 
     def answering(self, admit: Admit | None = None) -> Generator[None, None, SecureChannel]:
@@ -275,7 +272,7 @@ class Incoming:
             check_evidence(bytes(shown), connection, judged, peer)
         context = pair_context(connection, terms, peer, own, theirs, dialer=False)
         keys = export_link_keys(connection, context, dialer=False)
-        if self._sessions is not None and isinstance(connection, TlsConnection):
+        if isinstance(connection, TlsConnection):
             keep_session(
                 self._sessions,
                 connection,

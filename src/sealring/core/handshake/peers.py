@@ -87,12 +87,13 @@ def dial(
     With a session that the table has with this rank, no TLS handshake is made; a TLS handshake
     leaves a session there. On an error the socket is closed; after success the channel owns it.
     """
+    sessions = sessions or SessionTable()
     connection = _dialed(sock, credentials, terms, peer_rank, deadline, sessions)
     with refusing(connection):
         connection.deadline = min(deadline, time.monotonic() + _ANSWER_SECONDS)
         certificate = connection.handshake()
         connection.deadline = deadline
-        known = known_to(sessions)
+        known = sessions.certificates
         peer, judged = admitted_peer(connection, certificate, credentials, terms, peer_rank, known)
         own = write_hello(terms, peer.rank)
         send_message(connection, own)
@@ -107,7 +108,7 @@ def dial(
             shown = bytes(receive_message(connection, judged.admission.evidence_limit))
             check_evidence(shown, connection, judged, peer)
             send_message(connection, judged.admission.evidence)
-        if sessions is not None and isinstance(connection, TlsConnection):
+        if isinstance(connection, TlsConnection):
             keep_session(sessions, connection, credentials, certificate, peer, context, dialer=True)
     return SecureChannel(connection, peer, hello, keys)
 
@@ -118,19 +119,19 @@ def _dialed(
     terms: Terms,
     rank: int,
     deadline: float,
-    sessions: SessionTable | None,
+    sessions: SessionTable,
 ) -> Connection:
     address = address_of(sock)
     who = f"the peer at {address} (to be rank {rank})"
-    session = None if sessions is None else sessions.with_rank(rank)
+    session = sessions.with_rank(rank)
     try:
-        if sessions is not None and session is not None:
-            known = sessions.certificates
-            if not may_go_on(session, credentials, terms, rank, address, known):
-                # Not the end of the attempt: its rank may be another process's by now.
-                sessions.discard(session)
-                return _dialed(sock, credentials, terms, rank, deadline, None)
-            return SessionConnection(sock, sessions, session=session, who=who, deadline=deadline)
+        if session is not None:
+            if may_go_on(session, credentials, terms, rank, address, sessions.certificates):
+                return SessionConnection(
+                    sock, sessions, session=session, who=who, deadline=deadline
+                )
+            # Not the end of the attempt: its rank may be another process's by now.
+            sessions.discard(session)
         return TlsConnection(sock, credentials, dialer=True, who=who, deadline=deadline)
     except BaseException:
         sock.close()
@@ -153,17 +154,13 @@ def keep_session(
     )
 
 
-def known_to(sessions: SessionTable | None) -> KnownCertificates | None:
-    return None if sessions is None else sessions.certificates
-
-
 def admitted_peer(
     connection: Connection,
     certificate: x509.Certificate,
     credentials: Credentials,
     terms: Terms,
     rank: int | None,
-    known: KnownCertificates | None,
+    known: KnownCertificates,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     address = connection.address
     peer, judged = verified(certificate, credentials, terms, rank, address, known)
@@ -179,7 +176,7 @@ def may_go_on(
     terms: Terms,
     rank: int | None,
     address: str,
-    known: KnownCertificates | None,
+    known: KnownCertificates,
 ) -> bool:
     """Whether TLS would now prove the same two keys, and the peer would be admitted.
 
@@ -203,7 +200,7 @@ def verified(
     terms: Terms,
     rank: int | None,
     address: str,
-    known: KnownCertificates | None,
+    known: KnownCertificates,
 ) -> tuple[VerifiedPeer, JudgedPeer | None]:
     signed = signed_certificate(certificate, credentials.authorities, address, known)
     return admitted(signed, lambda: certificate, credentials, terms, rank, address)
