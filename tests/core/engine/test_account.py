@@ -1,4 +1,4 @@
-"""What the engine counts: rekeys, waiting that ended in a failure, where its time went."""
+"""The engine's counts: rekeys, waits that ended in a failure, and the time of each activity."""
 
 from __future__ import annotations
 

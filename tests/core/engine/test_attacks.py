@@ -51,7 +51,7 @@ Errors = list[GroupError | None]
 
 
 def rings(*worlds: int) -> list[tuple[int, int, int]]:
-    """(world, sender, receiver) of every link that carries the ring of these worlds."""
+    """(world, sender, receiver) of each link that a ring uses, for each world size."""
     return [(world, rank, (rank + 1) % world) for world in worlds for rank in range(world)]
 
 
@@ -96,7 +96,7 @@ def assert_all(
     about: int,
     first: int = 1,
 ) -> None:
-    """Rank `seen_by` saw it happen on its link to rank `about`; all others heard it from there."""
+    """Rank `seen_by` saw the attack on its link to rank `about`, and told all other ranks."""
     described = [repr(error) for error in errors]
     for rank, error in enumerate(errors):
         assert isinstance(error, GroupError), described
@@ -111,7 +111,7 @@ def assert_all(
 def recorded(
     world: int, sender: int, receiver: int, case: Case = SUM, keys_seed: bytes = b"test"
 ) -> tuple[Record, ...]:
-    """The records that cross a link in the case's first run, undisturbed. Goodbyes left out."""
+    """The records, except goodbyes, that cross a link in the case's first run without an attack."""
     tap = Tap()
     middle: Middles = {(sender, receiver): tap}
     errors = attack(world, middle, case, rounds=1, keys_seed=keys_seed)
@@ -171,7 +171,7 @@ def test_kind_changed(sender: int, receiver: int, index: int, kind: int) -> None
 @pytest.mark.parametrize("length", [0, 15, 17, 64 << 10, 1 << 20, (1 << 20) + 1, 0xFFFFFFFF])
 @pytest.mark.threat("W3")
 def test_length_changed(length: int) -> None:
-    """A forged length must not make anybody wait for bytes that never come."""
+    """A forged length must not make a rank wait for bytes that never come."""
     record = recorded(2, 0, 1)[0]
     changed = record.raw[:4] + length.to_bytes(4, "little") + record.raw[8:]
     errors = attack(2, {(0, 1): attacker.replace(0, changed)})
@@ -276,7 +276,7 @@ def test_records_of_one_key_swapped(world: int, sender: int, receiver: int) -> N
 @pytest.mark.parametrize(("world", "sender", "receiver"), rings(2, 3))
 @pytest.mark.threat("W9")
 def test_link_cut_at_any_byte(world: int, sender: int, receiver: int) -> None:
-    """Both ends of the link lose each other; what each rank reports is one of the two."""
+    """Both ends of the link lose each other; each rank reports one of the two."""
     stream = b"".join(record.raw for record in recorded(world, sender, receiver))
     for offset in range(0, len(stream), 13):
         errors = attack(world, {(sender, receiver): CutAt(offset)})
@@ -311,7 +311,7 @@ def test_record_reflected_to_its_sender(sender: int, receiver: int, index: int) 
 @pytest.mark.parametrize(("world", "sender", "receiver", "index"), each_record(2, 3))
 @pytest.mark.threat("W8")
 def test_record_of_another_run(world: int, sender: int, receiver: int, index: int) -> None:
-    """Same group, same place, other keys."""
+    """The group and the position are the same, the keys are different."""
     foreign = recorded(world, sender, receiver, keys_seed=b"another run")[index]
     ours = recorded(world, sender, receiver)[index]
     assert foreign.fields == ours.fields

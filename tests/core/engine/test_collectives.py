@@ -18,7 +18,7 @@ from tests.core.engine.cases import PROGRAMS, Case, each_program, expected, tens
 from tests.core.engine.local_world import LocalWorld, slot
 
 SMALL_RECORD_BYTES = 256
-"""So that a tensor of a few KB takes more segments than the engine's window holds."""
+"""Small, so that a tensor of a few KB takes more segments than the engine's window holds."""
 LINK_MEMORY_BYTES = 16 << 20
 TRANSPORTS = ("tcp", "shm")
 
@@ -30,7 +30,7 @@ class Worlds:
         self._worlds: dict[tuple[int, str], LocalWorld] = {}
 
     def run(self, case: Case, world: int, transport: str, seed: int = 0) -> None:
-        """Runs the case and compares; a world in which anything went wrong is not used again."""
+        """Runs the case and compares the results. A world that had an error is not used again."""
         key = (world, transport)
         if key not in self._worlds:
             self._worlds[key] = LocalWorld(
@@ -243,7 +243,7 @@ def test_no_key_and_nonce_seal_two_records() -> None:
     for tap in taps.values():
         used = triples(tap.records())
         assert len(used) == len(set(used))
-    # Across links, too: what shares key and nonce is one and the same published record.
+    # Across links, too: records that share key and nonce are the same published record.
     sealed: dict[tuple[int, ...], bytes] = {}
     for tap in taps.values():
         for record, triple in zip(tap.records(), triples(tap.records()), strict=True):

@@ -84,7 +84,7 @@ def test_ranks_that_disagree_are_a_mismatch() -> None:
     ],
 )
 def test_a_text_is_shown_as_it_came(failure: Failure, kind: type[GroupError], begins: str) -> None:
-    """Ranks in it are named by the rank that wrote it; a number in it is not taken for a rank."""
+    """The rank that wrote it has named ranks already; a number in it is not taken for a rank."""
     error = error_from(failure, Names(0, (3, 5, 7)))
     assert type(error) is kind
     assert str(error).startswith(begins)

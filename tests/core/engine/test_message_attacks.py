@@ -1,4 +1,4 @@
-"""What somebody on the way can do to messages between ranks: nothing that goes unnoticed."""
+"""Attacks on messages between ranks from the network: all are noticed."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_message_of_another_group() -> None:
 
 @pytest.mark.threat("M5")
 def test_a_collectives_record_in_place_of_a_message() -> None:
-    """Even under the same keys, which the two never share."""
+    """It is refused even if both have the same keys, which never happens in a real group."""
     tap = attacker.Tap()
     case = Case(Operation.GATHER, Algorithm.DIRECT, root=1)
     with LocalWorld(2, middle={(0, 1): tap}) as local:
@@ -180,7 +180,8 @@ def test_a_message_cut_within_a_record() -> None:
 
 @pytest.mark.threat("M5")
 def test_a_receive_from_anyone_believes_no_stranger() -> None:
-    """No rank passes for another without its key: rank 2 brings what rank 0 sealed for rank 1."""
+    """No rank passes for another without its key: rank 2 delivers a record that rank 0 sealed for
+    rank 1."""
     taken = attacker.Mailbox()
     middle = {(0, 1): taken.collect(), (2, 1): taken.put_in_place_of(0, of=0)}
     memory = np.full(8, FILL, np.uint8)

@@ -1,4 +1,4 @@
-"""Ranks that call different things: the script's mistake, told to every rank in the same words."""
+"""Ranks that make different calls, by the script's mistake: every rank gets the same message."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_both_views_are_told(disagreement: str, transport: str) -> None:
 @pytest.mark.parametrize("numbers", [[1, 2], [2, 1], [1, 1, 2], [2, 2, 1], [1, 3, 3]], ids=str)
 @pytest.mark.threat("F10")
 def test_rank_ahead_or_behind(numbers: list[int], case: Case, transport: str) -> None:
-    """The same call, but not the same one: a rank has left one out, or made one too many."""
+    """The calls look the same, but a rank has left one out or made one too many."""
     with LocalWorld(len(numbers), transport) as local:
         errors = assert_out_of_step(run_both(local, case, case, 0, numbers))
     for error in errors:

@@ -1,4 +1,4 @@
-"""How ranks agree, with a member in between that lies about what the others said."""
+"""Agreements between ranks, with a member that lies about the other ranks' answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.core.links.test_late import handshakes
 
 
 def answered(agreement: Generator[Collective, None, Any], number: int) -> Generator[Any, None, Any]:
-    """The agreement, after its introduction came back with this number."""
+    """The agreement, continued after its introduction was answered with this number."""
     ((address, _),) = next(agreement).slots
     ctypes.c_uint32.from_address(address).value = number
     return agreement

@@ -36,7 +36,7 @@ ABSURD = {
 
 @contextmanager
 def mapped(local: LocalWorld, owner: int, peer: int) -> Iterator[mmap.mmap]:
-    """The memory in which `owner` tells `peer` things."""
+    """The memory that `owner` writes for `peer`."""
     with mmap.mmap(local.memories[owner, peer], MEMORY_BYTES) as memory:
         yield memory
 
@@ -112,7 +112,8 @@ def test_random_bytes_anywhere(world: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.threat("R1")
 def test_random_bytes_in_the_data(seed: int) -> None:
-    """Only what the rings carry: every record is still delimited, none may open changed."""
+    """Only the rings' data is changed: records keep their boundaries, and no changed one may
+    open."""
     chance = random.Random(seed)
 
     def disturb(memory: mmap.mmap) -> None:
@@ -152,7 +153,7 @@ def test_sleeping_flags_are_only_hints() -> None:
 
 
 def test_nonce_field_is_not_used_any_more() -> None:
-    """The engine takes over when the two ends have recognised each other's memory."""
+    """The engine starts after both ends have recognised each other's memory."""
 
     def disturb(memory: mmap.mmap) -> None:
         memory[WRITTEN + 8 : TAKEN] = random.randbytes(TAKEN - WRITTEN - 8)

@@ -22,7 +22,8 @@ OURS = {"Keylen": "256", "IVlen": "96", "Taglen": "128"}
 
 
 def nist(name: str) -> Iterator[dict[str, Any]]:
-    """The file's vectors with our sizes of key, nonce and tag. PT is None where none must come."""
+    """The file's vectors with our sizes of key, nonce and tag. PT is None where opening must
+    fail."""
     sizes: dict[str, str] = {}
     for block in (NIST / name).read_text().split("\n\n"):
         vector: dict[str, Any] = {}
@@ -86,7 +87,8 @@ def test_ratchet_is_hkdf_expand() -> None:
 
 
 def test_the_vectors_are_installed_with_what_they_test() -> None:
-    """So that the tests above run wherever the suite does; only Wycheproof's may be missing."""
+    """The tests above then run wherever the suite does. Only Wycheproof's vectors may be
+    missing."""
     pinned = (ROOT / "constraints.txt").read_text()
     versions = re.findall(r"^cryptography(?:_vectors)?==(\S+)", pinned, re.MULTILINE)
     assert len(versions) == 2

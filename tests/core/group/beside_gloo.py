@@ -40,7 +40,7 @@ def both(world: int) -> Iterator[dict[str, dist.ProcessGroup]]:
 
 
 def outcome(call: Call, group: dist.ProcessGroup) -> tuple[str, Any]:
-    """What the call returned, with tensors as lists; or the type and text of what it raised."""
+    """The call's result, with tensors as lists, or the type and text of the error it raised."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -55,7 +55,7 @@ def gloo_lacks(outcome: tuple[str, Any]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Comparable, and able to travel to the test."""
+    """The value in a form that can be compared and sent to the test's process."""
     if isinstance(value, torch.Tensor):
         return ["tensor", str(value.dtype), list(value.shape), value.detach().tolist()]
     if isinstance(value, list | tuple):

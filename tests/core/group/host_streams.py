@@ -70,7 +70,7 @@ class HostCalls(GpuCalls):
 
 
 def taken_for_a_gpu() -> HostCalls:
-    """The default group, from now on with streams."""
+    """Gives the default group streams from now on."""
     group: Any = dist.group.WORLD
     group.use_gpu_calls(calls := HostCalls(group.engine))
     return calls

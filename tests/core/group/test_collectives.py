@@ -1,4 +1,4 @@
-"""torch's own calls on the sealed backend, against what plain arithmetic says."""
+"""torch's own calls on the sealed backend, compared with plain arithmetic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_numbers(dtype: torch.dtype, length: int, rank: int) -> torch.Tensor:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Where plain torch arithmetic is defined for every dtype."""
+    """The tensor in a wide dtype, for which plain torch arithmetic is defined."""
     if tensor.dtype.is_complex:
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64)
@@ -131,7 +131,8 @@ def complex_sums(rank: int, world: int, seeds: int) -> list[bytes]:
 
 
 def test_complex_numbers_are_cut_as_the_reals_that_torch_makes_of_them(workers: Workers) -> None:
-    """To the bit what the reference has for reals; for complex numbers it adds in another order."""
+    """Results equal the reference's for reals bit for bit. For complex numbers the reference adds
+    in another order."""
     came, *others = workers.run(complex_sums, 20, world=4, env=with_settings({}, algorithm="ring"))
     assert others == [came] * 3
 

@@ -1,4 +1,4 @@
-"""Calls that only a stream waits for: the host goes on, and an error finds its way all the same."""
+"""Calls that only a stream waits for: the host goes on, and errors are still reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.workers import SECRET, Workers
 
 
 def with_a_group(rank: int, world: int, body: Any) -> Any:
-    """In a group of its own: each is given streams once, and most of them fail."""
+    """Runs `body` in a new group: a group is given streams once, and most of these groups fail."""
     dist.init_process_group("sealring")
     return body(rank, world)
 
@@ -42,7 +42,7 @@ def with_a_group(rank: int, world: int, body: Any) -> Any:
 
 
 def only_the_stream_waits(rank: int, world: int) -> list[float]:
-    """Rank 1 does not come before rank 0 has got back from its calls."""
+    """Rank 1 makes its calls only after rank 0's calls have returned."""
     calls, store = taken_for_a_gpu(), _get_default_store()
     one, two = torch.full((3000,), rank + 1.0), torch.full((10, 20), 10.0)
     if rank:
@@ -92,7 +92,8 @@ def called_beside_a_callback(rank: int, world: int) -> tuple[Any, ...]:
 
 
 def test_nothing_is_launched_ahead_of_a_futures_callback(workers: Workers) -> None:
-    """The callback's collective runs first, on all ranks, whatever was called meanwhile."""
+    """On all ranks the callback's collective runs first, even if the script called others
+    meanwhile."""
     found = workers.run(with_a_group, called_beside_a_callback, group=False)
     assert found == [(False, 20.0, 200.0)] * 2
 
@@ -309,7 +310,7 @@ def test_an_error_that_comes_late_is_told(workers: Workers, by: Any) -> None:
 
 
 def all_of_a_queue(rank: int, world: int) -> None:
-    """What was called after the one that fails fails too, and is told once."""
+    """Calls made after the failing one fail too, and the error is raised once."""
     calls = taken_for_a_gpu()
     tensors = [torch.ones(1000 + (rank if n == 1 else 0)) for n in range(4)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -331,7 +332,7 @@ def test_a_queue_behind_a_failure(workers: Workers) -> None:
 
 
 def sources_stay(rank: int, world: int) -> None:
-    """What a call only reads is not a result, and stays."""
+    """A tensor that the call only reads is not a result, and keeps its values."""
     calls = taken_for_a_gpu()
     sent, given = torch.ones(1000 + rank), torch.ones(1000)
     dist.broadcast(sent, 0)
@@ -351,7 +352,7 @@ def test_what_is_only_read_is_not_overwritten(workers: Workers) -> None:
 
 
 def strided_results(rank: int, world: int) -> None:
-    """What is copied to where the user wants it is copied when it is done, and poisoned as well."""
+    """A result that is copied to the user's memory is copied when it is done, or poisoned there."""
     calls = taken_for_a_gpu()
     right, wrong = torch.ones(8, 9), torch.ones(8 + rank, 9)
     for tensor in (right, wrong):
@@ -373,7 +374,7 @@ def test_results_that_are_copied_are_poisoned_too(workers: Workers) -> None:
 
 
 def done_and_not_yet_copied(rank: int, world: int) -> None:
-    """The engine has done its part; what copies the result is still to come on the GPU."""
+    """The engine has finished; the GPU has still to copy the result."""
     calls, may_go_on = taken_for_a_gpu(), threading.Event()
     run_on = calls.streams.run_on
 
@@ -444,7 +445,7 @@ def test_where_streams_cannot_wait_the_host_does(workers: Workers, why: Any) -> 
 
 
 def dropped_by_the_caller(rank: int, world: int) -> bool:
-    """The last reference to a call's tensors does not go on the group's thread."""
+    """The last reference to a call's tensors is not dropped on the group's thread."""
     calls: Any = taken_for_a_gpu()
     kept: list[Any] = []
     calls.streams.free_later = kept.append
@@ -497,7 +498,7 @@ def test_a_wait_with_a_time_blocks(workers: Workers) -> None:
 
 
 def aborted(rank: int, world: int) -> None:
-    """A stream that waits is let go: the GPU would else never come to an end."""
+    """A waiting stream is released; otherwise the GPU would wait forever."""
     calls = taken_for_a_gpu()
     store: Any = _get_default_store()
     if rank:
@@ -519,7 +520,7 @@ def test_an_abort_lets_streams_go(workers: Workers) -> None:
 
 
 def destroyed(rank: int, world: int) -> float:
-    """Calls that were made are made: destroy_process_group lets them come to their end."""
+    """destroy_process_group lets the calls that were made finish."""
     calls = taken_for_a_gpu()
     data = torch.ones(5000)
     for _ in range(5):

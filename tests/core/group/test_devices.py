@@ -1,4 +1,4 @@
-"""What torch asks of a group before it chooses a device, and what depends on the answer."""
+"""torch's questions to a group before it chooses a device, and the effects of the answers."""
 
 from __future__ import annotations
 

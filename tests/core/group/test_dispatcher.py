@@ -1,4 +1,4 @@
-"""What watches or unwraps Gloo's collectives in torch's dispatcher sees ours in the same way."""
+"""Code that watches or unwraps Gloo's collectives in torch's dispatcher does the same with ours."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def wrapped(rank: int, world: int) -> None:
 
     with Kept() as mode:
         dist.all_reduce(torch.ones(2))
-    # The script has dropped the work; the mode's object is still one that can be waited for.
+    # The script has dropped the work; the mode's object can still be waited for.
     assert c10d.Work.unbox(mode.works[0]).wait()
 
     group = dist.group.WORLD
@@ -186,7 +186,7 @@ def wrapped(rank: int, world: int) -> None:
         dist.all_reduce(tripled, dist._make_nccl_premul_sum(3.0))
     assert tripled.tolist() == [3.0 * world] * 2
 
-    # An error of the collective reaches the caller as what it is.
+    # An error of the collective reaches the caller unchanged.
     with Names(), pytest.raises(Unsupported, match="BAND is not defined"):
         dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND)
 

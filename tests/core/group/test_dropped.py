@@ -1,4 +1,4 @@
-"""Groups whose last reference goes: they close, leave nothing behind, and their peers learn it."""
+"""Groups whose last reference is dropped close, leave nothing behind, and their peers learn it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ Open = tuple[Counter[str], Counter[str], int]
 
 
 def what_is_open() -> Open:
-    """Threads, descriptors by what they are, and mappings of sealring's memory."""
+    """The process's threads, its descriptors by their targets, and mappings of sealring's
+    memory."""
     descriptors: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -46,7 +47,7 @@ def what_is_open() -> Open:
 
 
 def open_after_a_group(folder: str, rank: int, world: int) -> Open:
-    """What a process keeps open from its first group on, once nothing closes any more."""
+    """What stays open in a process after its first group, once all closing is done."""
     Path(folder, "first").mkdir(exist_ok=True)
     make(f"{folder}/first", rank, world).shutdown()
     before, now = None, what_is_open()

@@ -1,4 +1,4 @@
-"""Every other form of torch's collectives on the sealed backend, against plain arithmetic."""
+"""All other forms of torch's collectives on the sealed backend, compared with plain arithmetic."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_views(workers: Workers) -> None:
 
 
 def futures(rank: int, world: int) -> None:
-    """What get_future() resolves to: the tensors that the caller gave for the result, as a list."""
+    """get_future() resolves to the tensors that the caller gave for the result, as a list."""
     one, whole = torch.ones(3), torch.ones(3 * world)
     lists = [torch.zeros(3) for _ in range(world)] if rank == 0 else None
     cases = [

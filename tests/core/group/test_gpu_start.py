@@ -1,4 +1,4 @@
-"""A GPU that cannot serve shows when the group is made, on all ranks, and not in mid-training."""
+"""A GPU that cannot be used is reported on all ranks when the group is made, not later."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_while_ranks_agree_hosts_wait_in_all_groups() -> None:
 
 
 def test_a_gpu_that_fails_in_its_own_way_is_told_to_all_ranks() -> None:
-    """The others wait for the rank's word, whatever the class of its error."""
+    """The others wait for the rank's answer, so errors of every class must be sent."""
     with team() as one:
         texts = []
 

@@ -98,7 +98,7 @@ WITH_GLOO: Final[dict[str, Make]] = {
     "left over from grad": lambda: left_over(torch.func.grad, 4),
     "left over from vmap": lambda: left_over(torch.func.vmap, 4, 4),
 }
-"""Gloo serves these, or refuses them without harm."""
+"""Tensors that Gloo accepts, or refuses without harm."""
 
 WITHOUT_GLOO: Final[dict[str, tuple[Make, str]]] = {
     "meta": (lambda: torch.ones(4, device="meta"), "the tensor is on meta"),
@@ -119,7 +119,7 @@ OURS_ALONE: Final[dict[str, Make]] = {
     "negated": lambda: torch.ones(1, dtype=torch.complex64).conj().imag,
     "subclass": lambda: torch.ones(4).as_subclass(Sub),
 }
-"""Served, where Gloo refuses them or writes them to other memory."""
+"""Tensors that sealring accepts, and that Gloo refuses or writes to other memory."""
 
 DTYPES: Final = sorted(
     {each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str
@@ -127,7 +127,7 @@ DTYPES: Final = sorted(
 
 
 GLOO_CRASHES: Final = torch.__version__.startswith("2.11.")
-"""In an all_gather of one of these kinds, with torch 2.11: ours is then tested alone."""
+"""Whether Gloo crashes in an all_gather of such a tensor (torch 2.11): then only ours is tested."""
 
 
 def operations(make: Make, world: int) -> dict[str, Callable[[Any], Any]]:

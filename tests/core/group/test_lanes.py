@@ -59,7 +59,7 @@ def every_large_collective(rank: int, world: int) -> int:
         parts = [numbers * (other + 2) for other in range(world)] if rank == root else None
         dist.scatter(part, parts, root)
         assert torch.equal(part, numbers * (rank + 2))
-    # Each rank sends the others something of another length.
+    # Each rank sends every other rank a different length.
     lengths = [LARGE // (1 + (rank + other) % 2) for other in range(world)]
     received = [torch.empty(length) for length in lengths]
     dist.all_to_all(received, [numbers[:length] + rank for length in lengths])
@@ -79,7 +79,7 @@ def test_results_are_those_of_one_thread(workers: Workers, world: int, transport
 
 
 def linked_when_needed(rank: int, world: int, what: Callable[[int, int], Any]) -> Any:
-    """As in a large group: its links, and their lanes, come when they are first needed."""
+    """Links and their lanes are made when they are first needed, as in a large group."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "MOST_LINKED_AT_ONCE", 1)
         dist.init_process_group("sealring")
@@ -240,7 +240,7 @@ def pipes_never_come(rank: int, world: int) -> int:
 
 @pytest.mark.threat("N5")
 def test_pipes_are_given_up_before_the_group_is(workers: Workers) -> None:
-    """The timeout is shorter than what a rank may take otherwise."""
+    """The timeout is shorter than the time that a rank may otherwise take."""
     env = {**with_settings({}, threads=2), "SEALRING_TRANSPORT": "tcp"}
     assert workers.run(pipes_never_come, world=2, env=env, group=False) == [1, 1]
 
@@ -295,7 +295,7 @@ def has_no_descriptor_left(rank: int, world: int) -> int:
 def test_a_rank_that_can_make_neither_lanes_nor_links_says_so(
     workers: Workers, transport: str
 ) -> None:
-    """Its reason took links that the group had not, and the group ended for the lack of them."""
+    """Sending its reason needs no link that the group does not have."""
     env = {
         "SEALRING_TRANSPORT": transport, **with_settings({}, threads=2, algorithm="ring"),
     }  # fmt: skip
@@ -365,7 +365,7 @@ def cannot_run_its_part(rank: int, world: int) -> None:
 
 
 def test_the_others_are_told_why_a_rank_could_not_run_a_collective(workers: Workers) -> None:
-    """It was an interrupt of the script to them, whatever it was."""
+    """They get the rank's own error, whatever it is, and not an interrupt of the script."""
     workers.run(
         cannot_run_its_part, world=2, env={**with_settings({}, threads=1), "CASE": "cannot run"}
     )

@@ -1,4 +1,4 @@
-"""Groups that come and go: again and again, beside each other, inside each other, each alone."""
+"""Groups that are made and destroyed: repeatedly, side by side, nested, and each alone."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_groups_are_made_again_in_the_same_processes(workers: Workers, transport
 
 
 class Recorded(CollectiveEngine):
-    """The real engine; remembers what keys it was given, and for whom."""
+    """The real engine, which also records the keys it was given and each key's peer."""
 
     groups: list[dict[str, Any]] = []  # noqa: RUF012 (a process's own)
 

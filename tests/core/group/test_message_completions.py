@@ -34,7 +34,7 @@ def meet() -> None:
 
 
 def received(rank: int, world: int) -> list[float]:
-    """Everything is waited for by streams, in an order that is not the senders'."""
+    """Only streams wait for the messages, in another order than they were sent."""
     calls, store = taken_for_a_gpu(), _get_default_store()
     sizes = [1, 300_000, 0, 70_000, 5]
     if rank == 1:
@@ -88,7 +88,7 @@ def left_alone(rank: int, world: int) -> None:
 
 
 def strided(rank: int, world: int) -> list[list[float]]:
-    """The host waits for what must be copied: however one asks, it is there when it is done."""
+    """The host waits for a result that must be copied: by every way to ask, done means copied."""
     taken_for_a_gpu()
     found = []
     for ask in ("wait", "poll", "future", "batch"):
@@ -146,7 +146,7 @@ def test_batches_of_both_kinds(workers: Workers) -> None:
 
 
 def hold_the_interpreter(seconds: float) -> None:
-    """As a destructor does that waits inside CUDA."""
+    """Holds it as a destructor that waits inside CUDA does."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
@@ -231,7 +231,7 @@ def test_batches(workers: Workers) -> None:
 
 
 def tensors_go(rank: int, world: int) -> bool:
-    """The script lets go of what it sends: it is kept as long as the message needs it."""
+    """The script drops the tensor it sends; it is kept for as long as the message needs it."""
     calls, peer = taken_for_a_gpu(), 1 - rank
     sent = torch.full((200_000,), 1.0 + rank)
     kept = weakref.ref(sent.untyped_storage())
@@ -344,7 +344,7 @@ def test_an_error_that_comes_late_is_told(workers: Workers, by: Any) -> None:
 
 
 def a_failed_collective(rank: int, world: int) -> None:
-    """What ends the group's collectives ends its messages, and those who wait for them."""
+    """A failure that ends the group's collectives also ends its messages and all waits for them."""
     calls = taken_for_a_gpu()
     data = torch.ones(3000)
     dist.recv(data, 1 - rank)

@@ -101,7 +101,7 @@ def test_receive_from_any_source_says_which(workers: Workers, transport: str) ->
 
 
 def beside_collectives(rank: int, world: int) -> None:
-    """Rank 0 is in the collective before rank 1 has received what it needs to come there."""
+    """Rank 0 is in the collective before rank 1 has received the message it must have first."""
     total = torch.full((LONG,), float(rank))
     if rank == 0:
         work = dist.isend(numbers(LONG, 8), 1)
@@ -124,7 +124,7 @@ def test_message_does_not_wait_behind_a_collective(workers: Workers, transport: 
 
 
 def no_thread_waits(rank: int, world: int) -> None:
-    """Both sides only look whether it is done; the group's own thread moves the bytes."""
+    """Both sides only check whether it is done; the group's own thread moves the bytes."""
     got = torch.empty(LONG)
     work = dist.isend(numbers(LONG, 1), 1) if rank == 0 else dist.irecv(got, 0)
     assert work is not None
@@ -191,7 +191,7 @@ def test_a_result_that_cannot_be_written_is_its_waiters_error(workers: Workers) 
 
 
 def many_short_ones(rank: int, world: int) -> None:
-    """More than the receiver may be made to hold; it asks for them in the end."""
+    """There are more than the receiver may be made to hold; it receives them at the end."""
     count = 3000
     if rank == 0:
         works = [dist.isend(torch.full((1000,), float(at)), 1, tag=at) for at in range(count)]
@@ -274,7 +274,7 @@ def silence(rank: int, world: int) -> None:
 
 @pytest.mark.threat("M9")
 def test_message_that_never_comes(workers: Workers) -> None:
-    """The waiter says who was silent, and the other rank's next collective says it too."""
+    """The waiter's error names the silent rank, and so does the other rank's next collective."""
     first, second = workers.run(silence, errors=True, env={"CASE": "silence"})
     assert type(first) is PeerSilent
     assert first.peer == 1

@@ -1,4 +1,4 @@
-"""monitored_barrier: who did not come, and that the store alone lets no rank pass."""
+"""monitored_barrier names the missing ranks, and the store alone lets no rank pass."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def options_of(method: str) -> Any:
 
 
 def call(group: Any, method: str, arguments: dict[str, Any], how: str) -> Any:
-    """The tensors as they are when the call is done."""
+    """Makes the call and returns the tensors' values after it."""
     peer = 1 - group.rank()
 
     def start() -> Any:
@@ -237,7 +237,7 @@ def test_every_other_member_answers_as_with_gloo(workers: Workers) -> None:
 
 
 def test_no_member_of_the_stub_is_left_out() -> None:
-    """Every collective is called; of the rest, what sealring defines is."""
+    """Every collective is called, and every other member that sealring defines."""
     members = {name for name, *_ in stub()}
     assert members & OWN <= COLLECTIVES | set(ATTRIBUTES) | set(ELSEWHERE), "say where it is tested"
 

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors, and what a peer says of its entries."""
+"""all_reduce of sparse tensors, and checks of the entries that a peer announces."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def who(name: str, group: dist.ProcessGroup | None = None) -> list[str]:
 
 
 def one_of_two_runs(place: int, _: int, folder: str) -> tuple[list[str], list[str]]:
-    """Run a forms before run b. Of their further group a0 and b1 come first, then b0 and a1."""
+    """Run a forms before run b. Then a further group is made: a0 and b1 arrive first, then b0,
+    a1."""
     here = Path(folder)
     run, rank = "ab"[place // 2], place % 2
     name = f"{run}{rank}"

@@ -86,7 +86,7 @@ def poisoned(tensors: Any) -> bool:
 
 
 def test_a_forged_record_leaves_no_result() -> None:
-    """Streams go on, and find values that cannot be taken for a result."""
+    """Streams go on, and find values that no caller mistakes for a result."""
     with driven("prelaunched", 2, middle={(0, 1): Flip(HEADER_BYTES + TAG_BYTES + 5, 1)}) as local:
         tensors = tensors_of(SUM, 2)
         errors = local.run([each.collective() for each in tensors])
@@ -99,7 +99,7 @@ def test_a_forged_record_leaves_no_result() -> None:
 
 
 def test_one_that_is_not_run_ends_the_group() -> None:
-    """Its results and the keys on the GPU are gone: nothing may be sealed after that."""
+    """Its results and the keys on the GPU are lost, so nothing may be sealed after that."""
     with driven("prelaunched", 2) as local:
         tensors, again = tensors_of(SUM, 2), tensors_of(SUM, 2)
         before = tensors[1].bits()

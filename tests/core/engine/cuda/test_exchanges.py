@@ -64,7 +64,7 @@ def test_many_rounds_of_runs_of_records(how: str, algorithm: Algorithm) -> None:
 
 @each_how
 def test_one_collective_after_the_other(how: str) -> None:
-    """Numbers of exchanges go on from one to the next."""
+    """The numbers of exchanges continue from one collective to the next."""
     with exchanging(how, 2) as local:
         for turn in range(5):
             check(local, replace(SUM, elements=1 + 3000 * turn), seed=turn)
@@ -73,7 +73,7 @@ def test_one_collective_after_the_other(how: str) -> None:
 @each_how
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.TREE])
 def test_what_ranks_pass_on_is_exchanged_too(how: str, algorithm: Algorithm) -> None:
-    """Sealed anew for the next one: over the link goes a header alone."""
+    """It is sealed again for the next rank, and only a header goes over the link."""
     tap = Tap()
     with exchanging(how, 5, middle={(0, 1): tap}) as local:
         tap.stream.clear()
@@ -104,7 +104,7 @@ def test_a_channel_for_each_peer_and_direction_up_to_six(
 
 @each_how
 def test_in_a_small_group_what_leaves_does_not_wait_for_what_comes(how: str) -> None:
-    """The other rank does not come, and so no header of its record does."""
+    """The other rank does not come, so no header of its record arrives."""
     from sealring import _stand_ins
 
     with exchanging(how, 2) as local, ThreadPoolExecutor(1) as pool:
@@ -133,7 +133,7 @@ def test_in_a_larger_group_an_exchange_waits_for_all_its_headers() -> None:
 
 @each_how
 def test_a_link_whose_payload_goes_by_nccl_has_no_commitment(how: str) -> None:
-    """The host does not see the tags. Both ends of a link say so alike."""
+    """The host does not see the tags. Both ends of a link report that there is no commitment."""
     with exchanging(how, 2) as local:
         check(local, SUM)
         for engine in local.engines:
@@ -264,7 +264,8 @@ def test_nothing_is_awaited_that_comes_after_what_waits(
 def test_a_peer_that_dies_while_the_communicator_is_made(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends at once, by what the links say, and all others name the rank that is gone."""
+    """The agreement ends at once, because the links report it, and all others name the lost
+    rank."""
     with driven(how, 3) as local:
         dead = local.engines[1]
 
@@ -291,7 +292,7 @@ def test_a_peer_that_dies_while_the_communicator_is_made(
 
 @pytest.mark.threat("C7")
 def test_a_peer_that_hangs_while_the_communicator_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks learn which one did not get there, and the links are as good as before."""
+    """All ranks learn which rank did not finish, and the links still work."""
     with driven("launched", 3) as local:
         engine = local.engines[1]
         native = engine._native

@@ -64,7 +64,7 @@ def got(
 
 
 def test_all_pairs_of_a_large_group_share_a_few_buffers() -> None:
-    """So many records are on their way that links wait for a buffer; all messages arrive."""
+    """So many records are in flight that links wait for a buffer; all messages arrive."""
     world, size = 14, 60 * RECORD_BYTES
     devices = {rank: 20 + rank for rank in range(world)}
     with LocalMail(world, "tcp", RECORD_BYTES, devices=devices) as mail:
@@ -147,7 +147,7 @@ def test_receive_from_any_source_says_which(three: LocalMail) -> None:
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_memory_that_is_still_in_use_holds_up_no_other_message(late: int) -> None:
-    """A stream that never comes to the call: what was posted after it arrives all the same."""
+    """The stream never reaches the call. Messages posted later still arrive."""
     never = 1 << 60
     with LocalMail(2, record_bytes=RECORD_BYTES, devices=BOTH) as mail:
         zero, one = mail.mailboxes
@@ -191,7 +191,8 @@ def records_of(letters: Letters, tap: attacker.Tap) -> list[Record]:
 @pytest.mark.parametrize("size", [0, 4, 5000])
 @pytest.mark.threat("C5")
 def test_records_are_the_gpus_own(size: int, how: str | None) -> None:
-    """Announced without a byte of it, then lane 1 under a key of its own, however short it is."""
+    """The announcement has no byte of the message. Lane 1 carries even a short one, under its own
+    key."""
     tap = attacker.Tap()
     letters = Letters(
         {(0, 1): tap}, sizes=(size, size), record_bytes=RECORD_BYTES, devices=BOTH, driver=how
@@ -274,7 +275,7 @@ def test_a_changed_byte_is_seen(which: int, at: int) -> None:
 @pytest.mark.parametrize("at", [0, 64, 80, 335, 336, 351])
 @pytest.mark.threat("C4")
 def test_streams_that_wait_for_a_changed_record_get_nothing(at: int) -> None:
-    """They go on when everybody can know why, and find ones wherever they look."""
+    """They go on once the failure is known, and every byte they find is 0xFF."""
     letters = forged(attacker.Flip(2 * OVERHEAD + RECORD_BYTES + at, 0x40), driver="prelaunched")
     assert_seen_by(letters.receiver, TamperedRecord, about=0)
     assert (letters.got[0] == 0xFF).all()
@@ -348,7 +349,7 @@ def test_a_device_that_fails_ends_the_group_everywhere(broken: int) -> None:
 
 @pytest.mark.parametrize("hangs", [0, 1])
 def test_a_device_that_hangs_is_named(hangs: int) -> None:
-    """Not the peer, which can do nothing about it."""
+    """The error names the device, not the peer, which did nothing wrong."""
     with LocalMail(2, record_bytes=RECORD_BYTES, devices={0: 1, 1: 1, hangs: 1 << 30}) as mail:
         zero, one = mail.mailboxes
         message, memory = values(600, 1), np.full(600, FILL, np.uint8)
@@ -369,7 +370,8 @@ def test_a_device_that_hangs_is_named(hangs: int) -> None:
 
 
 def test_closing_leaves_nothing_on_the_device() -> None:
-    """A message under way when the group ends: its waiter is told, at once and on both sides."""
+    """A message is in flight when the group ends: on both sides, its waiter gets an error at
+    once."""
     with LocalMail(2, record_bytes=RECORD_BYTES, devices={0: 1, 1: 1 << 30}) as mail:
         zero, one = mail.mailboxes
         message, memory = values(600, 1), np.full(600, FILL, np.uint8)

@@ -39,7 +39,7 @@ def check(local: LocalWorld, case: Case, seed: int = 0) -> None:
 
 
 def check_sizes(local: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
-    """Nothing, less than there are ranks, one segment, and many."""
+    """Checks sizes: 0, fewer elements than ranks, one segment, and many."""
     kind = ReduceKind.SUM if operation in REDUCING else ReduceKind.NONE
     for elements in (0, 1, 3, 65, 2000):
         check(local, Case(operation, algorithm, elements, DType.FLOAT32, kind), seed=elements)
@@ -57,7 +57,7 @@ def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
 
 @each_program
 def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
-    """Bit for bit what the reference has, through many segments and several generations of keys."""
+    """Results equal the reference's bit for bit, over many segments and generations of keys."""
     check_sizes(four, operation, algorithm)
 
 
@@ -90,7 +90,8 @@ WORK = {
 def test_a_device_gets_one_piece_of_work_per_step(
     operation: Operation, algorithm: Algorithm, kind: ReduceKind
 ) -> None:
-    """One segment: a forward costs the device nothing, everything else is one kernel or copy."""
+    """With one segment, a forward costs the device nothing; any other step is one kernel or
+    copy."""
     with LocalWorld(4, devices=all_on_devices(4)) as local:
         check(local, Case(operation, algorithm, 64, DType.FLOAT32, kind))
         for rank, engine in enumerate(local.engines):
@@ -113,7 +114,8 @@ def test_a_device_gets_one_piece_of_work_per_step(
 
 @pytest.mark.threat("C18")
 def test_records_are_the_gpus_own() -> None:
-    """Lane 1, ChaCha20-Poly1305 under a key of their own, and counts without a gap."""
+    """They are in lane 1, sealed by ChaCha20-Poly1305 under their own key, and counted without a
+    gap."""
     tap = Tap()
     with LocalWorld(2, middle={(0, 1): tap}, devices=all_on_devices(2)) as local:
         check(local, SUM)
@@ -139,7 +141,7 @@ LENGTH_OF_A_RECORD = HEADER_BYTES + 2 * TAG_BYTES + 24  # SUM's chunks are 24 by
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.threat("C1")
 def test_a_changed_byte_is_seen(which: int, at: int) -> None:
-    """In a record of the pair and in a published one; nothing of either is used."""
+    """The byte is in a pair's record or in a published one. Neither record is used."""
     errors = attack(
         2,
         {(0, 1): Flip(which * LENGTH_OF_A_RECORD + at, 0x40)},
@@ -167,7 +169,7 @@ def test_nothing_made_of_a_forged_record_leaves_the_rank() -> None:
 
 
 def test_a_device_that_fails_ends_the_group_everywhere() -> None:
-    """The ranks that wait for it get to know."""
+    """The ranks that wait for it learn of the failure."""
     with LocalWorld(3, devices=all_on_devices(3)) as local:
         tensors = tensors_of(SUM, 3)
         collectives = [each.collective() for each in tensors]

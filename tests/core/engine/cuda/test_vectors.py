@@ -47,7 +47,7 @@ def vectors_of(name: str, equals: str) -> Iterator[dict[str, bytes]]:
 
 
 def test_openssl_vectors() -> None:
-    """With RFC 8439's of appendix A.5; those with another length of nonce are not for us."""
+    """They include RFC 8439's of appendix A.5. Those with another nonce length are left out."""
     opened = refused = 0
     for vector in vectors_of("openssl.txt", "="):
         key, nonce, associated = vector["KEY"], vector["IV"], vector["AAD"]
@@ -66,7 +66,7 @@ def test_openssl_vectors() -> None:
 
 
 def test_boringssl_vectors() -> None:
-    """RFC 8439's of section 2.8.2 and of appendix A.5, and every length of a padding."""
+    """They include RFC 8439's of section 2.8.2 and appendix A.5, and every length of padding."""
     count = 0
     for vector in vectors_of("boringssl.txt", "="):
         key, nonce, associated = vector["KEY"], vector["NONCE"], vector["AD"]

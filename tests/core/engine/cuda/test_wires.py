@@ -32,7 +32,7 @@ SLOT_BYTES = _native.wire_area_bytes(2, WIRE_PAYLOAD_BYTES) - _native.wire_area_
     1, WIRE_PAYLOAD_BYTES
 )
 RUN = 3 * GPU_PAYLOAD_BYTES // 4 + 100
-"""Elements of float32 that a slot holds as a run of several records."""
+"""The number of float32 elements that a slot holds as a run of several records."""
 
 
 def wired(world: int, wire: Wire = Wire.PEER, **more: object) -> LocalWorld:
@@ -50,7 +50,8 @@ def four(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
 
 @each_program
 def test_every_program(four: LocalWorld, operation: Operation, algorithm: Algorithm) -> None:
-    """Bit for bit what the reference has; by memory, what passes records on takes the links."""
+    """Results equal the reference's bit for bit. With memory, programs that forward use the
+    links."""
     check_sizes(four, operation, algorithm)
 
 
@@ -71,7 +72,7 @@ def test_eight_ranks() -> None:
 
 
 def test_some_way_without_forwards_leads_everywhere() -> None:
-    """What a group chooses once it is wired (Selection.without_forwards)."""
+    """A group chooses such a way once its GPUs are wired (Selection.without_forwards)."""
     for operation in CALLED:
         assert any(
             all(
@@ -135,7 +136,7 @@ SECOND_RECORD = HEADER_BYTES + 2 * TAG_BYTES + GPU_PAYLOAD_BYTES
 )  # fmt: skip
 @pytest.mark.threat("C1", "C11")
 def test_a_byte_changed_where_it_lies_is_seen(areas: dict[int, int], at: int) -> None:
-    """In the run's first record and in a later one: its header, tags and payload."""
+    """The byte is in the header, tag or payload of the run's first record or of a later one."""
 
     def flip(slot: int) -> None:
         byte = ctypes.c_uint8.from_address(slot + at)
@@ -183,7 +184,8 @@ def test_a_header_that_names_no_slot() -> None:
 
 
 def test_a_way_that_one_rank_lacks_is_taken_by_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Auto takes the next one; a way that was demanded is refused by all, with the reason."""
+    """`auto` takes the next way. A way that was demanded is refused by all ranks, with the
+    reason."""
     broken: list[object] = []
     real = ways.PeerMemory.open
 
@@ -303,7 +305,7 @@ def test_out_of_step_shows_all_views_over_wires() -> None:
 
 @pytest.mark.threat("C13")
 def test_a_peer_that_fetches_nothing_is_named() -> None:
-    """The sealer waits for its slots; it says for whom."""
+    """The sender waits for free slots, and the error names the peer."""
     with wired(2) as local:
         case = Case(Operation.BROADCAST, Algorithm.DIRECT, 64)
         tensors = tensors_of(case, 2)
