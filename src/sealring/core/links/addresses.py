@@ -179,7 +179,10 @@ def interface_addresses(name: str) -> list[str]:
 
 
 def parse_if_inet6(table: str, name: str) -> list[str]:
-    """The kernel's table: address, index, prefix, scope, flags (all hexadecimal), name."""
+    """Reads the kernel's table of IPv6 addresses.
+
+    Its columns are address, index, prefix, scope and flags (all hexadecimal), and name.
+    """
     found = []
     for line in table.splitlines():
         address, _, _, scope, flags, owner = line.split()
@@ -202,8 +205,8 @@ def _ipv4_of(name: str) -> list[str]:
 
 
 def _address_towards(master: str) -> str:
-    """The source address the kernel would use; connecting a UDP socket sends nothing."""
-    # As bytes: for a text Python loads the tables of international names.
+    """The source address that the kernel would use. Connecting a UDP socket sends nothing."""
+    # As bytes, because for a str Python would load its tables of international names.
     name = master.encode() if master.isascii() else master
     try:
         candidates = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)

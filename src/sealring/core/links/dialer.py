@@ -1,16 +1,17 @@
 """Opens the pipes that this worker dials, some at a time, and tries again until told to stop.
 
-The store may be late, stale or hostile, so each attempt reads it anew. An admitted peer's refusal
-is final. Anything else (a closed port, rubbish, a certificate that is not valid here, a worker of
-another rank or group) may come from a server that the store named falsely, and the next attempt
-follows. A rank is given up only when the store has named the same address for some seconds and the
-server there has shown a certificate that is not valid, or is another worker: then a secret, a clock
-or the store is most likely wrong, and the operator should not have to wait for the group's timeout.
+The store may be late, stale or hostile, so each attempt reads it again. A refusal by an admitted
+peer is final. Any other failure (a closed port, malformed bytes, a certificate that is not valid
+here, a worker of another rank or group) may come from a server that the store named falsely, so
+another attempt follows. A rank is given up only when the store has named the same address for some
+seconds and the server there shows a certificate that is not valid, or is another worker. Then a
+secret, a clock or the store is most likely wrong, and the operator need not wait for the group's
+timeout.
 
-A rank that does not answer holds up no other: after an attempt that failed it waits for its next
-turn, and the thread serves another rank. A firewall that drops packets answers nothing at all: an
-address without an answer costs a second at the first try and then twice as long with each, up to
-ten; and a host at which this process has opened a pipe before is tried first.
+A rank that does not answer does not delay the others: after a failed attempt its next one is put
+into a queue, and the thread dials another rank. A firewall may drop packets without an answer.
+Therefore the first attempt at an address waits one second for an answer, and each further attempt
+twice as long, up to ten seconds. Hosts at which this process has opened a pipe are tried first.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ _MOST_REACHED: Final = 4096
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 2.0
-"""How long stop() waits for attempts that `let_finish` knows."""
+"""How long `stop` waits for attempts that have called `let_finish`."""
 _INVALID_SECONDS: Final = 5.0
-"""How long a rank's address must have led to an invalid certificate or to another worker before the
+"""How long a rank's address must lead to an invalid certificate or to another worker before the
 rank is given up. A worker corrects its own address in the store every second."""
 
 
@@ -78,7 +79,7 @@ def _known_first(addresses: Sequence[Address]) -> tuple[list[Address], list[Addr
 
 
 def is_definitive(error: SealringError) -> bool:
-    """Whether trying the same rank again cannot help."""
+    """Whether another attempt at the same rank is useless."""
     if not isinstance(error, HandshakeError):
         return True
     return error.of_a_member and not (error.misdirected or isinstance(error, PeerUnreachable))
@@ -86,13 +87,13 @@ def is_definitive(error: SealringError) -> bool:
 
 class Book(Protocol):
     def lookup(self, rank: int, /) -> tuple[Address, ...]:
-        """Where this rank is said to listen; nothing if that is not known yet."""
+        """The addresses at which this rank is said to listen; empty if none is known yet."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Target:
-    """A pipe that is dialed, from one attempt to the next."""
+    """A pipe that is dialed, and what its attempts have met so far."""
 
     pipe: PipeName
     pause: float = _FIRST_PAUSE_SECONDS
@@ -101,15 +102,16 @@ class _Target:
     """When the store first named these addresses."""
     invalid: SealringError | None = None
     closed_since: float | None = None
-    """Since when every attempt has met a host on which no process listens there."""
+    """Since when every attempt was refused because no process listens on the port."""
     patience: dict[Address, float] = field(default_factory=dict)
-    """How many seconds the next try at an address waits for an answer, if not for one second."""
+    """How many seconds the next attempt at an address waits for an answer; without an entry, 1."""
 
 
 class Dialer:
-    """`attempt` sets up one pipe on a connected socket and raises if it cannot.
+    """Dials pipes on threads of its own until `stop`.
 
-    What it gives back is called once stop() will no longer cut the socket.
+    `attempt` sets up one pipe on a connected socket, and raises if it cannot. The function that it
+    returns is called when `stop` can no longer cut the socket.
     """
 
     def __init__(
@@ -120,9 +122,9 @@ class Dialer:
         closed_patience: float = math.inf,
         settled: Callable[[PipeName], bool] = lambda pipe: False,
     ) -> None:
-        """A rank is given up where for `closed_patience` seconds no process has listened.
+        """A rank is given up after `closed_patience` seconds in which its port refused connections.
 
-        `settled` says whether a pipe is open by now, or not needed: then it is not dialed.
+        A pipe for which `settled` is true is open already, or not needed: it is not dialed.
         """
         self._closed_patience = closed_patience
         self._settled = settled
@@ -134,19 +136,22 @@ class Dialer:
         self._finishing: set[socket.socket] = set()
         self._stopping = False
         self._jobs: list[tuple[float, int, PipeName, Callable[[], None]]] = []
-        """A heap: when it is due, a number that keeps the order, the pipe, what to do."""
+        """A heap of (time at which it is due, number that keeps the order, pipe, function)."""
         self._numbers = itertools.count()
         self._threads: list[Job] = []
         self._idle = 0
         self.problems: dict[int, SealringError] = {}
-        """The last thing that went wrong with each rank, for the message if time runs out."""
+        """The last problem with each rank, for the error if time runs out."""
 
     def dial(self, pipe: PipeName, after: float = 0.0) -> None:
-        """Open it, from so many seconds from now on, however often that must be tried."""
+        """Starts to dial a pipe `after` seconds from now, and repeats it until the pipe is open."""
         self._put(pipe, functools.partial(self._reach, _Target(pipe)), after)
 
     def probe(self, rank: int, addresses: Sequence[Address], then: Callable[[], None]) -> None:
-        """Try once whether our own rank answers there; only that it does is a failure."""
+        """Dials these addresses once. If a worker with our own rank answers, the group fails.
+
+        `then` is called afterwards.
+        """
         pipe = PipeName(rank)
         self._put(pipe, functools.partial(self._probe, pipe, addresses, then))
 
@@ -166,7 +171,7 @@ class Dialer:
             self._fail(pipe, PeerUnreachable(f"no thread can be started to dial: {problem}"))
 
     def _start_thread(self) -> RuntimeError | None:
-        """With fewer threads than there might be all goes on; without any nothing does."""
+        """Returns the problem only if there is no thread at all: fewer threads still dial all."""
         try:
             self._threads.append(borrow("sealring-dial", self._run))
         except RuntimeError as problem:
@@ -174,9 +179,9 @@ class Dialer:
         return None
 
     def let_finish(self, sock: socket.socket) -> None:
-        """Called by an attempt: from here on the peer may take this connection for a link.
+        """Called by an attempt whose peer may take this connection for a link from now on.
 
-        If it ended without a word the peer would take this worker for lost.
+        `stop` waits for such an attempt: if it were cut, the peer would take this worker for lost.
         """
         with self._lock:
             if self._stopping:
@@ -184,7 +189,7 @@ class Dialer:
             self._finishing.add(sock)
 
     def break_off(self) -> None:
-        """End all attempts but those that `let_finish` knows, and begin none. Waits for nothing."""
+        """Ends all attempts but those that called `let_finish`, and begins none. Waits for nothing."""
         with self._lock:
             self._stopping = True
             self._jobs.clear()
@@ -231,7 +236,7 @@ class Dialer:
         return None
 
     def _reach(self, target: _Target) -> None:
-        """One attempt at each address; if none leads to the rank, the next one follows later."""
+        """Tries each address once. If none leads to the rank, the next attempt follows later."""
         rank = target.pipe.peer
         if self._settled(target.pipe):
             return
@@ -241,7 +246,7 @@ class Dialer:
             if error.proven:  # its own signed word, which stays as it is
                 raise
             self.problems[rank] = error
-            # One that cannot be asked says nothing new: what was met at the last address stands.
+            # A store that cannot be read says nothing new: the last addresses stay.
             addresses = target.addresses if isinstance(error, PeerUnreachable) else ()
         now = time.monotonic()
         if addresses != target.addresses:
@@ -309,7 +314,7 @@ class Dialer:
         then()
 
     def _try(self, pipe: PipeName, address: Address, patience: float) -> int | None:
-        """None if the pipe is open, or the dialer stops; else what failed (errno, or -1)."""
+        """None if the pipe is open, or the dialer stops; else the errno of connect(), or -1."""
         rank = pipe.peer
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         try:
@@ -353,9 +358,9 @@ class Dialer:
         return None
 
     def _note_lack(self, rank: int, address: Address, problem: OSError) -> None:
-        """This process lacks something, a descriptor most likely: strangers may have taken them.
+        """Notes that this process has no descriptor left, or lacks another resource.
 
-        They give them back within seconds, so the attempt is repeated until the time is up.
+        Connections of strangers may hold it. They end within seconds, so the attempt is repeated.
         """
         lack = PeerUnreachable(
             f"rank {rank} cannot be dialed at {address[0]} port {address[1]}: {problem.strerror}",
@@ -379,7 +384,7 @@ def _unreachable(rank: int, met: Mapping[Address, int]) -> PeerUnreachable:
 
 
 def _connect(sock: socket.socket, address: Address, patience: float) -> int:
-    """Connect, without blocking where it could not be interrupted; the errno if it cannot be."""
+    """Connects a socket, and returns 0 or the errno. `stop` interrupts it by cutting the socket."""
     sock.setblocking(False)
     problem = sock.connect_ex(address)
     if problem != errno.EINPROGRESS:
@@ -395,7 +400,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class OwnAddress:
-    """One thread uses it."""
+    """Keeps this worker's address in the store. Used by one thread only."""
 
     def __init__(
         self, book: AddressBook, rank: int, addresses: Sequence[Address], dialer: Dialer

@@ -1,8 +1,8 @@
 """Takes connections from anybody and finds the workers among them.
 
-The process's listening thread goes on with a connection when bytes have come; a few others compute
-what TLS needs. None of them waits for a single peer, so a peer that is silent, slow or
-endless costs a descriptor and some memory for seconds, and gives way when there are too many.
+The process's listening thread continues a connection when bytes have come. A few other threads
+compute what TLS needs. None of them waits for a single peer. A peer that is silent, slow or never
+stops sending costs a descriptor and some memory for seconds, and is closed when there are too many.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _ACCEPTS_AT_ONCE: Final = 64
 _LOOK_SECONDS: Final = 0.25
 _PAUSE_SECONDS: Final = 0.1
 _FEW: Final = 64
-"""Silent connections for which there is room however few descriptors are left: with fewer,
-strangers who come again and again would displace workers before they are served."""
+"""Silent connections that are kept however few descriptors are left. With fewer, strangers who
+connect again and again would displace workers before these are served."""
 
 
 class Listener:
@@ -94,7 +94,7 @@ class Listener:
         self._tls_threads = TlsThreads(self._wake_up)
         self._look_at_all = False
         self._events_lost = False
-        """A turn failed. What epoll tells once, of an arrival, may have been lost with it."""
+        """A turn failed. An event that epoll reports only once may have been lost with it."""
         self._sockets: list[socket.socket] = []
         self.epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -108,7 +108,7 @@ class Listener:
             arrivals.join(self)
 
     def close_descriptors(self) -> None:
-        """In a forked child, where none of the threads exists."""
+        """Closes what listens, in a forked child, where none of the threads exists."""
         self._stopping.set()
         for sock in self._sockets:
             sock.close()
@@ -118,7 +118,7 @@ class Listener:
         return [sock.getsockname()[:2] for sock in self._sockets]
 
     def fileno(self) -> int:
-        """Readable when there is something to do."""
+        """A descriptor that is readable when there is something to do."""
         return self.epoll.fileno()
 
     def start(self) -> None:
@@ -129,10 +129,10 @@ class Listener:
         self._thread.add(self)
 
     def stop(self, until: float = 0.0) -> None:
-        """Close everything that `handle` has not yet handed on; no thread serves it any more.
+        """Closes every connection that `handle` has not handed on. No thread serves them any more.
 
-        A member that was refused has until then to read why: it may be sending, and would find the
-        connection reset.
+        A refused member has time until `until` (time.monotonic()) to read why it was refused. It
+        may still be sending, and would otherwise find only that the connection was reset.
         """
         if self._stopping.is_set():
             return
@@ -156,7 +156,7 @@ class Listener:
         os.close(self._wake)
 
     def look_again(self) -> None:
-        """Go on with all admitted peers: what they waited for may be known now."""
+        """Continues all admitted connections: what they wait for may be known now."""
         self._look_at_all = True
         if not self._stopping.is_set():
             self._wake_up()
@@ -167,7 +167,7 @@ class Listener:
     # ---- on the process's listening thread -------------------------------------------------------
 
     def take_turn(self) -> float | None:
-        """Go on with whatever has come; returns when to look again at the latest."""
+        """Continues every connection with new bytes. Returns the latest time of the next turn."""
         if self._stopping.is_set():
             return None
         try:
@@ -220,7 +220,7 @@ class Listener:
         return now + _LOOK_SECONDS if self.connections else None
 
     def _take_share(self) -> None:
-        """Of what all listeners of this process may hold; it shrinks when others hold more."""
+        """Limits this listener to its share of what all listeners of the process may hold."""
         if max(len(self.silent), len(self.greeting)) < ALWAYS_FREE:
             return
         silent, greeting = arrivals.share_of(self)
@@ -240,7 +240,7 @@ class Listener:
             sock.setblocking(False)
             send_without_delay(sock)
             try:
-                # Told of each arrival once: bytes stay in the socket until TLS wants them.
+                # Edge-triggered: bytes stay in the socket until TLS reads them.
                 self.epoll.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
             except BaseException:
                 sock.close()
@@ -265,7 +265,7 @@ class Listener:
         return True
 
     def _out_of_descriptors(self, problem: OSError) -> None:
-        """Half of the connections that we wait for give way, and no more than that come back.
+        """Closes half of the connections that are waited for, and keeps no more from then on.
 
         The set-up itself needs descriptors too: to dial, and for shared memory.
         """
@@ -303,7 +303,7 @@ class Listener:
             self._knocking.append(one)
 
     def _let_in(self) -> None:
-        """Begin TLS with those that have sent their first bytes, as far as there is room."""
+        """Begins TLS on connections that have sent their first bytes, while there is room."""
         for _ in range(len(self._knocking)):
             one = self._knocking.popleft()
             if one not in self.silent:
@@ -316,7 +316,7 @@ class Listener:
             self.advance_soon(one)
 
     def advance_soon(self, one: Arrival) -> None:
-        """Under a session at once, which takes little time; TLS on a thread of its own."""
+        """Continues a connection: at once under a session, which is quick, else on a TLS thread."""
         self.greeting.serve(one)
         one.more = False
         try:
@@ -333,7 +333,7 @@ class Listener:
             self._drop(one, f"could not be served: {problem}")
 
     def _wait_again(self, one: Arrival) -> None:
-        """Its turn failed. It is heard again, and ends in time if that helps nothing."""
+        """Waits for a connection again whose turn failed. It is closed when its time is up."""
         if one in self.greeting and one.waiting_since is None:
             self.greeting.wait_for(one, time.monotonic())
 
@@ -345,7 +345,7 @@ class Listener:
             raise
 
     def _go_on_with(self, one: Arrival, outcome: bool | SealringError) -> None:
-        """What was done with a connection."""
+        """Continues with the outcome of a turn: an error, True (admitted), or False (not yet)."""
         if isinstance(outcome, SealringError):
             self._end(one, outcome)
         elif outcome:
@@ -365,7 +365,7 @@ class Listener:
         return [one for one in self.connections.values() if one.serving is not None]
 
     def _limit(self, rank: int | None) -> None:
-        """A worker that opens ever more connections loses its oldest, and displaces no other."""
+        """Closes the oldest connection of a worker that has too many: it displaces no other's."""
         its = [one for one in self._admitted() if one.rank == rank]
         if len(its) > MAX_CONNECTIONS_PER_WORKER:
             self._done_with(its[0], its[0].give_up("gave way to newer connections of its own"))
@@ -385,7 +385,7 @@ class Listener:
             one.hand_over(outcome)
 
     def _end(self, one: Arrival, error: SealringError) -> None:
-        """The peer is refused, and was told so if it could be."""
+        """Refuses a peer, which has been told why if that was possible."""
         self._refuse(error)
         one.refused = time.monotonic()
         one.forget()
@@ -395,7 +395,7 @@ class Listener:
         self._discard(one)
 
     def _discard(self, one: Arrival) -> None:
-        """Read on until a refused peer closes: closing first could destroy the refusal."""
+        """Reads until a refused peer closes. Closing first could destroy the refusal."""
         if one.discard():
             self._close(one)
 
