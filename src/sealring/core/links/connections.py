@@ -1,8 +1,8 @@
-"""What is done with an attempt's connections, on the dialer's threads and the listener's.
+"""The connections of an attempt to form a group, on the dialer's threads and the listener's.
 
-Strangers cannot make an attempt fail, nor can workers that are no longer admitted, nor members of
-the job that a false address leads here. What they do is logged, and remembered only to explain what
-is missing when the time is up.
+Strangers cannot make an attempt fail. Neither can workers that are no longer admitted, nor members
+of the job that a false address leads here. Their connections are logged, and remembered only to
+explain which member is missing when the time is up.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class WaitingLink:
     settled: Settled
     dialer: bool
     closed: bool = False
-    """The peer has said that its first links are there: it replaces none any more."""
+    """The peer has said that all its first links exist. It replaces none of them any more."""
     linked: dict[int, str] = field(default_factory=dict)
-    """The instances that the peer said it is linked with, by rank."""
+    """By rank: the instances with which the peer said that it is linked."""
     ready: str = ""
-    """The transcript with which the peer said that the group exists for it. Its next bytes are
-    records, so the channel must not be read again."""
+    """The transcript of the peer's "ready", which says that the group exists for it. Its next bytes
+    are records, so the channel must not be read again."""
     lost: bool = False
     """The group exists here, and the peer does not say so."""
 
@@ -69,7 +69,7 @@ class WaitingLink:
         return self.channel.peer.rank
 
     def has_bytes(self) -> bool | None:
-        """Whether there is something to read; None if the connection is cut. Nothing is taken."""
+        """Whether there is something to read; None if the connection is cut. Reads nothing."""
         try:
             first = _native.receive_now(self.channel.socket.fileno(), 1, peek=True)
         except OSError:
@@ -84,7 +84,10 @@ class WaitingLink:
 
 
 class WaitingLinks:
-    """Every method may be called from any thread. Each change wakes those that wait on `wake`."""
+    """The links that an attempt has so far. Each change wakes a thread that polls `wake`.
+
+    Every method may be called from any thread.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -110,10 +113,10 @@ class WaitingLinks:
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def admit(self, hello: Hello) -> None:
-        """The last word on a verified worker that dialed us."""
+        """Final admission check of a verified worker that dialed us. Raises if it is refused."""
         rank = hello.sender
-        # PeerUnreachable would have the dialer try again; on a link it ends the peer's attempt too,
-        # so such a peer is linked and then told.
+        # After PeerUnreachable the dialer would try again. On a link it ends the peer's attempt as
+        # well: such a peer is linked first, and then told.
         if self._told is not None and not isinstance(self._told, PeerUnreachable):
             self.mark_informed(rank)
             raise copy.copy(self._told)
@@ -154,8 +157,10 @@ class WaitingLinks:
 
     @contextmanager
     def making(self, rank: int) -> Iterator[Callable[[], None]]:
-        """While a dialed connection becomes a link. The block calls what it is given, which raises
-        if a connection of the peer's is about to be the link.
+        """The block in which a dialed connection becomes a link.
+
+        It calls the function that it gets, which raises if a connection that the peer dialed is
+        the link, or is about to be.
         """
 
         def claim() -> None:
@@ -172,7 +177,7 @@ class WaitingLinks:
             raise
 
     def forget(self, hello: Hello) -> None:
-        """A worker that was admitted did not come through; its place is free again."""
+        """Frees the place of an admitted worker whose link was not completed."""
         with self._lock:
             self._taken[hello.sender] -= 1
             link = self._links.get(hello.sender)
@@ -181,7 +186,7 @@ class WaitingLinks:
                 del self._instances[hello.sender]
 
     def add(self, link: WaitingLink) -> None:
-        """Waits for no peer: the thread that serves all listeners of the process may be here."""
+        """Takes a link. Never waits: the thread that serves all listeners may be the caller."""
         with self._lock:
             if link.dialer:
                 self._made.discard(link.rank)
@@ -201,7 +206,7 @@ class WaitingLinks:
         self._wake()
 
     def require_open(self, rank: int) -> None:
-        """Raise why the link of this peer comes too late, if it does."""
+        """Raises an error if the link of this peer comes too late. The error says why."""
         with self._lock:
             if not self._closed:
                 return
@@ -212,7 +217,7 @@ class WaitingLinks:
         raise copy.copy(told)
 
     def remove(self, link: WaitingLink) -> bool:
-        """Take out a link whose connection is cut; False if it is too late to do without it."""
+        """Removes a link whose connection is cut. False if links can no longer be replaced."""
         with self._lock:
             if self._closed:
                 return False
@@ -223,7 +228,7 @@ class WaitingLinks:
         return True
 
     def fail(self, error: SealringError) -> None:
-        """Ends the set-up. The first error counts."""
+        """Ends the set-up with an error; `present` raises the first one."""
         with self._lock:
             self._failure = self._failure or error
         # A refusal is known at both ends; of a rank held twice, there is another one to tell.
@@ -238,7 +243,7 @@ class WaitingLinks:
         self._wake()
 
     def release(self) -> None:
-        """Nothing waits for a change any more."""
+        """Closes `wake`: no thread polls it any more."""
         with self._lock:
             wake, self.wake = self.wake, -1
         if wake >= 0:
@@ -269,7 +274,7 @@ class WaitingLinks:
             return [*self._telling.values(), *self._strangers]
 
     def present(self) -> list[WaitingLink]:
-        """The links there are, in the order of their ranks; raises what ended the set-up."""
+        """The links so far, in the order of their ranks. Raises the error that ended the set-up."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
@@ -281,13 +286,13 @@ class WaitingLinks:
         return links
 
     def close(self) -> bool:
-        """Take no further link; True for the caller that closed it."""
+        """Takes no link from now on. True for the first call."""
         with self._lock:
             first, self._closed = not self._closed, True
         return first
 
     def tell(self, links: Collection[WaitingLink]) -> None:
-        """Let their peers know why there will be no group. May wait for each a moment."""
+        """Tells their peers why there will be no group. May wait a moment for each."""
         assert self._told is not None
         for link in links:
             link.channel.tell(self._told)
@@ -303,7 +308,7 @@ class WaitingLinks:
             return self._informed.issuperset(ranks)
 
     def take_all(self, told: SealringError) -> list[WaitingLink]:
-        """Close, and leave all links to the caller. Who comes later is to be `told` why."""
+        """Closes, and hands all links to the caller. Peers that come later get the error `told`."""
         report = copy.copy(told)
         if isinstance(report, HandshakeError):
             report.reported_by = self._terms.rank  # so it is told with the rank that it is about
@@ -316,7 +321,7 @@ class WaitingLinks:
         return links
 
     def take_newcomers(self) -> list[WaitingLink]:
-        """Leave the links that came after `take_all` to the caller."""
+        """Hands the links that came after `take_all` to the caller."""
         with self._lock:
             links, self._newcomers = self._newcomers, []
         return links
@@ -329,7 +334,7 @@ _DIAL_SECONDS: Final = 30.0
 
 
 class Connections:
-    """Connections of an attempt to form a group, and after it those for the exchange."""
+    """Makes links of connections; once the group exists, passes connections to the exchange."""
 
     def __init__(
         self,
@@ -352,7 +357,7 @@ class Connections:
         """It is decided whether the group exists."""
 
     def decide(self, exchange: Exchange | None) -> None:
-        """The group exists and opens further pipes, or nothing is to come any more."""
+        """Says that the group exists and `exchange` opens further pipes; None: that it failed."""
         self._exchange = exchange
         self._decided = True
 
@@ -386,10 +391,10 @@ class Connections:
         return Incoming(sock, self.credentials, terms, self._sessions, self._terms_for)
 
     def _terms_for(self, hello: Hello) -> Terms | None:
-        """Of a link for the group's formation, or of a pipe that is opened later.
+        """The terms of the link for which this hello asks.
 
-        A member for which the group exists already may be a moment ahead of this one, or of what
-        this one gives the pipe to: None then.
+        None if they are not known yet: the peer may be a moment ahead, and the group, or what takes
+        its pipes, does not exist here yet.
         """
         if hello.purpose == "form":
             return self._terms
@@ -401,8 +406,8 @@ class Connections:
         return self._exchange.terms_of(name) if self._exchange.has_owner(name) else None
 
     def admitted(self, incoming: Incoming) -> Serving:
-        # Not cut by the deadline of the group's formation: links are made long after it, and at the
-        # end of an attempt that fails the listener cuts the connection.
+        # Without the deadline of the group's formation: links are made long after it, and when an
+        # attempt fails, the listener cuts its connections.
         incoming.allow_until(time.monotonic() + _ACCEPT_SECONDS)
         admitted: list[Hello] = []
         asked: list[tuple[Exchange, PipeName]] = []
@@ -440,10 +445,10 @@ class Connections:
                 exchange.settled(pipe, error)
 
     def refused(self, error: SealringError) -> None:
-        """Only a disagreement with an admitted member ends the set-up."""
+        """Notes a connection's error. It ends the set-up only if an admitted member disagrees."""
         if self._decided and isinstance(error, PeerUnreachable | GroupEnded):
-            # Of two members that dial each other one gives up, perhaps before it proves anything;
-            # and one that comes after the group has failed is told so.
+            # If two members dial each other, one gives up, perhaps before it has proved anything.
+            # A member that comes after the group has failed is told so.
             _LOG.debug("sealring: a member's connection is not the link: %s", str(error))
             return
         harmless = self._decided or (

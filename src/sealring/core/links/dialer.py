@@ -189,7 +189,7 @@ class Dialer:
             self._finishing.add(sock)
 
     def break_off(self) -> None:
-        """Ends all attempts but those that called `let_finish`, and begins none. Waits for nothing."""
+        """Ends all attempts but those that called `let_finish`, and begins none. Does not wait."""
         with self._lock:
             self._stopping = True
             self._jobs.clear()
@@ -197,7 +197,7 @@ class Dialer:
             self._cut(self._live - self._finishing)
 
     def stop(self) -> None:
-        """The same, and wait for the threads."""
+        """Ends the dialing like `break_off`, and waits for the threads."""
         self.break_off()
         with self._lock:
             self._lock.wait_for(lambda: not self._live, _LAST_SECONDS)
