@@ -49,7 +49,7 @@ def derived(key: bytes, info: bytes) -> bytes:
 
 @dataclass
 class Ratchet:
-    """One key and its generations; each suite of a key has one of its own."""
+    """One key and its generations. Each suite that uses a key has its own ratchet."""
 
     key: bytes
     generation: int = 0
@@ -128,7 +128,7 @@ class Alert:
 
 
 class Inbox:
-    """All that reaches one rank of a group."""
+    """Decodes all records that reach one rank of a group."""
 
     def __init__(self, rank: int, context: bytes, group_keys: dict[int, bytes]) -> None:
         self.rank = rank
@@ -171,14 +171,14 @@ class Inbox:
         return opened
 
     def finish(self) -> None:
-        """Each sealer's group records came exactly once, over whichever links."""
+        """Checks that each rank's group records arrived exactly once, over any of the links."""
         for keys in self._groups.values():
             for ratchet in keys.all():
                 counts = sorted(ratchet.counts)
                 require(counts == list(range(len(counts))), "a group key's counts have a gap")
 
     def _run(self, keys: Keys, first: bytes, slot: bytes) -> list[Opened]:
-        """Records that lie behind each other in a slot; the link carried the first one's header."""
+        """The records that follow each other in a slot; the link carried the first one's header."""
         require(slot[:80] == first, "the slot begins with another header")
         opened, at, expected = [], 0, parse_header(first[:64])
         while True:
@@ -193,7 +193,8 @@ class Inbox:
                 return opened
 
     def _follows(self, keys: Keys, rest: bytes, expected: dict[str, int]) -> bool:
-        """Whether the run has another record: what is left of an earlier run has other counts."""
+        """Whether the run has another record; bytes left over from an earlier run have other
+        counts."""
         try:
             fields = parse_header(rest[:64])
             self._check_header(keys, rest[:80], fields)

@@ -1,9 +1,9 @@
-"""The network as the adversary: what it does to a stream, and which error every rank ends with.
+"""Attacks by the network on a stream, and the error that every rank ends with.
 
-It sits on one link of a small ring all-reduce. Its first half carries records of the pair, its
-second half published ones that ranks forward as they are; both are attacked, byte by byte and
-record by record. Whatever it does, a rank that returns without an error has the right result, and
-sooner or later (at the latest in its next collective) every rank gets the same error.
+The attacker sits on one link of a small ring all-reduce. The collective's first half sends records
+of the pair, its second half published records, which ranks forward unchanged. Both kinds are
+attacked byte by byte and record by record. After every attack, a rank that returns without an
+error has the right result, and by the end of the next collective every rank gets the same error.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def attack(
     during: Callable[[LocalWorld], None] | None = None,
     **options: object,
 ) -> Errors:
-    """Runs the case under attack, then again; each rank's first error.
+    """Runs the case under attack, then again, and returns each rank's first error.
 
-    A rank may have had all it needed before another one saw the attack. Then its result is right,
-    and its next collective ends with the error.
+    A rank may have received all its records before another rank saw the attack. Then its result is
+    right, and its next collective ends with the error.
     """
     local = LocalWorld(world, middle=middle, **options)  # type: ignore[arg-type]
     right = expected(case, world, 0, local.record_bytes)
@@ -220,9 +220,9 @@ def test_nothing_of_a_changed_record_is_used_or_forwarded() -> None:
 def test_record_dropped(world: int, sender: int, receiver: int, index: int) -> None:
     """The next record of the same key shows the gap.
 
-    Where none comes (the gap keeps its receiver, and so everybody after it, from going on) there is
-    only silence, until the first rank that gives up sends its alert: for the attacked receiver that
-    is the next record, and so it sees what happened after all.
+    If no such record is sent (because the receiver, and so every rank after it, waits for the
+    dropped one), all ranks wait until the first one times out and sends its alert. For the attacked
+    receiver that alert is the next record, so it sees the gap.
     """
     records = recorded(world, sender, receiver)
     gap = records[index].sequence
@@ -351,11 +351,11 @@ def test_record_of_another_link(index: int) -> None:
 @pytest.mark.parametrize("held", [False, True], ids=["second", "first"])
 @pytest.mark.threat("W8")
 def test_published_record_over_another_link(held: bool) -> None:
-    """Everybody can open a published record, over whichever link it comes: here rank 1's comes over
-    rank 2's link too. Not its key gives that away but its place and its number.
+    """Every rank can open a published record from any link. Here rank 1's record also arrives over
+    rank 2's link: its key is right there, but its position and its number are wrong.
 
-    If it comes there first, rank 0 cannot tell an attacker from a rank 2 that calls something else,
-    and says what it knows: that it has no place in its program.
+    If it arrives there first, rank 0 cannot tell an attacker from a rank 2 that makes another call,
+    and only reports that the record has no place in its program.
     """
     mail, arrived = Mailbox(), threading.Event()
 
@@ -375,8 +375,8 @@ def test_published_record_over_another_link(held: bool) -> None:
 
 @pytest.mark.parametrize(("world", "algorithm"), [(2, Algorithm.RING), (3, Algorithm.DIRECT)])
 def test_alert_overtaken_by_no_reset(world: int, algorithm: Algorithm) -> None:
-    """A rank that fails in the middle of a large tensor has bytes unread and unsent. Closing must
-    not destroy its last words."""
+    """A rank that fails in the middle of a large tensor has bytes unread and unsent. Closing the
+    link must not destroy its alert."""
     case = Case(Operation.ALL_REDUCE, algorithm, 3 << 20, DType.UINT8, ReduceKind.MAX)
     for offset in range(100_000, 1_300_000, 200_000):
         errors = attack(world, {(0, 1): Flip(offset, 1)}, case)
@@ -436,7 +436,7 @@ def test_alert_of_another_run_replayed() -> None:
 
 @pytest.mark.threat("W11")
 def test_alert_swallowed_on_one_link_comes_over_another() -> None:
-    """Rank 1 sees the attack; what it tells rank 2 is swallowed, and rank 0 tells it instead."""
+    """Rank 1 sees the attack. Its alert to rank 2 is dropped, and rank 0 tells rank 2 instead."""
     swallow = attacker.swallow_alerts(holds_open=True)
     errors = attack(3, {(0, 1): Flip(100, 1), (1, 2): swallow})
     assert_all(errors, TamperedRecord, seen_by=1, about=0)
@@ -444,8 +444,8 @@ def test_alert_swallowed_on_one_link_comes_over_another() -> None:
 
 @pytest.mark.threat("W11")
 def test_alert_swallowed_and_link_cut() -> None:
-    """An attacker on two links can show two ranks two things. Both are errors, and both are true:
-    rank 1 sees a changed record, and rank 2 a rank 1 that went without a word."""
+    """An attacker on two links can make two ranks see different errors, and both are true: rank 1
+    sees a changed record, and rank 2 sees that rank 1 left without an alert."""
     swallow = attacker.swallow_alerts(holds_open=False)
     errors = attack(3, {(0, 1): Flip(100, 1), (1, 2): swallow})
     assert type(errors[1]) is TamperedRecord
@@ -477,7 +477,7 @@ def test_rank_that_closes_in_order(world: int, transport: str) -> None:
 @pytest.mark.parametrize("silent", range(3))
 @pytest.mark.threat("F4")
 def test_silent_rank(silent: int, case: Case, transport: str) -> None:
-    """The rank that waits for the silent one gives up and tells the others whom it waited for."""
+    """The rank that waits for the silent one times out, and its alert names the silent rank."""
     waiting = (silent + 1) % 3
     tensors = tensors_of(case, 3)
     with LocalWorld(3, transport) as local:
@@ -495,7 +495,7 @@ def test_silent_rank(silent: int, case: Case, transport: str) -> None:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.threat("F9")
 def test_rank_that_does_not_come_in_time_still_learns_why(transport: str) -> None:
-    """The others gave up long ago. Their last words wait for the late one."""
+    """The others timed out long ago. Their alerts wait for the late rank."""
     tensors = tensors_of(SUM, 3)
     calls = [t.collective() for t in tensors]
     with LocalWorld(3, transport) as local:
@@ -533,7 +533,7 @@ def test_root_that_only_sends_learns_that_a_rank_is_gone(
 def test_nothing_of_the_tensor_is_seen(
     operation: Operation, algorithm: Algorithm, transport: str
 ) -> None:
-    """Not on the wire and not in shared memory, in no alignment and not even eight bytes of it."""
+    """Not even eight bytes of it, at any alignment, appear on the wire or in shared memory."""
     world = 3
     taps = {(a, b): Tap() for a in range(world) for b in range(world) if a != b}
     kind = ReduceKind.BOR if operation in REDUCING else ReduceKind.NONE

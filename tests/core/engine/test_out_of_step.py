@@ -60,8 +60,8 @@ def run_both(
 ) -> list[BaseException | None]:
     """Rank `odd` calls `unusual`, all others `usual`. Then all meet in a barrier.
 
-    A rank that needs nothing from the others may leave its collective before they disagree; the
-    barrier's end is when everybody must know.
+    A rank that needs nothing from the others may leave its collective before they disagree; by the
+    end of the barrier every rank must have the error.
     """
     world = local.world
     first = [Tensors(unusual if rank == odd else usual, world, rank) for rank in range(world)]
@@ -137,8 +137,8 @@ def test_algorithms_of_a_broadcast_differ(world: int, odd: int, transport: str) 
 
 
 def assert_out_of_step_or_a_gap(errors: list[BaseException | None]) -> None:
-    """Where ranks disagree on the way of a published record, one that it passes by sees a gap in
-    its sealer's numbers. It cannot know that no record was dropped, so it may say MissingRecord.
+    """If ranks disagree on the path of a published record, a rank that does not get it sees a gap
+    in its sender's numbers. The record may have been dropped, so MissingRecord is allowed.
     """
     for error in errors:
         if type(error) is not MissingRecord:

@@ -136,7 +136,7 @@ def test_random_control_words(seed: int) -> None:
 
     with LocalWorld(2, "shm") as local:
         errors = run_while(local, disturb)
-    # Moved positions make a reader read what lay there before, which is an old record.
+    # Moved positions make a reader read an old record, which lay there before.
     assert_only(errors, TamperedRecord, PeerSilent, ReplayedRecord)
 
 
@@ -167,8 +167,8 @@ def test_nonce_field_is_not_used_any_more() -> None:
 @pytest.mark.parametrize("word", [WRITTEN, TAKEN], ids=["written", "taken"])
 @pytest.mark.threat("R2")
 def test_absurd_position(word: int, sender: int, receiver: int, value: int) -> None:
-    """The rank that reads the word says so: `written` is the receiver's to read, `taken` the
-    sender's. The other one, which would set it right, has not come yet."""
+    """The rank that reads the word reports it: the receiver reads `written`, the sender reads
+    `taken`. The other rank, which would overwrite the word, makes its call later."""
     reader, other = (receiver, sender) if word == WRITTEN else (sender, receiver)
     tensors = tensors_of(CASE, 2)
     with LocalWorld(2, "shm") as local:
@@ -176,7 +176,7 @@ def test_absurd_position(word: int, sender: int, receiver: int, value: int) -> N
             struct.pack_into("<Q", memory, word, value)
         calls = [each.collective() if each is tensors[reader] else None for each in tensors]
         seen = local.run(calls)[reader]
-        # What the other one finds in its place is an end, or the alert if its ring still works.
+        # The other rank sees the link's end, or the alert if its ring still works.
         calls = [each.collective() if each is tensors[other] else None for each in tensors]
         told = local.run(calls, numbers=[1, 1])[other]
     assert type(seen) is TamperedRecord

@@ -1,4 +1,4 @@
-"""What engines put on their links is opened by a decoder that was written from docs/spec.md alone.
+"""A decoder written from docs/spec.md alone opens the records that engines put on their links.
 
 Every kind of record, every lane, several generations of keys.
 """
@@ -83,7 +83,7 @@ def joined(records: list[Opened], kind: int, **fields: int) -> bytes:
 
 
 def run(local: LocalWorld, case: Case) -> list[list[bytes]]:
-    """Runs the case; what each rank's slots held before."""
+    """Runs the case, and returns what each rank's slots held before it."""
     tensors = tensors_of(case, local.world)
     before = [each.bits() for each in tensors]
     assert local.run([each.collective() for each in tensors], timeout_s=30) == [None] * local.world
@@ -185,7 +185,7 @@ def test_messages(devices: dict[int, int], lane: int) -> None:
 
 
 class Recorder(Tap):
-    """Also keeps what a slot holds when its header passes."""
+    """A tap that also keeps the slot's bytes at the time its header passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_further_lanes() -> None:
     assert {lane for _, _, lane in further} == {2, 3}
     for (a, _), each in records.items():
         data = [one for one in each if one.kind == spec.GROUP and one.collective == last]
-        # Of the further lanes' number n, headers have n + 1.
+        # In headers, the further lane n has the number n + 1.
         assert {one.lane for one in data} == {0, 2, 3}
         for one in data:
             number = one.segment // 4 % 3

@@ -1,7 +1,7 @@
-"""A GPU as the engine drives it, on a machine that has none: the driver is played by this CPU.
+"""A GPU as the engine drives it, on a machine without a GPU: this CPU plays the driver.
 
-Launched, it gets a kernel per piece of work, while the host waits. Told, it was given its kernels
-ahead, and learns through memory what they are to do: so a stream can wait for it.
+"launched": the GPU gets a kernel per piece of work, while the host waits. "prelaunched": its
+kernels are launched ahead, and read their instructions from memory, so a stream can wait for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPUs that exchange records by NCCL: driver and NCCL are played by this CPU.
+"""GPUs that exchange records by NCCL; this CPU plays the driver and NCCL.
 
 All of sealring's own code runs: the rounds, the channels with their communicators and streams.
 """
@@ -119,8 +119,8 @@ def test_in_a_small_group_what_leaves_does_not_wait_for_what_comes(how: str) -> 
 
 
 def test_in_a_larger_group_an_exchange_waits_for_all_its_headers() -> None:
-    """Rank 2 comes alone: what it sends to 0 and 4 shares no channel with what others send to it,
-    and what it sends to 1 and 3 does."""
+    """Only rank 2 makes the call. Its records to 0 and 4 share no channel with records to rank 2;
+    its records to 1 and 3 do."""
     from sealring import _stand_ins
 
     with exchanging("launched", 5) as local:
@@ -154,7 +154,7 @@ MIXED = [
 
 @pytest.fixture(scope="module", params=MIXED, ids=str)
 def two_hosts(request: pytest.FixtureRequest) -> Iterator[LocalWorld]:
-    """By `auto` the links carry what goes between hosts. Keys are replaced all the time."""
+    """With `auto`, the links carry the records between hosts. Keys are replaced all the time."""
     how, hosts, wire = request.param
     with LocalWorld(
         len(hosts), hosts=[int(each) for each in hosts], devices=all_on_devices(len(hosts)),
@@ -240,7 +240,7 @@ UNEVEN = [(2, 0, 3, 0, 1), (2, 3, 3, 0, 3, 1)]
 def test_nothing_is_awaited_that_comes_after_what_waits(
     hosts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank adds what comes after two exchanges before what could come with the first."""
+    """A rank adds a part that needs two exchanges before a part that could come with the first."""
 
     def refuse(*_: object) -> None:
         raise RuntimeError("CUDA failed in cuIpcGetMemHandle: error 801")

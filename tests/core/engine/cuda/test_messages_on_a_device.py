@@ -31,9 +31,9 @@ RECORD_BYTES = 256
 GPU_LANE = 1
 OVERHEAD = HEADER_BYTES + 2 * TAG_BYTES
 HOW = (None, "launched", "prelaunched")
-"""The device itself is played by the CPU, or the driver of a GPU that is launched or told."""
+"""The CPU plays the device itself (None), or a GPU's driver, by launches or by instructions."""
 BOTH = {0: 2, 1: 3}
-"""Devices of two ranks, and how much they lag behind."""
+"""The lag of each rank's device."""
 
 
 @pytest.fixture(params=[("tcp", 0), ("shm", 5)])

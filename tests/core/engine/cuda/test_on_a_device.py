@@ -1,8 +1,8 @@
 """Collectives on a device: the engine's whole path for GPUs, with this CPU as the device.
 
-It runs the GPU's own arithmetic on ordinary memory and answers late, as a GPU does. So it can be
-seen here what is given to a device, what leaves it and what happens to a forged record. The kernels
-themselves are tested on a GPU (tests/gpu).
+It runs the GPU's own arithmetic on ordinary memory and answers late, as a GPU does. The tests check
+the work given to a device, the records that leave it, and that a forged record is refused. The
+kernels themselves are tested on a GPU (tests/gpu).
 """
 
 from __future__ import annotations

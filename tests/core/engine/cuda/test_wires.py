@@ -1,4 +1,4 @@
-"""Ways between devices besides the links: what lies there, who may be trusted with it, who agrees.
+"""Wires, the ways between devices besides the links: their records, attacks on them, agreement.
 
 The devices are played by this CPU, as in test_on_a_device.py; their areas are real memory that a
 test can write to, as the host of a real job could.
@@ -164,7 +164,8 @@ def test_what_was_fetched_can_be_changed_afterwards(areas: dict[int, int]) -> No
 
 @pytest.mark.threat("C10")
 def test_a_header_that_names_no_slot() -> None:
-    """Lanes are authentic or nothing: a host that bends one is caught before anything is read."""
+    """A header's lane is authenticated: if a host changes it, the error comes before any slot is
+    read."""
 
     def bend(data: bytes) -> bytes:
         for record in split(data):
@@ -262,7 +263,8 @@ def test_areas_have_a_slot_for_every_rank_and_exchanges_need_none(
 
 
 def test_a_rank_whose_tensor_is_on_the_cpu() -> None:
-    """It is in its collective while the others introduce their GPUs: all learn who is where."""
+    """It is in its collective while the others introduce their GPUs: all learn which rank uses
+    what."""
     with LocalWorld(2, hosts=[0, 0], devices={0: 1}) as local:
         exchanges = local.engines[0].agree_on_wire(Wire.AUTO)
         introduction = next(exchanges)
