@@ -45,7 +45,7 @@ _GRACE_SECONDS: Final = 60.0
 
 def execute(command: Sequence[str], environ: Mapping[str, str], timeout: float) -> tuple[bool, str]:
     """Runs a command. Returns whether it failed, and the end of its output."""
-    # Not used as a context: that would wait for the stream's end, and a child may never close it.
+    # A `with` block would wait for the stream's end, and a child may never close the stream.
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, bufsize=0,
@@ -131,7 +131,7 @@ class Stretch:
     world: int
     script: Named
     start: CheckpointRef | None
-    """None if the run begins here."""
+    """None if the part starts where the run starts."""
     end: CheckpointRef
 
     @property
@@ -405,7 +405,8 @@ def _places(intervals: Iterable[Interval]) -> list[_Place]:
 
 
 def _place(data: DataRange) -> _Place:
-    """What is read, and which share of it wherever the range begins; then the range."""
+    """Return what is read and which share of it, in a form that does not depend on where the range
+    begins. The range follows."""
     share = data.share
     part = None if share is None else (
         share.period, (data.first + share.offset) % share.period, share.length,

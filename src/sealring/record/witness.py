@@ -144,8 +144,8 @@ class WitnessState:
         return None
 
     def _cosign(self, signed: SignedCheckpoint) -> bytes:
-        # Only the log's own signatures are kept: we do not vouch for others. At most one for each
-        # key: anybody can send a checkpoint with the same signature many times.
+        # Only the log's own signatures are kept, as the witness does not vouch for others. At most
+        # one is kept per key, as anyone can send a checkpoint with one signature many times.
         origin, text = signed.checkpoint.origin, signed.note.text
         keys = self._policy.keys_of(origin)
         lines = [line for line in signed.note.lines if any(key.signed(line) for key in keys)]

@@ -66,7 +66,7 @@ def test_joins_go_on_when_the_leader_is_killed(etcd: Cluster, place: Place) -> N
         start = time.monotonic()
         broker.join(1)
         taken = time.monotonic() - start
-        # What was decided before is still known.
+        # Earlier decisions are still known.
         with pytest.raises(BrokerRefusal, check=coded("broker.rank_taken")):
             broker.join(0)
         broker.join(0, key=key)

@@ -17,7 +17,7 @@ PAGE = (DOCS / "audit-findings.md").read_text()
 
 
 def lists() -> dict[str, list[str]]:
-    """By who lies: an item for each lie, with what the audit says."""
+    """Return a list for each party that lies, with an item for each lie and what the audit says."""
     told = {name: (lie.who, [fault for fault, _ in lie.found]) for name, lie in lies.LIES.items()}
     told |= {name: (who, [fault]) for name, (who, _, _, fault) in test_machines.LIES.items()}
     found: dict[str, list[str]] = {}

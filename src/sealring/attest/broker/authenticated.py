@@ -165,7 +165,7 @@ class AuthenticatedRows:
             self._note.write(self._state)
 
     def _load(self, source: Source) -> None:
-        # One scan, so that the state and the rows are from the same moment.
+        # A single scan reads the state and the rows as of the same moment.
         rows = dict(source.scan(ENTRIES[1], _END))
         value = rows.pop(STATE, None)
         if value is None:

@@ -187,7 +187,7 @@ class BrokerEnrolment:
         return _run(self._client.ask(say(self._name, self._key), _JOIN_SECONDS))
 
     def watch(self, group: Expellable, keys: dict[int, str]) -> None:
-        """From now on the group ends when one of `keys` (by rank in the group) is out."""
+        """End the group as soon as the holder of one of `keys` (by rank in the group) is out."""
         with self._lock:
             self._groups[group] = keys
             failure = self._failure

@@ -64,7 +64,7 @@ def learn_names(view: StoreView, machines: Sequence[str]) -> None:
     for name in names:
         if view.get(_alias(name)) != known:
             view.put(_alias(name), known)
-    # One of the names may have been barred before the others were known: then bar them all.
+    # If one of the names was barred before the others were known, bar them all.
     bars = [bar for name in names if (bar := view.get(_machine(name))) is not None]
     if bars and len(bars) < len(names):
         bar_machines(view, names, bars[0]["time"])

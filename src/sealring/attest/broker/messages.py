@@ -319,7 +319,7 @@ _OLD_SPELLINGS: Final = {"azsnpvtpm": "az-snp-vtpm", "aztdxvtpm": "az-tdx-vtpm"}
 @dataclass(frozen=True, slots=True)
 class GuestAttestation:
     challenge: GuestChallenge
-    """What the evidence must be bound to, provided that the nonce is one of ours."""
+    """The evidence must be bound to this. The nonce in it must have come from this broker."""
     jwk: dict[str, str]
     primary: dict[str, Any]
     additional: str

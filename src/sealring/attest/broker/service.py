@@ -214,7 +214,7 @@ class Broker:
         """Commits a decision and returns it. Raises a refusal, which is then in the audit log."""
         found = await self._store.transact(decide)
         if isinstance(found, BrokerError):
-            # It is in the audit log, so nothing else needs to count it.
+            # The audit log has this refusal, so nothing else needs to count it.
             _LOG.warning("refused: %s", found)
             found.audited = True
             raise found
@@ -225,7 +225,7 @@ class Broker:
         return make_token(self._keys, seen.worker, jwk, digest, seen.now, ours)
 
     async def resource(self, token: str, path: str) -> dict[str, str]:
-        """One resource that the token's holder may have, encrypted to the holder's key."""
+        """Return a resource that the token's holder may have, encrypted to the holder's key."""
         now = self._clock()
         grant = check_token(self._keys, token, now)
         if isinstance(grant, GuestGrant):
@@ -244,13 +244,13 @@ class Broker:
         return seal(content, grant.jwk)
 
     async def resource_of_session(self, session: str, path: str) -> dict[str, str]:
-        """One data key for the stock KBS client that attested in this session."""
+        """Return a data key to the stock KBS client that attested in this session."""
         return await self._resource_of_guest(tokens.digest_of(session), path)
 
     async def _resource_of_guest(self, session: str, path: str) -> dict[str, str]:
-        """One data key, encrypted to the guest's key. `session` is the session's hash."""
+        """Return a data key, encrypted to the guest's key. `session` is the session's hash."""
         now = self._clock()
-        # For an unknown session, neither the disk nor the path is looked at.
+        # An unknown session is refused before the path is looked at and the disk is read.
         row = await self._store.transact(lambda view: ledger.find_session(view, session, now))
         content = self._data_keys.read(path)
         objection = self._objection(path, content, row["kind"], None)
@@ -405,7 +405,7 @@ class Broker:
         return json.dumps(
             {
                 "certificate": certificate.public_bytes(Encoding.PEM).decode(),
-                # For a worker whose clock is wrong or is changed: it counts from when it asked.
+                # A worker whose clock may be wrong counts these seconds from its request.
                 "seconds": (certificate.not_valid_after_utc - issued).total_seconds(),
                 "out": out,
                 "resources": granted(self._rules.policy, facts["kind"], grant.name.rank),

@@ -178,7 +178,7 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON rows
 CREATE TRIGGER IF NOT EXISTS audit_is_not_cut BEFORE DELETE ON rows
   WHEN old.key GLOB 'audit/[0-9]*' BEGIN SELECT RAISE(ABORT, 'the audit log only grows'); END;
 """
-# Not INSERT OR REPLACE, which the triggers do not see.
+# INSERT OR REPLACE would change a row without firing the triggers above.
 _WRITE: Final = (
     "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 )

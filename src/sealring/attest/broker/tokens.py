@@ -78,7 +78,7 @@ class TokenGrant:
 
 @dataclass(frozen=True, slots=True)
 class GuestGrant:
-    """What the token of a guest without a rank allows: the same as its session."""
+    """A guest without a rank has this token, which allows the same as the guest's session."""
 
     session: str
     """SHA-256 of the session."""
@@ -248,7 +248,7 @@ def challenge_of(evidence: Evidence, key: bytes, nonce: bytes, public_key: bytes
     if evidence.kind != TPM or not evidence.chain or "ak" not in evidence.parts:
         return Challenge(nonce, public_key)
     ak = evidence.parts["ak"]
-    # Only a TPM that also holds these other keys could open the secrets that were sent for them.
+    # A secret was sent for each key. Only a TPM that holds all of the keys can open all secrets.
     others = split_certificates(evidence.parts.get("endorsements", b""))
     secrets = [_secret(key, nonce, subject(one, ak)) for one in (evidence.chain[0], *others)]
     whom = subject(evidence.chain[0], ak, others)

@@ -127,7 +127,7 @@ def _is_from(revocation: x509.CertificateRevocationList, issuer: x509.Certificat
 
 
 def _covers(revocation: x509.CertificateRevocationList, certificate: x509.Certificate) -> bool:
-    """Whether the list is complete for this certificate: no delta, and not for others only."""
+    """Whether the list is not a delta and its scope includes this certificate."""
     if extension_of(revocation, x509.DeltaCRLIndicator) is not None:
         return False
     scope = extension_of(revocation, x509.IssuingDistributionPoint)
@@ -189,7 +189,7 @@ def _is_about(
 
 
 def _is_signed(response: ocsp.OCSPResponse, above: tuple[x509.Certificate, ...]) -> bool:
-    """Whether an authority of the chain signed, or a responder that such an authority certified."""
+    """Whether the signer is an authority of the chain, or a responder that such a one certified."""
     signers: Iterable[x509.Certificate] = (
         *above,
         *(one for one in response.certificates if _may_answer(one, above, response)),
@@ -233,7 +233,7 @@ def _signs(signer: x509.Certificate, response: ocsp.OCSPResponse) -> bool:
 
 
 def out_of_dates(start: datetime, now: datetime, advice: str) -> str:
-    """What to do about something that is not valid now. `advice` is for what has ended."""
+    """Return `advice` for something that has ended, or other advice if it begins later."""
     if now < start:
         return "it begins later, so this machine's clock may be behind: set it"
     return advice

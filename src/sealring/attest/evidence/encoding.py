@@ -94,7 +94,7 @@ _MAX_DEPTH: Final = 16
 
 
 def with_sets_in_order(der: bytes, depth: int = 0) -> bytes:
-    """The same values with each SET sorted; the size stays. ValueError: it is not DER otherwise."""
+    """Return `der` with each SET's members sorted. ValueError if it breaks other rules of DER."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deep")
     return b"".join(

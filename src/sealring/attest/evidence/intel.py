@@ -153,9 +153,9 @@ class Quote:
     """The length that the quote states."""
     body: bytes
     signatures: tuple[int, int]
-    """Where the quote's signature and the one over the quoting enclave's report begin."""
+    """Offsets of two signatures: over the quote, and over the quoting enclave's report."""
     lengths: tuple[int, ...]
-    """Where the lengths are that include the certificates."""
+    """Offsets of those lengths that count the certificates too."""
     certificates: bytes
 
 

@@ -133,7 +133,7 @@ def _read(top: Table) -> Policy:
         devices = DEVICE_KINDS[_DEVICES].form.read(top.inner(_DEVICES))
     peer_evidence = top.inner("peers").read({"evidence": flag(False)})["evidence"]
     if peer_evidence and "tpm" in kinds:
-        # Only the broker learns that the key lives in a TPM: it shares a secret with the TPM.
+        # The broker shares a secret with the TPM, and so only it learns that the key is in a TPM.
         raise top.inner("peers").bad("evidence", "cannot be true with [tpm]: peers cannot judge it")
     every = frozenset(kinds)
     rank = {"ranks": _ranks, "kinds": _kinds_of(every)}
@@ -275,7 +275,7 @@ class Clause:
     """The table that it describes: snp, nvidia, freshness."""
     text: str
     open: bool = False
-    """Whether it describes a known hole that the policy leaves open."""
+    """Whether the text describes a known hole that the policy leaves open."""
 
 
 _EACH: Final = AttestedDevice(

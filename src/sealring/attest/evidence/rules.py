@@ -269,11 +269,11 @@ class Need:
 
     name: str
     passes: str
-    """What gets in without it."""
+    """Who is admitted if the rule is left out."""
     only_with: str = ""
-    """It is asked for only if this rule is stated."""
+    """The rule is needed only if this other rule is stated."""
     holds: bool = False
-    """It needs no value: it applies unless it is left open."""
+    """True if the rule needs no value. It applies unless `unchecked` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +476,7 @@ class Limit(Rule):
     fact: str = ""
     strict: int | bool = 0
     weakness: str = ""
-    """What gets in with any value but the strict one."""
+    """Who is admitted with any value but the strict one."""
 
     def judge(self, rules: Rules, worker: DescribedWorker) -> Iterable[Finding]:
         yield at_most(self.fact, worker.guest.get(self.fact), self._most(rules))

@@ -18,12 +18,12 @@ from sealring.core.identity.certificates import ATTESTATION_OID
 from sealring.formats.strict import read_json
 
 SEAL: Final = object()
-"""For verify.py alone: a test checks that nothing else imports it."""
+"""Only verify.py may use this. A test checks that nothing else imports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """What one verifier read from evidence whose signatures hold. Not yet proof of anything."""
+    """What one verifier read from evidence with valid signatures. It proves nothing yet."""
 
     product: str
     """Milan, Genoa, Turin; TDX; SIMULATED."""
@@ -37,7 +37,7 @@ class Claims:
     registers: Mapping[str, str] = field(default_factory=dict)
     """What was measured after the launch, for example pcr4 or rtmr2."""
     events: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What a register was extended with, if the evidence has a log that replays to its value."""
+    """What each register was extended with, for registers whose log in the evidence replays."""
     ima_entries: int = 0
     """The length of the kernel's list of measured files, if the evidence has one that replays."""
     ima_violations: int = 0
@@ -150,7 +150,7 @@ _NESTED: Final = (ListSeen, AttestedDevice)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedWorker(DescribedWorker):
-    """What a certificate claims. That its issuer may claim it must be verified already."""
+    """What a certificate claims. The caller must have checked that its issuer may claim it."""
 
     nonce: bytes
     evidence_digest: str

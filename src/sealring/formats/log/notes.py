@@ -148,7 +148,7 @@ class Signer:
         try:
             name, kind, key_id, private = _parse_key(text.removeprefix(_PRIVATE), "signer key")
         except MalformedStatement:
-            # Without the reason, which would quote a part of the key.
+            # The reason is left out, since it would quote a part of the key.
             raise malformed_note(
                 f"that is not a signer key, which is {_PRIVATE}NAME+ID+KEY for an Ed25519 key of "
                 f"type {SignatureKind.NOTE:#04x} or {SignatureKind.COSIGNATURE:#04x}"

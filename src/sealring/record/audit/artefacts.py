@@ -195,7 +195,7 @@ def _writers(records: Records) -> dict[str, list[RankInterval]]:
 
 
 def _datasets(records: Records) -> Iterator[Finding]:
-    """What was read under the name of a stage's output is that output."""
+    """Check that what was read under the name of a stage's output is that output."""
     made: dict[str, list[Made]] = {}
     known: set[tuple[str, str]] = set()
     for one in records.made:

@@ -175,7 +175,7 @@ def _started_again(chains: dict[int, list[RankInterval]]) -> Iterator[Finding]:
 
 
 def _is_another_process(before: RankInterval, after: RankInterval) -> bool:
-    """Whether the process is a new one: a process names each of its open groups again."""
+    """Whether a new process made `after`. The same one would name its open groups again."""
     named = {(group.name, group.epoch) for group in after.interval.groups}
     return any(
         group.state == "open" and (group.name, group.epoch) not in named

@@ -121,7 +121,7 @@ def _not_undone(chain: Sequence[RankInterval]) -> tuple[list[RankInterval], bool
 
 
 def _other_datasets(reads: Sequence[_Read]) -> Finding | None:
-    """For one interval: ranks that share ranges must share the datasets."""
+    """Check that ranks which share ranges in one interval also share the datasets."""
     turns = {read.turn.party: read.turn for read in reads}
     said: dict[str, set[tuple[str, int]]] = {}
     for read in reads:
@@ -301,7 +301,7 @@ class _Coverage:
 
 
 def _one_of_each(reads: Sequence[_Read]) -> Sequence[_Read]:
-    """One reader of each share, if all shares have the same number of readers; else all readers."""
+    """If all shares have equally many readers, return one reader of each. Otherwise return all."""
     counts = Counter((read.data.first, read.share) for read in reads)
     if len(set(counts.values())) > 1:
         return reads

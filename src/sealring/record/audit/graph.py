@@ -275,7 +275,7 @@ class Ways:
         self._stages = 0
 
     def of(self, sha256: str) -> frozenset[tuple[str, ...]] | None:
-        """For each way, the digests of its stages' statements.
+        """Return each way as the digests of its stages' statements.
 
         None if there are too many ways, they are too long, or there is a cycle. An empty way means
         that no record tells how the dataset was made.

@@ -216,7 +216,7 @@ class RankInterval:
 
     @property
     def went_back(self) -> bool:
-        """Whether it begins at the step of a checkpoint that it read, as after a recovery."""
+        """Whether the interval begins at the step of a checkpoint it read, as after a recovery."""
         first = self.interval.first_step
         return any(one.step == first for one in self.interval.checkpoints_in)
 
@@ -359,7 +359,7 @@ def _read(
     if strange:
         party = f"rank {worker.rank} of {worker.job}" if worker else "the run's owner"
         text = f"{name} is {strange}, and this is run {head.run} of job {head.job}"
-        # It may be true where it belongs, and others than its signer may have put it here.
+        # The statement may be true of its own run, and others than its signer may have put it here.
         refuse(Fault.OTHER_JOB, text, party, "the disk")
         return
     records.payloads[digest] = found.payload.decode()

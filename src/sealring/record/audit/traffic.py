@@ -378,7 +378,7 @@ class _Moment:
 
     turns: dict[int, RankInterval] = field(default_factory=dict)
     under_way: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By sender and receiver: the number of records sent, minus those received."""
+    """The number of records sent but not received, by sender and receiver."""
     known: bool = True
     """False if tags were not kept, or a rank signed two statements."""
 

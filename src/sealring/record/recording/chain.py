@@ -83,8 +83,8 @@ class StatementChain:
             envelope = self._run.read_statement(name)
             found = verify_statement(envelope, own.authorities)
         except SealringError as problem:
-            # It may be this rank's own, of an earlier authority or a later sealring. If it were
-            # ignored, the rank would sign the same number again.
+            # The statement may be this rank's own, under an earlier authority or of a later
+            # sealring. If it were ignored, the rank would sign the same number again.
             raise MalformedRun(
                 f"{self._run.statement_path(name)} has the name of the last statement of rank "
                 f"{own.rank}, and the run cannot go on after it: {problem}. If this run did not "
@@ -121,9 +121,9 @@ class StatementChain:
         return envelope
 
     def _is_strangers(self, name: str, own: Credentials) -> bool:
-        """Whether a file with the next statement's name is something else than such a statement.
+        """Whether a file with the next statement's name does not hold this rank's next statement.
 
-        If it is that statement, a second worker of this rank wrote it, and it stays.
+        If it holds it, a second worker of this rank wrote it, and it stays.
         """
         if not os.path.lexists(self._run.statement_path(name)):
             return False

@@ -51,7 +51,7 @@ def opened_so_far() -> list[DataRange]:
 
 
 class Notes:
-    """What is reported by any thread, and taken by the thread that makes a statement."""
+    """What any thread reports, until the thread that makes a statement takes it."""
 
     def __init__(self, data: Sequence[DataRange] = ()) -> None:
         self._lock = threading.Lock()

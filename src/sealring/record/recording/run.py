@@ -223,7 +223,8 @@ class Recording:
         self._waiting: queue.Queue[Unsigned | None] = queue.Queue()
         self._thread = threading.Thread(target=self._write, name="sealring-records", daemon=True)
         self._thread.start()
-        # Not final if an exception ended the script. Only Python 3.12 has sys.last_exc.
+        # The last statement is not final if an exception ended the script. Python before 3.12 has
+        # no sys.last_exc.
         self._at_exit = lambda: self.close(final=getattr(sys, "last_value", None) is None)
         atexit.register(self._at_exit)
 

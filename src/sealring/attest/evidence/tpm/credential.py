@@ -61,7 +61,7 @@ def subject(ek_certificate: bytes, ak: bytes, others: Sequence[bytes] = ()) -> b
 
 
 def joint_secret(secrets: Sequence[bytes]) -> bytes:
-    """One secret that only a TPM that has opened all of these can know."""
+    """Return one secret made of all `secrets`, which only a TPM that opened them all can know."""
     return secrets[0] if len(secrets) == 1 else hashlib.sha256(b"".join(secrets)).digest()
 
 
@@ -90,10 +90,10 @@ def verify_tpm_chain(chain: Sequence[bytes], trust: Trust) -> VerifiedChain:
 
 
 def certifies(chain: VerifiedChain, ak: PublicKey) -> bool:
-    """Whether the leaf is this AK's own certificate: then its issuer checked that it is in a TPM.
+    """Whether the leaf is this AK's own certificate.
 
-    If False, the leaf is an EK's certificate, and a credential must show that the AK lives in the
-    TPM that holds the EK.
+    If it is, its issuer checked that the AK lives in a TPM. If not, the leaf is an EK's
+    certificate, and a credential must show that the AK lives in the TPM that holds the EK.
     """
     if not _signs(chain):
         return False

@@ -38,7 +38,7 @@ class Event:
     data: bytes
     start: int
     end: int
-    """Its bytes are log[start:end]."""
+    """The event's bytes are log[start:end]."""
 
 
 def parse_event_log(log: bytes, wanted: int = SHA256, *, filled: bool = False) -> tuple[Event, ...]:

@@ -72,7 +72,7 @@ class ImaEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImaMeasured:
-    """What PCR 10 was extended with, as a list shows that leads to its value."""
+    """What PCR 10 was extended with, read from a list that leads to the PCR's value."""
 
     entries: int
     violations: int
@@ -105,7 +105,7 @@ def read_entries(log: bytes) -> Iterator[ImaEntry]:
 
 
 def replay_ima(log: bytes, pcrs: Mapping[int, bytes], bank: int = SHA256) -> ImaMeasured:
-    """What the list shows. It must lead to the value of PCR 10 among `pcrs`."""
+    """Return what the list shows. The list must lead to the value of PCR 10 among `pcrs`."""
     hashed = _HASHES[bank]
     value, quoted = bytes(BANKS[bank]), pcrs.get(PCR)
     files: dict[str, list[str]] = {}

@@ -250,7 +250,7 @@ def first_der(data: bytes) -> bytes:
         return data
 
 
-# Where Google keeps certificate and template of an AK: first those on P-256, then RSA's.
+# Google keeps an AK's certificate and template here, first for P-256, then for RSA.
 AKS: Final = ((0x01C10002, 0x01C10003), (0x01C10000, 0x01C10001))
 
 
