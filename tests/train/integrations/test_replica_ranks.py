@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sealring.errors import ConfigurationError, DuplicateRank, WrongPeer
-from sealring.train.integrations.torchft import check_members, rank_in_job
+from sealring.train.integrations.replica_ranks import check_members, rank_in_job
 from tests.codes import coded
 
 

@@ -3,7 +3,8 @@
 This module gives the counts of this process as one flat dictionary, which every logger accepts. It
 also adds them to the logs of HF's Trainer and of Lightning, which are imported only when needed.
 
-torchft  a sealed Manager for torchft, which must be installed
+torchft        a sealed Manager for torchft, which must be installed
+replica_ranks  the ranks of workers in a job of torchft
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
 """torchft with sealed traffic between replica groups: gradients, and states for returning groups.
 
 torchft renumbers its replica groups at every change of members. The rank in a worker's certificate
-does not change.
-
-The job has a fixed largest number of replica groups of equal size. A worker's rank is `number of
-its replica group * size of a replica group + rank within it`. Its certificate shows this rank,
-whatever replica groups take part.
+does not change (replica_ranks.py).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -21,47 +15,8 @@ import torch.distributed as dist
 
 from sealring.core.group.create import create_group, options_of_call
 from sealring.core.group.process_group import SealedProcessGroup
-from sealring.errors import ConfigurationError, DuplicateRank, WrongPeer
-
-_NUMBER: Final = re.compile(r"[0-9]+\Z")
-
-
-def rank_in_job(replica_id: str | None, group_rank: int, group_size: int) -> int:
-    """This worker's rank in the job, computed from its settings and not from a quorum."""
-    found = _NUMBER.search(replica_id or "")
-    if found is None:
-        raise ConfigurationError(
-            f"the Manager's replica_id is {replica_id!r}: end it with this replica group's number, "
-            "as in gpt_3, because the worker's rank in the job follows from it"
-        )
-    return int(found.group()) * group_size + group_rank
-
-
-def check_members(members: Sequence[int], position: int, own: int, size: int) -> None:
-    """Checks a quorum's list of members. `own` is this worker's rank in the job.
-
-    The list comes from a lighthouse, which may be wrong or may lie. The handshake proves the other
-    members' ranks.
-    """
-    if own >= size:
-        raise ConfigurationError(
-            f"this worker is rank {own} of a job of {size}: pass a larger `replicas` on all workers"
-        )
-    if len(set(members)) != len(members):
-        raise DuplicateRank(
-            f"the quorum lists a rank twice ({', '.join(map(str, members))}): give each replica "
-            "group a replica_id that ends with a number of its own. After a restart this passes "
-            "when the lighthouse has dropped the process before"
-        )
-    listed = members[position] if 0 <= position < len(members) else None
-    if listed != own:
-        raise WrongPeer(
-            f"the quorum lists this worker as rank {listed} of the job, and it is rank {own}: pass "
-            "replica_id to the Manager on every rank. If that is done, the lighthouse is wrong",
-            peer=own,
-            code="handshake.wrong_rank",
-        )
-
+from sealring.errors import ConfigurationError
+from sealring.train.integrations.replica_ranks import check_members, rank_in_job
 
 try:
     import torchft.ddp as torchft_ddp
