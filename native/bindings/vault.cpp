@@ -73,6 +73,12 @@ nb::bytes array_bytes(const Array& array) {
   return nb::bytes(array.data(), array.size());
 }
 
+template <typename Self, typename Call>
+auto unlocked(Self& self, const Call& call) {
+  const nb::gil_scoped_release released;
+  return (self.*call)();
+}
+
 // Keeps several buffers for as long as the core reads or fills them.
 class Views {
  public:
@@ -96,15 +102,45 @@ void write_pieces(SealedFileWriter& self, const nb::sequence& pieces) {
   self.write(spans);
 }
 
+// The last copy of the function may go in a thread that does not hold the GIL.
+std::shared_ptr<nb::callable> kept_for_any_thread(nb::callable function) {
+  return {new nb::callable(std::move(function)), [](nb::callable* kept) {
+            const nb::gil_scoped_acquire held;
+            delete kept;
+          }};
+}
+
+// "sha256", or a Python function f(view, step, count) that returns the digests of a row of chunks.
+// It must not keep the view: the memory is used again.
+ChunkHash hash_from(const nb::object& hash) {
+  if (nb::isinstance<nb::str>(hash) && nb::cast<std::string>(hash) == "sha256") {
+    return sha256_of_chunks;
+  }
+  if (!nb::isinstance<nb::callable>(hash)) {
+    throw nb::value_error("a hash of chunks is \"sha256\" or a function");
+  }
+  const auto kept = kept_for_any_thread(nb::cast<nb::callable>(hash));
+  return [kept](const ChunkRow& chunks, uint8_t* digests) {
+    const size_t bytes = (chunks.count - 1) * chunks.step + chunks.last_bytes;
+    const nb::gil_scoped_acquire held;
+    // Nothing is written there: the view is for reading.
+    auto* const start = const_cast<char*>(reinterpret_cast<const char*>(chunks.plain));
+    const auto view =
+        nb::steal(PyMemoryView_FromMemory(start, static_cast<Py_ssize_t>(bytes), PyBUF_READ));
+    if (!view.is_valid()) throw nb::python_error();
+    const nb::object given = (*kept)(view, chunks.step, chunks.count);
+    const BufferView found(given, false);
+    if (found.size() != chunks.count * kDigestBytes) {
+      throw nb::value_error("a hash of chunks gave another number of digests");
+    }
+    std::memcpy(digests, found.data(), found.size());
+  };
+}
+
 // A Python function that returns the bytes of a range.
 SealedFileReader::Source from_python(nb::callable read, const std::string& name) {
-  // The last copy of the function may go in a thread that does not hold the GIL.
-  const std::shared_ptr<nb::callable> kept(new nb::callable(std::move(read)),
-                                           [](nb::callable* function) {
-                                             const nb::gil_scoped_acquire held;
-                                             delete function;
-                                           });
-  return [kept, name](uint64_t offset, uint8_t* into, size_t bytes) {
+  return [kept = kept_for_any_thread(std::move(read)), name](uint64_t offset, uint8_t* into,
+                                                             size_t bytes) {
     const nb::gil_scoped_acquire held;
     const nb::object given = (*kept)(offset, bytes);
     const BufferView view(given, false);
@@ -227,20 +263,30 @@ void bind_vault(nb::module_& m) {
       .def(
           "__init__",
           [](SealedFileWriter* self, int file, const SecretBytes& key, const std::string& suite,
-             const nb::bytes& context, std::string name, int threads, bool digests) {
+             const nb::bytes& context, std::string name, int threads, const nb::object& hash) {
             new (self)
                 SealedFileWriter(file, key_from(key, "a sealed file's key"), suite_named(suite),
-                                 span_of(context), std::move(name), thread_count(threads), digests);
+                                 span_of(context), std::move(name), thread_count(threads),
+                                 hash.is_none() ? ChunkHash() : hash_from(hash));
           },
-          "file"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0, "digests"_a = false)
+          "file"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0,
+          "hash"_a = nb::none())
       .def("write", &write_pieces, "pieces"_a)
       .def("finish", &SealedFileWriter::finish, nb::call_guard<nb::gil_scoped_release>())
-      .def("take", [](SealedFileWriter& self) { return array_bytes(self.take()); })
+      // Without the GIL: a write that they wait for may call a Python function.
+      .def("take",
+           [](SealedFileWriter& self) {
+             return array_bytes(unlocked(self, &SealedFileWriter::take));
+           })
       .def_prop_ro("commitment",
                    [](const SealedFileWriter& self) { return array_bytes(self.commitment()); })
       .def_prop_ro("digests",
-                   [](const SealedFileWriter& self) { return array_bytes(self.digests()); })
-      .def_prop_ro("length", &SealedFileWriter::length);
+                   [](const SealedFileWriter& self) {
+                     return array_bytes(unlocked(self, &SealedFileWriter::digests));
+                   })
+      .def_prop_ro("length", [](const SealedFileWriter& self) {
+        return unlocked(self, &SealedFileWriter::length);
+      });
 
   nb::class_<SealedFileReader>(m, "SealedFileReader")
       .def(
@@ -263,11 +309,11 @@ void bind_vault(nb::module_& m) {
           "source"_a, "key"_a, "suite"_a, "context"_a, "name"_a, "threads"_a = 0, "size"_a = 0)
       .def(
           "expect",
-          [](SealedFileReader& self, const nb::bytes& digests) {
+          [](SealedFileReader& self, const nb::bytes& digests, const nb::object& hash) {
             const auto list = span_of(digests);
-            self.expect({list.begin(), list.end()});
+            self.expect({list.begin(), list.end()}, hash_from(hash));
           },
-          "digests"_a)
+          "digests"_a, "hash"_a = "sha256")
       .def(
           "read_boxes",
           [](SealedFileReader& self, const nb::sequence& wanted) {
@@ -340,20 +386,16 @@ void bind_vault(nb::module_& m) {
       "wrapping"_a, "wrapped"_a, "None where it was not wrapped under this key.");
   m.def(
       "chunk_digests",
-      [](const nb::object& plain) {
+      [](const nb::object& plain, const nb::object& hash) {
         const BufferView view(plain, false);
-        const size_t chunks = view.size() / kChunkBytes + 1;
-        std::vector<uint8_t> digests(chunks * kDigestBytes);
-        {
+        const ChunkHash with = hash_from(hash);
+        const auto digests = [&] {
           const nb::gil_scoped_release released;
-          share_work(chunks, usable_cpus(), [&](size_t chunk) {
-            const size_t start = chunk * kChunkBytes;
-            digest_chunk(view.data() + start, std::min(kChunkBytes, view.size() - start),
-                         digests.data() + chunk * kDigestBytes);
-          });
-        }
+          return chunk_digests({view.data(), view.size()}, with, usable_cpus());
+        }();
         return array_bytes(digests);
       },
-      "plain"_a, "SHA-256 of every chunk that a sealed file of these bytes has.");
+      "plain"_a, "hash"_a = "sha256",
+      "The digest of every chunk that a sealed file of these bytes has.");
   m.def("sealed_length", &sealed_length, "plain"_a);
 }

@@ -9,6 +9,7 @@
 
 #include "keys/hkdf.hpp"
 #include "keys/sha256.hpp"
+#include "vault/parallel.hpp"
 
 namespace sealring {
 namespace {
@@ -39,10 +40,31 @@ FileKey derive_file_key(const KeyBytes& input, Suite suite, const Salt& salt,
   return made;
 }
 
-void digest_chunk(const uint8_t* plain, size_t bytes, uint8_t* digest) {
-  if (EVP_Digest(plain, bytes, digest, nullptr, sha256_algorithm(), nullptr) != 1) {
-    throw std::runtime_error("OpenSSL cannot compute SHA-256");
+void sha256_of_chunks(const ChunkRow& chunks, uint8_t* digests) {
+  for (size_t i = 0; i < chunks.count; ++i) {
+    const size_t bytes = i + 1 < chunks.count ? kChunkBytes : chunks.last_bytes;
+    if (EVP_Digest(chunks.plain + i * chunks.step, bytes, digests + i * kDigestBytes, nullptr,
+                   sha256_algorithm(), nullptr) != 1) {
+      throw std::runtime_error("OpenSSL cannot compute SHA-256");
+    }
   }
+}
+
+std::vector<uint8_t> chunk_digests(std::span<const uint8_t> plain, const ChunkHash& hash,
+                                   size_t threads) {
+  const size_t chunks = plain.size() / kChunkBytes + 1;
+  std::vector<uint8_t> digests(chunks * kDigestBytes);
+  share_work((chunks + kBlockChunks - 1) / kBlockChunks, threads, [&](size_t block) {
+    const size_t first = block * kBlockChunks;
+    const size_t count = std::min(kBlockChunks, chunks - first);
+    const bool last = first + count == chunks;
+    const ChunkRow row{.plain = plain.data() + first * kChunkBytes,
+                       .count = count,
+                       .step = kChunkBytes,
+                       .last_bytes = last ? plain.size() % kChunkBytes : kChunkBytes};
+    hash(row, digests.data() + first * kDigestBytes);
+  });
+  return digests;
 }
 
 Nonce chunk_nonce(const Nonce& base, uint64_t chunk) {

@@ -9,8 +9,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "keys/keys.hpp"
 
@@ -26,9 +28,28 @@ inline constexpr uint64_t kMaxChunks = 1ull << 38;
 using Salt = std::array<uint8_t, kSaltBytes>;
 using Commitment = std::array<uint8_t, kCommitmentBytes>;
 
-// SHA-256 of a chunk's plaintext: what a signature over a file can cover and a new seal keeps.
+// The digest of a chunk's plaintext: what a signature over a file can cover and a new seal keeps.
 inline constexpr size_t kDigestBytes = 32;
-void digest_chunk(const uint8_t* plain, size_t bytes, uint8_t* digest);
+
+// So many chunks are sealed or opened with one expanded key, and written or read with one call: their
+// bytes stay in the core's own cache meanwhile, and fork() waits for no more than this.
+inline constexpr size_t kBlockChunks = 16;
+
+// Plaintext of chunks in private memory, each `step` bytes behind the one before. All are full but
+// the last, which has `last_bytes`.
+struct ChunkRow {
+  const uint8_t* plain;
+  size_t count;
+  size_t step;
+  size_t last_bytes;
+};
+
+// Computes the digests of the chunks, one behind the other. Called by several threads.
+using ChunkHash = std::function<void(const ChunkRow& chunks, uint8_t* digests)>;
+void sha256_of_chunks(const ChunkRow& chunks, uint8_t* digests);
+// Of every chunk that a sealed file of these bytes has.
+std::vector<uint8_t> chunk_digests(std::span<const uint8_t> plain, const ChunkHash& hash,
+                                   size_t threads);
 
 // What a file's chunks are sealed with.
 struct FileKey {

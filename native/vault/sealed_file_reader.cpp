@@ -16,7 +16,6 @@
 namespace sealring {
 namespace {
 
-constexpr size_t kBlockChunks = 16;  // as the writer's
 constexpr uint8_t kNoAssociatedData = 0;
 // Enough pieces to share out, and few requests to a store.
 constexpr size_t kCopiedAtOnce = size_t{2} << 20;
@@ -84,12 +83,13 @@ SealedFileReader::SealedFileReader(Source source, uint64_t sealed_bytes, const K
   verify(chunks() - 1, 1);
 }
 
-void SealedFileReader::expect(std::vector<uint8_t> digests) {
+void SealedFileReader::expect(std::vector<uint8_t> digests, ChunkHash hash) {
   if (digests.size() / kDigestBytes != chunks() || digests.size() % kDigestBytes != 0) {
     throw SealedFileError(FileProblem::tampered,
                           name_ + ": the signed list has another number of chunks than the file");
   }
   expected_ = std::move(digests);
+  hash_ = std::move(hash);
 }
 
 void SealedFileReader::close() {
@@ -195,40 +195,50 @@ size_t SealedFileReader::chunk_bytes(uint64_t chunk) const {
   return chunk + 1 < chunks() ? kChunkBytes : length_ % kChunkBytes;
 }
 
-bool SealedFileReader::as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const {
-  if (expected_.empty()) return true;
-  uint8_t digest[kDigestBytes];
-  digest_chunk(plain, bytes, digest);
-  return std::memcmp(digest, expected_.data() + chunk * kDigestBytes, kDigestBytes) == 0;
+size_t SealedFileReader::as_expected(uint64_t first, const ChunkRow& chunks) const {
+  uint8_t found[kBlockChunks * kDigestBytes];
+  hash_(chunks, found);
+  for (size_t i = 0; i < chunks.count; ++i) {
+    const uint8_t* const wanted = expected_.data() + (first + i) * kDigestBytes;
+    if (std::memcmp(found + i * kDigestBytes, wanted, kDigestBytes) != 0) return i;
+  }
+  return chunks.count;
 }
 
 void SealedFileReader::open_chunks(uint64_t first, size_t count, const Target& target,
                                    const Use& use) {
-  thread_local std::vector<uint8_t> room(kBlockChunks * kSealedChunkBytes);
+  thread_local std::vector<uint8_t> kept;
+  Room room(kept, kBlockChunks * kSealedChunkBytes);
   const uint64_t end = chunk_offset(first + count - 1) + chunk_bytes(first + count - 1) + kTagBytes;
   fetch(chunk_offset(first), room.data(), static_cast<size_t>(end - chunk_offset(first)));
-  uint64_t failed = kMaxChunks;
-  bool other_bytes = false;
+  uint8_t* plain[kBlockChunks];
+  size_t good = 0;  // chunks that are authentic, and then those of them that are as expected
   {
     const Aead aead(key_.key, Aead::Direction::open, key_.suite);
     Aead::Use opening(aead);
-    for (size_t i = 0; i < count && failed == kMaxChunks; ++i) {
-      uint8_t* const chunk = room.data() + i * kSealedChunkBytes;
-      const size_t bytes = chunk_bytes(first + i);
-      uint8_t* const elsewhere = target(first + i);
-      uint8_t* const plain = elsewhere != nullptr ? elsewhere : chunk;
-      const bool authentic =
-          opening.open(chunk_nonce(key_.base, first + i), {&kNoAssociatedData, 0}, chunk, bytes,
-                       chunk + bytes, plain);
-      other_bytes = authentic && !as_expected(first + i, plain, bytes);
-      if (authentic && !other_bytes) {
-        use(first + i, plain);
-      } else {
-        failed = first + i;
-        OPENSSL_cleanse(plain, bytes);
+    for (; good < count; ++good) {
+      uint8_t* const chunk = room.data() + good * kSealedChunkBytes;
+      const size_t bytes = chunk_bytes(first + good);
+      uint8_t* const elsewhere = target(first + good);
+      plain[good] = elsewhere != nullptr ? elsewhere : chunk;
+      if (!opening.open(chunk_nonce(key_.base, first + good), {&kNoAssociatedData, 0}, chunk, bytes,
+                        chunk + bytes, plain[good])) {
+        OPENSSL_cleanse(plain[good], bytes);
+        break;
       }
+      if (expected_.empty()) use(first + good, plain[good]);
     }
   }
+  const size_t authentic = good;
+  if (!expected_.empty() && authentic != 0) {  // then all of them lie in the room
+    good = as_expected(first, {.plain = room.data(),
+                               .count = authentic,
+                               .step = kSealedChunkBytes,
+                               .last_bytes = chunk_bytes(first + authentic - 1)});
+    for (size_t i = 0; i < good; ++i) use(first + i, plain[i]);
+  }
+  const uint64_t failed = good == count ? kMaxChunks : first + good;
+  const bool other_bytes = good < authentic;
   OPENSSL_cleanse(room.data(), failed == kMaxChunks ? 0 : room.size());
   if (failed == kMaxChunks) return;
   if (other_bytes) {

@@ -39,7 +39,7 @@ class SealedFileReader {
 
   // From now on a chunk whose plaintext has another digest than this list says is refused like one
   // that is not authentic: a holder of the key sealed other bytes than the signer of the list.
-  void expect(std::vector<uint8_t> digests);
+  void expect(std::vector<uint8_t> digests, ChunkHash hash);
 
   // Reads every chunk that holds wanted bytes once, opens it in private memory and copies out what is
   // wanted of it. Runs may overlap. If it throws, some runs may have been filled; never with bytes that
@@ -73,7 +73,8 @@ class SealedFileReader {
   std::shared_lock<std::shared_mutex> in_use() const;
   void fetch(uint64_t offset, uint8_t* into, size_t bytes);
   size_t chunk_bytes(uint64_t chunk) const;
-  bool as_expected(uint64_t chunk, const uint8_t* plain, size_t bytes) const;
+  // How many of the chunks from `first` on have the digests that are expected, up to one that has not.
+  size_t as_expected(uint64_t first, const ChunkRow& chunks) const;
   void open_chunks(uint64_t first, size_t count, const Target& target, const Use& use);
 
   Source source_;
@@ -85,6 +86,7 @@ class SealedFileReader {
   std::string name_;
   size_t threads_;
   std::vector<uint8_t> expected_;  // digests of all chunks, or empty
+  ChunkHash hash_;                 // what they are made with
   std::atomic<uint64_t> bytes_read_{0};
 };
 

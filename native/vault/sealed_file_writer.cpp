@@ -16,9 +16,6 @@
 namespace sealring {
 namespace {
 
-// So many chunks are sealed with one expanded key and written with one call: the ciphertext stays in
-// the core's own cache until the kernel has copied it, and fork() waits for no more than this.
-constexpr size_t kBlockChunks = 16;
 constexpr size_t kWriteBackBlocks = 16;  // 4 MiB: less is not worth a call
 constexpr uint8_t kNoAssociatedData = 0;
 
@@ -83,8 +80,8 @@ class Stream {
 
 SealedFileWriter::SealedFileWriter(int file, const KeyBytes& key, Suite suite,
                                    std::span<const uint8_t> context, std::string name,
-                                   size_t threads, bool with_digests)
-    : file_(file), key_{}, name_(std::move(name)), threads_(threads), with_digests_(with_digests) {
+                                   size_t threads, ChunkHash hash)
+    : file_(file), key_{}, name_(std::move(name)), threads_(threads), hash_(std::move(hash)) {
   const Salt salt = random_salt();
   key_ = derive_file_key(key, suite, salt, context);
   rest_.reserve(kChunkBytes);
@@ -142,7 +139,11 @@ void SealedFileWriter::finish() {
   require_usable();
   state_ = State::failed;
   uint8_t sealed[kSealedChunkBytes];
-  if (with_digests_) digests_.resize((sealed_chunks_ + 1) * kDigestBytes);
+  if (hash_) {
+    digests_.resize((sealed_chunks_ + 1) * kDigestBytes);
+    hash_({.plain = rest_.data(), .count = 1, .step = kChunkBytes, .last_bytes = rest_.size()},
+          digests_.data() + sealed_chunks_ * kDigestBytes);
+  }
   {
     const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
     Aead::Use use(aead);
@@ -164,28 +165,37 @@ void SealedFileWriter::seal_full_chunks(std::span<const Plain> stream, size_t ch
   if (file_ == kToMemory) {
     memory_.resize(chunk_offset(sealed_chunks_ + chunks) - memory_start_);
   }
-  if (with_digests_) digests_.resize((sealed_chunks_ + chunks) * kDigestBytes);
+  if (hash_) digests_.resize((sealed_chunks_ + chunks) * kDigestBytes);
   const size_t blocks = (chunks + kBlockChunks - 1) / kBlockChunks;
   share_work(blocks, threads_, [&](size_t block) {
-    thread_local std::vector<uint8_t> sealed(kBlockChunks * kSealedChunkBytes);
-    thread_local std::vector<uint8_t> gathered(kChunkBytes);
+    thread_local std::vector<uint8_t> kept[2];
+    Room sealed(kept[0], kBlockChunks * kSealedChunkBytes);
+    Room gathered(kept[1], kBlockChunks * kChunkBytes);
     const size_t first = block * kBlockChunks;
     const size_t count = std::min(kBlockChunks, chunks - first);
     {
       const Aead aead(key_.key, Aead::Direction::seal, key_.suite);
       Aead::Use use(aead);
       for (size_t i = 0; i < count; ++i) {
-        const uint8_t* plain = whole.at((first + i) * kChunkBytes, kChunkBytes, gathered.data());
-        if (with_digests_ && plain != gathered.data()) {
+        uint8_t* const own = gathered.data() + i * kChunkBytes;
+        const uint8_t* plain = whole.at((first + i) * kChunkBytes, kChunkBytes, own);
+        if (hash_ && plain != own) {
           // Others may write there: what is sealed must be what the digest is of.
-          std::memcpy(gathered.data(), plain, kChunkBytes);
-          plain = gathered.data();
+          std::memcpy(own, plain, kChunkBytes);
+          plain = own;
         }
         seal_chunk(use, sealed_chunks_ + first + i, plain, kChunkBytes,
                    sealed.data() + i * kSealedChunkBytes);
       }
     }
     put(chunk_offset(sealed_chunks_ + first), sealed.data(), count * kSealedChunkBytes);
+    if (hash_) {
+      hash_({.plain = gathered.data(),
+             .count = count,
+             .step = kChunkBytes,
+             .last_bytes = kChunkBytes},
+            digests_.data() + (sealed_chunks_ + first) * kDigestBytes);
+    }
     if ((block + 1) % kWriteBackBlocks == 0) start_writing_back(sealed_chunks_ + first + count);
   });
 }
@@ -201,8 +211,7 @@ void SealedFileWriter::start_writing_back(uint64_t end) const {
 }
 
 void SealedFileWriter::seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain,
-                                  size_t bytes, uint8_t* out) {
-  if (with_digests_) digest_chunk(plain, bytes, digests_.data() + number * kDigestBytes);
+                                  size_t bytes, uint8_t* out) const {
   use.seal(chunk_nonce(key_.base, number), {&kNoAssociatedData, 0}, plain, bytes, out, out + bytes);
 }
 

@@ -20,9 +20,9 @@ class SealedFileWriter {
   // Where ciphertext goes: to a file that stays the caller's, or to memory that take() hands out.
   static constexpr int kToMemory = -1;
 
-  // Draws a salt and writes the header at the file's start. `with_digests`: see digests().
+  // Draws a salt and writes the header at the file's start. `hash`: what digests() are; none without.
   SealedFileWriter(int file, const KeyBytes& key, Suite suite, std::span<const uint8_t> context,
-                   std::string name, size_t threads, bool with_digests = false);
+                   std::string name, size_t threads, ChunkHash hash = {});
 
   // Seals what follows what was written before. Full chunks are sealed from where they lie; what is
   // left over, less than a chunk, is kept until more comes. The pieces may be memory that others
@@ -45,7 +45,7 @@ class SealedFileWriter {
   // Of the blocks before the chunk `end`.
   void start_writing_back(uint64_t end) const;
   void seal_chunk(Aead::Use& use, uint64_t number, const uint8_t* plain, size_t bytes,
-                  uint8_t* out);
+                  uint8_t* out) const;
   void put(uint64_t offset, const uint8_t* bytes, size_t count);
   void require_usable() const;
 
@@ -56,7 +56,7 @@ class SealedFileWriter {
   size_t threads_;
   std::vector<uint8_t> rest_;  // plaintext behind the last full chunk
   uint64_t sealed_chunks_ = 0;
-  bool with_digests_;
+  ChunkHash hash_;
   std::vector<uint8_t> digests_;
   std::vector<uint8_t> memory_;
   uint64_t memory_start_ = 0;  // the file's offset of memory_[0]

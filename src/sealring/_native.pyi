@@ -1,7 +1,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from typing_extensions import Buffer
 
@@ -487,6 +487,12 @@ class GpuKeys:
     def start(self) -> int:
         """Where the GPU finds the first."""
 
+ChunkHash = Literal["sha256"] | Callable[[memoryview, int, int], bytes]
+"""SHA-256 by OpenSSL, or f(view, step, count): the digests of `count` chunks, `step` bytes apart.
+
+It must not keep the view. Of the chunks in it each has 16 KiB, and the last what is left.
+"""
+
 class SealedFileWriter:
     """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""
     def __init__(
@@ -497,7 +503,7 @@ class SealedFileWriter:
         context: bytes,
         name: str,
         threads: int = 0,
-        digests: bool = False,
+        hash: ChunkHash | None = None,
     ) -> None: ...
     def write(self, pieces: Sequence[Buffer]) -> None: ...
     def finish(self) -> None: ...
@@ -505,7 +511,7 @@ class SealedFileWriter:
         """The ciphertext since the last call, where it goes to memory."""
     @property
     def digests(self) -> bytes:
-        """SHA-256 of each chunk's plaintext, once it is finished, if they were asked for."""
+        """Of each chunk's plaintext, once it is finished, if it has a hash."""
     @property
     def commitment(self) -> bytes: ...
     @property
@@ -524,8 +530,8 @@ class SealedFileReader:
         threads: int = 0,
         size: int = 0,
     ) -> None: ...
-    def expect(self, digests: bytes) -> None:
-        """From now on a chunk with another SHA-256 than this list has is TamperedChunk."""
+    def expect(self, digests: bytes, hash: ChunkHash = "sha256") -> None:
+        """From now on a chunk with another digest than this list has is TamperedChunk."""
     def read_boxes(
         self,
         wanted: Sequence[tuple[Buffer, int, int, Sequence[int], Sequence[int], Sequence[int]]],
@@ -562,8 +568,8 @@ def copy_sealed(
 def sealed_length(plain: int) -> int:
     """The length of a sealed file that holds so many bytes."""
 
-def chunk_digests(plain: Buffer) -> bytes:
-    """SHA-256 of every chunk that a sealed file of these bytes has."""
+def chunk_digests(plain: Buffer, hash: ChunkHash = "sha256") -> bytes:
+    """The digest of every chunk that a sealed file of these bytes has."""
 
 def wrap_key(wrapping: Secret, key: Secret) -> bytes:
     """AES-256 key wrap with padding (RFC 5649)."""

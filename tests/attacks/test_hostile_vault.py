@@ -23,11 +23,13 @@ from sealring.errors import (
     NotAVault,
     RolledBack,
     TamperedChunk,
+    TruncatedFile,
     VaultError,
 )
 from sealring.vault import CheckpointReader, CheckpointWriter, Vault, keys, signing, trees
 from sealring.vault import header as headers
 from sealring.vault.checkpoint_form import load_entry
+from sealring.vault.digests import Hash, computed
 from sealring.vault.keys import Person
 from tests.codes import coded
 from tests.crashes import killed_at
@@ -199,6 +201,10 @@ def other_digests(document: dict[str, Any]) -> None:
     document["digests"] = "00" * 32
 
 
+def other_hash(document: dict[str, Any]) -> None:
+    document["hash"] = "sha256" if document["hash"] == "blake3" else "blake3"
+
+
 def half(document: dict[str, Any]) -> None:
     """Half of the tensor is in no part."""
     document["items"][0]["size"] = [20]
@@ -232,6 +238,9 @@ def no_type(document: dict[str, Any]) -> None:
         (of_another_version, ForeignPart),
         (other_length, ForeignPart),
         (other_digests, ForeignPart),
+        (other_hash, ForeignPart),
+        (lambda document: document.update(hash="md5"), NotAVault),
+        (lambda document: document.pop("hash"), NotAVault),
         (half, ForeignPart),
         (out_of_the_tensor, ForeignPart),
         (overlapping, ForeignPart),
@@ -278,11 +287,13 @@ def test_a_rank_that_signs_for_what_it_did_not_write(
 # ---- a holder of the vault's key that is no worker -----------------------------------------------
 
 
+@pytest.mark.parametrize("hash", ["sha256", "blake3"])
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.threat("P2")
-def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> None:
+def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, hash: Hash, vault: Vault) -> None:
     """The same salt gives the same commitment: only a signature over the plaintext tells."""
-    dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+    writer = CheckpointWriter(vault, "run", hash=hash)
+    dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)
     if rotated:
         trees.rotate(vault, lambda _: None)
     stored = vault.find("run")
@@ -302,20 +313,108 @@ def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, vault: Vault) -> 
     assert bool((into["w"] == 0).all())
 
 
-@pytest.mark.threat("P2")
-def test_a_list_of_digests_that_a_holder_of_the_key_changes(vault: Vault) -> None:
-    dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+def put_list(vault: Vault, digests: bytes) -> None:
+    """Seals other digests under the key and the salt of the newest checkpoint's list."""
     copy = vault.find("run").copy
     name = "rank-00000.digests"
-    path = copy.folder / name
+    path = (copy.folder / name).local
     key, context = bytes(copy.place.part_key(name)), copy.place.context(name)
-    salt = path.local.read_bytes()[:24]
-    path.local.write_bytes(slow.seal(key, copy.place.suite, salt, context, bytes(32)))
+    path.write_bytes(slow.seal(key, copy.place.suite, path.read_bytes()[:24], context, digests))
+
+
+def refusal_of_load(vault: Vault) -> BaseException:
+    into = {"w": torch.zeros(8)}
     with pytest.raises(CheckpointException) as raised:
-        dcp.load({"w": torch.zeros(8)}, storage_reader=CheckpointReader(vault, "run"))
+        dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
     ((problem, _),) = raised.value.failures.values()
+    assert bool((into["w"] == 0).all())
+    return problem
+
+
+@pytest.mark.parametrize("hash", ["sha256", "blake3"])
+@pytest.mark.parametrize("which", ["zeros", "of other bytes", "of the other hash", "of before"])
+@pytest.mark.threat("P2")
+def test_a_list_of_digests_that_a_holder_of_the_key_changes(
+    which: str, hash: Hash, vault: Vault
+) -> None:
+    before, saved = torch.zeros(8), torch.arange(8.0)
+    for one in (before, saved):
+        dcp.save({"w": one}, storage_writer=CheckpointWriter(vault, "run", hash=hash))
+    other: Hash = "sha256" if hash == "blake3" else "blake3"
+    forged = {
+        "zeros": bytes(32),
+        "of other bytes": _native.chunk_digests(torch.ones(8).numpy().data, computed(hash)),
+        "of the other hash": _native.chunk_digests(saved.numpy().data, computed(other)),
+        "of before": _native.chunk_digests(before.numpy().data, computed(hash)),
+    }[which]
+    put_list(vault, forged)
+    problem = refusal_of_load(vault)
     assert type(problem) is ForeignPart
     assert "not the list that its rank signed" in str(problem)
+
+
+@pytest.mark.parametrize("hash", ["sha256", "blake3"])
+@pytest.mark.threat("P2")
+def test_a_list_of_digests_that_is_cut(hash: Hash, vault: Vault) -> None:
+    saved = {"w": torch.arange(3 * 4096.0)}
+    dcp.save(saved, storage_writer=CheckpointWriter(vault, "run", hash=hash))
+    whole = _native.chunk_digests(saved["w"].numpy().data, computed(hash))
+    assert len(whole) == 4 * 32
+    put_list(vault, whole)  # as it was
+    dcp.load({"w": torch.zeros(3 * 4096)}, storage_reader=CheckpointReader(vault, "run"))
+    put_list(vault, whole[:-32])
+    with pytest.raises(CheckpointException) as raised:
+        dcp.load({"w": torch.zeros(3 * 4096)}, storage_reader=CheckpointReader(vault, "run"))
+    ((problem, _),) = raised.value.failures.values()
+    assert type(problem) is TruncatedFile
+
+
+@pytest.mark.threat("P2")
+def test_the_files_of_an_older_versions_digests_put_back(vault: Vault) -> None:
+    for _ in range(2):
+        dcp.save({"w": torch.arange(8.0)}, storage_writer=CheckpointWriter(vault, "run"))
+    older, newer = (vault.find("run", number).copy.folder.local for number in (1, 2))
+    shutil.copy(older / "rank-00000.digests", newer / "rank-00000.digests")
+    problem = refusal_of_load(vault)
+    assert type(problem) is ForeignPart
+    assert "not the file that the manifest lists" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("named", "error"),
+    [("the other", ForeignPart), ("md5", NotAVault), ("", NotAVault), (None, NotAVault)],
+)
+@pytest.mark.threat("P2")
+def test_a_manifest_that_names_another_hash_or_none(
+    named: str | None, error: type[VaultError], vault: Vault
+) -> None:
+    """By a holder of the key, over what the rank has signed."""
+    writer = CheckpointWriter(vault, "run", hash="blake3")
+    dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)
+    copy = vault.find("run").copy
+    path = copy.folder / "manifest"
+    manifest = json.loads(copy.place.open("manifest", path.local.read_bytes(), "the manifest"))
+    part = next(one for one in manifest["parts"] if one["name"] == "rank-00000")
+    assert part.pop("hash") == "blake3"
+    if named is not None:
+        part["hash"] = "sha256" if named == "the other" else named
+    (vault.path / "ledger.json").local.unlink()  # it knows the manifest's digest
+    path.local.write_bytes(copy.place.seal("manifest", json.dumps(manifest).encode()))
+    assert type(refusal_of_load(vault)) is error
+
+
+@pytest.mark.threat("P2")
+def test_what_a_rank_signed_of_an_older_version(vault: Vault) -> None:
+    """With the other hash, the list and the part that belong to it."""
+    for hash in ("blake3", "sha256"):
+        writer = CheckpointWriter(vault, "run", hash=hash)
+        dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)
+    older, newer = (vault.find("run", number) for number in (1, 2))
+    content = older.manifest.content
+    vault.commit(newer.copy, "checkpoint", "run", older.manifest.parts, content)
+    problem = refusal_of_load(vault)
+    assert type(problem) is ForeignPart
+    assert "is of another checkpoint than" in str(problem)
 
 
 def test_metadata_that_were_refused_are_no_empty_checkpoint(vault: Vault) -> None:

@@ -6,14 +6,18 @@ import errno
 import hashlib
 import os
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from blake3 import blake3
 from cryptography.cobblestone import Cobblestone256Decryptor, Cobblestone256Encryptor
 
 from sealring import _native
 from sealring.errors import ForkedProcess, TamperedChunk, TruncatedFile, WrongKey
+from sealring.vault.digests import Hash, computed
 from tests.vault import slow
 from tests.vault.slow import CHUNK, HEADER, TAG
 
@@ -328,30 +332,95 @@ def test_a_forked_child_can_use_neither_end(tmp_path: Path) -> None:
     assert opened(writer.take()) == b""
 
 
+@pytest.mark.parametrize("name", ["sha256", "blake3"])
 @pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385, 40 * 16384, 40 * 16384 + 5])
-def test_digests_of_chunks(size: int, tmp_path: Path) -> None:
+def test_digests_of_chunks(size: int, name: Hash, tmp_path: Path) -> None:
     plain = os.urandom(size)
     starts = range(0, size // CHUNK * CHUNK + 1, CHUNK)
-    wanted = b"".join(hashlib.sha256(plain[at : at + CHUNK]).digest() for at in starts)
-    assert _native.chunk_digests(plain) == wanted
+    one: Any = hashlib.sha256 if name == "sha256" else blake3
+    wanted = b"".join(one(plain[at : at + CHUNK]).digest() for at in starts)
+    assert _native.chunk_digests(plain, computed(name)) == wanted
     key = _native.Secret.random(32)
     with (tmp_path / "file").open("w+b") as file:
         writer = _native.SealedFileWriter(
-            file.fileno(), key, "AEAD_AES_256_GCM", b"x", "it", digests=True
+            file.fileno(), key, "AEAD_AES_256_GCM", b"x", "it", hash=computed(name)
         )
         for at in range(0, size, 10000):
             writer.write([plain[at : at + 3000], plain[at + 3000 : at + 10000]])
         writer.finish()
         assert writer.digests == wanted
         reader = _native.SealedFileReader(file.fileno(), key, "AEAD_AES_256_GCM", b"x", "it")
-        reader.expect(wanted)
+        reader.expect(wanted, computed(name))
         assert reader.verify(0, reader.chunks) == reader.chunks
         for wrong in (wanted[:-1], wanted + bytes(32), b""):
             with pytest.raises(TamperedChunk, match="another number of chunks"):
-                reader.expect(wrong)
+                reader.expect(wrong, computed(name))
         for chunk in range(reader.chunks):
             other = bytearray(wanted)
             other[32 * chunk + 31] ^= 1
-            reader.expect(bytes(other))
+            reader.expect(bytes(other), computed(name))
             with pytest.raises(TamperedChunk, match=rf"chunk {chunk} of .* other bytes"):
                 reader.verify(0, reader.chunks)
+
+
+def test_a_hash_that_fails_ends_the_write() -> None:
+    def broken(view: memoryview, step: int, count: int) -> bytes:
+        raise ArithmeticError("no digest")
+
+    writer = _native.SealedFileWriter(-1, secret(), AES, CONTEXT, "the file", 3, broken)
+    with pytest.raises(ArithmeticError, match="no digest"):
+        writer.write([data(40 * CHUNK)])
+    with pytest.raises(RuntimeError, match="writing failed before"):
+        writer.finish()
+
+
+@pytest.mark.parametrize("given", [b"", bytes(31), bytes(33), bytes(64)])
+def test_a_hash_that_gives_another_number_of_digests(given: bytes) -> None:
+    with pytest.raises(ValueError, match="another number of digests"):
+        _native.chunk_digests(b"x", lambda view, step, count: given)
+    with pytest.raises(ValueError, match="sha256"):
+        _native.chunk_digests(b"x", "md5")  # type: ignore[arg-type]
+
+
+def test_a_hash_that_seals_another_file_meanwhile() -> None:
+    """As a signal's handler may, in the thread of a write: neither takes the other's memory."""
+    plain, inner = data(20 * CHUNK), data(9 * CHUNK + 5)
+    found: list[bytes] = []
+
+    def seals(view: memoryview, step: int, count: int) -> bytes:
+        other = _native.SealedFileWriter(-1, secret(), AES, CONTEXT, "the other", 1, "sha256")
+        other.write([inner])
+        other.finish()
+        found.append(other.digests)
+        return computed_by_hashlib(view, count)
+
+    def computed_by_hashlib(view: memoryview, count: int) -> bytes:
+        pieces = (view[CHUNK * at : CHUNK * (at + 1)] for at in range(count))
+        return b"".join(hashlib.sha256(piece).digest() for piece in pieces)
+
+    writer = _native.SealedFileWriter(-1, secret(), AES, CONTEXT, "the file", 1, seals)
+    writer.write([plain])
+    writer.finish()
+    assert writer.digests == _native.chunk_digests(plain)
+    assert set(found) == {_native.chunk_digests(inner)}
+
+
+def test_what_a_writer_holds_can_be_asked_while_its_hash_runs() -> None:
+    """The one who asks must not keep Python's lock from the hash."""
+    asked = threading.Event()
+    lengths: list[int] = []
+
+    def waits(view: memoryview, step: int, count: int) -> bytes:
+        asked.wait(10)
+        return bytes(32 * count)
+
+    writer = _native.SealedFileWriter(-1, secret(), AES, CONTEXT, "the file", 1, waits)
+    write = threading.Thread(target=writer.write, args=([data(CHUNK)],))
+    ask = threading.Thread(target=lambda: lengths.append(writer.length))
+    write.start()
+    ask.start()
+    asked.set()
+    for thread in (write, ask):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert lengths[0] in (0, CHUNK)

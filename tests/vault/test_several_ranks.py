@@ -146,7 +146,7 @@ def fail_on_one(rank: int, world: int, folder: str) -> list[tuple[int, str]]:
     writer = CheckpointWriter(opened(folder), "run")
     if rank == 1:
 
-        def broken(copy: object, name: str, buffers: object) -> Any:
+        def broken(copy: object, name: str, buffers: object, hash: object) -> Any:
             raise OSError(28, "no room")
 
         writer.seal = broken

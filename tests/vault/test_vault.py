@@ -364,10 +364,27 @@ def test_manifests_and_keys_that_are_anothers(vault: Vault, tmp_path: Path) -> N
 def test_a_later_manifest_is_refused_by_name(vault: Vault, tmp_path: Path) -> None:
     seal(vault, a_file(tmp_path))
     copy = vault.find("object").copy
-    later = json.dumps({"format": "sealring object", "version": 2}).encode()
+    later = json.dumps({"format": "sealring object", "version": 3}).encode()
     (copy.folder / "manifest").local.write_bytes(copy.place.seal("manifest", later))
     with pytest.raises(
-        NotAVault, match="version 2 of its format", check=coded("vault.later_version")
+        NotAVault, match="version 3 of its format", check=coded("vault.later_version")
+    ):
+        vault.find("object")
+
+
+def test_an_earlier_manifest_is_refused_by_name(vault: Vault, tmp_path: Path) -> None:
+    seal(vault, a_file(tmp_path))
+    copy = vault.find("object").copy
+    earlier = json.loads(
+        copy.place.open("manifest", (copy.folder / "manifest").local.read_bytes(), "the manifest")
+    )
+    earlier["version"] = 1
+    for part in earlier["parts"]:
+        del part["hash"]
+    sealed = copy.place.seal("manifest", json.dumps(earlier).encode())
+    (copy.folder / "manifest").local.write_bytes(sealed)
+    with pytest.raises(
+        NotAVault, match="export what it holds", check=coded("vault.earlier_version")
     ):
         vault.find("object")
 

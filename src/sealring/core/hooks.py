@@ -298,6 +298,9 @@ class Share:
 class RunNotes(Protocol):
     """Notes what datasets and checkpoints report, if this process is recorded."""
 
+    def recorded(self) -> bool:
+        """Whether it is, by a run or by a run's repetition."""
+
     def note_opened(self, name: str, digest: str) -> None: ...
     def note_data(
         self,

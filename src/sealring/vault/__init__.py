@@ -2,6 +2,7 @@
 
 closing            what close() means: keys wiped, and an error for every later use
 files, sealed      what survives a crash; sealed files by the native core
+digests            SHA-256 or BLAKE3 of each chunk: what is signed
 storage, stores    where a vault lies: a directory, or a store that fsspec reaches
 requests           questions to a store in bounded time, and what its answers prove
 keys, header       who opens a vault, and its list of grants

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, NamedTuple
 
 import torch
 from cryptography import x509
@@ -31,16 +31,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from sealring import _native
 from sealring.errors import ConfigurationError, ForeignPart, NotAVault
 from sealring.formats.strict import read_json, strictly
 from sealring.vault import signing
 from sealring.vault.checkpoint_form import dtype_named
+from sealring.vault.digests import CHUNK_BYTES, DIGEST_BYTES, Hash, computed
 from sealring.vault.movement import Box
 from sealring.vault.objects import Copy, Part
 from sealring.vault.sealed import Place
-
-_DIGEST_BYTES: Final = 32
-_CHUNK_BYTES: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +76,8 @@ class Contribution:
 
     checkpoint: Checkpoint
     length: int
+    hash: Hash
+    """Of each chunk of its part."""
     digests: str
     """SHA-256 of the list of its chunks' digests."""
     items: list[Item]
@@ -99,13 +100,22 @@ class Location:
     length: int
 
 
+class Root(NamedTuple):
+    """What a rank signed of its part's bytes."""
+
+    hash: Hash
+    """Of each chunk."""
+    digest: str
+    """The SHA-256 of the list of the chunks' digests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Valid:
     """A checkpoint whose statements were all checked. Only `check` makes one."""
 
     metadata: Metadata
-    roots: Mapping[str, str]
-    """Of each rank's part: the SHA-256 of its list of digests."""
+    roots: Mapping[str, Root]
+    """Of each rank's part."""
     files: Mapping[str, int]
     """The names and lengths of all parts."""
     content_digest: str
@@ -114,8 +124,8 @@ class Valid:
     def require_files(self, parts: Sequence[Part], whose: str) -> None:
         """The manifest lists exactly the files that were signed, each once."""
         listed = sorted((part.name, part.length) for part in parts)
-        digests = {part.name: part.digest for part in parts}
-        if listed != sorted(self.files.items()) or not self.roots.items() <= digests.items():
+        roots = {part.name: Root(part.hash, part.digest) for part in parts}
+        if listed != sorted(self.files.items()) or not self.roots.items() <= roots.items():
             raise ForeignPart(f"the parts of {whose} are not those that its ranks signed")
 
 
@@ -155,7 +165,7 @@ def check(
     paths = _paths(document.pop("paths", None) if isinstance(document, dict) else None, whose)
     content: Content = _read(Content, document, whose)
     ranks: list[list[Item]] = []
-    roots: dict[str, str] = {}
+    roots: dict[str, Root] = {}
     files: dict[str, int] = {}
     checkpoint: Checkpoint | None = None
     for rank, signed in enumerate(content.contributions):
@@ -170,9 +180,9 @@ def check(
         if one.checkpoint != checkpoint:
             raise ForeignPart(f"what rank {rank} signed is of another checkpoint than {whose}")
         part = part_of(rank)
-        roots[part] = one.digests
+        roots[part] = Root(one.hash, one.digests)
         files[part] = one.length
-        files[list_of(part)] = _DIGEST_BYTES * (one.length // _CHUNK_BYTES + 1)
+        files[list_of(part)] = DIGEST_BYTES * (one.length // CHUNK_BYTES + 1)
         for item in one.items:
             if item.start + item.length > one.length:
                 raise _lie(rank, item, whose, "is where no tensor is")
@@ -183,29 +193,32 @@ def check(
     if checkpoint.plan != plan_digest(ranks, paths):
         raise ForeignPart(f"the ranks signed another plan than that of the pieces in {whose}")
     metadata.planner_data = paths
-    held = [checkpoint.plan, [[files[part], root] for part, root in roots.items()]]
+    held = [checkpoint.plan, [[files[part], *root] for part, root in roots.items()]]
     content_digest = hashlib.sha256(json.dumps(held, separators=(",", ":")).encode()).hexdigest()
     return Valid(metadata, roots, files, content_digest)
 
 
-def digests_of(copy: Copy, parts: Mapping[str, Part], part: str, root: str, whose: str) -> bytes:
-    """The list of a part's chunks' digests, as the rank signed it."""
+def expect_signed(
+    reader: _native.SealedFileReader, copy: Copy, parts: Mapping[str, Part], part: str, root: Root,
+    whose: str,
+) -> int:  # fmt: skip
+    """The part's reader takes those chunks alone that the rank signed. The bytes read for it."""
     listed = parts[list_of(part)]
-    with copy.opened(listed, whose) as reader:
-        content = bytearray(reader.length)
-        reader.read_into(0, content)
-    if hashlib.sha256(content).hexdigest() != root:
+    with copy.opened(listed, whose) as opened:
+        content = bytearray(opened.length)
+        opened.read_into(0, content)
+    if hashlib.sha256(content).hexdigest() != root.digest:
         raise ForeignPart(f"part {listed.name} of {whose} is not the list that its rank signed")
-    return bytes(content)
+    reader.expect(bytes(content), computed(root.hash))
+    return opened.bytes_read
 
 
 def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str) -> None:
     """Every file is there, as long as it must be, and opens; every list is the signed one."""
     by_name = {part.name: part for part in parts}
     for part, root in valid.roots.items():
-        digests = digests_of(copy, by_name, part, root, whose)
         with copy.opened(by_name[part], whose) as reader:
-            reader.expect(digests)
+            expect_signed(reader, copy, by_name, part, root, whose)
             reader.verify(reader.chunks - 1, 1)
 
 

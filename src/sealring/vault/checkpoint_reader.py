@@ -169,10 +169,10 @@ class CheckpointReader(Closable, StorageReader):
             parts = {part.name: part for part in stored.manifest.parts}
             for name, items in by_part.items():
                 root, whose = valid.roots[name], stored.whose
-                digests = checking.digests_of(stored.copy, parts, name, root, whose)
-                self.bytes_read += _native.sealed_length(len(digests))
                 with stored.copy.opened(parts[name], whose) as reader:
-                    reader.expect(digests)
+                    self.bytes_read += checking.expect_signed(
+                        reader, stored.copy, parts, name, root, whose
+                    )
                     self._read_part(reader, valid.metadata, items, planner)
         self._stored, self._valid = stored, valid
         for notes in run_notes.all():

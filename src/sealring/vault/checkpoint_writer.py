@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
@@ -49,6 +49,7 @@ from sealring.vault.checkpoint_form import (
     raw_bytes,
 )
 from sealring.vault.closing import Closable
+from sealring.vault.digests import Hash, faster
 from sealring.vault.objects import COPY_NAME, OBJECT_NAME, Copy, Part
 from sealring.vault.staging import seal_here, seal_in_helper
 from sealring.vault.storage import VaultPath
@@ -67,15 +68,27 @@ class CheckpointWriter(Closable, StorageWriter):
     """
 
     def __init__(
-        self, vault: Vault, name: str, *, keep: int | None = None, helper: bool = False
+        self,
+        vault: Vault,
+        name: str,
+        *,
+        keep: int | None = None,
+        helper: bool = False,
+        hash: Hash | None = None,
     ) -> None:
-        """`keep`: how many complete checkpoints to keep; else all."""
+        """`keep`: how many complete checkpoints to keep; else all.
+
+        `hash`: what digests of its part this rank signs; else what is faster here and now.
+        """
         super().__init__()
         vault.require_writer()
         if keep is not None and keep < 1:
             raise ConfigurationError(f"keep={keep}: at least one checkpoint must be kept")
+        if hash not in (None, *get_args(Hash)):
+            raise ConfigurationError(f"hash={hash!r}: a part's digests are 'sha256' or 'blake3'")
         self._vault = vault
         self._keep = keep
+        self._hash = hash
         self.seal = seal_in_helper if helper else seal_here
         self.checkpoint_id = objects.check_name(name)
         self._what = f"the writer of {name!r}"
@@ -236,14 +249,15 @@ class CheckpointWriter(Closable, StorageWriter):
                 self._vault.ring,
                 self._vault.header.vault,
             )
-            part, digests = self.seal(copy, name, [raw_bytes(one) for one in buffers])
+            views = [raw_bytes(one) for one in buffers]
+            part, digests = self.seal(copy, name, views, self._hash or faster())
             listed = copy.write_part(checking.list_of(name), digests)
         start, items = 0, []
         for item, buffer in zip(plan.items, buffers, strict=True):
             items.append(_described(item, start, buffer.numel()))
             start += buffer.numel()
         checkpoint = checking.checkpoint_at(copy.place, draft.save, draft.plan)
-        statement = checking.Contribution(checkpoint, part.length, part.digest, items)
+        statement = checking.Contribution(checkpoint, part.length, part.hash, part.digest, items)
         credentials = signing.credentials_of(self.rank, self.world)
         signed = signing.sign(credentials, self.world, asdict(statement))
         sealed = asdict(_Sealed(signed, [part, listed]))

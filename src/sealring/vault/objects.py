@@ -36,6 +36,7 @@ from sealring.errors import (
     WrongKey,
 )
 from sealring.formats.strict import read_json, strictly
+from sealring.vault.digests import Hash
 from sealring.vault.header import KeyRing
 from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import (
@@ -52,7 +53,7 @@ from sealring.vault.sealed import (
 from sealring.vault.storage import OpenFile, VaultPath
 
 FORMAT: Final = "sealring object"
-VERSION: Final = 1
+VERSION: Final = 2
 MANIFEST: Final = "manifest"
 KEY_FILE: Final = "key.json"
 _PART: Final = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
@@ -72,6 +73,8 @@ class Part:
     length: int
     """Bytes of plaintext."""
     commitment: str
+    hash: Hash
+    """Of each of its chunks."""
     digest: str
     """Of the plaintext: see `digest_of`."""
 
@@ -91,7 +94,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """By this a ledger knows a version: of all that stays the same after `rotate`."""
-        parts = [[part.name, part.length, part.digest] for part in self.parts]
+        parts = [[part.name, part.length, part.hash, part.digest] for part in self.parts]
         same = [self.kind, self.name, self.object_version, parts, self.content]
         return hashlib.sha256(json.dumps(same, separators=(",", ":")).encode()).hexdigest()
 
@@ -132,17 +135,20 @@ class Copy:
         return (self.folder / name).new_file()
 
     def write_part(self, name: str, content: bytes) -> Part:
-        return self.seal_part(name, [[content]])[0]
+        return self.seal_part(name, [[content]], "sha256")[0]
 
-    def seal_part(self, name: str, pieces: Iterable[Sequence[Buffer]]) -> tuple[Part, bytes]:
+    def seal_part(
+        self, name: str, pieces: Iterable[Sequence[Buffer]], hash: Hash
+    ) -> tuple[Part, bytes]:
         """Seals the pieces, one behind the other; the part, and the digests of its chunks."""
         with self.new_part(name) as file:
-            writer = self.place.writer(file, name)
+            writer = self.place.writer(file, name, hash=hash)
             for one in pieces:
                 writer.write(one)
             writer.finish()
         digests = writer.digests
-        return Part(name, writer.length, writer.commitment.hex(), digest_of(digests)), digests
+        commitment = writer.commitment.hex()
+        return Part(name, writer.length, commitment, hash, digest_of(digests)), digests
 
     def commit(
         self,
@@ -251,7 +257,7 @@ def open_part(
 
 
 def digest_of(chunks: bytes | bytearray) -> str:
-    """A part's digest: the SHA-256 of the list of its chunks' SHA-256, all of plaintext."""
+    """A part's digest: the SHA-256 of the list of its chunks' digests, all of plaintext."""
     return hashlib.sha256(chunks).hexdigest()
 
 

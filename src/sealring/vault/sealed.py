@@ -20,6 +20,7 @@ from typing_extensions import Buffer
 from sealring import _native
 from sealring.errors import ConfigurationError, NotAVault, TruncatedFile, Unsupported, VaultError
 from sealring.formats.strict import read_json, strictly
+from sealring.vault.digests import Hash, computed
 
 AES: Final = "AEAD_AES_256_GCM"
 CHACHA: Final = "AEAD_CHACHA20_POLY1305"
@@ -49,11 +50,13 @@ class SealedPlace:
     """In hexadecimal."""
 
     def writer(
-        self, file: int, key: _native.Secret, threads: int = 0, *, digests: bool = True
+        self, file: int, key: _native.Secret, threads: int = 0, hash: Hash | None = None
     ) -> _native.SealedFileWriter:
+        """`hash`: what its `digests` are, which it has none without."""
         context = bytes.fromhex(self.context)
         name = f"part {self.part}"
-        return _native.SealedFileWriter(file, key, self.suite, context, name, threads, digests)
+        chunk_hash = None if hash is None else computed(hash)
+        return _native.SealedFileWriter(file, key, self.suite, context, name, threads, chunk_hash)
 
     def reader(
         self, source: Source, key: _native.Secret, name: str, threads: int = 0, size: int = 0
@@ -85,10 +88,10 @@ class Place:
         return SealedPlace(part, self.suite, self.context(part).hex())
 
     def writer(
-        self, file: int, part: str, threads: int = 0, *, digests: bool = True
+        self, file: int, part: str, threads: int = 0, hash: Hash | None = None
     ) -> _native.SealedFileWriter:
         """Seals to a file descriptor; to memory where that is -1."""
-        return self.of(part).writer(file, self.part_key(part), threads, digests=digests)
+        return self.of(part).writer(file, self.part_key(part), threads, hash)
 
     def reader(
         self, source: Source, part: str, name: str, threads: int = 0, size: int = 0
@@ -96,7 +99,7 @@ class Place:
         return self.of(part).reader(source, self.part_key(part), name, threads, size)
 
     def seal(self, part: str, plain: Buffer) -> bytes:
-        writer = self.writer(-1, part, 1, digests=False)
+        writer = self.writer(-1, part, 1)
         writer.write([plain])
         writer.finish()
         return writer.take()
@@ -159,12 +162,15 @@ def disk_failed(problem: VaultError) -> bool:
 
 def check_version(document: Any, known: int, where: str) -> None:
     version = document.get("version") if isinstance(document, dict) else None
-    if isinstance(version, int) and version > known:
-        raise NotAVault(
-            f"{where} has version {version} of its format, and this sealring reads up to {known}: "
-            "install a later one",
-            code="vault.later_version",
-        )
+    if not isinstance(version, int) or version == known:
+        return
+    other = f"{where} has version {version} of its format, and this sealring reads version {known}"
+    if version > known:
+        raise NotAVault(f"{other}: install a later one", code="vault.later_version")
+    raise NotAVault(
+        f"{other}: export what it holds with the release that wrote it, and seal that again",
+        code="vault.earlier_version",
+    )
 
 
 def read_as(wanted: Any, content: bytes | str, where: str, version: int | None = None) -> Any:

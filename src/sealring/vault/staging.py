@@ -21,6 +21,7 @@ from sealring import _native
 from sealring.core.identity.process import shut_out_debuggers
 from sealring.errors import WorkerFailed
 from sealring.vault.children import Child, serve
+from sealring.vault.digests import Hash, computed
 from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Progress, SealedPlace
 
@@ -31,12 +32,14 @@ _BYTES_A_SECOND: Final = 1 << 20
 _COMMITMENT: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def seal_here(copy: Copy, name: str, buffers: Sequence[Buffer]) -> tuple[Part, bytes]:
+def seal_here(copy: Copy, name: str, buffers: Sequence[Buffer], hash: Hash) -> tuple[Part, bytes]:
     """The part, and the digests of its chunks."""
-    return copy.seal_part(name, [buffers])
+    return copy.seal_part(name, [buffers], hash)
 
 
-def seal_in_helper(copy: Copy, name: str, buffers: Sequence[Buffer]) -> tuple[Part, bytes]:
+def seal_in_helper(
+    copy: Copy, name: str, buffers: Sequence[Buffer], hash: Hash
+) -> tuple[Part, bytes]:
     """Stages the bytes in memory that only the two processes share, and hands over one key.
 
     The helper knows neither the vault's key, nor the checkpoint's, nor the rank's identity: this
@@ -54,10 +57,10 @@ def seal_in_helper(copy: Copy, name: str, buffers: Sequence[Buffer]) -> tuple[Pa
                 staged[at : at + view.nbytes] = view
                 at += view.nbytes
             with memoryview(staged) as whole:
-                digests = _native.chunk_digests(whole[:size])
+                digests = _native.chunk_digests(whole[:size], computed(hash))
         with copy.new_part(name) as target:
             commitment = _sealed_by_helper(copy, name, size, [memory, target])
-        return Part(name, size, commitment, digest_of(digests)), digests
+        return Part(name, size, commitment, hash, digest_of(digests)), digests
     finally:
         os.close(memory)
 

@@ -25,6 +25,7 @@ from sealring.errors import (
 )
 from sealring.formats.files import NEW_FILE, not_written, sync_directory
 from sealring.vault import objects
+from sealring.vault.digests import DIGEST_BYTES, computed, faster
 from sealring.vault.files import (
     check_inside,
     check_output,
@@ -46,7 +47,6 @@ _OTHER_KINDS: Final = {
 _BLOCK: Final = 8 << 20
 """A multiple of a chunk's size."""
 _BUFFER: Final = 1 << 20
-_DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
     parts = []
     for part in stored.manifest.parts:
         pieces = ([block] for block in _blocks(stored, part, progress))
-        parts.append(copy.seal_part(part.name, pieces)[0])
+        parts.append(copy.seal_part(part.name, pieces, part.hash)[0])
     in_store = not copy.folder.locks
     for part in parts if in_store else []:  # the copy before is removed in favour of these
         with copy.opened(part, stored.whose):
@@ -220,13 +220,14 @@ def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryvi
     """A part's plaintext. It is what the manifest lists only if this ends without an error."""
     with stored.copy.opened(part, stored.whose) as reader:
         room = bytearray(min(_BLOCK, reader.length))
-        digests = bytearray() if reader.length else _native.chunk_digests(room)
+        chunk_hash = computed(part.hash)
+        digests = bytearray() if reader.length else _native.chunk_digests(room, chunk_hash)
         for start in range(0, reader.length, _BLOCK):
             block = memoryview(room)[: min(_BLOCK, reader.length - start)]
             reader.read_into(start, block)
-            found = _native.chunk_digests(block)
+            found = _native.chunk_digests(block, chunk_hash)
             # A block of full chunks has the digest of an empty one behind them.
-            digests += found if start + _BLOCK >= reader.length else found[:-_DIGEST_BYTES]
+            digests += found if start + _BLOCK >= reader.length else found[:-DIGEST_BYTES]
             progress(len(block))
             yield block
     if objects.digest_of(digests) != part.digest:
@@ -251,7 +252,7 @@ def _seal_file(
     copy: Copy, path: Path, name: str, watched: Watched, progress: Progress
 ) -> tuple[Part, bool]:
     with watched.open(str(path)) as source:
-        part, _ = copy.seal_part(name, _pieces(source.fileno(), progress))
+        part, _ = copy.seal_part(name, _pieces(source.fileno(), progress), faster())
         return part, bool(os.fstat(source.fileno()).st_mode & stat.S_IXUSR)
 
 

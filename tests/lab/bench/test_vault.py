@@ -20,6 +20,9 @@ def test_every_case_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     told: list[str] = []
     cases = list(vault.measure_vault(tmp_path, 4 << 20, [1], 2, told.append))
     assert [(case.what, case.ranks) for case in cases] == [
+        ("AES alone", 1),
+        ("SHA-256 alone", 1),
+        ("BLAKE3 alone", 1),
         ("sealing alone", 1),
         ("opening alone", 1),
         ("save", 1),

@@ -398,6 +398,11 @@ def count_step(done: int | None = None) -> None:
         recording.step(1 if done is None else max(0, done - recording.next_step))
 
 
+def recorded() -> bool:
+    """Whether this process is recorded."""
+    return current() is not None
+
+
 def trusted_in_replay() -> tuple[tuple[x509.Certificate, ...], str] | None:
     """The authorities and the job whose checkpoints a repetition loads: the recorded run's."""
     request = requested(os.environ)

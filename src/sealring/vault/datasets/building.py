@@ -38,6 +38,7 @@ from sealring.vault.datasets.fields import Field
 from sealring.vault.datasets.formats import FORMATS, Limits, format_of, source_files
 from sealring.vault.datasets.shards import (
     KIND,
+    SHARD_HASH,
     VERSION,
     Index,
     Input,
@@ -129,7 +130,7 @@ def build(vault: Vault, plan: Plan, suite: str | None, run: Run, progress: Progr
         index = Index(VERSION, plan.fields, plan.recipe, plan.inputs,
                       [done[number].shard for number in range(len(plan.shards))])  # fmt: skip
         parts = [
-            Part(shard.part, shard.length, done[number].commitment, shard.digest)
+            Part(shard.part, shard.length, done[number].commitment, SHARD_HASH, shard.digest)
             for number, shard in enumerate(index.shards)
         ]
         vault.commit(copy, KIND, plan.name, parts, index.text())
@@ -242,7 +243,7 @@ def _receipts(copy: Copy, plan: Plan, sources: list[str] | None) -> dict[int, Re
             receipt: Receipt = strictly(Receipt, document, part, "receipt")
             if receipt.recipe == wanted and receipt.shard.source == source:
                 shard = receipt.shard
-                listed = Part(part, shard.length, receipt.commitment, shard.digest)
+                listed = Part(part, shard.length, receipt.commitment, SHARD_HASH, shard.digest)
                 with copy.opened(listed, plan.name):
                     found[number] = receipt
     keep = {part_name(number) for number in found}

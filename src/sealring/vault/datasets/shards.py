@@ -35,6 +35,7 @@ from sealring.errors import (
 from sealring.formats.files import NEW_FILE
 from sealring.vault.closing import Closable
 from sealring.vault.datasets.fields import Field
+from sealring.vault.digests import Hash
 from sealring.vault.objects import Part, digest_of, open_part
 from sealring.vault.sealed import SealedPlace, read_as
 from sealring.vault.storage import VaultPath
@@ -42,6 +43,8 @@ from sealring.vault.vault import Stored
 
 KIND: Final = "dataset"
 VERSION: Final = 1
+SHARD_HASH: Final[Hash] = "sha256"
+"""Of a shard's chunks: a dataset's digest must not depend on the CPU that sealed it."""
 OFFSET_BYTES: Final = 8
 OPEN_SHARDS: Final = 64
 """Shards that are open at the same time."""
@@ -116,8 +119,8 @@ def index_of(stored: Stored) -> Index:
         )
     where = f"the index of {stored.whose}"
     index: Index = read_as(Index, stored.manifest.content, where, VERSION)
-    listed = [(part.name, part.length, part.digest) for part in stored.manifest.parts]
-    if listed != [(shard.part, shard.length, shard.digest) for shard in index.shards]:
+    listed = [(part.name, part.length, part.hash, part.digest) for part in stored.manifest.parts]
+    if listed != [(one.part, one.length, SHARD_HASH, one.digest) for one in index.shards]:
         raise NotAVault(f"the index of {stored.whose} lists other shards than its manifest")
     return index
 
@@ -153,7 +156,7 @@ def write_shard(
     path = folder / f".{place.part}.{secrets.token_hex(8)}"
     file = os.open(path, NEW_FILE, 0o600)
     try:
-        writer = place.writer(file, key, 1)
+        writer = place.writer(file, key, 1, SHARD_HASH)
         offsets = array("Q", [0])
         room = bytearray()
         length = 0
