@@ -410,8 +410,8 @@ class NotAVault(VaultError, code="vault.not_a_vault", fault="yours"):
     causes = """
     - vault.later_version: A later version of sealring wrote this; it must be opened with that
       version.
-    - vault.earlier_version: An earlier version of sealring wrote this; it must be exported with that
-      version, and sealed again.
+    - vault.earlier_version: An earlier version of sealring wrote this; it must be exported with
+      that version, and sealed again.
     """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from sealring import __version__, _native
 from sealring.cli import app
 from sealring.cli.bench import parse_size, parse_world_sizes
-from sealring.cli.doctor import openssl_speed
+from sealring.cli.doctor import openssl_speed, slower_without
 from sealring.cli.options import parse_bytes
 from sealring.errors import ConfigurationError, named
 from sealring.lab.results import this_machine
@@ -107,6 +108,32 @@ def test_an_error_of_ours_is_a_sentence_and_exit_status_2() -> None:
     )
 
 
+WIDE = {"aes", "vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
+
+
+def test_doctor_says_what_digests_cost_on_this_cpu() -> None:
+    done = sealring("doctor", "--json")
+    (check,) = [
+        one for one in json.loads(done.stdout)["checks"] if one["check"] == "digests of a vault"
+    ]
+    assert re.search(r"sha256 \d+ ms and blake3 \d+ ms", check["found"])
+    has = {"sha_ni", "sha2"} & set(Path("/proc/cpuinfo").read_text().split())
+    assert (check["verdict"] == "ok") is bool(has)
+    assert ("no SHA instructions" in check["found"]) is not bool(has)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "architecture", "told"),
+    [
+        (WIDE, "x86_64", ""),
+        (WIDE - {"vaes"}, "x86_64", "; this CPU has no VAES"),
+        ({"aes", "pmull"}, "aarch64", ""),
+    ],
+)
+def test_doctor_says_that_a_cpu_has_no_vaes(cpu: set[str], architecture: str, told: str) -> None:
+    assert slower_without(cpu, architecture) == told
+
+
 def test_doctor_reports_each_check_and_its_verdict() -> None:
     done = sealring("doctor", "--json", SEALRING_SECRET=os.urandom(32).hex())
     report = json.loads(done.stdout)
@@ -116,9 +143,6 @@ def test_doctor_reports_each_check_and_its_verdict() -> None:
         assert checks[name] == "ok", report
     assert {"AES instructions", "ports, IPv4", "interface", "clock"} <= set(checks)
     assert any(name.startswith("GPU") for name in checks)
-
-
-WIDE = {"aes", "vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
 
 
 @pytest.mark.parametrize(

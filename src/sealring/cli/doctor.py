@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
 
 import typer
 from rich.text import Text
@@ -30,6 +30,7 @@ from sealring.version import untested_torch
 if TYPE_CHECKING:
     import torch
 
+GIB: Final = 1 << 30
 SLOW_AEAD: Final = 0.5e9
 """Bytes per second. A lower rate shows that the CPU's AES instructions are not used."""
 WIDE_AES: Final = {"vaes", "vpclmulqdq", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
@@ -144,7 +145,29 @@ def _aes(name: str) -> Iterator[CheckResult]:
         fix = "sealing works but is slow; pass the host's CPU flags on to the virtual machine"
         yield CheckResult(name, "warning", found, fix)
     else:
+        yield CheckResult(name, "ok", found + slower_without(_cpu_words(), platform.machine()))
+
+
+def slower_without(cpu: set[str], architecture: str) -> str:
+    """What an x86-64 CPU lacks that others seal faster with."""
+    return "" if architecture != "x86_64" or cpu >= WIDE_AES else "; this CPU has no VAES"
+
+
+def _digests(name: str) -> Iterator[CheckResult]:
+    from sealring.vault.digests import Hash, faster, rate_of
+
+    rates = {one: rate_of(one) for one in get_args(Hash)}
+    costs = " and ".join(f"{one} {1e3 * GIB / rate:.0f} ms" for one, rate in rates.items())
+    found = f"1 GiB of a checkpoint costs a core {costs}"
+    instructions = "sha2" if platform.machine() == "aarch64" else "sha_ni"
+    if instructions in _cpu_words():
         yield CheckResult(name, "ok", found)
+        return
+    fix = (
+        f"checkpoints and sealed files take {faster()} here; datasets, recorded runs and saves in "
+        "the background take SHA-256. On a virtual machine, pass the host's CPU flags on"
+    )
+    yield CheckResult(name, "warning", f"{found}; this CPU has no SHA instructions", fix)
 
 
 def openssl_speed(number: int, cpu: set[str]) -> CheckResult | None:
@@ -370,6 +393,7 @@ def _key_memory(name: str) -> Iterator[CheckResult]:
 
 CHECKS: Final[dict[str, Callable[[str], Iterator[CheckResult]]]] = {
     "AES instructions": _aes,
+    "digests of a vault": _digests,
     "OpenSSL": _openssl,
     "torch": _torch,
     "settings": _variables,
