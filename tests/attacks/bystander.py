@@ -1,6 +1,6 @@
-"""What torch does between processes, in a worker that shuts out debuggers.
+"""Runs what torch does between processes, in a worker that refuses debuggers.
 
-Run by test_same_user.py, as a user without rights.
+Run by test_same_user.py, as a user without privileges.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Squares:
 
 
 def double(arrived: Any, answers: Any, parent: int) -> None:
-    """A spawned child: a tensor comes, is doubled where it lies, and another one goes back."""
+    """Runs in a spawned child: doubles a received tensor in place and sends another back."""
     tensor = arrived.get()
     tensor.mul_(2)
     answers.put(tensor + 1)
@@ -66,7 +66,7 @@ def main() -> None:
         sums = [float(batch.sum()) for batch in loader]
         assert sum(sums) == 100 * sum(i * i for i in range(ROWS))
         taken = {exchange(strategy) for strategy in ("file_descriptor", "file_system")}
-        # What the project and its tests read of themselves.
+        # These are the files about a process that the project and its tests read.
         for name in ("maps", "smaps", "status", "stat", "fd"):
             path = Path(f"/proc/self/{name}")
             assert list(path.iterdir()) if path.is_dir() else path.read_bytes()

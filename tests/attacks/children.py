@@ -1,4 +1,4 @@
-"""Runs a function in a forked child, and says how it ended there."""
+"""Runs a function in a forked child and returns its result, or the type of its error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CLONE: Final = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
 
 def in_child(act: Callable[[], object], fork: Callable[[], int] = os.fork) -> str:
-    """What `act` returns in a forked child, or the type of what it raises."""
+    """Returns what `act` returns in a forked child, or the type of the exception it raises."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about threads and fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # about fork in threads
         child = fork()
     if child == 0:
         try:
@@ -34,7 +34,7 @@ def in_child(act: Callable[[], object], fork: Callable[[], int] = os.fork) -> st
 
 
 def bare_fork() -> int:
-    """The system call alone: neither Python's nor the C library's handlers run."""
+    """Forks by the bare system call: neither Python's nor the C library's fork handlers run."""
     libc = ctypes.CDLL(None)
     assert CLONE is not None
     return int(libc.syscall(CLONE, int(signal.SIGCHLD), 0, 0, 0, 0))

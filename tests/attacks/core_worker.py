@@ -1,7 +1,7 @@
-"""A worker that reports its keys, masked, and writes memory to files for the test to search.
+"""A worker that reports its keys, masked, and writes its memory to files for the test to search.
 
-Rank 0 writes, while its group lives, all the memory of a forked child and what a core file of its
-own would hold; when the group has ended it dumps core.
+While its group lives, rank 0 writes two files: all the memory of a forked child, and what a core
+file of rank 0 would hold. After the group has ended, rank 0 dumps core.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def record_keys() -> None:
         made = context(*arguments, **options)
 
         def on_secret(_: object, line: bytes) -> None:
-            # In hexadecimal: what is searched for is the secret itself.
+            # The secret is hexadecimal text here, but the test searches for its bytes.
             name, _, secret = line.decode().split()
             values = (int(secret[at : at + 2], 16) for at in range(0, len(secret), 2))
             report(f"TLS {name} {next(numbers)}", bytearray(values))
@@ -144,7 +144,7 @@ def dump_core() -> None:
 
 
 def write_memory(path: str, *, as_core: bool) -> None:
-    """All writable memory; `as_core`: without what MADV_DONTDUMP keeps out of core files."""
+    """Writes all writable memory; with `as_core` it skips what MADV_DONTDUMP excludes."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
     mappings: list[tuple[int, int]] = []
     with open("/proc/self/smaps") as listing:

@@ -1,4 +1,4 @@
-"""A helper that was taken over: python -m tests.attacks.false_helper KIND ADDRESS."""
+"""A hostile helper process: python -m tests.attacks.false_helper KIND ADDRESS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERS = {
     "a commitment that is none": b'[{"result": "../x"}, 0]',
     "terminal codes": json.dumps([{"message": "\x1b[2J" + "A" * 2000}, 0]).encode(),
 }
-"""In place of what a process answers to an order."""
+"""What the false helper answers to an order, instead of a helper's real answer."""
 
 
 def main(kind: str, address: str) -> None:

@@ -1,7 +1,7 @@
-"""A process of the same user that tries to take what a checkpoint's helper process gets.
+"""A process of the same user that tries to take what a checkpoint's helper process receives.
 
-With the argument `victim` it is the worker that saves, and starts the thief. It prints what the
-thief could take, as JSON.
+With the argument `victim` this program is the worker: it starts the thief, saves a checkpoint, and
+prints as JSON what the thief could take.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Finds keys in another process's memory, by patterns that are made here and not there.
+"""Finds another process's keys in its memory, by search patterns that only this process builds.
 
 The worker reports its keys masked, so that the report itself leaves no copy of them in its memory.
-What OpenSSL makes of a key counts as the key: AES's round keys and the key of GHASH.
+What OpenSSL derives from a key counts as the key: AES's round keys and the key of GHASH.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sealring import _native
 
 MASK: Final = 0xA5
 RATCHETS: Final = 40
-"""More than a worker of these tests replaces a key."""
+"""The number of later keys to search for: more than a worker of these tests makes."""
 PIECE: Final = 8 << 20
 _OVERLAP: Final = 256
 
 
 def masked(secret: object) -> str:
-    """In hexadecimal. No byte of it stands next to the one that follows it in the secret."""
+    """Returns the secret masked, in hexadecimal, so that its bytes are never adjacent in memory."""
     return "".join(f"{byte ^ MASK:02x}" for byte in memoryview(secret))  # type: ignore[arg-type]
 
 
@@ -35,7 +35,7 @@ def unmasked(text: str) -> bytes:
 
 
 def patterns(keys: Mapping[str, bytes]) -> dict[str, bytes]:
-    """All that must not be found: each key, its successors, and what they are expanded to."""
+    """Returns every pattern that must not be found: each key, its successors and derived keys."""
     found: dict[str, bytes] = {}
     for name, key in keys.items():
         if len(key) != 32:
@@ -65,7 +65,7 @@ def _forms(name: str, key: bytes) -> dict[str, bytes]:
 
 
 def round_keys(key: bytes) -> bytes:
-    """FIPS 197, section 5.2, for 256 bits. SubWord comes from the cipher's own S-box."""
+    """Expands a 256-bit key by FIPS 197, section 5.2, with the S-box computed below."""
     words = [key[at : at + 4] for at in range(0, 32, 4)]
     constant = 1
     for at in range(8, 60):
@@ -102,19 +102,19 @@ _SBOX: Final = bytes(_substitute(byte) for byte in range(256))
 
 
 def found_in(file: Path, wanted: Mapping[str, bytes]) -> list[str]:
-    """The names of those patterns that the file holds, at any place."""
+    """Returns the names of the patterns that occur anywhere in the file."""
     return found_among(_pieces(file), wanted)
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """What was written to the file; most of a core file is holes."""
+    """Reads only the parts of the file that were written; most of a core file is holes."""
     piece = bytearray()
     with file.open("rb") as opened:
         end, size = 0, file.stat().st_size
         while end < size:
             try:
                 start = os.lseek(opened.fileno(), end, os.SEEK_DATA)
-            except OSError:  # there is only a hole
+            except OSError:  # the rest of the file is a hole
                 break
             end = os.lseek(opened.fileno(), start, os.SEEK_HOLE)
             while start < end:
@@ -127,10 +127,10 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def found_among(pieces: Iterable[bytes], wanted: Mapping[str, bytes]) -> list[str]:
-    """The names of those patterns that one of these pieces of memory holds."""
+    """Returns the names of the patterns that occur in any of these pieces of memory."""
     firsts = {name: int.from_bytes(pattern[:4], "little") for name, pattern in wanted.items()}
     words = np.array(sorted(set(firsts.values())), dtype=np.uint32)
-    # Most words of the memory are told apart by their upper half, without a search.
+    # The upper half of a word already rules out most of the memory, without a search.
     table = np.zeros(1 << 16, dtype=bool)
     table[words >> 16] = True
     found = set()

@@ -1,8 +1,8 @@
-"""A process of the workers' own user, and two workers whose memory it tries to reach.
+"""Tries to reach the memory of two workers from another process of the same user.
 
-python -m tests.attacks.neighbour prints, as JSON, what it could open of them while they made a
-group, and what while they trained. Run by test_same_user.py, as a user without rights: for root
-nothing is closed.
+`python -m tests.attacks.neighbour` prints as JSON what it could open of the workers while they made
+a group and while they trained. test_same_user.py runs it as a user without privileges, because
+nothing is closed to root.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def train(rank: int, store: str) -> None:
     threading.Thread(target=lambda: (sys.stdin.readline(), over.set()), daemon=True).start()
     while True:
         last = torch.tensor([float(over.is_set())])
-        dist.all_reduce(last)  # all go on, or none
+        dist.all_reduce(last)  # all ranks go on, or none
         if last.item():
             break
         sum_once()
@@ -75,7 +75,7 @@ def checked(result: int) -> int:
 
 
 def read_memory(pid: int) -> None:
-    """The first bytes of the first mapping, which every process has."""
+    """Reads the first bytes of the process's first memory mapping."""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb") as memory:
         memory.seek(int(maps.readline().partition("-")[0], 16))
         memory.read(16)
@@ -87,7 +87,7 @@ def open_files(pid: int) -> None:
 
 
 def take_descriptor(pid: int) -> None:
-    """As torch does for CUDA memory in expandable segments."""
+    """Takes a file descriptor from another process, as torch does for CUDA memory."""
     pidfd = os.pidfd_open(pid)
     try:
         os.close(checked(_libc.syscall(_PIDFD_GETFD, pidfd, 1, 0)))
@@ -96,7 +96,7 @@ def take_descriptor(pid: int) -> None:
 
 
 def attach(pid: int) -> None:
-    """As a debugger does."""
+    """Attaches with ptrace, as a debugger does."""
     checked(_libc.ptrace(_PTRACE_ATTACH, pid, 0, 0))
     os.waitpid(pid, 0x40000000)  # __WALL
     _libc.ptrace(_PTRACE_DETACH, pid, 0, 0)
@@ -113,7 +113,7 @@ ATTEMPTS: Final[dict[str, Callable[[int], Any]]] = {
 
 
 def race(pids: list[int], over: threading.Event, seen: Counter[str]) -> None:
-    """Tries to get hold of a link's memory while it can still be mapped to write."""
+    """Tries to open a link's memory while it can still be mapped for writing."""
     while not over.is_set():
         for pid in pids:
             try:

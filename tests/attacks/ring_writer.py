@@ -1,13 +1,13 @@
-"""Ranks that seal, and a process that changes their ring meanwhile. Run by test_shared_ring.py.
+"""Two ranks that exchange records in a ring, and a process that changes the ring meanwhile.
 
-python -m tests.attacks.ring_writer SECONDS prints how many worlds ended with right results, how
-many with which error, and how many with a wrong element. It goes on for longer if no record was
-destroyed, since the hostile process then had no chance to run.
+Run by test_shared_ring.py. `python -m tests.attacks.ring_writer SECONDS` prints how many worlds
+ended with right results, with each error, and with a wrong element. If no record was destroyed, the
+hostile process had no chance to run, and the program runs longer.
 
-Each world runs all_reduces of two ranks until one fails. Of the two records that a rank sends in
-each, the first is for the peer alone and the second is published; all are as long as an eighth of
-the ring. The hostile process is given the file of rank 0's ring, as if it had opened it before the
-file was sealed. It keeps changing one byte of the ciphertext back and forth.
+Each world runs all-reduces of two ranks until one fails. In each all-reduce a rank sends two
+records: the first is for the peer alone, the second is published. Each is as long as an eighth of
+the ring. The hostile process gets the file of rank 0's ring, as if it had opened the file before
+the file was sealed. It keeps flipping one byte of the ciphertext.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ CASE: Final = Case(
 )
 ROUNDS: Final = 40
 SPOTS: Final = tuple(record * RECORD + HEADER + RECORD // 2 + 3 for record in (0, 1))
-"""The last byte of a float, with its sign, in a record of each kind."""
+"""Where to write: the last byte of a float, which has its sign, in a record of each kind."""
 WRONG: Final = "a wrong element"
 
 
 def write_into_rings() -> None:
-    """The hostile process: writes into the last ring that it was given, until there is no more."""
+    """The hostile process: writes into the ring that it got last, until no more rings come."""
     orders = socket.socket(fileno=0)
     memory: mmap.mmap | None = None
     spot = 0
@@ -62,7 +62,7 @@ def write_into_rings() -> None:
 def run_world(orders: socket.socket, spot: int) -> str:
     with LocalWorld(2, transport="shm") as local:
         socket.send_fds(orders, [bytes([spot])], [local.memories[0, 1]])
-        orders.recv(1)  # it writes from now on
+        orders.recv(1)  # from now on the hostile process writes
         right = expected(CASE, 2, 0, local.record_bytes)
         for _ in range(ROUNDS):
             tensors = tensors_of(CASE, 2)

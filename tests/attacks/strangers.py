@@ -1,9 +1,11 @@
-"""Thousands of connections to one listener that prove nothing, and come again when they are closed.
+"""Thousands of unauthenticated connections to one listener, opened again when it closes them.
 
-    python -m tests.attacks.strangers        how long a group of four takes without and with them
+`python -m tests.attacks.strangers` measures how long a group of four takes to form without these
+connections and with them.
 
-Three kinds: silent ones send nothing, slow ones send a TLS ClientHello byte by byte, and stalling
-ones send all of it and then nothing. They run in processes of their own, as an attacker's would.
+There are three kinds: silent ones send nothing, slow ones send a TLS ClientHello byte by byte, and
+stalling ones send a whole ClientHello and then nothing. They run in separate processes, as an
+attacker's would.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ SILENT: Final = 5000
 SLOW: Final = 250
 STALLING: Final = 250
 _PROCESSES: Final = 6
-"""So many that none of them needs more than the usual limit of 1024 open files."""
+"""So many that no process needs more than the usual limit of 1024 open files."""
 _TRICKLE_SECONDS: Final = 0.2
 
 
 def client_hello() -> bytes:
-    """What a worker's TLS sends first."""
+    """Returns the first TLS message that a worker sends."""
     context = SSL.Context(SSL.TLS_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_alpn_protos([b"sealring"])
@@ -47,7 +49,7 @@ def client_hello() -> bytes:
 def strangers(
     address: tuple[str, int], silent: int = SILENT, slow: int = SLOW, stalling: int = STALLING
 ) -> Iterator[None]:
-    """Begins when each of them has connected once; they go on until the end of the block."""
+    """Enters when each stranger has connected once; the strangers go on until the block ends."""
     hello = client_hello().hex()
     processes = []
     try:
@@ -56,7 +58,7 @@ def strangers(
             arguments = json.dumps([*address, *shares, hello])
             processes.append(
                 subprocess.Popen(
-                    # Another machine's attacker would not take our processors' time.
+                    # An attacker on another machine would not use this machine's processors.
                     ["nice", "-n", "19", sys.executable, __file__, arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -95,7 +97,7 @@ class Attacker:
             while self._to_open:
                 self._open(self._to_open.pop())
             for fd, event in self._epoll.poll(_TRICKLE_SECONDS):
-                # A connection that was closed at once has been connected too.
+                # A connection that the listener closed at once counts as connected.
                 if event & select.EPOLLOUT and not event & select.EPOLLERR:
                     self._connected(fd)
                 if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
@@ -148,7 +150,7 @@ class Attacker:
 
 
 def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
-    """One worker, in a process of its own."""
+    """Runs one worker of the group."""
     from torch.distributed import TCPStore
 
     from sealring.core.links import build_mesh
@@ -167,7 +169,7 @@ def _join(rank: int, port: int, begin: Any, joined: Any) -> None:
 
 
 def measure() -> None:
-    """Times a group of four processes; the strangers all besiege rank 0, which listens first."""
+    """Times a group of four processes; all strangers connect to rank 0, which listens first."""
     from torch.distributed import TCPStore
 
     import tests.core.links.worlds  # so that all workers have one issuer

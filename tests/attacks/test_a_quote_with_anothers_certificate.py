@@ -1,4 +1,4 @@
-"""A TDX quote that shows the certificate of another machine than the one that made it."""
+"""A machine makes a TDX quote and shows another machine's certificate with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.attest.minting.intel import Intel, tdx_body
 
 @pytest.mark.threat("E9")
 def test_a_barred_machine_shows_the_certificate_of_another() -> None:
-    """The collateral was fetched for the barred machine: its certificates there must not count."""
+    """The collateral was fetched for the barred machine; its certificates must not be used here."""
     barred = Intel()
     another = barred.another(b"another machine.")
     quote = barred.quote(tdx_body(CHALLENGE.report_data("tdx")), shown=another.pck)

@@ -1,4 +1,4 @@
-"""The disk with a vault's ledger is taken away, so that an older copy of the vault is accepted."""
+"""An attacker removes the disk with a vault's ledger, so that an old copy would be accepted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_ledger_that_is_not_there(
         Vault.create(tmp_path / "other", key, "owner")
     assert not disk.exists()
     assert not (tmp_path / "other").exists()
-    # An empty directory is accepted, as on a new machine, and reported once.
+    # An empty directory is accepted, because a new machine has one. The log reports it once.
     assert not caplog.records
     (disk / "ledgers").mkdir(parents=True)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A barred machine comes back: by another spelling of its certificate, or by another key."""
+"""A barred machine tries to join again with a respelled certificate or with its other key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def joined_machine(broker: Running, rank: int) -> str:
 
 
 def other_spelling(certificate: bytes) -> bytes:
-    """The same certificate with the other of its two ECDSA signatures: s and n - s both verify."""
+    """Returns the certificate with its ECDSA signature (r, s) as (r, n - s), which verifies too."""
     parsed = x509.load_der_x509_certificate(certificate)
     r, s = decode_dss_signature(parsed.signature)
     body = parsed.tbs_certificate_bytes
@@ -133,10 +133,10 @@ def test_a_key_that_is_learned_later_is_barred_then(chip: Chip, tmp_path: Path) 
     place.attester = TpmAttester(chip.machine(chip.p256))
     with running(place) as broker:
         bar(broker, joined_machine(broker, 0))
-        # It has not been seen with the first one, so nothing is known against it.
+        # The machine shows only its second key. No broker has linked that key to the first yet.
         place.attester = TpmAttester(chip.machine(chip.rsa))
         broker.join(1)
-        # It shows both: from here on both are barred.
+        # Now the machine shows both keys: from here on both are barred.
         place.attester = TpmAttester(chip.machine())
         with pytest.raises(BrokerRefusal, match="machine", check=coded("broker.worker_revoked")):
             broker.join(2)
@@ -147,7 +147,7 @@ def test_a_key_that_is_learned_later_is_barred_then(chip: Chip, tmp_path: Path) 
 
 @pytest.mark.threat("B23")
 def test_another_tpms_key_cannot_be_claimed(chip: Chip, tmp_path: Path) -> None:
-    """A machine that expects to be barred wants an innocent one to be barred with it."""
+    """A machine that expects to be barred claims a victim's key, so that both would be barred."""
     victim = Maker().ek.der
     place = chip.place(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Brokers over one real etcd, one of which has a clock that is behind, moved back or ahead."""
+"""Several brokers share one real etcd; the clock of one is behind, set back or ahead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Place:
 
 
 class Wall:
-    """A machine's clock, which can be set, and its CLOCK_BOOTTIME, which time alone moves."""
+    """A machine's clock, which the test can set, and its CLOCK_BOOTTIME, which only goes on."""
 
     def __init__(self) -> None:
         self.shift = 0.0
@@ -69,7 +69,7 @@ def replica(place: Place, etcd: Cluster, wall: Wall | None = None) -> Iterator[R
 
 
 def again(broker: Running, worker: Worker, body: bytes | None = None) -> None:
-    """The worker's evidence once more, or what its token fetches, on a connection of its own."""
+    """Sends the worker's evidence (or, without `body`, its token) again on a new connection."""
 
     async def act() -> None:
         context = client_context([broker.place.keys.authority])
@@ -83,7 +83,7 @@ def again(broker: Running, worker: Worker, body: bytes | None = None) -> None:
 
 
 def met(broker: Running, *, joins: bool = True) -> tuple[Worker, bytes]:
-    """A worker that has a nonce and evidence for it, and has joined with it."""
+    """Returns a worker that has a nonce, and its evidence; by default it has joined too."""
     kept: list[tuple[Worker, bytes]] = []
 
     async def act(worker: Worker) -> None:
@@ -98,7 +98,7 @@ def met(broker: Running, *, joins: bool = True) -> tuple[Worker, bytes]:
 
 
 def sweep_at(broker: Running, now: float) -> None:
-    """A replica's chore, at its own time."""
+    """Runs a broker's clean-up as if the time were `now`."""
     while broker.decide(lambda _, view: ledger.sweep(view, now)):
         pass
 
@@ -114,7 +114,7 @@ def test_a_used_nonce_that_a_replica_has_forgotten_is_not_new_to_one_whose_clock
         sweep_at(ahead, time.time() + 2 * HOUR)
         with pytest.raises(BrokerRefusal, match="clock", check=coded("broker.expired_nonce")):
             again(behind, worker, body)
-        # Nonces of later are good.
+        # Nonces that were made later are accepted.
         time.sleep(1.1)
         behind.join(1)
 
@@ -146,7 +146,7 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
             again(broker, unused, body)
         with pytest.raises(BrokerRefusal, check=coded("broker.expired_token")):
             again(broker, joined)
-        # It goes on in its own time.
+        # The broker goes on, by its own count of time.
         broker.join(2)
 
 
@@ -230,11 +230,11 @@ def test_a_live_broker_whose_clock_jumps_ahead_decides_nothing_and_the_others_go
             ):
                 asyncio.run(jumped.broker.sweep())
         assert right.decide(lambda _, view: audit.newest_time(view)) < time.time() + HOUR
-        # Nonces of the right time are not forgotten, and a worker that knows both brokers joins.
+        # The other broker still knows its nonces, and a worker that knows both brokers joins.
         client = BrokerClient(
             [("127.0.0.1", jumped.port), ("127.0.0.1", right.port)], [place.keys.authority]
         )
         name, key = WorkerName(JOB, 1), Ed25519PrivateKey.generate()
         asyncio.run(client.join(name, 4, key, place.attester, PATIENCE))
-        wall.shift = 30  # as one that is slewed, or set right
+        wall.shift = 30  # a small error, as while a clock is being corrected
         jumped.join(2)

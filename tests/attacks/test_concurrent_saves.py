@@ -26,7 +26,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
 
 
 def opened_again(vault: Vault) -> Vault:
-    """As another process opens it."""
+    """Opens the vault again, as another process would."""
     return Vault.open(vault.path, keys.key_file(vault.path.local.parent / "vault.key"))
 
 
@@ -46,14 +46,14 @@ def versions(vault: Vault) -> list[int]:
 def test_a_save_that_ends_while_another_looks_for_what_was_left(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of unfinished versions has it, and it is committed and no longer claimed."""
+    """The other version is listed as unfinished, but is committed before it is removed."""
     writer = CheckpointWriter(vault, "run")
     real = Vault.incomplete
     started, listed = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
     def first(self: Vault, name: str, **options: Any) -> list[VaultPath]:
-        """The other save has begun; it goes on when the list was made, if it can."""
+        """Lists unfinished versions, then lets the other save finish before their removal."""
         found = real(self, name, **options)
         listed.set()
         threads[0].join(3)

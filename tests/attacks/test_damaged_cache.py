@@ -1,4 +1,4 @@
-"""A file in the broker's cache is cut short: running jobs must not end by it."""
+"""A file in the broker's cache is cut short; running jobs must go on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureF
         first = held.certificate.serial_number
         (folder / "maker.crl").write_bytes(content[: len(content) // 2])
         broker.join(1)
-        # Renewed although the file is damaged; on the old code the group had ended by then.
+        # The worker's certificate is renewed although the file is damaged; once the group ended
+        # here.
         until = time.monotonic() + 30
         while held.certificate.serial_number == first and not group.ended.is_set():
             assert time.monotonic() < until
@@ -53,14 +54,14 @@ def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureF
         assert "stays in use" in caplog.text
         held.close()
     assert len(place.trust().lists) == 1
-    # A folder that was never good is an error at the start.
+    # A folder whose files are damaged from the start is an error.
     with pytest.raises(ConfigurationError, match=r"maker\.crl holds no revocation list"):
         trust_in(read_policy(place.policy)[0], folder)
 
 
 @pytest.mark.threat("B13")
 def test_a_broker_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
-    """Whatever it answers but that the worker is out, workers try again until their end."""
+    """Workers retry until their certificate ends, unless the broker says that they are revoked."""
     place = Place(tmp_path, minutes=0.2)
     good = place.trust
     failing = threading.Event()

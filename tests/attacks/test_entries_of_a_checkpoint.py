@@ -1,4 +1,4 @@
-"""Entries that are no tensors: a worker of the job pickles them, and other ranks load them."""
+"""Checkpoint entries that are not tensors: one worker pickles them and other ranks load them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attack(path: str) -> str:
 
 
 def stand_in(path: str) -> str:
-    """What the restricted unpickler is told to take for `attack`."""
+    """The restricted unpickler is told to use this function in place of `attack`."""
     return "harmless"
 
 
@@ -52,7 +52,7 @@ class OwnLoads(DefaultLoadPlanner):
 def test_a_name_that_two_unpicklers_understand_differently(
     planner: type[DefaultLoadPlanner], vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them checked the entry, and the other one loaded it and ran its code."""
+    """One unpickler checked the entry; another one loaded it and ran its code."""
     monkeypatch.chdir(tmp_path)
     with torch.serialization.safe_globals([(stand_in, f"{__name__}.attack")]):
         dcp.save({"entry": Runs()}, storage_writer=CheckpointWriter(vault, "run"))
@@ -84,7 +84,7 @@ def test_an_entry_that_says_how_it_is_pickled(vault: Vault) -> None:
 def test_a_refusal_names_the_attack_and_does_not_advise_to_run_it(
     run: object, named: str, vault: Vault
 ) -> None:
-    """It repeated torch's advice to load the file with `weights_only=False`, and its bold type."""
+    """The refusal once repeated torch's advice to use `weights_only=False`, with control codes."""
 
     class Names:
         def __reduce__(self) -> Any:

@@ -1,7 +1,7 @@
 """A worker that is no longer admitted tries to keep the others from forming a group.
 
-It still has a key and a certificate of the job's authority, so it completes TLS. It can connect to
-every listener, and it can write its own address into the store.
+The worker still has a key and a certificate of the job's authority, so it completes TLS. It can
+connect to every listener, and it can write its own address into the store.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_worker_that_the_policy_no_longer_lists_does_not_end_the_set_up() -> N
     with group_without() as mesh:
         sock = socket.create_connection(mesh.store.address(0))
         with pytest.raises(PeerNotAdmitted, check=coded("handshake.peer_not_admitted")):
-            # Rank 0 does not pass the old policy either, and each end may be the first to say so.
+            # Rank 0 does not pass the old policy either, so either end may be the first to refuse.
             dial(sock, evicted, own_terms(evicted), 0, soon())
 
 
@@ -125,7 +125,7 @@ def test_a_worker_without_attestation_does_not_end_the_set_up() -> None:
 
 @pytest.mark.threat("J29")
 def test_a_revoked_worker_gains_nothing_by_another_world_size() -> None:
-    """Its certificate of an earlier, larger run is refused as revoked, not as a disagreement."""
+    """The certificate from an earlier, larger run is refused as revoked, not as a disagreement."""
     evicted = attested(EVICTED)
     worker = judging.attest()
     certificate = issue(
@@ -147,7 +147,7 @@ def test_a_revoked_worker_gains_nothing_by_another_world_size() -> None:
 
 @pytest.mark.threat("J29")
 def test_a_revoked_worker_gains_nothing_by_another_key_exchange(tmp_path: Path) -> None:
-    """Its certificate is judged before what TLS negotiated."""
+    """Rank 0 judges the certificate before it looks at the key exchange that TLS negotiated."""
     evicted = attested(EVICTED)
     with group_without(evicted) as mesh:
         context = foreign(tmp_path, evicted, ssl.PROTOCOL_TLS_CLIENT)
@@ -161,7 +161,7 @@ def test_a_revoked_worker_gains_nothing_by_another_key_exchange(tmp_path: Path) 
 
 @contextlib.contextmanager
 def listening(answer: Callable[[socket.socket], object]) -> Iterator[tuple[bytes, list[str]]]:
-    """A server that answers each connection so; yields its address and what it answered with."""
+    """Runs a server that calls `answer` with each connection; yields its address and the errors."""
     answered: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -204,7 +204,7 @@ def test_an_evicted_worker_at_a_false_address_does_not_end_the_set_up(
     ):
         mesh.store.overlay[address_key(0)] = lie
         mesh.start_all()
-        while len(answered) < 4:  # ranks 1 to 3, and one of them for the second time
+        while len(answered) < 4:  # once each by ranks 1 to 3, and a second time by one of them
             assert not mesh.outcomes, mesh.outcomes
             time.sleep(0.01)
         assert set(answered) == {error}

@@ -1,4 +1,4 @@
-"""(r, n - s) is a signature wherever (r, s) is one. Evidence takes one of the two."""
+"""If (r, s) is an ECDSA signature, so is (r, n - s). Evidence is accepted with only one of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_signature_that_somebody_respelled(name: str) -> None:
     other = respelled(raw, *place)  # type: ignore[arg-type]
     with pytest.raises(MalformedEvidence, match="not in its one spelling"):
         verify_evidence(replace(evidence, parts={**evidence.parts, part: other}), challenge, trust)
-    # What hardware gives in the other spelling is sent in this one.
+    # A worker whose hardware gives the other spelling converts it before it sends it.
     assert CANONICAL[part](other) == raw
 
 
@@ -101,7 +101,7 @@ def test_a_number_of_a_tpms_signature_without_its_zeros() -> None:
 
 
 def test_a_tpm_is_known_by_its_key_however_its_certificate_is_spelled() -> None:
-    """The certificate's ECDSA signature respelled: another certificate of the same TPM."""
+    """The certificate with its ECDSA signature respelled still names the same TPM."""
     der = MAKER.ek.der
     r, s = decode_dss_signature(MAKER.ek.certificate.signature)
     other_signature = encode_dss_signature(r, P384 - s)
@@ -132,5 +132,5 @@ def test_a_quote_whose_certificates_somebody_ended_with_a_zero(kind: str) -> Non
         longer = longer[:at] + size.to_bytes(4, "little") + longer[at + 4 :]
     with pytest.raises(MalformedEvidence, match="not in its one spelling"):
         verify_evidence(replace(evidence, parts={"quote": longer}), CHALLENGE, trust)
-    # Some quoting enclaves write it: a worker sends the quote without.
+    # Some quoting enclaves write this zero; a worker removes it before it sends the quote.
     assert canonical_quote(longer) == raw

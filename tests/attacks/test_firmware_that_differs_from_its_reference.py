@@ -1,4 +1,4 @@
-"""Firmware that differs from what NVIDIA signed, while a reference for another is missing."""
+"""A device's firmware differs from NVIDIA's reference, and another reference is missing."""
 
 from __future__ import annotations
 

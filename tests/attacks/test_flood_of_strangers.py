@@ -1,4 +1,4 @@
-"""Strangers who prove nothing want to fill the broker's disk and its memory."""
+"""Strangers without valid evidence try to fill the broker's disk and memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_refused_strangers_do_not_grow_the_store(place: Place) -> None:
         after = rows(place)
         added = set(after) - set(before)
         assert len(added) <= 1, f"{len(added)} rows for {REQUESTS} refused strangers"
-    # They are counted, and the last of them are kept, in bounded room.
+    # Refused strangers are counted, and only the last few of them are stored.
     store = place.open_store()
     from sealring.attest.broker import strangers
 
@@ -115,7 +115,7 @@ def half_send(place: Place, port: int) -> tuple[socket.socket, SSL.Connection]:
         for start in range(0, len(data), 16 << 10):
             connection.send(data[start : start + (16 << 10)])
     except (SSL.Error, OSError):
-        pass  # the broker has had enough of it
+        pass  # the broker has closed the connection
     return sock, connection
 
 
@@ -142,9 +142,9 @@ def test_half_sent_requests_take_bounded_memory(place: Place) -> None:
             held.append(half_send(place, port))
         grown = resident_mib(broker.pid) - before
         print(json.dumps({"half_sent": HALF_SENT, "grown_mib": round(grown)}))
-        # 32 MiB of bodies, and what TLS and Python hold of a connection.
+        # The limit allows 32 MiB of bodies, and what TLS and Python hold for each connection.
         assert grown < 72, f"{HALF_SENT} half-sent requests took {grown:.0f} MiB"
-        # And a worker is served meanwhile.
+        # The broker still serves a worker meanwhile.
         client = BrokerClient([("127.0.0.1", port)], [place.keys.authority])
         key = Ed25519PrivateKey.generate()
         asyncio.run(client.join(WorkerName(JOB, 0), 1, key, place.attester, 30.0))

@@ -1,7 +1,7 @@
 """A forked child of a worker holds a copy of the worker's memory and of its connections.
 
-With the keys and the nonces in that copy it would speak in the worker's name and seal under nonces
-that the worker uses too. Every data loader with workers forks.
+With the copied keys and nonces the child could speak in the worker's name and seal under nonces
+that the worker uses too. Every data loader with worker processes forks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def calls(store: Any) -> dict[str, Callable[[], object]]:
 
 
 def child_speaks(rank: int, world: int) -> tuple[str, list[float]]:
-    """Rank 1 is in the collective that the child calls: it must not take the child's data."""
+    """Rank 1 is in the collective that rank 0's child calls; it must not take the child's data."""
     before = total(rank + 1)
     said = in_child(lambda: total(7)) if rank == 0 else ""
     return said, [before, total(rank + 1), total(rank + 1)]
@@ -91,7 +91,7 @@ def test_a_forked_child_calls_anything_else(workers: Workers) -> None:
 
 
 def child_waits(rank: int, world: int) -> tuple[str, float]:
-    """The child inherits a work that only a thread of its parent's could finish."""
+    """The child inherits an operation that only a thread of its parent could finish."""
     tensor = torch.ones(4)
     said = ""
     if rank == 0:
@@ -132,7 +132,7 @@ def test_a_child_that_no_fork_handler_knows_of(workers: Workers) -> None:
 
 def leaving(way: str) -> object:
     if way == "sys.exit":
-        # As a script's own end: torch's and Python's handlers run.
+        # This runs the handlers of torch and Python, as at a script's own end.
         atexit._run_exitfuncs()
     elif way == "destroy":
         dist.destroy_process_group()
@@ -192,7 +192,7 @@ def test_a_forked_child_makes_a_group_of_its_own(workers: Workers) -> None:
 
 
 def loses_its_peer(rank: int, sign: str) -> list[str]:
-    """Rank 0 is killed before its child has ended."""
+    """Kills rank 0 before its child has ended; rank 1 reports the error it got."""
     total(rank + 1)
     if rank == 1:
         try:
@@ -208,7 +208,7 @@ def loses_its_peer(rank: int, sign: str) -> list[str]:
 
 
 def fork_and_stay(sign: str) -> None:
-    """The child stays until the peer has seen that its parent is gone, or for ten seconds."""
+    """Forks a child that stays until the peer has lost the parent, or for ten seconds."""
     if os.fork() == 0:
         with contextlib.suppress(BaseException):
             for _ in range(100):
@@ -295,7 +295,7 @@ def test_data_loaders_fork_while_training_goes_on(workers: Workers) -> None:
 
 
 def fork_in_a_handler(rank: int, world: int) -> tuple[str, float]:
-    """A signal comes while the call waits for the peer; its handler forks and returns twice."""
+    """A signal arrives while the call waits for the peer; its handler forks, and both return."""
     if rank == 1:
         time.sleep(1.0)
         return "", total(2)

@@ -1,4 +1,4 @@
-"""A forked child has copies of its parent's locks, and lives longer than they should."""
+"""A forked child has copies of its parent's locks and outlives the parent's use of them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sealring.vault.files import claim, claimed
 
 FORKS: dict[str, Callable[[], int]] = {
     "Python's": os.fork,
-    # As a library does it: Python does not know of this child.
+    # A library forks in this way; Python does not know of such a child.
     "a library's": lambda: int(ctypes.PyDLL(None).fork()),
 }
 
 
 @contextmanager
 def child(fork: Callable[[], int]) -> Iterator[None]:
-    """A child that lives until the end of the context, such as a data loader's worker."""
+    """Forks a child, like a data loader's worker, that lives until the context ends."""
     read, write = os.pipe()
     process = fork()
     if process == 0:
@@ -51,7 +51,7 @@ def test_a_child_does_not_hold_what_its_parent_has_released(
     with vault.held(alone=False), claim(draft):
         running = child(FORKS[fork])
         running.__enter__()
-        assert claimed(draft)  # the child did not release its parent's
+        assert claimed(draft)  # the child's existence has not released the parent's lock
     try:
         assert vault.rekey().versions == 0
         assert not claimed(draft)

@@ -1,4 +1,4 @@
-"""GPUs and switches that do not belong together, shown as those of one machine."""
+"""GPUs and switches of different machines, shown as those of one machine."""
 
 from __future__ import annotations
 

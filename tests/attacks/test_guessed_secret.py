@@ -115,7 +115,7 @@ def test_another_spelling_of_the_last_base64_digit_is_refused() -> None:
 
 
 def test_the_certificate_that_a_stranger_sees_confirms_a_guess() -> None:
-    """Why the secret must be random."""
+    """Shows why the secret must be random: one connection lets a stranger test guesses."""
     secret = secrets.token_hex(32)
     credentials = load_credentials(0, 1, {"SEALRING_SECRET": secret})
     shown = seen_by_a_stranger(credentials)

@@ -1,4 +1,4 @@
-"""The process that seals a checkpoint in the background, and those who want its key."""
+"""Attacks on the process that seals a checkpoint in the background and holds its key."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_another_process_of_the_user_takes_neither_key_nor_plaintext() -> None:
     assert found["loaded"] == 42
     told = found["told"]
     assert not {"socket", "/memfd", "bytes"} & told.keys(), told
-    assert told["EBADF"] + told.get("EPERM", 0) > 0  # it saw the helper, and tried
+    assert told["EBADF"] + told.get("EPERM", 0) > 0  # the thief saw the helper
     assert told["closed"] > 0  # it connected to the worker, which closed the connection
 
 
 def started_as(number: int) -> subprocess.Popen[bytes]:
-    """A process with a number that is free: an attacker who starts enough processes chooses it."""
+    """Starts a process with this number, as an attacker can who starts many processes."""
     for _ in range(100):
         try:
             _LAST_NUMBER.write_text(str(number - 1))
@@ -102,7 +102,7 @@ def started_as(number: int) -> subprocess.Popen[bytes]:
 
 @pytest.mark.threat("P8")
 def test_a_process_that_had_the_helpers_number_does_not_pass_for_it() -> None:
-    """It connects, leaves its connection with a child and ends, before the helper is started."""
+    """The thief connects, leaves the connection to a child and ends before the helper starts."""
     door = Door()
     command = [sys.executable, "-c", _LEAVES_ITS_CONNECTION, door.address]
     thief = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -176,7 +176,7 @@ def test_a_helper_that_hangs_is_ended(vault: Vault, monkeypatch: pytest.MonkeyPa
 def in_place_of_helpers(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[subprocess.Popen[bytes]]:
-    """The processes that are started from now on."""
+    """Starts false helpers in place of real ones from now on; returns those that were started."""
     started: list[subprocess.Popen[bytes]] = []
     real: Any = subprocess.Popen
 
@@ -195,7 +195,7 @@ def in_place_of_helpers(
 def test_what_a_helper_answers_ends_the_save_by_name(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was a bare ValueError, TypeError or KeyError, or filled the memory."""
+    """Such an answer once raised a bare ValueError, TypeError or KeyError, or filled the memory."""
     save(vault)
     with monkeypatch.context() as patch:
         started = in_place_of_helpers(kind, patch)
@@ -217,7 +217,7 @@ def test_what_a_helper_answers_ends_the_save_by_name(
 def test_a_helper_that_does_not_end_its_answer_is_ended(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit on each byte let it hold up the save for ever."""
+    """There was once only a time limit for each byte, so a helper could delay a save for ever."""
     started = in_place_of_helpers(kind, monkeypatch)
     monkeypatch.setattr("sealring.vault.staging.WORK_SECONDS", 1.0)
     with pytest.raises(CheckpointException) as raised:
@@ -225,7 +225,7 @@ def test_a_helper_that_does_not_end_its_answer_is_ended(
     ((problem, _),) = raised.value.failures.values()
     assert type(problem) is WorkerFailed
     assert "timed out" in str(problem)
-    # One that writes finds the connection closed, and may end before it is killed.
+    # A helper that is still writing may end by itself, since its connection was closed.
     assert started[0].returncode in ([-9] if kind == "stopped" else [-9, 1])
 
 
@@ -233,7 +233,7 @@ def test_a_helper_that_does_not_end_its_answer_is_ended(
 def test_saves_go_on_while_the_helper_of_another_hangs(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the same writer. What the first has left is removed by a later save."""
+    """One writer makes all these saves. A later save removes what the first has left."""
     real: Any = subprocess.Popen
     started = in_place_of_helpers("stopped", monkeypatch)
     false: Any = subprocess.Popen

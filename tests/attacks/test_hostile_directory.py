@@ -1,4 +1,4 @@
-"""Directories and files that the owner of a vault's disk adds to it."""
+"""Attacks by the owner of a vault's disk, who adds directories and files to the vault."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 
 def nothing(count: int) -> None:
-    """Progress that no one looks at."""
+    """A progress callback that does nothing."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_an_empty_version_with_any_number_hides_no_later_one(
 
 @pytest.mark.threat("V49")
 def test_symlinks_in_the_place_of_an_object(vault: Vault, tmp_path: Path) -> None:
-    """A save that removes old versions would remove what the link leads to."""
+    """A save that removes old versions would remove files outside the vault through the link."""
     state: Any = {"a": torch.ones(2)}
     dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
     mine = objects_of(vault)
@@ -98,7 +98,7 @@ def test_symlinks_in_the_place_of_an_object(vault: Vault, tmp_path: Path) -> Non
 def test_something_else_than_a_file_in_the_place_of_a_part(
     make: Callable[[Path], None], vault: Vault, tmp_path: Path
 ) -> None:
-    """A directory can be as long as the part was."""
+    """A directory can have the same length as the part, so its length does not give it away."""
     (tmp_path / "like").mkdir()
     size = (tmp_path / "like").stat().st_size
     length = next((n for n in range(size) if _native.sealed_length(n) == size), 100)
@@ -114,7 +114,7 @@ def test_something_else_than_a_file_in_the_place_of_a_part(
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.threat("V49")
 def test_removal_follows_no_symlink(level: int, tmp_path: Path) -> None:
-    """Also if the link appears after the names were read."""
+    """Covers a link that appears only after the names were read."""
     inside = Path("objects", "id", "version")
     (tmp_path / "elsewhere" / "id" / "version").mkdir(parents=True)
     kept = tmp_path / "elsewhere" / "id" / "version" / "manifest"
@@ -156,14 +156,15 @@ def test_empty_folders_come_back(vault: Vault, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "x"
 
 
-# ---- another vault, and what a killed process leaves ---------------------------------------------
+# ---- an exchanged vault, and what a killed process leaves
+# -----------------------------------------
 
 
 @pytest.mark.threat("V23")
 def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both open, and each is genuine: a ledger elsewhere knows which one lay there."""
+    """Both vaults open and are genuine; a ledger elsewhere remembers which one was at this path."""
     (tmp_path / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
     Vault.open(vault.path, keys.key_file(key))
@@ -174,7 +175,7 @@ def test_a_vault_that_was_exchanged_for_another_of_the_same_key(
         VaultError, match=f"and held {vault.header.id}", check=coded("vault.foreign")
     ):
         Vault.open(vault.path, keys.key_file(key))
-    # One that is made there now is not another's.
+    # A vault that is newly created at this path is accepted.
     vault.path.local.rename(tmp_path / "away")
     made = Vault.create(vault.path, keys.key_file(key), "owner")
     assert Vault.open(vault.path, keys.key_file(key)).header.id == made.header.id
@@ -222,7 +223,7 @@ def test_plaintext_of_a_process_that_was_ended(
         assert len(live) == 1
         trees.open_object(vault.find("data"), folder / "out2", nothing)
         with contextlib.ExitStack() as stack:
-            # Another process that writes the same output leaves what is still written.
+            # A process that writes to the same path must not remove the first one's live output.
             stack.enter_context(unfinished(folder / "out"))
             assert live[0].exists()
         process.send_signal(end)
@@ -240,7 +241,7 @@ def test_a_save_leaves_what_another_process_writes_under_the_same_name(vault: Va
     writer.prepare_global_plan([SavePlan([])])
     dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
     assert len(vault.incomplete("run")) == 1
-    writer.set_up_storage_writer(True)  # its save failed: what it wrote is given up
+    writer.set_up_storage_writer(True)  # after a failure, this writer gives up its version
     dcp.save(state, storage_writer=CheckpointWriter(vault, "run"))
     assert vault.incomplete("run") == []
 
@@ -249,11 +250,11 @@ def test_a_save_leaves_what_another_process_writes_under_the_same_name(vault: Va
 def test_a_file_system_without_exclusive_renames(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As NFS: the output still replaces nothing."""
+    """NFS lacks exclusive renames; an existing output must still never be replaced."""
 
     class Library:
         def __init__(self, *arguments: object, **named: object) -> None:
-            """Like ctypes.CDLL."""
+            """Takes the arguments of ctypes.CDLL."""
 
         def renameat2(self, *arguments: object) -> int:
             ctypes.set_errno(errno.EINVAL)
@@ -280,7 +281,7 @@ def test_a_file_system_without_exclusive_renames(
 def test_versions_that_only_look_complete(
     keep: int | None, vault: Vault, key: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are neither counted as checkpoints that are kept, nor found as the newest."""
+    """Such versions do not count among those to keep, and are never found as the newest."""
 
     def save(value: float) -> None:
         writer = CheckpointWriter(vault, "run", keep=keep)
@@ -296,7 +297,7 @@ def test_versions_that_only_look_complete(
     left = sorted(int(one.name) for one in objects_of(vault).iterdir())
     genuine = {1: [4], 2: [2, 4], None: [1, 2, 4]}[keep]
     assert left == sorted([*genuine, 3, 9999999998, 9999999999])
-    # Also for a reader whose ledger knows nothing yet.
+    # A reader whose ledger is still empty ignores such versions too.
     (vault.path / "ledger.json").local.unlink()
     fresh = Vault.open(vault.path, keys.key_file(key))
     into = {"w": torch.zeros(4)}

@@ -1,4 +1,4 @@
-"""A vault in the hands of an adversary: of the disk's owner, or of one admitted worker."""
+"""Attacks on a vault by the owner of its disk and by one admitted worker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def seal(vault: Vault, name: str) -> None:
 
 @pytest.mark.threat("V11")
 def test_an_object_that_is_removed_whole(vault: Vault) -> None:
-    """Its directory is gone: a list of what is there would not miss it."""
+    """The object's directory is gone, so a plain listing of the disk would not miss it."""
     for name in ("one", "two"):
         seal(vault, name)
     shutil.rmtree(vault.find("one").copy.folder.local.parents[1])
@@ -73,7 +73,7 @@ def test_json_nested_too_deeply(file: str, vault: Vault, key: Path) -> None:
 
 
 def test_a_list_of_files_nested_too_deeply(vault: Vault, tmp_path: Path) -> None:
-    """By a holder of the key: a person may open an attacker's vault."""
+    """A holder of the key may write such a list, and a person may open an attacker's vault."""
     seal(vault, "object")
     stored = vault.find("object")
     stored.copy.commit("files", "object", stored.manifest.parts, "[" * 200_000)
@@ -84,7 +84,7 @@ def test_a_list_of_files_nested_too_deeply(vault: Vault, tmp_path: Path) -> None
 
 @pytest.mark.threat("V42")
 def test_a_persons_grant_with_a_key_that_is_none(vault: Vault, tmp_path: Path) -> None:
-    """Anyone can wrap anything for a public key."""
+    """Anyone can wrap any bytes for a public key, so a grant's content is not trusted."""
     person = keys.make_identity(tmp_path / "me")
     for size in (1, 31, 33):
         short = _native.Secret.random(size)
@@ -110,7 +110,7 @@ def _fields(header: headers.Header) -> dict[str, Any]:
 def test_a_revocation_that_is_killed_never_shares_the_next_key(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """The grant is gone only in a header that has a new key: else it would never be replaced."""
+    """A header drops a grant only together with a new key; else the key would stay."""
     keys.make_key_file(tmp_path / "second")
     second = keys.key_file(tmp_path / "second")
     vault.grant("second", second)
@@ -140,7 +140,7 @@ def test_a_revocation_that_is_killed_never_shares_the_next_key(
 def test_the_helper_process_finds_no_secret_in_its_environment(
     vault: Vault, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The environment of a worker has the job's secret: with it a process is any rank."""
+    """A worker's environment has the job secret, with which any process can act as any rank."""
     import subprocess
 
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path))
@@ -161,7 +161,7 @@ def test_the_helper_process_finds_no_secret_in_its_environment(
 
 
 def resigned(vault: Vault, change: Callable[[dict[str, Any]], None]) -> None:
-    """The newest checkpoint with a contribution that its rank signed after a change."""
+    """Replaces the newest checkpoint's contribution by one that its rank signed after `change`."""
     stored = vault.find("run")
     content = json.loads(stored.manifest.content)
     credentials = signing.credentials_of(0, 1)
@@ -206,7 +206,7 @@ def other_hash(document: dict[str, Any]) -> None:
 
 
 def half(document: dict[str, Any]) -> None:
-    """Half of the tensor is in no part."""
+    """Leaves half of the tensor out of every part."""
     document["items"][0]["size"] = [20]
 
 
@@ -257,7 +257,7 @@ def test_a_rank_that_signs_for_what_it_did_not_write(
     when: str, change: Callable[[dict[str, Any]], None], error: type[Exception], vault: Vault,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The coordinator does not commit it; and were it committed, no rank would load it."""
+    """The coordinator refuses to commit it; if it were committed, no rank would load it."""
     saved = {"a": torch.ones(10), "b": torch.zeros(10)}
     dcp.save(saved, storage_writer=CheckpointWriter(vault, "run"))
     if when == "before the commit":
@@ -274,7 +274,7 @@ def test_a_rank_that_signs_for_what_it_did_not_write(
         assert {type(one[0]) for one in refused.value.failures.values()} == {error}
         into = {"a": torch.zeros(10), "b": torch.ones(10)}
         dcp.load(into, storage_reader=CheckpointReader(vault, "run"))
-        assert bool((into["a"] == 1).all())  # the one before was not removed
+        assert bool((into["a"] == 1).all())  # the checkpoint before was not removed
         return
     resigned(vault, change)
     into = {"a": torch.full((10,), 5.0), "b": torch.full((10,), 5.0)}
@@ -291,7 +291,7 @@ def test_a_rank_that_signs_for_what_it_did_not_write(
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.threat("P2")
 def test_bytes_that_a_holder_of_the_key_changes(rotated: bool, hash: Hash, vault: Vault) -> None:
-    """The same salt gives the same commitment: only a signature over the plaintext tells."""
+    """The same salt gives the same commitment; only the signed digests show a change."""
     writer = CheckpointWriter(vault, "run", hash=hash)
     dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)
     if rotated:
@@ -428,7 +428,7 @@ def test_metadata_that_were_refused_are_no_empty_checkpoint(vault: Vault) -> Non
 def two_ranks(
     vault: Vault, change: Callable[[dict[str, Any], dict[str, Any]], tuple[int, int]]
 ) -> None:
-    """A checkpoint of rank 0 as one of two ranks, both of which signed it after a change."""
+    """Makes rank 0's checkpoint one of two ranks, both of which sign their part after `change`."""
     stored = vault.find("run")
     content = json.loads(stored.manifest.content)
     first = json.loads(content["contributions"][0]["statement"])
@@ -451,7 +451,7 @@ def own(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [(0, 1), (0, 0)])
 @pytest.mark.threat("P3")
 def test_a_rank_that_signs_for_another_ranks_part(ranks: tuple[int, int], vault: Vault) -> None:
-    """A part belongs to the rank that its name has; a rank signs once."""
+    """A part belongs to the rank in its name, and each rank signs only once."""
     saved = {"a": torch.arange(8.0), "b": torch.zeros(8)}
     dcp.save(saved, storage_writer=CheckpointWriter(vault, "run"))
     two_ranks(vault, lambda first, second: ranks)
@@ -462,7 +462,7 @@ def test_a_rank_that_signs_for_another_ranks_part(ranks: tuple[int, int], vault:
 
 
 def test_a_statement_that_is_nested_too_deeply(vault: Vault) -> None:
-    """A worker signs any text."""
+    """A worker can sign any text."""
     credentials = signing.credentials_of(0, 1)
     real = json.dumps
     text = '{"rank": 0, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"

@@ -47,7 +47,7 @@ def vault(tmp_path: Path, key: keys.SymmetricKey) -> Vault:
 
 @contextmanager
 def pipe(path: Path) -> Iterator[None]:
-    """A pipe that a process keeps open for writing: a read of it does not end, or gives nothing."""
+    """Makes a pipe and holds it open for writing, so a read of it blocks or gives nothing."""
     os.mkfifo(path)
     file = os.open(path, os.O_RDWR)
     try:
@@ -57,7 +57,7 @@ def pipe(path: Path) -> Iterator[None]:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """As for a user without rights on the folder; root has all of them."""
+    """Makes the folder unreadable, as for a user without rights; root would still read it."""
     scandir: Any = os.scandir
     lstat: Any = os.lstat
 
@@ -86,7 +86,7 @@ def test_junk_keeps_no_holder_from_being_revoked(
     verb: str, kind: str, vault: Vault, key: keys.SymmetricKey, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    # The first of all, so that the others come after it.
+    # This id sorts before all others, so the real objects come after the junk.
     ids = Path("0" * 32, "0000000001", "00000000")
     junk = vault.path.local / "objects" / ids
     junk.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_junk_keeps_no_holder_from_being_revoked(
             assert [type(one) for one in problems] == [NotAVault]
     with pytest.raises(VaultError, check=coded("vault.not_granted")):
         Vault.open(vault.path, keys.key_file(tmp_path / "second"))
-    # All that is genuine has the new key, and junk that only looks complete keeps the older ones.
+    # All genuine objects have the new key; junk that only looks complete keeps the older keys.
     fresh = Vault.open(vault.path, key)
     assert {fresh.find(one).copy.vault_key for one in ("one", "two")} == {2}
     assert bool(fresh.header.older) == (kind != "no manifest")

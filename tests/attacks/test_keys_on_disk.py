@@ -1,7 +1,7 @@
-"""A core file, and a forked child's memory, searched for keys of the worker.
+"""Searches a core file and a forked child's memory for keys of the worker.
 
-The worker runs as a user without rights and allows core files: this is what an operator gets who
-switches them on to find a crash.
+The worker runs as a user without privileges and allows core files. An operator who enables core
+files to find a crash gets such a file.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ needs_core = pytest.mark.skipif(why_no_core() is not None, reason=str(why_no_cor
 class Written:
     folder: Path
     patterns: dict[str, bytes]
-    """What must not be found, by name."""
+    """Byte patterns that must not be found, by name."""
 
     def found(self, name: str) -> list[str]:
         (file,) = self.folder.glob(name)
-        # What every such file holds shows that the search works on it.
+        # Every such file holds this name; finding it shows that the search works on the file.
         known = {"a variable's name": b"SEALRING_SETTINGS"}
         assert key_search.found_in(file, known) == ["a variable's name"]
         return key_search.found_in(file, self.patterns)
@@ -62,7 +62,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     rekeys = [int(line[1]) for line in lines if line[0] == "rekeys"]
     assert rekeys, f"rank 0 did not come to the end: {lines}"
     assert 0 < rekeys[0] < key_search.RATCHETS, "keys were replaced, and all are searched for"
-    # One TLS handshake, which gives the first link's keys and a session; then the second link's.
+    # One TLS handshake gives the first link's keys and a session; the session gives the second's.
     assert len([name for name in keys if name.startswith("exporter")]) == 2
     assert len([name for name in keys if "EXPORTER_SECRET" in name]) == 1
     assert len([name for name in keys if name.startswith("session")]) == 4

@@ -1,4 +1,4 @@
-"""Attacks on the socket on which a worker shows what it does."""
+"""Attacks on the socket that tells a worker's status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In a place that other users can reach."""
+    """Makes a folder that other users can reach."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -58,7 +58,7 @@ def test_another_user_gets_no_answer(folder: Path) -> None:
     server = StatusServer(directory, {"status": lambda: b"mine\n"})
     try:
         assert as_another_user(server.path) == "PermissionError"
-        # Even where the files' modes let the other user in, the kernel says who connects.
+        # Even if file modes let the other user in, the server asks the kernel who connects.
         (folder / "live").chmod(0o711)
         server.path.chmod(0o777)
         assert as_another_user(server.path) in (

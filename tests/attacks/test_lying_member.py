@@ -1,7 +1,7 @@
-"""A member changes what it passes on while a group forms: no group exists for an honest member.
+"""A member changes what it passes on while a group forms: no honest member gets a group.
 
-Members agree along a tree, so what most of them say of themselves passes through others. Rank 4 is
-such a member: ranks 5 and 6 are below it, rank 0 above it.
+Members agree along a tree, so most statements pass through other members. The liar is rank 4: ranks
+5 and 6 are below it, rank 0 above it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Entries = dict[int, bytearray]
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries], None]) -> None:
-    """`change` sees the direction, the receiver and what the liar passes on, and may alter it."""
+    """Lets `change` alter what the liar passes on; it gets the direction, receiver and entries."""
     plain = tree.TreeExchange.__init__
 
     def make(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
@@ -44,7 +44,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries],
             head = 33 if message[0] == AGREED else 1  # with the transcript
             entries = parse_bundle(message[head:])
             change(UP if message[0] == UP else DOWN, receiver, entries)
-            if message[0] == UP:  # it does not find its own lie when that comes down again
+            if message[0] == UP:  # the liar must not find its own lie when it comes down again
                 kept = entries.keys() & self._collected.keys()
                 self._collected.update({rank: bytearray(entries[rank]) for rank in kept})
             send(receiver, message[:head] + encode_bundle(entries))
@@ -55,7 +55,7 @@ def lying(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, int, Entries],
 
 
 def forged(entries: Entries, **changes: Any) -> None:
-    """The victim's statement with something changed, if this round has statements."""
+    """Changes fields of the victim's statement in `entries`, if this round has statements."""
     if VICTIM not in entries or len(entries[VICTIM]) < 200:
         return
     entries[VICTIM] = replace(said_in(entries[VICTIM]), **changes).encode()
@@ -75,7 +75,7 @@ def said_in(raw: bytearray) -> Statement:
 
 
 def outcome(expected: str) -> dict[int, HandshakeError]:
-    """The errors of the honest members. None of them proves another honest member a liar."""
+    """Returns the errors of the honest members; none may prove another honest member a liar."""
     errors: dict[int, HandshakeError] = {}
     with team(formed=False) as one:
 
@@ -95,7 +95,7 @@ def outcome(expected: str) -> dict[int, HandshakeError]:
             assert error.reported_by in neighbours(rank)
             assert not error.proven
         if error.peer != LIAR:
-            # That a neighbour has told an error is seen; whom else it is about is not.
+            # It is proven that a neighbour sent the error, but not that the error is true.
             assert not error.proven or f"rank {error.peer} at " in str(error)
     return errors
 
@@ -106,7 +106,7 @@ def neighbours(rank: int) -> set[int]:
 
 @pytest.mark.threat("J7")
 def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To know the group's secret it needs no lie; to choose it, it would have to replace all."""
+    """A liar knows the secret without a lie; to choose it, it must replace all contributions."""
     chosen = _native.Secret.random(32)
     lying(
         monkeypatch,
@@ -117,7 +117,7 @@ def test_anothers_contribution_replaced_on_the_way_up(monkeypatch: pytest.Monkey
 
 @pytest.mark.threat("J7")
 def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The victim is told its own words, all others are told something else."""
+    """The victim receives its own statement; all other members receive a changed one."""
     chosen = _native.Secret.random(32)
     words: list[bytearray] = []
 
@@ -141,7 +141,7 @@ def test_two_different_accounts_of_a_member(monkeypatch: pytest.MonkeyPatch) -> 
 def test_words_of_the_liars_choice(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, bytes]
 ) -> None:
-    """Told to one of those below it alone."""
+    """The liar changes the statement only for rank 6, which is below it."""
     lying(
         monkeypatch,
         lambda way, receiver, entries: (
@@ -160,7 +160,7 @@ def test_words_of_the_liars_choice(
 def test_another_certificate_in_a_members_place(
     monkeypatch: pytest.MonkeyPatch, rank: int, error: str
 ) -> None:
-    """One that the authority has signed, and whose key the liar may even have."""
+    """The authority signed this certificate, and the liar may even have its key."""
     other = ISSUER.credentials(rank, world=SIZE).certificate.public_bytes(Encoding.DER)
 
     def change(way: int, receiver: int, entries: Entries) -> None:
@@ -176,7 +176,7 @@ def test_another_certificate_in_a_members_place(
 def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
     monkeypatch: pytest.MonkeyPatch, victim: int
 ) -> None:
-    """Rank 6 passed it on, and rank 7, below it, proved to all that rank 6 had changed it."""
+    """Rank 6 once passed the changed bytes on, and rank 7 then falsely proved rank 6 a liar."""
 
     def change(way: int, receiver: int, entries: Entries) -> None:
         if (way, receiver) == (DOWN, 6 if victim == 7 else victim) and len(entries[7]) > 200:
@@ -187,7 +187,7 @@ def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
     witness = 6 if victim == 7 else victim
     assert (errors[witness].peer, errors[witness].proven) == (LIAR, True)
     assert f"rank {LIAR} changed what rank {victim} had said" in str(errors[witness])
-    # All others are told by a neighbour about whom it is.
+    # All others learn from a neighbour that the error is about the liar.
     assert {error.peer for error in errors.values()} == {LIAR}
 
 
@@ -196,7 +196,7 @@ def test_a_lie_to_the_victims_parent_about_the_victims_own_words(
 def test_a_contribution_of_zeros_in_anothers_name(
     monkeypatch: pytest.MonkeyPatch, told: int
 ) -> None:
-    """The error says who passed it on: rank 5 was named, as proven."""
+    """The error must name the rank that passed it on; once it named rank 5, as if proven."""
 
     def change(way: int, receiver: int, entries: Entries) -> None:
         if receiver == told:
@@ -204,7 +204,7 @@ def test_a_contribution_of_zeros_in_anothers_name(
 
     lying(monkeypatch, change)
     errors = outcome("handshake.malformed_setup")
-    if told == 6:  # the root's witnesses are many: any of them may be the first
+    if told == 6:  # several members report to the root, and any of them may be the first
         assert errors[6].peer == LIAR
         assert not errors[6].proven
         assert "rank 5 contributed no randomness (reported by rank 4" in str(errors[6])
@@ -212,7 +212,7 @@ def test_a_contribution_of_zeros_in_anothers_name(
 
 @pytest.mark.threat("J8")
 def test_an_innocent_member_accused_in_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The liar says that it saw rank 9 lie. Its word reaches all, and is no proof to any."""
+    """The liar reports that rank 9 lied. All members hear it, but it proves nothing."""
 
     def change(way: int, _: int, entries: Entries) -> None:
         if way == UP:
@@ -253,7 +253,7 @@ def test_a_signature_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.threat("J9")
 def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That member refuses. Without a round in which all confirm, the others had the group."""
+    """That member refuses. Without a round of confirmations the others would have the group."""
     said_down = 0
 
     def change(way: int, receiver: int, entries: Entries) -> None:
@@ -271,7 +271,7 @@ def test_a_signature_changed_for_one_member_alone(monkeypatch: pytest.MonkeyPatc
 def test_a_confirmation_that_the_member_did_not_show(
     monkeypatch: pytest.MonkeyPatch, made_of: str
 ) -> None:
-    """What the liar has of the member below it before that member confirms."""
+    """The liar substitutes what it could know before the member below it confirms."""
     commitments: list[bytes] = []
 
     def change(way: int, _: int, entries: Entries) -> None:
@@ -299,7 +299,7 @@ def test_a_confirmation_that_the_member_did_not_show(
 
 @pytest.mark.threat("J9")
 def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They refuse when others have the group already, which find them lost."""
+    """The members below refuse after others already have the group, which then lose them."""
     said_down = 0
 
     def change(way: int, receiver: int, entries: Entries) -> None:
@@ -324,7 +324,7 @@ def test_a_confirmation_changed_for_the_members_below(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("liar", [0, LIAR])
 @pytest.mark.threat("J10")
 def test_ready_before_the_members_have_agreed(monkeypatch: pytest.MonkeyPatch, liar: int) -> None:
-    """Nothing is read after it, so its neighbours would wait for the liar until time is up."""
+    """Nothing is read after "ready", so neighbours would wait for the liar until their timeout."""
     plain = settling.Settling.say_linked
 
     def say_ready(self: Any, links: Any) -> None:
@@ -344,7 +344,7 @@ def test_ready_before_the_members_have_agreed(monkeypatch: pytest.MonkeyPatch, l
 
 @pytest.mark.threat("J10")
 def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a group whose pairs are all linked: rank 3 is no neighbour of rank 0 in the tree."""
+    """Here all pairs are linked, though rank 3 is no neighbour of rank 0 in the tree."""
     plain = settling.Settling.say_linked
 
     def say_ready_too(self: Any, links: Any) -> None:
@@ -357,7 +357,7 @@ def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
     with world(4) as one:
         one.start_all()
         one.join()
-        # MalformedSetup if rank 0 has not got so far that it could agree at all.
+        # The error is malformed_setup if rank 0 could not have agreed at that point.
         assert named(one.outcomes[0]) in ("handshake.wrong_group", "handshake.malformed_setup")
         assert isinstance(one.outcomes[0], HandshakeError)
         assert one.outcomes[0].peer == 3
@@ -365,7 +365,7 @@ def test_a_transcript_of_the_liars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.threat("J10")
 def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those below the liar refuse it, and to the others the liar or one of them is lost."""
+    """Members below the liar refuse it; the others lose the liar or one of those members."""
     plain = tree.TreeExchange.pass_on
 
     def pass_on(self: Any, child: int) -> None:
@@ -383,7 +383,7 @@ def test_another_transcript_in_the_last_rounds_message(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("before", ["all rounds", "the last round"])
 @pytest.mark.threat("J10")
 def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, before: str) -> None:
-    """A parent that calls an earlier round the last one, or the last one an earlier one."""
+    """A parent presents an early round as the last one, or the last round as an early one."""
     plain = tree.TreeExchange.__init__
 
     def make(self: Any, members: Any, rank: int, conversation: Any, send: Any) -> None:
@@ -407,7 +407,7 @@ def test_the_last_rounds_message_out_of_turn(monkeypatch: pytest.MonkeyPatch, be
 def test_one_key_on_the_links_and_another_in_the_statement(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Both are certified for the liar's rank; a broker would revoke the stated one."""
+    """Both keys are certified for the liar's rank; a broker would revoke only the stated one."""
     liar, plain = size - 1, forming.agree
 
     other = ISSUER.credentials(liar, world=size)
@@ -425,7 +425,7 @@ def test_one_key_on_the_links_and_another_in_the_statement(
 
 
 def test_a_certificate_of_an_unknown_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parser raises what is no ValueError."""
+    """The certificate parser raises an error that is not a ValueError."""
 
     def change(way: int, _: int, entries: Entries) -> None:
         if way == UP and len(entries[LIAR]) > 200:
@@ -440,7 +440,7 @@ def test_a_certificate_of_an_unknown_version(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_error_of_a_library_is_named_after_the_neighbour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever a certificate makes its parser raise, the set-up ends with an error of ours."""
+    """Whatever a certificate parser raises, the set-up ends with one of the project's errors."""
 
     def read(*_: object) -> Any:
         raise KeyError("a parser's own error")
@@ -453,7 +453,7 @@ def test_an_error_of_a_library_is_named_after_the_neighbour(
 def test_an_error_of_a_library_in_a_message_that_came_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 2 speaks for itself and rank 3 before rank 3 is linked with rank 0."""
+    """Rank 2 speaks for itself and for rank 3 before rank 3 is linked with rank 0."""
     connected, plain = connections.Connections.dialed, forming.read_certificates
     go_on, hear, early = tree.TreeExchange.go_on, settling.Settling.hear, threading.Event()
 

@@ -1,9 +1,9 @@
-"""A live member lies on the links that a group makes later, at either end, by TLS and by session.
+"""A live member lies on links that are made late: at either end, by TLS and by session.
 
-The liar was admitted and holds a valid certificate, so it gets as far as any member. What it says
-is out of turn, twice, of another group or epoch, half, or never. The rank that it lies to ends the
-connection with an error that names it; no other rank is accused, and the group goes on unless it
-needs the liar. Rank 6 is the liar's neighbour in the tree, so the two have a session.
+The liar was admitted and holds a valid certificate, so it gets as far as any member. It sends
+messages out of turn, twice, of another group or epoch, half, or never. The rank that it lies to
+ends the connection with an error that names the liar. No other rank is accused, and the group goes
+on unless it needs the liar. Rank 6 is the liar's neighbour in the tree, so the two have a session.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.core.links.teams import SIZE, Team, team
 
 LIAR, VICTIM, OTHER, BYSTANDER = 7, 6, 9, 4
 TIMEOUT_S, SLACK_S = 3.0, 10.0
-"""Of the message that needs the liar's link, and for a machine that others use too."""
+"""The timeout of the message that needs the liar's link, and the extra time for a busy machine."""
 
 
 def resident_bytes() -> int:
@@ -65,7 +65,7 @@ class Liar:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Connection]:
-        """Admitted: the handshake is done, and nothing else is said."""
+        """Opens a connection on which the handshake is done and nothing else is said."""
         worker = self.one.workers[LIAR]
         sock = socket.create_connection(self.address)
         session = worker.sessions.with_rank(VICTIM)
@@ -97,7 +97,7 @@ def say(connection: Connection, *messages: bytes) -> None:
 
 
 def answered(connection: Connection, *messages: bytes) -> None:
-    """Says them when the victim's hello has come."""
+    """Sends the messages after the victim's hello has arrived."""
     receive_message(connection)
     say(connection, *messages)
 
@@ -206,7 +206,7 @@ LIES: dict[str, tuple[Lie, str]] = {
 
 
 def message(one: Team, sender: int, receiver: int, timeout_s: float = 60.0) -> set[Any]:
-    """What a message of one rank to another comes to, at both ends."""
+    """Sends a message from one rank to another; returns what both ends report."""
     sent, received = np.ones(10), np.zeros(10)
 
     def call(rank: int) -> Any:
@@ -220,7 +220,7 @@ def message(one: Team, sender: int, receiver: int, timeout_s: float = 60.0) -> s
 
 
 def refused(monkeypatch: pytest.MonkeyPatch) -> list[SealringError]:
-    """What listeners refuse from now on."""
+    """Returns a list of the errors with which listeners refuse connections from now on."""
     errors: list[SealringError] = []
     plain = connections.Connections.refused
 
@@ -233,7 +233,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[SealringError]:
 
 
 def end_of(connection: Connection) -> None:
-    """Reads until the victim ends the connection, which it does in time."""
+    """Reads until the victim closes the connection."""
     sock = connection.socket
     sock.settimeout(30.0)
     with contextlib.suppress(ConnectionResetError):
@@ -254,7 +254,7 @@ def test_a_member_that_lies_when_it_makes_a_link(
         liar = Liar(one, by)
         with liar.connected() as connection:
             assert isinstance(connection, SessionConnection) is (by == "session")
-            with contextlib.suppress(SealringError):  # it may be refused before it has done
+            with contextlib.suppress(SealringError):  # the victim may refuse early
                 lie(liar, connection)
             end_of(connection)
         assert [error.code for error in errors] == [expected], errors
@@ -271,7 +271,7 @@ def test_a_member_that_lies_when_it_makes_a_link(
 
 @pytest.mark.threat("J13")
 def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every lie, again and again, with as many connections at once as it likes."""
+    """Repeats every lie over many connections, which stay open at the same time."""
     monkeypatch.setattr(connections, "_ACCEPT_SECONDS", 1.0)
     with team() as one:
         late = one.groups[VICTIM].engine.exchange
@@ -309,7 +309,9 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
 
 def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[[], None]:
-    """In the liar's place, where it said that it listens. Returns what ends it."""
+    """Listens at the liar's address and runs `behave` on each connection; returns how to stop
+    it.
+    """
     late = one.groups[LIAR].engine.exchange
     assert late is not None
     address = one.groups[LIAR].agreed.members[LIAR].addresses[0]
@@ -340,7 +342,7 @@ def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[
 
 
 def by_tls(liar: Liar, sock: socket.socket) -> Connection:
-    """It has no session any more, and makes TLS."""
+    """Refuses to resume a session, so that the victim uses TLS, and completes the TLS handshake."""
     if sock.recv(1, socket.MSG_PEEK) == b"\x1f":
         sock.sendall(bytes.fromhex("1f00030000"))
         sock.close()
@@ -354,7 +356,7 @@ def by_tls(liar: Liar, sock: socket.socket) -> Connection:
 
 
 def telling(*said: Callable[[Liar], bytes]) -> Callable[[Liar, socket.socket], None]:
-    """Says these after the victim's hello, whatever the victim says."""
+    """Sends these messages after the victim's hello, whatever the victim says."""
 
     def behave(liar: Liar, sock: socket.socket) -> None:
         connection = by_tls(liar, sock)
@@ -377,7 +379,7 @@ def half_an_answer(_: Liar, sock: socket.socket) -> None:
 
 
 def drips(_: Liar, sock: socket.socket) -> None:
-    """An answer to an opening, or a TLS record, of which a byte comes now and then."""
+    """Sends an answer to an opening, or a TLS record, with a pause after each byte."""
     first = sock.recv(1, socket.MSG_PEEK)
     whole = bytes.fromhex("1f00030040" if first == b"\x1f" else "1603034000") + bytes(64)
     for byte in whole:
@@ -435,7 +437,7 @@ HOSTS: dict[str, tuple[Callable[[Liar, socket.socket], None], set[str]]] = {
 @pytest.mark.parametrize("name", HOSTS)
 @pytest.mark.threat("J13")
 def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
-    """The call that needs the link ends by its timeout, about the liar; so does the group."""
+    """The call that needs the link times out with an error about the liar; the group ends too."""
     behave, expected = HOSTS[name]
     with team() as one:
         end = serve(one, behave)
@@ -458,7 +460,7 @@ def test_a_member_that_lies_when_it_is_dialed(name: str) -> None:
 def test_a_member_says_that_an_innocent_one_saw_another_tamper(
     witness: int, reporter: int, said: str
 ) -> None:
-    """The failure is named as the liar's word, and not as what the victim or another has seen."""
+    """The error is marked as the liar's report, not as seen by the victim or by another rank."""
     lie = TamperedRecord("a record was changed", peer=OTHER, reported_by=witness)
     with team() as one:
         end = serve(one, telling_refusal(GroupEnded("", failure=lie)))
@@ -475,7 +477,7 @@ def test_a_member_says_that_an_innocent_one_saw_another_tamper(
 
 
 def outcome(one: Team) -> list[Any]:
-    """What the victim's message to the liar comes to, soon after the message's timeout."""
+    """Sends a message from the victim to the liar; returns the errors, soon after the timeout."""
     there = np.ones(10)
 
     def call(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""One admitted worker, with the vault's key, changes a checkpoint that all ranks have signed."""
+"""One admitted worker, who has the vault's key, changes a checkpoint that all ranks signed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
 
 
 def save(vault: Vault, *states: dict[str, Any]) -> list[CheckpointWriter]:
-    """What the ranks of `dcp.save` do, one after the other."""
+    """Does what the ranks do in `dcp.save`, one rank after the other."""
     writers = [CheckpointWriter(vault, "run") for _ in states]
     planners = [DefaultSavePlanner() for _ in states]
     local = []
@@ -68,7 +68,7 @@ def statements(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def taking_all(content: dict[str, Any]) -> dict[str, Any]:
-    """Rank 1's statement, which has the tensors of both ranks."""
+    """Returns rank 1's statement, changed to list the tensors of both ranks."""
     first, second = statements(content)
     moved = [one | {"start": one["start"]} for one in first["items"]]
     return second | {"items": [*moved, *second["items"]]}
@@ -85,7 +85,7 @@ def twice(vault: Vault, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def beside_rank_0(vault: Vault, content: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's own signature, and a second tensor that rank 0 did not sign the plan of."""
+    """Keeps rank 0's own signature and adds a tensor that is not in the plan that rank 0 signed."""
     _, second = statements(content)
     more = second["items"][0] | {"name": "c"}
     second["items"].append(more)
@@ -104,7 +104,7 @@ def with_its_own_plan(vault: Vault, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_another_save(vault: Vault, content: dict[str, Any]) -> dict[str, Any]:
-    """Statements of two attempts to save one version: each is genuine."""
+    """Mixes genuine statements of two attempts to save the same version."""
     _, second = statements(content)
     second["checkpoint"]["save"] = "00" * 16
     content["contributions"][1] = signed_by_rank_1(second)
@@ -136,7 +136,7 @@ def test_a_rank_that_replaces_more_than_its_own_bytes(
     stored = vault.find("run")
     content = json.dumps(change(vault, json.loads(stored.manifest.content)))
     parts = stored.manifest.parts
-    # With a ledger that knows this one: as if no ledger were out of the worker's reach.
+    # The liar also updates the ledger, as if it could reach every ledger.
     vault.commit(stored.copy, "checkpoint", "run", parts, content)
     with pytest.raises(CheckpointException) as raised:
         load(vault)
@@ -147,7 +147,7 @@ def test_a_rank_that_replaces_more_than_its_own_bytes(
 
 @pytest.mark.threat("P5")
 def test_a_rank_that_replaces_its_own_bytes_after_the_save(vault: Vault) -> None:
-    """Its signature is genuine: the ledger of the ranks that saved tells."""
+    """The changed bytes are validly signed; only the ledger of the ranks that saved shows it."""
     save(vault, {"a": torch.arange(8.0)}, {"b": torch.ones(8)})
     stored = vault.find("run")
     content = json.loads(stored.manifest.content)

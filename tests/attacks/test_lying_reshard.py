@@ -1,4 +1,4 @@
-"""One admitted worker lies while the state of a job changes its layout between running workers."""
+"""One admitted worker lies while running workers move a job's state to another layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def says(**told: Any) -> bytes:
 
 
 def say(text: bytes, length: int | None = None) -> None:
-    """What `reshard` does before anything moves, with this text and this length of it."""
+    """Sends this text, of this claimed length, as `reshard` does before anything moves."""
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, torch.tensor([len(text) if length is None else length]))
     if length is not None:
@@ -56,7 +56,7 @@ LIES: dict[str, tuple[bytes, int | None]] = {
 
 
 def lied_to(rank: int, world: int) -> list[str]:
-    """Rank 1 tells one lie after the other. The group goes on in between."""
+    """Rank 1 tells one lie after the other; the group stays usable in between."""
     found = []
     for text, length in (*LIES.values(), (says(problem="\x1b[2Jgone" + "x" * 10_000), None)):
         if rank == 1:
@@ -86,7 +86,7 @@ def test_a_rank_that_describes_what_it_cannot_hold(workers: Workers) -> None:
 
 
 def plan_and_send(rank: int, world: int, lie: str) -> str:
-    """Rank 1 holds what rank 0 wants, and sends something else."""
+    """Rank 1 holds what rank 0 wants, but sends something else."""
     held = {"w": torch.arange(8.0)} if rank == 1 else {}
     wanted = {"w": torch.zeros(8)} if rank == 0 else {}
     if rank == 1:
@@ -125,7 +125,7 @@ def test_a_rank_that_sends_something_else_or_ends(
 
 
 def told_differently(rank: int, world: int) -> list[float] | str:
-    """Rank 1 tells the others different layouts: rank 0 sends `a`, and rank 2 expects `b`."""
+    """Rank 1 gives the others different layouts: rank 0 sends `a`, and rank 2 expects `b`."""
     if rank == 1:
         say(says(held=[part("b", "float32", 4, [4])]).ljust(1000))
         dist.send(torch.zeros(32 + 16, dtype=torch.uint8), dst=2)

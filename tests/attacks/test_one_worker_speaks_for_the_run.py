@@ -1,4 +1,4 @@
-"""One admitted worker signs by itself how data was made, or which file came out of the run."""
+"""One admitted worker signs alone how data was made, or which file a run exported."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def answer(result: AuditResult, claim: str) -> tuple[Said, str]:
 
 @pytest.mark.threat("A3")
 def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
-    """Its certificate names no world, so it states a world of 1: "all 1 ranks" had signed."""
+    """The worker's certificate states no world size, so the worker claims that all 1 ranks
+    signed.
+    """
     made = MadeRun(world=1)
     made.workers[0] = made.authority.worker(0, None)
     run = made.write(tmp_path / "run")
@@ -77,7 +79,7 @@ def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.threat("A3")
 def test_rank_3_alone_exports_a_foreign_file(made: MadeRun, tmp_path: Path) -> None:
-    """It was answered with yes, and the exit status was 0."""
+    """The audit once answered yes here, with exit status 0."""
     made.made = made.made[:2]
     run = made.write(tmp_path / "run")
     signed_by_workers(made, run, [3], EXPORT)
@@ -165,7 +167,7 @@ def test_answers_about_data_name_who_signed_its_stages(made: MadeRun, tmp_path: 
 
 @pytest.mark.threat("A3")
 def test_a_single_worker_contradicts_no_owner(made: MadeRun, tmp_path: Path) -> None:
-    """Else one worker could have any run refuted: it says that a dataset was made otherwise."""
+    """Otherwise one worker could refute any run by claiming that a dataset was made differently."""
     run = made.write(tmp_path / "run")
     other = replace(made.made[1], inputs=[Named("other", sha("other"))])
     signed_by_workers(made, run, [3], other)

@@ -1,4 +1,4 @@
-"""What another process of the same user puts where a vault locks, or makes a folder."""
+"""Another process of the same user plants files where a vault locks or makes a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def vault(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
 
 
 def a_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(path.parent)  # its address is short
+    monkeypatch.chdir(path.parent)  # the relative name keeps the socket's address short
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
 
@@ -36,7 +36,7 @@ def a_socket(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_file_in_the_place_of_a_lock(
     kind: str, name: str, vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was a bare OSError."""
+    """This once raised a bare OSError."""
     save(vault, 1)
     path = vault.path / name
     path.local.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ def test_what_is_no_file_in_the_place_of_a_lock(
 @pytest.mark.parametrize("level", ["objects", "object"])
 @pytest.mark.threat("V41")
 def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) -> None:
-    """It was a bare FileExistsError or NotADirectoryError."""
+    """This once raised a bare FileExistsError or NotADirectoryError."""
     folder = vault.folder_of("run")
     path = folder if level == "object" else folder.parent
     if level == "objects":
@@ -74,7 +74,9 @@ def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) 
 def test_what_is_planted_as_an_unfinished_output_stops_no_open(
     kind: str, vault: Vault, tmp_path: Path
 ) -> None:
-    """In a directory that others can write to. It was UnsafePath."""
+    """Anyone can plant files in a directory that others may write to. This once raised
+    UnsafePath.
+    """
     source, out = tmp_path / "source", tmp_path / "out"
     source.write_bytes(b"content")
     trees.seal_path(vault, source, "object", None, lambda _: None)
@@ -97,7 +99,7 @@ def test_what_is_planted_as_an_unfinished_output_stops_no_open(
 
 @pytest.mark.threat("V41")
 def test_a_directory_in_the_place_of_a_manifest_is_removed_with_its_object(vault: Vault) -> None:
-    """`rm` ended with a bare IsADirectoryError, and the object could not be removed."""
+    """`rm` once failed with a bare IsADirectoryError, and the object could not be removed."""
     save(vault, 1)
     folder = vault.find("run").copy.folder
     (folder / "manifest").local.unlink()

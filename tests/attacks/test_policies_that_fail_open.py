@@ -1,4 +1,4 @@
-"""A policy that forgets a rule is refused: each test shows what would get in without it."""
+"""A policy that omits a rule is refused; each test shows what the omission would let in."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_host_whose_memory_was_not_checked_for_aliases() -> None:
     worker = snp(platform_info=1)
     assert failed(SNP, worker) == [("platform_alias_check", "policy.guest_not_allowed")]
     assert failed(forgetful + 'unchecked = ["platform_info"]\n', worker) == []
-    # A bit that is not known may be anything.
+    # An unknown bit is refused, because it may mean anything.
     assert failed(SNP, snp(platform_info=0x25 | 1 << 40)) == [
         ("platform_unknown", "policy.guest_not_allowed")
     ]

@@ -1,4 +1,4 @@
-"""A revoked worker wants to stay: it, or chance, keeps renewals from doing their work."""
+"""A revoked worker stays no longer than its certificate, even if its renewals fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REVOKED = 1
 
 
 def thread_ends() -> None:
-    """The thread that renews is gone, without a word."""
+    """Makes the thread that renews end without an error message."""
 
     def end(*arguments: object) -> None:
         raise SystemExit
@@ -35,7 +35,7 @@ def thread_ends() -> None:
 
 
 def exception() -> None:
-    """An error that no code expects."""
+    """Makes each renewal raise an error that no code expects."""
 
     def fail(*arguments: object) -> None:
         raise KeyError("no code expects this")
@@ -45,7 +45,7 @@ def exception() -> None:
 
 
 def no_descriptor() -> None:
-    """The process may open no file and no socket any more (EMFILE)."""
+    """Uses up all file descriptors, so the process can open no file or socket (EMFILE)."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (32, hard))
     with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def no_descriptor() -> None:
 
 
 FAULTS = {
-    # No thread is left that could end anything: what moves the records does.
+    # No renewing thread is left to end the groups, so the data path itself must end them.
     "collectives": (thread_ends, thread_ends, thread_ends),
     "messages": (thread_ends, no_descriptor, exception),
 }

@@ -1,4 +1,4 @@
-"""A holder of a vault's key whose grant was revoked keeps all that it could compute before."""
+"""A revoked holder of a vault's key keeps everything that it could compute before."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.vault.datasets.made import json_lines, sealed
 
 
 def nothing(count: int) -> None:
-    """Progress that no one looks at."""
+    """A progress callback that does nothing."""
 
 
 def put(vault: Vault, folder: Path, name: str, text: str) -> None:
@@ -45,7 +45,7 @@ def put(vault: Vault, folder: Path, name: str, text: str) -> None:
 
 
 class Hoarder:
-    """Opens with any key that was ever wrapped for, or stored in, the headers it has seen."""
+    """A holder that tries every key that it ever got from the headers that it has seen."""
 
     may_write = True
 
@@ -61,7 +61,7 @@ class Hoarder:
 
 
 def unwrapped_from(text: str, ring: headers.KeyRing) -> list[_native.Secret]:
-    """Everything in a header that opens under the vault's keys."""
+    """Returns everything in a header that the vault's keys can unwrap."""
     found: list[_native.Secret] = []
 
     def search(value: Any) -> None:
@@ -91,7 +91,7 @@ def test_nothing_in_a_header_that_a_holder_kept_opens_a_later_one(
     as_alice = Vault.open(vault.path, alice)
     kept = [*as_alice.ring.keys.values(), as_alice.ring.names]
     kept += unwrapped_from((vault.path / "vault.json").local.read_text(), as_alice.ring)
-    assert len(kept) > 2  # it finds what is there: the key of the names, a second time
+    assert len(kept) > 2  # it also finds the key of the names in the header
     vault.revoke("alice")
     if change == "rotate":
         trees.rotate(vault, nothing)
@@ -115,7 +115,7 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
 
     def killed(tasks: Sequence[Task], progress: Progress) -> Iterator[tuple[int, Any]]:
         yield from itertools.islice(in_this_process(tasks, progress), 2)
-        raise KeyboardInterrupt  # with two shards and their receipts
+        raise KeyboardInterrupt  # two shards and their receipts are written by now
 
     with pytest.raises(KeyboardInterrupt):
         ingest(vault, source, "data", killed, limits=Limits(500, 1 << 20))
@@ -124,7 +124,7 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
     kept = objects.open_copy(LocalPath(unfinished), bob.ring, bob.header.vault)
     if change == "a damaged object":
         (other / "key.json").write_text("{}")
-        with pytest.raises(NotAVault):  # the older keys are kept
+        with pytest.raises(NotAVault):  # so the vault keeps its older keys
             vault.revoke("bob")
     else:
         vault.revoke("bob")
@@ -144,7 +144,7 @@ def test_an_ingest_that_was_killed_does_not_go_on_under_a_key_that_a_revoked_hol
 def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
     vault: Vault, tmp_path: Path
 ) -> None:
-    """The vault's key alone wraps the next one for no key file and no broker."""
+    """The vault's key alone cannot wrap the next key for a key file or for a broker."""
     for name in ("second", "third"):
         keys.make_key_file(tmp_path / name)
     second, third = (keys.key_file(tmp_path / name) for name in ("second", "third"))
@@ -171,7 +171,7 @@ def test_holders_whose_secrets_are_not_presented_are_dropped_and_named(
 def test_a_holder_exchanges_anothers_public_key_before_it_is_revoked(
     presented: bool, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """Both still open the vault, so the header looks as before."""
+    """The header looks unchanged, because both people can still open the vault."""
     bob, other = (keys.make_identity(tmp_path / name) for name in ("bob", "other"))
     vault.grant("bob", keys.PublicKey(bob.public))
     keys.make_key_file(tmp_path / "second")
@@ -207,7 +207,7 @@ def test_people_who_are_presented_keep_their_grants(vault: Vault, tmp_path: Path
 def test_a_header_by_a_revoked_holder_with_a_later_number(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """It knows the older key and the owner's grant of it, and can compute any header's MAC."""
+    """A revoked holder knows the older key and its grants, so it can compute a header's MAC."""
     keys.make_key_file(tmp_path / "second")
     second = keys.key_file(tmp_path / "second")
     vault.grant("second", second)
@@ -218,7 +218,7 @@ def test_a_header_by_a_revoked_holder_with_a_later_number(
     (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
     with pytest.raises(RolledBack, match=r"with key 1.*has recorded number 5 with key 2"):
         Vault.open(vault.path, keys.key_file(key))
-    # With the number of a later key the owner's grant does not open: the number is part of it.
+    # With a later key number the owner's grant does not open, since the number is bound into it.
     forged = headers.changed(dataclasses.replace(before, key=7), ring)
     (vault.path / "vault.json").local.write_bytes(headers.write_header(forged))
     with pytest.raises(VaultError, check=coded("vault.not_granted")):
@@ -229,7 +229,7 @@ def test_a_header_by_a_revoked_holder_with_a_later_number(
 def test_an_older_header_under_a_vault_that_is_open(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that runs would seal for the revoked holder again."""
+    """Otherwise a running job would seal for the revoked holder again."""
     keys.make_key_file(tmp_path / "second")
     vault.grant("second", keys.key_file(tmp_path / "second"))
     old = (vault.path / "vault.json").local.read_bytes()
@@ -260,7 +260,7 @@ def test_another_vault_under_a_path_that_is_open_or_expected(
 
 @pytest.mark.threat("V24")
 def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path: Path) -> None:
-    """Its wrapped key is copied to another object, with files that are sealed under it."""
+    """The attacker copies one object's wrapped key to another object and seals files under it."""
     put(vault, tmp_path, "mine", "x")
     put(vault, tmp_path, "model", "the genuine model")
     mine, model = vault.find("mine").copy, vault.find("model").copy
@@ -281,7 +281,7 @@ def test_one_objects_key_opens_no_other_object(vault: Vault, key: Path, tmp_path
 
 @pytest.mark.threat("V24", "P7")
 def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -> None:
-    """It is all that a helper process gets."""
+    """A helper process gets only the key of one part."""
     put(vault, tmp_path, "data", "x" * 100)
     place = vault.find("data").copy.place
     taken = place.part_key("00000000")
@@ -301,7 +301,7 @@ def test_the_key_of_one_part_opens_no_other_part(vault: Vault, tmp_path: Path) -
 def test_a_grant_from_a_process_that_has_not_seen_the_next_key(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """It would wrap the older key, which nothing could renew later."""
+    """The grant must wrap the newest key: an older wrapped key could not be renewed later."""
     late = Vault.open(vault.path, keys.key_file(key))
     vault.rekey()
     keys.make_key_file(tmp_path / "second")
@@ -322,7 +322,7 @@ def opened_text(vault: Vault, folder: Path, version: int | None = None) -> str:
 
 
 def kept_by_a_revoked_holder(vault: Vault, folder: Path) -> objects.Copy:
-    """The holder keeps the object's key. A revocation wraps it anew, and does not change it."""
+    """Revokes a holder that has kept an object's key; revoking re-wraps that key unchanged."""
     keys.make_key_file(folder / "second")
     second = keys.key_file(folder / "second")
     vault.grant("second", second)
@@ -347,7 +347,7 @@ def test_a_revoked_holder_changes_what_was_sealed_before(
     owner = Vault.open(vault.path, keys.key_file(key))
     with pytest.raises(RolledBack, match="'data' version 1 has another content"):
         opened_text(owner, tmp_path, wanted)
-    # A rotation does not seal it under the new key, where it would look genuine.
+    # Rotation must not seal the changed content under the new key, where it would look genuine.
     with pytest.raises(RolledBack, match="1 in all did not open"):
         trees.rotate(owner, nothing)
     with pytest.raises(RolledBack):
@@ -359,7 +359,7 @@ def test_a_revoked_holder_changes_what_was_sealed_before(
 def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
     action: str, vault: Vault, tmp_path: Path
 ) -> None:
-    """The manifest stays as it is: the file has the same salt, length and key."""
+    """The manifest stays unchanged: the new file has the same salt, length and key."""
     put(vault, tmp_path, "data", "good code")
     copy = kept_by_a_revoked_holder(vault, tmp_path)
     name = "00000000"
@@ -383,7 +383,7 @@ def test_a_revoked_holder_changes_bytes_under_the_same_commitment(
 def test_another_copys_version_under_a_number_that_the_ledger_knows(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A restored backup went on by itself. Its version 2 is genuine, and another one."""
+    """A restored backup went on separately, so its version 2 is genuine but has other content."""
     put(vault, tmp_path, "data", "one")
     shutil.copytree(vault.path.local, tmp_path / "backup")
     put(vault, tmp_path, "data", "two")
@@ -402,7 +402,7 @@ def test_another_copys_version_under_a_number_that_the_ledger_knows(
 def test_another_copys_version_beside_the_one_that_the_ledger_knows(
     name: str, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """It hides the right one under no name, and is not taken for it."""
+    """The other version must neither hide the right one, whatever its name, nor replace it."""
     put(vault, tmp_path, "data", "one")
     shutil.copytree(vault.path.local, tmp_path / "backup")
     put(vault, tmp_path, "data", "two")
@@ -422,7 +422,7 @@ def test_another_copys_version_beside_the_one_that_the_ledger_knows(
 @pytest.mark.parametrize("length", [0, 1, 16384, (8 << 20) - 1, 8 << 20, (8 << 20) + 16384])
 @pytest.mark.threat("V20")
 def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> None:
-    """A reader computes them in blocks, and a writer in one go."""
+    """A reader computes the digests block by block; a writer computes them all at once."""
     put(vault, tmp_path, "data", "x" * length)
     assert len(opened_text(vault, tmp_path)) == length
     trees.rotate(vault, nothing)
@@ -436,7 +436,7 @@ def test_digests_of_every_length(length: int, vault: Vault, tmp_path: Path) -> N
 def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It only reads, and its ledger lies elsewhere: it learns the new key by reading."""
+    """This reader never writes the vault; its own ledger learns of the new key when it reads."""
     put(vault, tmp_path, "data", "one")
     keys.make_key_file(tmp_path / "second")
     vault.grant("second", keys.key_file(tmp_path / "second"))
@@ -460,7 +460,7 @@ def test_a_reader_that_saw_the_revocation_accepts_no_header_from_before_it(
 def test_a_forged_generation_does_not_keep_the_next_key_out(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """A revoked holder shows a header under the older key with a large number first."""
+    """A revoked holder first shows a header under the older key with a very large number."""
     late = Vault.open(vault.path, keys.key_file(key))
     forged = headers.changed(dataclasses.replace(late.header, generation=10**9), late.ring)
     genuine = (vault.path / "vault.json").local.read_bytes()
@@ -480,7 +480,7 @@ def test_a_forged_generation_does_not_keep_the_next_key_out(
 def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
     vault: Vault, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the real vault's id, and numbers that no real header reaches."""
+    """The forged vault has the real vault's id, and numbers that no real header reaches."""
     (tmp_path / "ledgers").mkdir()
     monkeypatch.setenv("SEALRING_VAULT_LEDGER", str(tmp_path / "ledgers"))
     alice = keys.make_identity(tmp_path / "alice")
@@ -507,7 +507,7 @@ def test_a_vault_made_for_a_persons_public_key_does_not_change_the_ledger(
 
 @pytest.mark.threat("V9")
 def test_a_holder_is_not_granted_twice(vault: Vault, tmp_path: Path) -> None:
-    """It would open the vault by the second grant after the first one was revoked."""
+    """A second grant would still open the vault after the first one was revoked."""
     alice = keys.PublicKey(keys.make_identity(tmp_path / "alice").public)
     keys.make_key_file(tmp_path / "second")
     second = keys.key_file(tmp_path / "second")
@@ -521,7 +521,7 @@ def test_a_holder_is_not_granted_twice(vault: Vault, tmp_path: Path) -> None:
 def test_a_key_of_the_holders_own_among_the_older_ones(
     ahead: int, vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    # Under the number of the present or the next key, it would be taken for that one.
+    # A planted key with the number of the current or the next key would be used as that key.
     planted = _native.wrap_key(vault.ring.key, _native.Secret.random(32)).hex()
     older = [headers.OlderKey(vault.header.key + ahead, planted)]
     made = headers.changed(vault.header, vault.ring, older=older)

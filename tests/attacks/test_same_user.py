@@ -1,4 +1,4 @@
-"""A process of the workers' own user reaches neither their memory nor their files."""
+"""Another process of the workers' user reaches neither their memory nor their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.workers import SECRET
 
 
 def last_line_of(module: str, debuggers: str) -> str:
-    """What the module prints last, run as a user without rights."""
+    """Runs the module as a user without privileges and returns the last line that it prints."""
     neighbour = start(
         [sys.executable, "-m", module],
         cwd=CHECKOUT,
@@ -48,7 +48,7 @@ def attacked(debuggers: str) -> dict[str, Any]:
 def test_a_neighbour_reaches_no_memory_and_no_descriptor_of_a_worker() -> None:
     told = attacked("0")
     assert told["training"] == dict.fromkeys(ATTEMPTS, "PermissionError")
-    # The race for a link's memory between its making and its sealing.
+    # This counts the race for a link's memory between its creation and its sealing.
     assert "reached" not in told["during set-up"], told
     assert told["during set-up"]["PermissionError"] > 0
 
@@ -70,7 +70,9 @@ def test_the_setting_lets_debuggers_in() -> None:
 
 @needs_unprivileged
 def test_torch_shares_tensors_between_processes_all_the_same() -> None:
-    """Data loaders, and queues of tensors. Only what uses `pidfd_getfd` needs the setting."""
+    """Covers data loaders and queues of tensors. Only sharing by `pidfd_getfd` needs the
+    setting.
+    """
     user, *taken = last_line_of("tests.attacks.bystander", "0").split()
     assert user != "0"
     assert taken == ["PermissionError"]

@@ -1,4 +1,4 @@
-"""A secret of Python's: what a forked child has of it, and what is left when it was wiped."""
+"""A secret in memory: what a forked child can use of it, and what is left after a wipe."""
 
 from __future__ import annotations
 

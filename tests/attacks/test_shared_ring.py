@@ -1,4 +1,4 @@
-"""A process that can write into a link's ring while records are sealed can destroy, not forge."""
+"""A process that can write to a link's ring can destroy records there, but not forge them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.attacks.unprivileged import CHECKOUT
 
 SECONDS: Final = 7
 
-# AES-GCM as OpenSSL computes it without the CPU's widest instructions: some kilobytes are
-# encrypted, written out, and then hashed from where they were written. Elsewhere the hash may be
-# taken from registers, and this attack would prove nothing.
+# These settings keep OpenSSL from the CPU's widest AES-GCM instructions. It then encrypts some
+# kilobytes, writes them out and hashes them from there. Other code may hash from registers, and
+# then this attack would prove nothing.
 READS_BACK: Final = {
     "x86_64": {"OPENSSL_ia32cap": "~0x1000000000000000:0"},
     "aarch64": {"OPENSSL_armcap": "1"},
@@ -40,5 +40,5 @@ def test_a_byte_changed_in_the_ring_while_it_is_sealed_is_never_delivered() -> N
         name: int(n) for n, name in (line.split(" ", 1) for line in done.stdout.splitlines())
     }
     assert WRONG not in outcomes, outcomes
-    # The attack did reach the records.
+    # This shows that the attack did reach the records.
     assert outcomes.get("TamperedRecord", 0) > 0, outcomes

@@ -1,4 +1,4 @@
-"""Signals end a process that writes plaintext. None of it stays."""
+"""A process that is ended by a signal while it writes plaintext leaves none of it behind."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_signal_that_ends_a_process(first: signal.Signals, tmp_path: Path)
 @pytest.mark.parametrize("when", ["when it is finished", "after an error"])
 @pytest.mark.threat("V43")
 def test_signals_while_it_is_removed(when: str, tmp_path: Path) -> None:
-    """They end the process afterwards."""
+    """Signals that come during the removal end the process after it."""
     done = run(tmp_path / "out", 0, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], when)
     assert list(tmp_path.iterdir()) == []
     assert done.stdout == b"removed\n"

@@ -1,4 +1,4 @@
-"""Strangers connect by the thousands, prove nothing, and come again when they are thrown out."""
+"""Thousands of unauthenticated strangers connect, and connect again when they are closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.core.links.worlds import world
 
 @pytest.mark.threat("S7")
 def test_a_group_forms_among_thousands_of_silent_and_slow_strangers() -> None:
-    """All of them, and all workers, have one source address."""
+    """All strangers and all workers have one source address."""
     with world(4, timeout=60.0) as mesh:
         mesh.start(0)
         with strangers(mesh.store.address(0)):
@@ -44,11 +44,11 @@ def at_most_descriptors(most: int) -> Iterator[None]:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """The test's timeout ends a wait."""
+    """Polls until the condition holds; only the test's own timeout limits this."""
     met = False
     while not met:
         time.sleep(0.01)
-        with contextlib.suppress(OSError):  # there may be no descriptor to look with
+        with contextlib.suppress(OSError):  # no descriptor may be free for the check
             met = condition()
 
 
@@ -56,12 +56,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_strangers_that_use_up_the_descriptors_give_them_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The script has opened so many files that the listener's bound is more than what is left."""
+    """The script has opened many files, so fewer descriptors are left than the listener's limit."""
     monkeypatch.setattr(arrivals, "limits", lambda *_: (MOST_SILENT, MOST_GREETING))
-    # Enough for the silent connections that always have room, and for the group; not for all.
+    # Enough for the group and for the silent connections that always have room, but not for all.
     most = descriptors_in_use() + 150
     with world(2, timeout=60.0) as mesh:
-        mesh.start(0)  # with room for far more strangers than there will be descriptors
+        mesh.start(0)  # rank 0 would admit far more strangers than there are descriptors
         with (
             strangers(mesh.store.address(0), silent=400, slow=0, stalling=0),
             at_most_descriptors(most),

@@ -1,7 +1,6 @@
-"""An admitted worker signs what takes an auditor more than the folder's size to compare.
+"""An admitted worker signs small records that could cost an auditor far more than their size.
 
-Each folder here is small. Peaks of memory are measured; work is counted by what would be done for
-each pair of records.
+Each folder here is small. The tests measure peak memory, and count work as executed opcodes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from tests.record.audit.made_runs import CLEANER, RAW, MadeRun, checkpoint, sha,
 def audited(
     made: MadeRun, path: Path, question: AuditQuestion | None = None
 ) -> tuple[AuditResult, int]:
-    """What was found, and the most bytes that were held at a time."""
+    """Returns the findings and the peak number of bytes that were allocated."""
     run = made.write(path)
     tracemalloc.start()
     try:
@@ -57,7 +56,7 @@ def of(result: AuditResult, fault: Fault) -> list[Finding]:
 
 
 def overlapping(world: int, count: int) -> MadeRun:
-    """One statement, whose ranges overlap and whose shares have periods of their own."""
+    """Makes one statement with overlapping ranges, whose shares all have different periods."""
     made = MadeRun(world=1, count=1)
     made.workers[0] = made.authority.worker(0, None)  # its certificate names no world
     one = made.turns[0, 0].data[0]
@@ -72,7 +71,7 @@ def overlapping(world: int, count: int) -> MadeRun:
 @pytest.mark.parametrize("world", [1024, MAX_WORLD])
 @pytest.mark.threat("A8")
 def test_150_overlapping_ranges_of_one_worker(world: int, tmp_path: Path) -> None:
-    """It took 4.2 GB at a world of 1,024, and ended with MemoryError at 4,096."""
+    """This once took 4.2 GB for a world of 1,024 and failed with MemoryError for 4,096."""
     result, most = audited(overlapping(world, 150), tmp_path / "run")
     assert most < 60_000_000
     assert [one.parties for one in of(result, Fault.DATA)] == [
@@ -83,7 +82,7 @@ def test_150_overlapping_ranges_of_one_worker(world: int, tmp_path: Path) -> Non
 
 @pytest.mark.threat("A8")
 def test_a_certificate_without_a_world_does_not_say_how_large_it_is(tmp_path: Path) -> None:
-    """The other ranks' certificates do."""
+    """The other ranks' certificates tell the world's size."""
     made = MadeRun(world=4, count=1)
     made.workers[3] = made.authority.worker(3, None)
     made.change(3, 0, world=MAX_WORLD)
@@ -93,7 +92,7 @@ def test_a_certificate_without_a_world_does_not_say_how_large_it_is(tmp_path: Pa
 
 
 def test_a_gap_is_not_blamed_on_ranks_that_read_the_same_share(tmp_path: Path) -> None:
-    """Ranks 0 and 1 hold parts of one model and read the same samples, and so do 2 and 3."""
+    """Ranks 0 and 1 hold parts of one model and read the same samples; ranks 2 and 3 do too."""
     made = MadeRun(world=6, count=1)
     for rank in range(4):
         one = made.turns[rank, 0].data[0]
@@ -117,7 +116,7 @@ def test_absent_ranks_are_named_as_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.threat("A8")
 def test_many_intervals_of_a_world_of_the_largest_size(tmp_path: Path) -> None:
-    """Whether a group has all ranks was asked with a set of all ranks, for each statement."""
+    """Each statement once took a set of all ranks, to ask whether its group has all of them."""
     made = MadeRun(world=1, count=60)
     made.workers[0] = made.authority.worker(0, None)
     made.each(0, lambda one: replace(one, world=MAX_WORLD))
@@ -128,7 +127,7 @@ def test_many_intervals_of_a_world_of_the_largest_size(tmp_path: Path) -> None:
 
 
 def work(function: Callable[[], object]) -> int:
-    """Opcodes of Python that a call takes: unlike seconds, always the same number."""
+    """Counts the Python opcodes that a call runs, which unlike seconds never varies."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -147,7 +146,7 @@ def work(function: Callable[[], object]) -> int:
 
 
 def chain_of(intervals: Iterable[Interval]) -> Records:
-    """The records of one rank, as `read_records` makes them."""
+    """Returns the records of one rank, in the form that `read_records` returns."""
     worker = Worker("job", 0, sha("certificate"), None)
     turns = [RankInterval(sha(f"{n}"), worker, one) for n, one in enumerate(intervals)]
     return Records(
@@ -171,7 +170,7 @@ def test_two_numbers_of_a_chain_signed_many_times_are_not_compared_in_pairs() ->
 
 @pytest.mark.threat("A8")
 def test_a_chain_that_goes_back_in_each_statement_is_gone_through_once() -> None:
-    """Each statement read the checkpoint of the step that it begins with."""
+    """Each statement reads a checkpoint of the step with which it begins."""
 
     def going_back(many: int) -> Records:
         return chain_of(
@@ -214,7 +213,7 @@ def test_links_that_change_in_each_statement_are_not_copied_each_time(tmp_path: 
         ]
         made.change(0, sequence, world=MAX_WORLD, groups=[group], links=links)
     result, _ = audited(made, tmp_path / "run")
-    # One of each statement but the first: it leaves out a link of the one before it.
+    # There is one finding for each statement but the first: a link of the one before is missing.
     assert len([one for one in of(result, Fault.LINK) if "leaves out" in one.text]) == 39
 
 

@@ -1,4 +1,4 @@
-"""Clients of the stock KBS protocol that want a data key without evidence of their own."""
+"""Clients of the stock KBS protocol try to get a data key without evidence of their own."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def test_a_nonce_and_its_evidence_are_sent_again(place: Place) -> None:
         session = guest.cookie
         guest.attest(body)
         assert guest.refused(lambda: guest.attest(body)) == REUSED_NONCE
-        # In a session of the thief's own, and in none.
+        # The thief tries in its own session, and without a session.
         guest.auth()
         assert guest.refused(lambda: guest.attest(body)) == UNKNOWN_NONCE
         guest.cookie = ""
         assert guest.refused(lambda: guest.attest(body)) == UNKNOWN_NONCE
-        # Under another TEE's name, which is part of the session.
+        # The session is bound to its TEE, so another TEE's name does not fit.
         guest.cookie = session.replace(".snp", ".tdx")
         assert guest.refused(lambda: guest.attest(body)) == UNKNOWN_NONCE
     with running(place) as broker:
-        # A broker that starts again remembers it.
+        # A broker that restarts still knows the used nonce.
         assert guest.refused(lambda: client_at(broker, guest, session).attest(body)) == REUSED_NONCE
 
 
@@ -251,7 +251,7 @@ def test_a_revoked_machine_gets_nothing_more(place: Place) -> None:
 
 @pytest.mark.threat("B14")
 def test_a_guests_token_makes_no_worker(tmp_path: Path) -> None:
-    """Neither a certificate, nor what only workers are granted."""
+    """The token gives neither a certificate nor a resource that only workers are granted."""
     workers = '[[resources]]\npath = "gpt/key/workers"\n'
     place = kbs(tmp_path, AMD.trust(), SNP, GUESTS + workers)
     put(place, "gpt/key/workers", b"not for guests")

@@ -1,4 +1,4 @@
-"""Requests of stock KBS clients that are of another form, too large, or have weak keys."""
+"""Malformed and oversized requests of stock KBS clients, and requests with weak keys."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_keys_and_algorithms_that_are_weak_or_wrong(place: Place) -> None:
 
 @pytest.mark.threat("B16")
 def test_numbers_in_the_place_of_bytes_take_no_memory(place: Place) -> None:
-    """Python's bytes(n) is n zeros: a report's field that says 10**10 must not become them."""
+    """Python's bytes(n) makes n zeros, so a report's field must not be a number such as 10**10."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with running(place) as broker:
         for name in ("measurement", "chip_id", "signature", "attestation_report", "cert_chain"):
@@ -151,5 +151,5 @@ def test_requests_that_are_too_large(place: Place) -> None:
         try:
             refused = guest.refused(lambda: guest.attest(body))
         except (ConnectionError, BrokenPipeError):
-            return  # It was cut off while it was still sending.
+            return  # the broker closed the connection during the request
         assert refused == (413, "PluginInternalError", "broker.request_too_large")

@@ -1,4 +1,4 @@
-"""An attacker who can write to the broker's store wants the broker to certify what is there."""
+"""An attacker who can write to the broker's store tries to get its own key certified."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write(place: Place, changes: dict[str, bytes | None]) -> None:
 
 
 def certified_key(broker: Running, change: Callable[[], None]) -> bytes:
-    """The key that a worker's certificate is for, where the store changes before it is signed."""
+    """Changes the store before the broker signs; returns the key that was certified."""
 
     async def act(worker: Worker) -> tuple[bytes, bytes]:
         await worker.auth()

@@ -1,4 +1,4 @@
-"""Strangers at the listener of a group that exists: what they make a worker do with its key."""
+"""Strangers connect to the listener of an existing group, to make a worker load its key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_openings_of_unknown_sessions_load_no_private_key(monkeypatch: pytest.Mo
 def test_an_rsa_key_is_not_checked_anew_for_each_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That takes up to a second, in which no other Python thread runs."""
+    """Checking an RSA key takes up to a second, in which no other Python thread runs."""
     options: list[dict[str, Any]] = []
     plain = module.load_der_private_key  # type: ignore[attr-defined]
 

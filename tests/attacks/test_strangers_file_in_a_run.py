@@ -1,4 +1,4 @@
-"""A file that a stranger puts into a run's folder ends neither the training nor the audit."""
+"""A stranger's file in a run's folder ends neither the training nor the audit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.workers import SECRET
 
 
 def of_version_8(der: bytes) -> bytes:
-    """A certificate whose version field is 7: X.509 counts from 0, and 2 is the highest."""
+    """Returns the certificate with version field 7; X.509 counts from 0 and allows at most 2."""
     assert der.count(b"\xa0\x03\x02\x01\x02") == 1
     return der.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07")
 
@@ -53,7 +53,7 @@ def as_pem(der: bytes) -> bytes:
 
 
 def with_certificate(envelope: bytes, pem: bytes) -> bytes:
-    """Another signer's envelope, with this certificate in place of its own."""
+    """Returns another signer's envelope with its certificate replaced by this one."""
     document = json.loads(envelope)
     document["signatures"][0]["certificate"] = base64.b64encode(pem).decode()
     return json.dumps(document, separators=(",", ":")).encode()
@@ -75,7 +75,7 @@ def strange_statement() -> bytes:
 
 @pytest.mark.threat("L17")
 def test_a_certificate_of_version_8_is_refused_by_every_loader() -> None:
-    """cryptography's InvalidVersion is no ValueError."""
+    """cryptography's InvalidVersion is not a ValueError."""
     der = of_version_8(MadeRun(world=1, count=1).workers[0].certificate.public_bytes(Encoding.DER))
     refusal = BadCredential("it cannot be read")
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_training_goes_on_after_a_strangers_statement(
 def test_many_strangers_files_fill_neither_the_log_nor_the_terminal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rank 0 does not know the owners' keys: a stranger's envelope looks like theirs."""
+    """Rank 0 does not know the owners' keys, so a stranger's envelope looks like an owner's."""
     key = Ed25519PrivateKey.generate()
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         for step in records.steps(3):
@@ -192,7 +192,7 @@ def test_many_strangers_files_fill_neither_the_log_nor_the_terminal(
     (told,) = [text for text in caplog.messages if "not logged" in text]
     assert "the statement junk-0000 is not logged: " in told
     assert told.endswith("; nor are 1175 more")
-    # A run that is continued counts what the log has.
+    # A continued run counts the statements that are already in the log.
     caplog.clear()
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         list(records.steps(5))
@@ -236,7 +236,7 @@ def test_training_goes_on_where_a_stranger_took_the_name_of_the_next_statement(
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         for step in records.steps(3):
             records.wait()
-            if step == 1:  # rank 0 sees it in the next interval, before it needs the name
+            if step == 1:  # rank 0 sees the file in the next interval, before it needs the name
                 plant(tmp_path / "run/statements/rank-00000-00000002.dsse.json", strange_statement)
     folder = open_run(tmp_path / "run")
     assert (logged(folder), own_statements(folder)) == (4, 4)
@@ -246,7 +246,7 @@ def test_training_goes_on_where_a_stranger_took_the_name_of_the_next_statement(
 def test_a_run_that_is_continued_names_a_strangers_file_in_the_place_of_its_last_statement(
     plant: Plant, tmp_path: Path, strange_statement: bytes
 ) -> None:
-    """It said what the file is not, and not which file. Without it the run goes on."""
+    """The error names the file, which it once did not. Without the file the run goes on."""
     with sealring.record_run(tmp_path / "run", every=1, rank=0, world=1) as records:
         records.step()
         records.close(final=False)
@@ -260,7 +260,7 @@ def test_a_run_that_is_continued_names_a_strangers_file_in_the_place_of_its_last
 
 
 def test_a_second_worker_of_the_rank_still_ends_the_recording(tmp_path: Path) -> None:
-    """The name is taken by this rank's own, validly signed statement."""
+    """Here the name is taken by a valid statement of the same rank, not by a stranger's file."""
     own = load_credentials(0, 1)
     records = sealring.record_run(tmp_path / "run", every=1, rank=0, world=1)
     records.step()

@@ -1,12 +1,11 @@
-"""An admitted member lies at every message with which a pipe is opened, ten thousand times.
+"""An admitted member lies ten thousand times, in each message with which a pipe is opened.
 
 Its certificate is valid, so it gets as far as any member: it opens sessions, dials, is dialed, and
-takes part in the rounds in which a group forms. It repeats, reorders, cuts and confuses what is to
-be said, and says nothing. Each lie ends with the error that names it, on a loopback connection, and
-when it has lied for the last time, the process that it lied to has no more descriptors than after
-the first thousand lies, hardly more memory, and few lines more in its log.
+takes part in the rounds in which a group forms. It repeats, reorders, cuts and mixes up messages,
+or sends none. Each lie must end with an error that names it. After the last lie the victim's
+process has no more descriptors than after the first thousand, and hardly more memory or log lines.
 
-Whatever does not end in time meets the test's own timeout, or a socket's.
+What does not end is stopped by the test's own timeout or by a socket's.
 """
 
 from __future__ import annotations
@@ -63,23 +62,24 @@ from tests.core.links.worlds import ISSUER, LOOPBACK, DictStore, World, address_
 pytestmark = pytest.mark.timeout(600)
 
 LIAR, VICTIM, OTHER = 7, 6, 9
-"""The first two are neighbours in the tree: they have a session and a pipe for collectives."""
+"""LIAR and VICTIM are neighbours in the tree: they have a session and a pipe for collectives."""
 TIMES: Final = 10_000
 FIRST: Final = 1_000
-"""After these, whatever the process keeps for good is there."""
+"""After so many lies the process has allocated everything that it keeps for good."""
 MOST_BYTES: Final = 8 << 20
-"""Of resident memory that the lies after those may leave. A connection in set-up has 64 KiB of room
-for messages: one in 70 that was kept would exceed it."""
+"""How much resident memory later lies may add. A connection in set-up has 64 KiB of buffers, so
+keeping one connection in 70 would already exceed this.
+"""
 MOST_LINES: Final = 32
-"""In the log, likewise."""
+"""How many log lines later lies may add."""
 UNDER_WAY: Final = 8
-"""Descriptors of what has not ended yet when they are counted."""
+"""Descriptors of connections that have not ended yet when descriptors are counted."""
 NOW_OPEN: Final = 4
-"""A member may have so many connections in set-up. With one more its oldest is refused."""
+"""A member may have so many connections in set-up; with one more, its oldest is refused."""
 
 
 class Lines(logging.Handler):
-    """Counts what the log gets."""
+    """Counts the lines that are logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -90,7 +90,7 @@ class Lines(logging.Handler):
 
 
 class Flat:
-    """What a process has after the first lies, and after all."""
+    """Asserts that a process uses no more after all lies than after the first thousand."""
 
     def __init__(self, idle: Callable[[], bool] = lambda: True) -> None:
         self._idle = idle
@@ -130,7 +130,7 @@ def exchange_of(one: Team, rank: int) -> Exchange:
 
 
 def message(one: Team, sender: int, receiver: int) -> set[Any]:
-    """What a message of one rank to another comes to, at both ends."""
+    """Sends a message from one rank to another; returns what both ends report."""
     sent, received = np.ones(10), np.zeros(10)
 
     def call(rank: int) -> Any:
@@ -170,14 +170,14 @@ def transport(kind: object) -> bytes:
     return encode_message({"type": "transport", "transport": kind})
 
 
-# ---- what may stand in a hello's place, at either end
+# ---- what the liar may send in place of a hello, at either end
 
 Hellos = Mapping[str, tuple[Callable[[Terms, int], bytes], str]]
-"""By name: made from the liar's terms and the victim's rank, and the code of the error."""
+"""By name: what makes the message from the liar's terms and the victim's rank; the error's code."""
 
 
 def said(**changes: Any) -> Callable[[Terms, int], bytes]:
-    """A hello whose sender believes something else than the group has agreed on."""
+    """Makes a hello that differs from what the group has agreed on."""
     return lambda own, to: write_hello(replace(own, **changes), to)
 
 
@@ -245,7 +245,7 @@ class Dialing:
         self.hello = write_hello(self.terms, VICTIM)
         self.address = one.groups[LIAR].agreed.members[VICTIM].addresses[0]
         self.earlier = b""
-        """A sealed hello of an earlier connection."""
+        """A sealed hello from an earlier connection."""
 
     @property
     def session(self) -> Session:
@@ -257,7 +257,7 @@ class Dialing:
         return socket.create_connection(self.address, timeout=60.0)
 
     def admitted(self) -> SessionConnection:
-        """The session is opened, and nothing else said."""
+        """Opens a connection under the session and says nothing else."""
         connection = SessionConnection(
             self.reached(),
             self.worker.sessions,
@@ -275,7 +275,7 @@ def frames(connection: SessionConnection, *messages: bytes) -> list[bytes]:
 
 
 def ended(connection: Connection) -> str:
-    """The error's code that the victim tells when it ends the connection."""
+    """Returns the error's code that the victim sends when it ends the connection."""
     heard = parse_message(receive_message(connection))
     while heard["type"] != "refusal":
         heard = parse_message(receive_message(connection))
@@ -295,7 +295,7 @@ def saying(*messages: Callable[[Dialing], bytes]) -> Lie:
 
 
 def greeted(*messages: bytes) -> Lie:
-    """After a true hello."""
+    """Sends a true hello and then these messages."""
     return saying(lambda liar: liar.hello, *(lambda _, each=each: each for each in messages))
 
 
@@ -387,12 +387,12 @@ LIES: Final[Mapping[str, tuple[Lie, str]]] = {
     "no transport": (greeted(accept_with(OFFER)), "handshake.peer_unreachable"),
 }
 SILENT: Final = {"silence", "half a hello", "half a frame", "no accept", "no transport"}
-"""After these the victim waits, until the member has too many connections."""
+"""After one of these the victim waits until the member has too many connections."""
 
 
 @pytest.mark.threat("J13")
 def test_a_member_that_dials() -> None:
-    """The victim tells it each error, and serves it and others at the end as before."""
+    """The victim tells the liar each error, and at the end still serves the liar and others."""
     with team() as one:
         liar, listener = Dialing(one), exchange_of(one, VICTIM).listener
         waiting: deque[SessionConnection] = deque()
@@ -418,7 +418,9 @@ def test_a_member_that_dials() -> None:
 
 
 def parts(liar: Dialing) -> Iterator[Callable[[], str]]:
-    """Every message of one that dials, cut after each of its bytes; what the victim tells."""
+    """Yields calls that cut each message of the dialing liar after each byte; they return the
+    error.
+    """
 
     def cut(connection: SessionConnection, part: bytes) -> str:
         connection.socket.send(part)
@@ -447,12 +449,12 @@ def parts(liar: Dialing) -> Iterator[Callable[[], str]]:
         yield lambda length=length: of_hello(length)
         if length < len(accepting):
             yield lambda length=length: of_accept(length)
-        if len(FRAME) <= length < len(opening(liar.session)):  # before, it may be TLS
+        if len(FRAME) <= length < len(opening(liar.session)):  # a shorter start could still be TLS
             yield lambda length=length: of_opening(length) or "handshake.peer_unreachable"
 
 
 def opening(session: Session, /, **changes: bytes) -> bytes:
-    """The first message under a session, with some of its parts changed."""
+    """Returns the first message under a session, with some of its parts changed."""
     right = {
         "head": FRAME + (88).to_bytes(2, "big"),
         "session": session.id,
@@ -480,7 +482,7 @@ NO_SESSION: Final = FRAME + bytes(2)
 
 
 def used_opening(liar: Dialing) -> bytes:
-    """One with which the liar has opened a connection."""
+    """Returns an opening message with which the liar has already opened a connection."""
     session = liar.session
     used = opening(session)
     with contextlib.closing(liar.reached()) as sock:
@@ -507,7 +509,7 @@ def false_openings(liar: Dialing, used: bytes, others: bytes) -> dict[str, Calla
 
 @pytest.mark.threat("J36")
 def test_a_member_that_opens_sessions_falsely() -> None:
-    """The answer is always that there is no such session; and the session goes on."""
+    """The victim always answers that there is no such session, and the true session goes on."""
     with team() as one:
         liar, listener = Dialing(one), exchange_of(one, VICTIM).listener
         others = one.workers[VICTIM].sessions.with_rank(VICTIM & (VICTIM - 1))
@@ -530,7 +532,7 @@ def test_a_member_that_opens_sessions_falsely() -> None:
 
 
 class Dialed:
-    """Answers the victim, which dials."""
+    """The liar's answers when the victim dials."""
 
     def __init__(self, one: Team) -> None:
         self.worker = one.workers[LIAR]
@@ -548,7 +550,7 @@ class Dialed:
         return connection
 
     def accepted(self, sock: socket.socket) -> SecureChannel:
-        """Under the session, or by TLS, which leaves one."""
+        """Accepts the connection under the session, or by TLS, which makes a new session."""
         worker = self.worker
         return accept(sock, worker.credentials, self.terms, soon(60.0), sessions=worker.sessions)
 
@@ -557,7 +559,7 @@ Behaviour = Callable[[Dialed, socket.socket], object]
 
 
 def answering(*answer: bytes) -> Behaviour:
-    """To the opening of a session."""
+    """Sends this answer to the opening of a session."""
 
     def behave(_: Dialed, sock: socket.socket) -> None:
         assert sock.recv(93, socket.MSG_WAITALL)[:3] == FRAME
@@ -567,7 +569,7 @@ def answering(*answer: bytes) -> Behaviour:
 
 
 def greeting(*messages: Callable[[Dialed], bytes]) -> Behaviour:
-    """In place of the hello, or after it."""
+    """Sends these messages as the liar's hello and after it."""
 
     def behave(liar: Dialed, sock: socket.socket) -> None:
         connection = liar.under_session(sock)
@@ -594,7 +596,7 @@ def earlier_frame(liar: Dialed, connection: SessionConnection) -> list[bytes]:
 
 
 def concluding(*messages: bytes) -> Behaviour:
-    """After the victim's accept."""
+    """Sends these messages after the victim's accept."""
 
     def behave(liar: Dialed, sock: socket.socket) -> None:
         connection = liar.accepted(sock).connection
@@ -635,7 +637,7 @@ ANSWERS: Final[Mapping[str, tuple[Behaviour, str]]] = {
         "handshake.malformed_setup",
     ),
 }
-"""Each ends the session, so that the victim makes TLS next. A conclusion follows each."""
+"""Each answer ends the session, so the victim uses TLS next; a conclusion follows each answer."""
 GREETINGS: Final[Mapping[str, tuple[Behaviour, str]]] = {
     **{
         f"a hello {name}": (greeting(lambda liar, make=make: make(liar.terms, VICTIM)), code)
@@ -672,7 +674,7 @@ GREETINGS: Final[Mapping[str, tuple[Behaviour, str]]] = {
 
 @pytest.mark.threat("J13")
 def test_a_member_that_is_dialed() -> None:
-    """The victim gets each error from the call that dials, about the member that it dialed."""
+    """The victim's call that dials raises each error, which is about the member that it dialed."""
     repaired = itertools.cycle(CONCLUSIONS.items())
     kinds = [
         *(pair for each in ANSWERS.items() for pair in (each, next(repaired))),
@@ -687,7 +689,7 @@ def test_a_member_that_is_dialed() -> None:
             ):
                 assert dialed(victim, liar, behave) == expected, name
                 flat.after(count)
-            # The last one holds the victim's turn under the session until it is given up.
+            # The last silent call holds the victim's turn under the session until it times out.
             with ThreadPoolExecutor() as pool:
                 unanswered = []
                 for behave in (concluding(), greeting(), answering()):
@@ -703,7 +705,7 @@ def test_a_member_that_is_dialed() -> None:
 def dialed(
     victim: Exchange, liar: Dialed, behave: Behaviour, silent: threading.Event | None = None
 ) -> str:
-    """The result, as the error's code. One that is silent says so, and does not end."""
+    """Returns the error's code. With `silent` set, the liar keeps the connection open and waits."""
     near, far = connected()
     far.settimeout(60.0)
 
@@ -732,7 +734,7 @@ def dialed(
 
 
 def linked(own: Terms, to: int, address: tuple[str, int], sessions: SessionTable) -> SecureChannel:
-    """A first link, as a member dials it."""
+    """Makes a first link as the member that dials."""
     sock = socket.create_connection(address, timeout=60.0)
     channel = dial(sock, CREDENTIALS[own.rank], own, to, soon(60.0), sessions)
     assert channel.receive() == {"type": "transport", "transport": "tcp"}
@@ -742,7 +744,7 @@ def linked(own: Terms, to: int, address: tuple[str, int], sessions: SessionTable
 def linked_by(
     victim: int, own: Terms, server: socket.socket, sessions: SessionTable
 ) -> SecureChannel:
-    """A first link, as a member takes it."""
+    """Makes a first link as the member that accepts."""
     sock, _ = server.accept()
     channel = accept(sock, CREDENTIALS[own.rank], own, soon(60.0), sessions=sessions)
     assert channel.peer.rank == victim
@@ -767,7 +769,7 @@ def assert_formed(mesh: World) -> None:
 
 @pytest.mark.threat("J37")
 def test_a_member_that_cuts_the_link_that_it_dialed() -> None:
-    """The victim waits for rank 1; the liar links and cuts without end, and at last links."""
+    """The victim waits for rank 1. The liar links and cuts 3,000 times, and then links for good."""
     with world(3, timeout=200.0, transport="tcp") as mesh:
         mesh.start(0, credentials=CREDENTIALS[0])
         own, sessions = mesh.terms(2), SessionTable()
@@ -783,7 +785,7 @@ def test_a_member_that_cuts_the_link_that_it_dialed() -> None:
 
 @pytest.mark.threat("J37")
 def test_a_member_that_cuts_the_link_that_it_took() -> None:
-    """The victim dials it again each time."""
+    """The victim dials the liar again after each cut."""
     with (
         world(3, timeout=200.0, transport="tcp") as mesh,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -807,11 +809,11 @@ def test_a_member_that_cuts_the_link_that_it_took() -> None:
 UP, DOWN, AGREED = 1, 2, 3
 PARENT, CHILD = 0, 1
 Alter = Callable[["InRounds", bytearray], Iterable[bytes | bytearray]]
-"""What goes out in place of the liar's message of a round."""
+"""Returns what the liar sends instead of its message of one round."""
 
 
 class InRounds:
-    """Takes part in the rounds of a group of two, and lies once."""
+    """Takes part in the rounds of a group of two and lies once in each attempt."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -819,14 +821,14 @@ class InRounds:
         self.sessions, self.victims = SessionTable(), SessionTable()
         self.number = 0
         self.earlier: dict[int, bytearray] = {}
-        """What it said of itself in each round of the first attempt."""
+        """What the liar said of itself in each round of the first attempt, by round."""
         self.server = socket.create_server(("127.0.0.1", 0))
         self.server.settimeout(60.0)
 
     def attempt(self, words: Sequence[bytes], turn: int, alter: Alter) -> tuple[str, int | None]:
-        """How the victim's attempt to form the group ends: the error's code, and about whom.
+        """Returns how the victim's attempt to form the group ends: the error's code and its rank.
 
-        In place of "linked" the liar says these words. `alter` gets its message of that turn.
+        The liar sends `words` in place of "linked". `alter` changes its message of that turn.
         """
         self.number += 1
         store, victim = DictStore(), 1 - self.rank
@@ -860,7 +862,7 @@ class InRounds:
             try:
                 self.take_part(own, channel, words, turn, alter)
             except SealringError:
-                pass  # the victim ends it, or the liar meets its own lie
+                pass  # the victim ends the connection, or the liar refuses its own lie
             finally:
                 channel.close()
         (outcome,) = formed
@@ -911,7 +913,7 @@ def of_kind(kind: int, head: bytes = b"") -> Alter:
 
 
 def stating(change: Callable[[InRounds, dict[int, bytearray]], object]) -> Alter:
-    """With other words of members."""
+    """Changes the statements in the liar's message with `change`."""
 
     def alter(liar: InRounds, message: bytearray) -> list[bytearray]:
         start = 33 if message[0] == AGREED else 1
@@ -930,7 +932,7 @@ def of_itself(make: Callable[[InRounds, bytearray], bytes | bytearray]) -> Alter
 
 
 def certified_by(another: Mapping[int, Credentials]) -> Alter:
-    """With a certificate that is not the one on its links, by the liar's rank; or with none."""
+    """States the certificate in `another` for the liar's rank, not the one on its links."""
 
     def make(liar: InRounds, own: bytearray) -> bytearray:
         fields = fields_of(bytes(own))
@@ -1033,7 +1035,7 @@ AS_PARENT: Final[Mapping[str, tuple[int, Alter, str]]] = {
 @pytest.mark.threat("J37")
 @pytest.mark.parametrize(("rank", "rounds"), [(PARENT, AS_PARENT), (CHILD, AS_CHILD)])
 def test_a_member_in_the_rounds(rank: int, rounds: Mapping[str, tuple[int, Alter, str]]) -> None:
-    """No group forms, and the victim names the liar."""
+    """No group forms, and the victim's error names the liar."""
     liar = InRounds(rank)
     lies: dict[str, tuple[Sequence[bytes], int, Alter, str]] = {
         "the first": ([], 2, of_itself(lambda *_: bytes(32)), GROUP),

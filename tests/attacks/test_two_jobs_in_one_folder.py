@@ -1,5 +1,6 @@
-"""Records of another job, or of another run, do not pass for those that the auditor asked about:
-neither among them, in one folder, nor instead of them.
+"""Records of another job or run must not count as those that the auditor asked about.
+
+They may lie beside the right records in one folder, or replace them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLAIMS = RunClaims(trained_only_on=frozenset({RAW.sha256}), ranks=2, no_gaps=Tru
 
 
 def a_run(first: MadeRun | None = None, job: str = JOB, run: str = RUN, world: int = 2) -> MadeRun:
-    """Of the same authority and the same owner as `first`, where one is given."""
+    """Makes a run; with `first`, it has the same authority and the same owner."""
     made = MadeRun(world=world, count=2)
     if first is not None:
         made = replace(made, authority=first.authority, owner=first.owner, signer=first.signer)
@@ -34,7 +35,7 @@ def a_run(first: MadeRun | None = None, job: str = JOB, run: str = RUN, world: i
 
 
 def mixed(first: MadeRun, second: MadeRun, path: Path) -> RunFolder:
-    """The folder of the first, with all of the second's statements in it and in its log."""
+    """Writes the first run's folder and adds the second run's statements, also to the log."""
     folder = first.write(path)
     for name, envelope in second.envelopes():
         if name.startswith("rank-"):
@@ -59,7 +60,7 @@ def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) ->
     assert len(result.findings) == 4
     assert {one.parties[0] for one in result.findings} == {f"rank {r} of {job}" for r in range(2)}
     assert (result.status, result.jobs, result.ranks) == (Status.REFUTED, (JOB,), 2)
-    # What the first job's records show is not changed by it.
+    # The answers about the first job stay as they were.
     said = {one.claim: one.said for one in result.answers}
     assert said == {
         "trained_only_on": Said.YES, "ranks": Said.YES, "no_gaps": Said.NO, "model": Said.YES,
@@ -68,7 +69,7 @@ def test_statements_of_another_job_or_run(job: str, run: str, tmp_path: Path) ->
 
 @pytest.mark.threat("A5")
 def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
-    """Both sign with valid certificates of the job: every number of the chains is there twice."""
+    """Both starts sign with valid certificates of the job, so each chain number occurs twice."""
     first = a_run()
     result = ask(mixed(first, a_run(first), tmp_path / "run"), first)
     assert [one.parties for one in result.findings if one.fault is Fault.TWO_STATEMENTS] == [
@@ -79,7 +80,7 @@ def test_two_starts_of_one_job_that_state_one_run(tmp_path: Path) -> None:
 
 @pytest.mark.threat("A5")
 def test_the_ranks_of_a_larger_job_beside_those_of_a_smaller(tmp_path: Path) -> None:
-    """Ranks 2 and 3 are of a second start, of four ranks: they are no ranks of the first."""
+    """Ranks 2 and 3 belong to a second start with four ranks, and not to the first one."""
     first = a_run()
     second = a_run(first, world=4)
     second.turns = {place: one for place, one in second.turns.items() if place[0] >= 2}
@@ -90,7 +91,7 @@ def test_the_ranks_of_a_larger_job_beside_those_of_a_smaller(tmp_path: Path) -> 
 
 @pytest.mark.threat("A5")
 def test_the_owners_export_of_another_job(tmp_path: Path) -> None:
-    """An owner's record names no run: the checkpoint that went into it tells."""
+    """An owner's record names no run; the checkpoint that was exported tells which run it was."""
     first = a_run()
     end = checkpoint(999)
     exported = replace(
@@ -116,11 +117,11 @@ def test_a_workers_stage_of_another_job(tmp_path: Path) -> None:
     assert (finding.fault, finding.parties) == (Fault.OTHER_JOB, ("rank 0 of job2", "the disk"))
 
 
-# ---- a folder that is another job's, or another run's, as a whole
+# ---- a whole folder of another job or run
 
 
 def wholly_of_another_job(folder: Path) -> tuple[MadeRun, RunFolder]:
-    """Workers of another job of the same authority, in a folder that names their job."""
+    """Makes a folder that names another job, with statements of that job's workers."""
     made = MadeRun(world=2, count=2)
     for rank in range(made.world):
         made.workers[rank] = made.authority.worker(rank, made.world, job="toy")
@@ -166,7 +167,7 @@ def signed_as(origin: str) -> MadeRun:
 
 @pytest.mark.threat("A7")
 def test_a_recorded_runs_log_holds_no_other_run(tmp_path: Path) -> None:
-    """The disk has the key of a run's log: it logs another run's records, and rewrites run.json."""
+    """Whoever has the log's key logs another run's records and rewrites run.json."""
     made = signed_as("sealring.run/expected")
     found = made.write(tmp_path / "run")
     result = audit(found.path, made.trust)

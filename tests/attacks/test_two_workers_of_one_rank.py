@@ -1,7 +1,7 @@
-"""Two workers hold one rank, and the network cuts connections: each is linked to some of the rest.
+"""Two workers have one rank, and cut connections leave each linked to only some of the rest.
 
-The set-up model (docs/model.md) found it: without the digest in "ready", a rank could take the
-group to exist although the next one was linked to another process of the same rank.
+The set-up model (docs/model.md) found this case: without the digest in "ready", a rank could
+believe that the group exists although the next rank was linked to another process of the same rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOWHERE = b'[["127.0.0.1",1]]'
 
 
 class View(DictStore):
-    """The store as one worker sees it: all addresses are shared but those in `overlay`."""
+    """The store as one worker sees it: it shares all addresses except those in `overlay`."""
 
     def __init__(self, shared: DictStore) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class View(DictStore):
 
 
 class Relay:
-    """Carries one connection, until it is cut towards the acceptor and left open to the dialer."""
+    """Relays one connection until `cut` closes only the side towards the acceptor."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -116,7 +116,7 @@ def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch
         name: f"{number:032x}" for number, name in enumerate(("zero", "one", "two", "again"))
     }
     zero, one, two, again = (View(store) for _ in instances)
-    # Rank 1 does not find rank 0 yet, nor rank 2 rank 1 before its link to rank 0 is cut. The
+    # Rank 1 cannot find rank 0 yet. Rank 2 finds rank 1 only after its link to rank 0 is cut. The
     # second worker of rank 2 never finds rank 1.
     one.overlay[address_key(0)] = NOWHERE
     two.overlay[address_key(1)] = NOWHERE
@@ -143,7 +143,7 @@ def test_linked_to_different_workers_of_one_rank(monkeypatch: pytest.MonkeyPatch
         for outcome in outcomes.values():
             for link in outcome.links if isinstance(outcome, Mesh) else []:
                 link.socket.close()
-    # Rank 0 is linked to the one, rank 1 to the other: for neither does a group exist, nor for
-    # those two, and all are told the same.
+    # Ranks 0 and 1 are linked to different workers of rank 2. No group exists for any of them, and
+    # all get the same error.
     ended = {name: type(outcome) for name, outcome in outcomes.items()}
     assert ended == dict.fromkeys(("zero", "one", "two", "again"), DuplicateRank)

@@ -1,4 +1,4 @@
-"""Objects that cannot be read or written: directories without rights, a full disk."""
+"""Objects that cannot be read or written, because of access rights or a full disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sealring.vault import Vault, files, keys, objects, trees
 
 
 def nothing(count: int) -> None:
-    """Progress that no one looks at."""
+    """A progress callback that does nothing."""
 
 
 @pytest.fixture
@@ -50,7 +50,8 @@ def test_a_rotation_on_a_full_disk_leaves_nothing_and_can_be_repeated(
     stored = vault.find("one")
     version = stored.copy.folder.parent
     objects.new_copy(version, vault.ring, vault.header.vault, stored.copy.place.suite)
-    assert len(list(version.local.iterdir())) == 2  # as a rotation that was killed leaves it
+    # A killed rotation leaves a second copy like this one.
+    assert len(list(version.local.iterdir())) == 2
 
     @contextmanager
     def full(self: object, name: str) -> Iterator[int]:
@@ -116,7 +117,7 @@ def test_a_command_on_a_full_disk_ends_with_a_sentence(
 def test_a_manifest_with_anothers_name_or_version(
     vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A holder of the key wrote it: control characters would reach the terminal."""
+    """A holder of the key wrote the name, whose control characters would reach the terminal."""
     stored = vault.find("one")
     manifest = stored.manifest
     for name, error, words in (
@@ -165,7 +166,7 @@ def test_a_disk_that_is_full_at_an_objects_key(
 def test_a_process_that_lacks_something_is_not_given_an_older_version(
     lacking: int, vault: Vault, key: keys.SymmetricKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever call fails: nothing was learned of what is there. Nor if the disk fails."""
+    """A failed call tells nothing about what is there, so an older version is not used instead."""
     recorded = (vault.path / "ledger.json").local.read_bytes()
     trees.seal_path(vault, Path(__file__), "one", None, nothing)
     real = {name: getattr(os, name) for name in ("open", "scandir", "lstat")}
@@ -185,7 +186,8 @@ def test_a_process_that_lacks_something_is_not_given_an_older_version(
         monkeypatch.setattr(os, name, calling(name))
     for step in range(100):
         left = 1000
-        (vault.path / "ledger.json").local.write_bytes(recorded)  # as that of another machine
+        # This ledger is that of a machine that does not know the newer version.
+        (vault.path / "ledger.json").local.write_bytes(recorded)
         opened = Vault.open(vault.path, key)
         left = step
         try:

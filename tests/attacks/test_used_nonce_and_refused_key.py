@@ -1,4 +1,4 @@
-"""A nonce used a second time under another policy; requests for data keys that are not logged."""
+"""A nonce is used again under another policy, and refused requests for data keys are logged."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_used_nonce_stays_used_under_another_nonce_seconds(place: Place) -> No
         pytest.raises(BrokerRefusal, check=coded("broker.reused_nonce")),
     ):
         attest(broker, worker, body)
-    # Nor is it forgotten once the shorter time has passed.
+    # The broker does not forget the nonce when the shorter time has passed, either.
     place.clock = lambda: time.time() + 600
     with policy_of(place, 120) as broker:
         broker.decide(lambda _, view: ledger.sweep(view, place.clock()))
@@ -86,7 +86,7 @@ def test_refused_requests_for_data_keys_are_in_the_log(place: Place) -> None:
             await worker.fetch()
             with pytest.raises(BrokerRefusal, check=coded("broker.reused_token")):
                 await worker.fetch()
-            # Its holder must not fill the log either.
+            # The token's holder must not fill the log with refusals, either.
             for number in range(30):
                 with pytest.raises(BrokerRefusal, check=coded("broker.resource_not_granted")):
                     await worker.fetch(f"data/key/secret{number}")

@@ -1,8 +1,8 @@
-"""Runs a command as a user without rights, for attacks that root would win in any case.
+"""Runs a command as a user without privileges, for attacks that root would always win.
 
-The interpreter or the checkout may lie in a folder that only root may enter (/root, often). The
-command therefore gets a mount namespace of its own, in which such a folder is replaced by an empty
-one that holds only the paths that are needed.
+The interpreter or the checkout may be in a folder that only root may enter, often /root. The
+command therefore gets its own mount namespace. There, an empty folder replaces each such folder and
+holds only the paths that the command needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 USER: Final = 65534
-"""The id of the user without rights: it owns no file and no other process."""
+"""The id of the user without privileges; it owns no file and no other process."""
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 
@@ -41,9 +41,9 @@ needs_unprivileged = pytest.mark.skipif(why_not() is not None, reason=str(why_no
 
 
 def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
-    """Starts the command as a user without rights; as ourselves if we are not root.
+    """Starts the command as a user without privileges, or as this user if this is not root.
 
-    `options` go to subprocess.Popen. Its files must be readable by everybody.
+    `options` go to subprocess.Popen. Everybody must be able to read the files that it uses.
     """
     if os.getuid() != 0:
         return subprocess.Popen(command, **options)
@@ -53,7 +53,7 @@ def start(command: list[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 def write_interpreter(path: Path) -> Path:
-    """Writes a program that is Python, run as a user without rights."""
+    """Writes a program that starts Python as a user without privileges."""
     command = shlex.join(["unshare", "--mount", "sh", "-ec", _script(), "sh", sys.executable])
     path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     path.chmod(0o755)
@@ -61,7 +61,7 @@ def write_interpreter(path: Path) -> Path:
 
 
 def _script() -> str:
-    """Shell commands that end with running their arguments as a user without rights."""
+    """Returns shell commands that run their arguments as a user without privileges."""
     become = (
         f"exec setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all "
         '--inh-caps=-all --no-new-privs -- "$@"'
@@ -70,7 +70,7 @@ def _script() -> str:
 
 
 def open_paths() -> str:
-    """Shell commands that make the interpreter and the checkout reachable by everybody."""
+    """Returns shell commands that let everybody reach the interpreter and the checkout."""
     by_closed: dict[Path, list[Path]] = {}
     for path in (Path(sys.base_prefix), Path(sys.prefix), CHECKOUT):
         closed = next(
@@ -78,7 +78,7 @@ def open_paths() -> str:
         )
         if closed is not None and path not in by_closed.setdefault(closed, []):
             by_closed[closed].append(path)
-    lines = ["mount -t tmpfs tmpfs /mnt"]  # in our namespace alone: nothing is left behind
+    lines = ["mount -t tmpfs tmpfs /mnt"]  # only in the new namespace, so nothing is left behind
     for number, (closed, paths) in enumerate(by_closed.items()):
         kept = [f"/mnt/{number}-{index}" for index in range(len(paths))]
         for path, keep in zip(paths, kept, strict=True):
