@@ -307,7 +307,7 @@ class Exchange:
         def offer(peer: VerifiedPeer, hello: Hello) -> Message | None:
             """After its accept a dialer does nothing that may fail."""
             self._check_process(peer, hello)
-            self.pipes.require_no_objection()
+            self.pipes.require_wanted(name)
             self._prepare(sock)
             offered = memory.offer(peer, hello)
             self._dialers[name.purpose].let_finish(sock)

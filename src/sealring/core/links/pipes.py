@@ -227,6 +227,16 @@ class Pipes:
             pipe.postponed = pipe.postponed or pipe.open
             return pipe.open or bool(pipe.given_up)
 
+    def require_wanted(self, name: PipeName) -> None:
+        """Called before this end accepts a pipe that it dialed; raises why it refuses it instead.
+
+        It may have given the pipe up while it was connecting.
+        """
+        with self._changed:
+            self.require_no_objection()
+            if self.by_name[name].given_up:
+                raise Unsupported(self.by_name[name].given_up)
+
     def connected(self, name: PipeName) -> bool:
         """This end has connected to the peer; returns whether the pipe is still to be opened."""
         with self._changed:
