@@ -35,7 +35,7 @@ def soon(seconds: float = 10.0) -> float:
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
-    """A TCP connection: (the end that dialed, the end that accepted)."""
+    """Makes a TCP connection; returns the end that dialed and the end that accepted."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -44,7 +44,7 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.contextmanager
 def in_background(call: Callable[[], T]) -> Iterator[list[T | BaseException]]:
-    """Run `call` beside the block; its value or its exception is in the list afterwards."""
+    """Runs `call` beside the block; afterwards the list has its result or its exception."""
     outcome: list[T | BaseException] = []
 
     def run() -> None:

@@ -1,7 +1,7 @@
-"""A second reader of set-up, written from docs/spec.md alone (sections 3, 4 and 5).
+"""A second reader of the set-up protocol, written only from docs/spec.md, sections 3 to 5.
 
-It imports nothing of sealring. With a session's secret it opens what passed between two workers,
-and from what all members said it computes the keys of the links and of the group.
+It imports nothing of sealring. With a session's secret it opens what passed between two workers.
+From what all members said it computes the keys of the links and of the group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIELDS: Final = {
     "ready": {"type", "transcript"},
     "refusal": {"type", "error", "text"},
 }  # fmt: skip
-"""Of every message that is JSON; a refusal may have two or four more."""
+"""The fields of each kind of JSON message; a refusal may have more."""
 REFUSALS: Final = {
     "handshake.wrong_job",
     "handshake.wrong_rank",
@@ -96,10 +96,10 @@ def integer(value: int) -> bytes:
 
 @dataclass(frozen=True)
 class Session:
-    """What both ends have of it when a connection is opened."""
+    """What both ends have of a session when a connection is opened."""
 
     secret: bytes
-    """Of the connections that the dialer opens."""
+    """The secret for connections that the dialer opens."""
     step: int
     dialers_certificate: bytes
     acceptors_certificate: bytes
@@ -112,19 +112,19 @@ class Said:
 
     @property
     def words(self) -> dict[str, Any]:
-        """A message that is JSON."""
+        """The fields of a JSON message."""
         return message_of(self.raw)
 
 
 @dataclass
 class Connection:
-    """All that passed on one connection under a session."""
+    """Everything that passed on one connection under a session."""
 
     secret: bytes
     next_secret: bytes
     certificates: bytes
     said: list[Said] = field(default_factory=list)
-    """First the dialer's, then the acceptor's; each in its order."""
+    """First the dialer's messages, then the acceptor's; each part is in the order of sending."""
 
     def exported(self, label: bytes, context: bytes, length: int) -> bytes:
         info = b"sealring 2 exporter" + len(label).to_bytes(4, "big") + label + context
@@ -134,14 +134,14 @@ class Connection:
         return [each for each in self.said if each.raw[0] >= 0x20 and each.words["type"] == kind]
 
     def rounds(self, *, by_dialer: bool) -> list[bytes]:
-        """What this end said in the rounds of the agreement."""
+        """Returns what this end said in the rounds of the agreement."""
         return [
             each.raw for each in self.said if each.raw[0] < 0x20 and each.by_dialer == by_dialer
         ]
 
 
 def taken(stream: bytes) -> tuple[bytes, bytes, bytes]:
-    """The first frame's header and body, and the rest."""
+    """Returns the first frame's header and body, and the rest of the stream."""
     require(stream[:3] == HEADER and len(stream) >= 5, "a frame's header")
     length = int.from_bytes(stream[3:5], "big")
     require(len(stream) >= 5 + length, "a stream ends within a frame")
@@ -149,7 +149,7 @@ def taken(stream: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def opened(to_acceptor: bytes, to_dialer: bytes, session: Callable[[bytes], Session]) -> Connection:
-    """`session` finds one by its id."""
+    """Opens both directions of a connection; `session` finds a session by its id."""
     header, body, to_acceptor = taken(to_acceptor)
     require(len(body) == 16 + 8 + 32 + 32, "the length of an open message")
     found = session(body[:16])
@@ -238,7 +238,7 @@ def message_of(raw: bytes) -> dict[str, Any]:
 
 
 def bundle_of(raw: bytes) -> tuple[int, bytes, dict[int, bytes]]:
-    """A message of a round: its kind, in the last one its transcript, and its entries."""
+    """Returns a round's message as its kind, its transcript (in the last round) and its entries."""
     kind, raw = raw[0], raw[1:]
     require(kind in (UP, DOWN, AGREED), "the kind of a round's message")
     transcript, raw = (raw[:32], raw[32:]) if kind == AGREED else (b"", raw)
@@ -336,7 +336,7 @@ def group_keys(
 
 
 def link_keys(connection: Connection, members: Iterable[int]) -> tuple[bytes, bytes]:
-    """From dialer to acceptor, and back."""
+    """Returns the keys from dialer to acceptor and from acceptor to dialer."""
     hellos = {each.by_dialer: each for each in connection.of("hello")}
     dialers, acceptors = hellos[True], hellos[False]
     context = digest(

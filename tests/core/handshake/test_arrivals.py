@@ -1,4 +1,4 @@
-"""Messages that come otherwise than one in a TLS record, and bytes taken without waiting."""
+"""Messages that do not come one in each TLS record, and reading bytes without waiting."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_message_that_is_too_long_is_refused(record: bytes) -> None:
 
 
 def test_bytes_are_taken_without_waiting() -> None:
-    near, far = socket.socketpair()  # which would block
+    near, far = socket.socketpair()  # sockets that block
     with near, far:
         assert _native.receive_now(far.fileno(), 10) is None
         near.sendall(b"abcde")

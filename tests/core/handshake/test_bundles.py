@@ -1,4 +1,4 @@
-"""Several members' bytes in one message: what was written is read, and all else is refused."""
+"""Bundles of several members' bytes: each bundle that is written can be read, others not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The channel that a handshake gives, its keys, and the bare socket afterwards."""
+"""The channel that a handshake returns, its keys, and the bare socket after `detach`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_messages_go_both_ways() -> None:
 
 
 def test_raw_bytes_after_detach() -> None:
-    """Records that follow the last TLS message at once are still there for the bare socket."""
+    """Records right after the last TLS message are still there for the bare socket."""
     with meeting((ONE, terms(1)), (ZERO, terms(0))) as met:
         dialer, acceptor = met.channels()
         dialer.send({"type": "last"})
@@ -102,7 +102,7 @@ def test_raw_bytes_after_detach() -> None:
         while len(received) < 10_000:
             received += bare.recv(65536)
         assert received == b"\x17\x03\x03\x00\x05hello" * 1000
-        # Nothing of TLS follows either: no close_notify, no late ticket.
+        # TLS sends nothing after that: no close_notify and no late ticket.
         bare.sendall(b"!")
         raw.settimeout(10)
         length = int.from_bytes(raw.recv(5)[3:], "big")
@@ -164,7 +164,7 @@ def test_a_message_that_is_too_long_is_not_read() -> None:
         assert caught.value.peer == 1
 
 
-# ---- other TLS stacks: Python's own ssl module, whose OpenSSL is another ----------------------
+# ---- peers with another TLS stack: Python's ssl module with its own OpenSSL --------------------
 
 
 def foreign(tmp_path: Path, credentials: Credentials, side: int) -> ssl.SSLContext:
@@ -179,7 +179,7 @@ def foreign(tmp_path: Path, credentials: Credentials, side: int) -> ssl.SSLConte
         cadata=credentials.authorities[0].public_bytes(Encoding.PEM).decode()
     )
     context.set_alpn_protocols(["sealring"])
-    # Without X25519MLKEM768, whatever this OpenSSL knows.
+    # This leaves out X25519MLKEM768, which this OpenSSL may know.
     context.set_ecdh_curve("prime256v1")
     return context
 

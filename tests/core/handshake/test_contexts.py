@@ -1,4 +1,4 @@
-"""TLS contexts: connections that believe the same authorities share one, and no secret is in it."""
+"""TLS contexts: connections with the same authorities share one, and it holds no secret."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_connection_shows_its_own_certificate() -> None:
 
 
 def test_a_key_that_is_not_the_certificates_is_refused_before_tls_begins() -> None:
-    """It leaves no error to the next connection of the thread, which may be another group's."""
+    """The refusal leaves no OpenSSL error for the thread's next connection to find."""
     one, other = ISSUER.credentials(1), ISSUER.credentials(1)
     near, far = connected()
     with closing(near), closing(far), pytest.raises(ConfigurationError, match="private key"):
@@ -63,7 +63,7 @@ def test_a_key_that_is_not_the_certificates_is_refused_before_tls_begins() -> No
 
 
 def test_a_shared_context_does_not_widen_whom_a_worker_believes() -> None:
-    """The same certificate with one authority more, and at the same time without it."""
+    """One certificate is checked by a worker with one more authority and by one without it."""
     zero, stranger = ISSUER.credentials(0), OTHER.credentials(1)
     both = (*zero.authorities, *stranger.authorities)
     trusting = replace(zero, authorities=both)
@@ -100,7 +100,7 @@ def test_no_tls_session_is_resumed_under_a_shared_context() -> None:
         with in_background(acceptor.handshake) as ended:
             client.do_handshake()
         assert not isinstance(ended[0], BaseException), ended
-        # A ticket would come with the first bytes.
+        # A session ticket would come with the first bytes.
         acceptor.send(b"!")
         assert client.recv(1) == b"!"
         return near, client, acceptor

@@ -1,4 +1,4 @@
-"""Peers that have proved themselves, and then neither end nor let others have their turn."""
+"""Admitted peers that send without end, or that read nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ONE, ZERO = ISSUER.credentials(1), ISSUER.credentials(0)
 
 
 def _expanded(secret: bytes, label: bytes, length: int) -> bytes:
-    """HKDF-Expand-Label of RFC 8446, 7.1, without a context."""
+    """HKDF-Expand-Label of RFC 8446, section 7.1, with an empty context."""
     label = b"tls13 " + label
     told = struct.pack(">HB", length, len(label)) + label + b"\0"
     return HKDFExpand(hashes.SHA384(), length, told).derive(secret)
 
 
 def key_updates(secret: bytes) -> Iterator[bytes]:
-    """Records of RFC 8446, 4.6.3, one after the other, each under the key of the one before."""
+    """Yields KeyUpdate records (RFC 8446, 4.6.3), each sealed under its own key."""
     inner = bytes([24, 0, 0, 1, 0, 22])
     header = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
     while True:
@@ -53,7 +53,7 @@ def admitted(near: socket.socket, far: socket.socket) -> tuple[TlsConnection, In
 
 @pytest.mark.threat("J17")
 def test_a_peer_whose_keys_change_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise one call would read on for as long as the peer sends, and no deadline counts."""
+    """Without a limit one call would read as long as the peer sends, beyond any deadline."""
     secrets: dict[bytes, bytes] = {}
     plain = tls.new_context
 
@@ -95,7 +95,7 @@ def test_sending_to_a_peer_that_takes_nothing_yields_and_goes_on_later() -> None
     message = bytearray(range(256)) * 65536
     try:
         sending = connection.sending(message)
-        next(sending)  # it does not wait until the peer takes it
+        next(sending)  # returns before the peer has taken the message
         assert connection.half_sent
         received: list[bytearray] = []
         reader = threading.Thread(target=lambda: received.append(dialer.receive(len(message))))

@@ -1,4 +1,4 @@
-"""Peers judge each other's attestation by their own policy, whatever the authority has signed."""
+"""Peers judge each other's attestation by their own policies, besides the authority's signature."""
 
 from __future__ import annotations
 
@@ -87,9 +87,10 @@ def end(rank: int, worker: Worker, judging: Policy, **changes: Any) -> Any:
 
 
 def assert_refused(dialer: Any, acceptor: Any, error: str, about: int) -> str:
-    """A side that refuses says why, and the other side receives it."""
+    """Asserts that one side refuses and the other gets the reason; returns the text."""
     with meeting(dialer, acceptor) as met:
-        if isinstance(met.dialer, SecureChannel):  # it shows its evidence last, and then listens
+        # The dialer shows its evidence last, and then listens.
+        if isinstance(met.dialer, SecureChannel):
             with pytest.raises(HandshakeError, check=coded(error)):
                 met.dialer.receive()
         else:
@@ -111,14 +112,14 @@ def test_two_attested_workers_meet(evidence: bool) -> None:
 
 @pytest.mark.parametrize("renewed", [0, 1])
 def test_a_worker_that_has_renewed_its_certificate_meets_its_peers_again(renewed: int) -> None:
-    """With new evidence and the same key, which their session would have gone on with."""
+    """The evidence is new but the key is the same, so the old session could have been used."""
     rules, pair, workers = policy(GOOD, OTHER, evidence=True), Pair(), [attest(), attest()]
     first = [end(rank, worker, rules) for rank, worker in enumerate(workers)]
     then = list(first)
     then[renewed] = end(renewed, attest(OTHER, key=workers[renewed].key), rules)
     for zero, one in (first, first):
         pair.meet(one=one, zero=zero)
-    if renewed == 0:  # the dialer learns it by an attempt that fails; the next one is by TLS
+    if renewed == 0:  # the dialer's first attempt fails; its next one uses TLS
         with pytest.raises(PeerUnreachable, match="no session with this worker any more"):
             pair.meet(one=then[1], zero=then[0])
     for zero, one in (then, then):
@@ -143,7 +144,7 @@ def test_a_claim_that_cannot_be_read() -> None:
 
 @pytest.mark.threat("B25")
 def test_each_worker_judges_by_its_own_policy() -> None:
-    """The broker had a wider one."""
+    """The broker's own policy admits more measurements."""
     wide = policy(GOOD, OTHER)
     said = assert_refused(
         end(1, attest(OTHER), wide), end(0, attest(), policy()), "handshake.peer_not_admitted", 1
@@ -166,13 +167,13 @@ def test_a_worker_that_the_broker_took_out() -> None:
 
 @pytest.mark.threat("B24")
 def test_a_stolen_authority_key_is_not_enough_where_evidence_is_demanded() -> None:
-    """The thief signs any claim, for a key of its own."""
+    """The thief signs any claim, but for a key of its own."""
     rules, honest, thief = policy(evidence=True), attest(), Ed25519PrivateKey.generate()
     stolen = replace(honest, key=thief)
     acceptor = end(0, attest(), rules)
     said = assert_refused(end(1, stolen, rules), acceptor, "handshake.not_attested", 1)
     assert "evidence.not_bound" in said
-    # Without that demand the authority's word is all there is.
+    # Without required evidence, the authority's signature is all that is checked.
     with meeting(end(1, stolen, policy()), end(0, attest(), policy())) as met:
         met.channels()
 
@@ -193,7 +194,7 @@ def test_evidence_that_is_not_the_certificates_or_not_believed() -> None:
 
 
 def test_an_acceptor_whose_evidence_does_not_pass_has_no_link() -> None:
-    """It would read the dialer's refusal as a record."""
+    """Otherwise the acceptor would read the dialer's refusal as a record."""
     rules = policy(evidence=True)
     swapped = replace(attest(), evidence=attest().evidence)
     said = assert_refused(

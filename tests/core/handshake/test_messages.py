@@ -1,4 +1,4 @@
-"""The parser of set-up messages: one spelling each, and an error of ours for all other bytes."""
+"""The parser of set-up messages takes one spelling, and refuses all other bytes with an error."""
 
 from __future__ import annotations
 

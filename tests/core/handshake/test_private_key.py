@@ -1,4 +1,4 @@
-"""Where the private key lies: while a connection is made, when it is, and when it was refused."""
+"""Counts the private key's copies in memory during, after and on refusal of a connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ISSUER, OTHER = Issuer(), Issuer()
 
 
 def identity(rank: int) -> tuple[Credentials, str]:
-    """As under a job secret, or from a broker; and the private key, masked."""
+    """Returns credentials as from a job secret or a broker, and the masked private key."""
     seed = _native.Secret.random(32)
     public = Ed25519PrivateKey.from_private_bytes(memoryview(seed)).public_key()
     name = WorkerName("job", rank)
@@ -39,7 +39,7 @@ def identity(rank: int) -> tuple[Credentials, str]:
 
 
 def by_a_stranger(own: Credentials) -> list[Any]:
-    """The peer's authority is not known: TLS itself refuses it."""
+    """Meets a peer whose authority is unknown: TLS itself refuses it."""
     with meeting((own, terms(1)), (OTHER.credentials(0), terms(0))) as met:
         return [met.dialer, met.acceptor]
 
@@ -50,13 +50,13 @@ def of_a_stranger(own: Credentials) -> list[Any]:
 
 
 def after_tls(own: Credentials) -> list[Any]:
-    """The two disagree in what they say once TLS is up."""
+    """Meets a peer that disagrees in the messages after TLS."""
     with meeting((own, terms(1)), (ISSUER.credentials(0), terms(0, group="other"))) as met:
         return [met.dialer, met.acceptor]
 
 
 def by_a_peer_that_goes(own: Credentials) -> list[Any]:
-    """The peer goes in the middle of TLS."""
+    """Meets peers that close the connection in the middle of TLS."""
     errors = []
     for act in (dialing, accepting):
         near, far = connected()
@@ -116,7 +116,7 @@ def test_a_connection_gives_the_key_up_when_it_has_signed(dialer: bool) -> None:
 
 @pytest.mark.threat("J16")
 def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
-    """Strangers may begin a thousand of them."""
+    """This matters because strangers may begin a thousand handshakes."""
     own, key = identity(1)
     copies = []
     ends, begun = [], []
@@ -137,7 +137,7 @@ def test_handshakes_under_way_share_one_copy_of_the_key() -> None:
 
 
 def test_handshakes_that_end_while_others_begin() -> None:
-    """The last one frees the key while the next one takes it: it crashed where both were one."""
+    """One handshake frees the key while the next one takes it; sharing one object once crashed."""
     own, key = identity(1)
 
     def begin_and_end(_: int) -> None:
@@ -151,7 +151,7 @@ def test_handshakes_that_end_while_others_begin() -> None:
 
 
 def test_a_handshake_under_way_has_the_key() -> None:
-    """So the search would find it."""
+    """Shows that the search does find the key while a handshake needs it."""
     own, key = identity(1)
     (kept,) = places(key)
     near, far = connected()

@@ -1,4 +1,4 @@
-"""Whatever two workers disagree on, both get the same named error, and it names the peer."""
+"""When two workers disagree, both get the same named error, and it names the peer."""
 
 from __future__ import annotations
 
@@ -133,14 +133,14 @@ def test_what_the_listener_does_not_admit() -> None:
 @pytest.mark.parametrize("name", ["test authority", "another authority"])
 @pytest.mark.threat("J1")
 def test_another_authority(name: str) -> None:
-    """Refused by the dialer first; the acceptor learns of it from the alert."""
+    """The dialer refuses first, and the acceptor learns it from the TLS alert."""
     with meeting((Issuer(name).credentials(1), terms(1)), (ZERO, terms(0))) as met:
         assert_both(met, "handshake.unknown_authority", proven=False)
 
 
 @pytest.mark.threat("J1")
 def test_another_authority_that_knows_ours() -> None:
-    """Refused by the acceptor alone; the dialer learns of it on its first read."""
+    """Only the acceptor refuses, and the dialer learns it when it first reads."""
     stranger = Issuer("stranger").credentials(1, trusting=(ISSUER,))
     with meeting((stranger, terms(1)), (ZERO, terms(0))) as met:
         assert named(met.dialer) == named(met.acceptor) == "handshake.unknown_authority"
@@ -225,7 +225,7 @@ def test_a_refusal_carries_no_more_than_a_class_of_ours_and_clean_text() -> None
 
 
 def test_an_error_that_many_pass_on_still_names_the_missing_rank() -> None:
-    """In a group of 1,024 it can take 20 steps along the tree. Its text has 600 letters at most."""
+    """An error of 600 letters at most may take 20 steps in the tree of 1,024 ranks."""
     error: SealringError = PeerUnreachable(
         "rank 5 did not appear within 1800 s: check that it runs"
     )

@@ -1,4 +1,4 @@
-"""Connections under a session: no TLS, no key twice, no old key for a later thief."""
+"""Connections under a session use no TLS, repeat no key, and keep no old key for a thief."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ONE, ZERO = ISSUER.credentials(1), ISSUER.credentials(0)
 
 
 class Pair:
-    """Rank 1, which dials, and rank 0."""
+    """Rank 1, which dials, and rank 0, which accepts."""
 
     def __init__(self) -> None:
         self.one, self.zero = SessionTable(), SessionTable()
@@ -67,7 +67,7 @@ class Pair:
             answered.close(until=0)
 
     def meet(self, **ends: Any) -> tuple[bytes, bytes]:
-        """The keys of one more connection."""
+        """Returns the keys of one more connection."""
         with self.connection(**ends) as (dialed, answered):
             assert dialed.link_keys.send == answered.link_keys.receive
             assert dialed.link_keys.receive == answered.link_keys.send
@@ -91,7 +91,7 @@ def test_only_the_first_connection_makes_a_handshake() -> None:
 
 @pytest.mark.threat("K4")
 def test_a_replayed_epoch_repeats_no_key() -> None:
-    """The store is untrusted: it may give two attempts one epoch, and one instance cannot help."""
+    """The untrusted store may repeat an epoch; here the processes' instances repeat too."""
     pair = Pair()
     same = {"one": (ONE, terms(1, instance="1" * 32)), "zero": (ZERO, terms(0, instance="0" * 32))}
     keys = [key for _ in range(4) for key in pair.meet(**same)]
@@ -114,7 +114,7 @@ def test_messages_of_any_length_go_both_ways() -> None:
         while (heard := answered.heard(soon(), 1 << 20)) is None:
             answered.connection.wait()
         assert heard == raw
-        # Records that follow the last frame are left for the bare socket.
+        # Records after the last frame stay unread for the bare socket.
         dialed.send({"type": "last"})
         dialed.detach().send(b"records")
         assert answered.receive() == {"type": "last"}
@@ -145,7 +145,7 @@ def test_what_two_workers_disagree_on_is_told_as_over_tls() -> None:
 
 @pytest.mark.threat("K5")
 def test_a_stolen_session_does_not_open_what_was_before() -> None:
-    """Who has the session's secret of a later step derives none of the keys of an earlier one."""
+    """A later step's secret of a session gives none of the keys of an earlier step."""
     pair = Pair()
     pair.meet()
     (session,) = pair.one.by_id.values()
@@ -156,9 +156,9 @@ def test_a_stolen_session_does_not_open_what_was_before() -> None:
     stolen = bytes(before.secret)
     assert stolen != first
     assert bytes(held) == bytes(32), "the old secret is overwritten"
-    # All that the adversary recorded is public; with the old secret it has the connection's ...
+    # The recorded messages are public; together with the old secret they give the key ...
     assert _set_up_key(first, recorded) == recorded["key"]
-    # ... and with the present one it does not, in any of the ways that a session is used.
+    # ... and with the present secret they do not.
     assert _set_up_key(stolen, recorded) != recorded["key"]
 
 
@@ -212,7 +212,7 @@ def test_a_session_ends_with_either_certificate(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.threat("J30")
 def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -> None:
-    """Judged anew each time, by what the worker believes now."""
+    """Rank 0 judges the peer again each time, by the authorities that it trusts at that time."""
     pair = Pair()
     pair.meet()
     other = Issuer("other").credentials(0)
@@ -222,7 +222,7 @@ def test_a_peer_that_is_no_longer_admitted_gets_no_connection_by_its_session() -
         dial(near, ONE, terms(1), 0, soon(), pair.one)
     assert isinstance(outcome[0], PeerUnreachable)
     assert pair.zero.with_rank(1) is None
-    # By TLS it is told why.
+    # By TLS the peer is told why.
     near, far = connected()
     answer = in_background(lambda: accept(far, other, terms(0), soon(), sessions=pair.zero))
     with (
@@ -263,7 +263,7 @@ def test_sessions_of_a_parent_are_not_a_childs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def opening(pair: Pair, changed: Any = None) -> bytes:
-    """What rank 1 sends first; the answer never comes."""
+    """Returns rank 1's first message of a connection that gets no answer."""
     near, far = connected()
     with in_background(lambda: _first(far)) as said, contextlib.suppress(HandshakeError):
         dial(near, ONE, terms(1), 0, soon(), pair.one)
@@ -278,7 +278,7 @@ def _first(sock: socket.socket) -> bytes:
 
 
 def answered(pair: Pair, first: bytes) -> BaseException | SecureChannel:
-    """What rank 0 makes of it."""
+    """Sends `first` to rank 0, which must answer that it has no such session."""
     near, far = connected()
     accepting = in_background(lambda: accept(far, ZERO, terms(0), soon(), sessions=pair.zero))
     with accepting as outcome, near:
@@ -425,7 +425,7 @@ def test_many_connections_at_once_each_take_a_step_of_their_own() -> None:
 @pytest.mark.parametrize("changed", ["dialer", "acceptor"])
 @pytest.mark.threat("J30")
 def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str) -> None:
-    """Else a link would show another key than the worker's statement in a group."""
+    """Otherwise the link's key could differ from the key in the worker's statement."""
     pair = Pair()
     pair.meet()
     ends = {"one": (ISSUER.credentials(1), terms(1))}
@@ -442,7 +442,7 @@ def test_a_worker_with_another_key_does_not_go_on_with_its_session(changed: str)
 
 
 def frames_of(count: int) -> tuple[resumption.SessionConnection, int]:
-    """The receiving end of a connection with frames for it, and how many bytes those have."""
+    """Returns the receiving end of a connection and how many bytes wait there for it."""
     near, far = socket.socketpair()
     key = bytes(_native.Secret.random(32))
     sender, receiver = (
@@ -458,7 +458,7 @@ def frames_of(count: int) -> tuple[resumption.SessionConnection, int]:
 
 
 def test_the_deadline_counts_where_the_peer_never_pauses() -> None:
-    """Every frame is there at once, so no call waits."""
+    """Every frame is there already, so no call waits."""
     receiver, sealed = frames_of(4 << 14)
     with receiver.socket as far:
         receiver.deadline = 0.0
@@ -471,7 +471,7 @@ def test_the_deadline_counts_where_the_peer_never_pauses() -> None:
     "cuts", [[], [1], [3, 4, 5], [9], [13, 14], [9, 13]], ids=lambda cuts: f"cut at {cuts}"
 )
 def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
-    """Of 5, 0 and 300 bytes, in frames of their own, in one, or across several."""
+    """The messages have 5, 0 and 300 bytes, and come in one or several frames."""
     messages = [b"hello", b"", b"x" * 300]
     whole = b"".join(len(each).to_bytes(4, "big") + each for each in messages)
     near, far = socket.socketpair()
@@ -486,7 +486,7 @@ def test_messages_are_found_however_frames_cut_them(cuts: list[int]) -> None:
         for start, end in itertools.pairwise([0, *cuts, len(whole)]):
             sealed += sealing.seal(memoryview(whole[start:end]))
         found = []
-        for byte in range(len(sealed)):  # one at a time: no call may lose what has come
+        for byte in range(len(sealed)):  # one byte at a time: no call may lose what has come
             near.sendall(sealed[byte : byte + 1])
             while (message := receiver.message_now()) is not None:
                 found.append(bytes(message))
@@ -517,7 +517,7 @@ def test_room_is_made_for_what_has_come_and_not_for_what_was_announced(
 
 
 def test_a_connection_that_is_cut_does_not_wait_for_its_turn() -> None:
-    """Another connection waits for the peer's answer; stopping this one must not take as long."""
+    """Another connection waits for the peer's answer; stopping this one must not wait too."""
     pair = Pair()
     pair.meet()
     session = pair.one.with_rank(0)
@@ -534,7 +534,7 @@ def test_a_connection_that_is_cut_does_not_wait_for_its_turn() -> None:
 
 
 def test_bytes_behind_a_frame_stay_in_the_socket() -> None:
-    """Records follow the last frame."""
+    """The bytes after the last frame are records and belong to the bare socket."""
     key = bytes(_native.Secret.random(32))
     sealing = _native.FrameSealer(_native.Secret(key), resumption.FRAME)
     opening = _native.FrameOpener(_native.Secret(key), resumption.FRAME)
@@ -585,7 +585,7 @@ def test_wiped_keys_seal_and_open_nothing() -> None:
 
 
 def test_a_forked_child_seals_no_frame() -> None:
-    """It would use a nonce that the parent uses too."""
+    """A child that sealed would use a nonce that its parent uses too."""
     sealing = _native.FrameSealer(_native.Secret.random(32), resumption.FRAME)
     child = os.fork()
     if child == 0:

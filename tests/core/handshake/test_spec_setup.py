@@ -1,7 +1,4 @@
-"""A group forms under sessions; a reader that was written from docs/spec.md alone follows it.
-
-Every message of set-up, every key.
-"""
+"""Follows every message and key of set-up with a reader written only from docs/spec.md."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from tests.imports import packages_imported_by
 
 
 class Wire:
-    """A listener before a worker's; keeps what passes in both directions of each connection."""
+    """Listens in front of a worker and keeps what passes on each connection, in both directions."""
 
     def __init__(self, behind: tuple[str, int]) -> None:
         self.passed: list[tuple[bytearray, bytearray]] = []
@@ -78,7 +75,7 @@ def _keeping(kept: bytearray) -> Callable[[bytes], bytes]:
 
 
 class LeadingStore(DictStore):
-    """Leads every dialer to a wire; a worker that looks for its own address finds it."""
+    """A store that gives dialers a wire's address; a worker still finds its own address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +117,7 @@ def formed(
     **settings: int,
 ) -> list[Mesh]:
     size = len(tables)
-    members = tuple(reversed(range(size)))  # the group's order is not that of the ranks
+    members = tuple(reversed(range(size)))  # the group's order of members is not the order of ranks
 
     def form(rank: int) -> Mesh:
         return build_mesh(
@@ -146,7 +143,7 @@ def close(meshes: list[Mesh]) -> None:
 
 
 def known(tables: list[SessionTable]) -> dict[bytes, spec.Session]:
-    """Every session, as its opener has it before it opens a connection."""
+    """Returns each session as the opener has it before it opens a connection."""
     found = {}
     for rank, table in enumerate(tables):
         for session in table.by_id.values():
@@ -161,7 +158,7 @@ def known(tables: list[SessionTable]) -> dict[bytes, spec.Session]:
 
 
 class Recorded:
-    """One group of `size` that formed under sessions, with all that passed."""
+    """A group of `size` that formed under sessions, with everything that passed."""
 
     def __init__(self, size: int, transport: Transport, **settings: int) -> None:
         self.tables = [SessionTable() for _ in range(size)]
@@ -180,7 +177,7 @@ class Recorded:
         self.streams = [each for wire in store.wires.values() for each in wire.passed]
         self.members = list(reversed(range(size)))
         self.connections: dict[tuple[int, int], spec.Connection] = {}
-        """By the ranks of dialer and acceptor."""
+        """The connections by the ranks of dialer and acceptor."""
         for forth, back in self.streams:
             connection = spec.opened(bytes(forth), bytes(back), sessions.__getitem__)
             hello = connection.of("hello")[0].words
@@ -194,7 +191,7 @@ def three() -> Recorded:
 
 @pytest.fixture(scope="module")
 def nine() -> Recorded:
-    """The first links are a tree."""
+    """A group whose first links are a tree."""
     return Recorded(9, "tcp")
 
 
@@ -251,7 +248,7 @@ def test_a_refusal(changes: dict[str, Any], error: str, misdirected: bool) -> No
     hello, *again = [each for each in connection.said if each.by_dialer]
     (refusal,) = [each for each in connection.said if not each.by_dialer]
     assert hello.words["type"] == "hello"
-    for each in (refusal, *again):  # the dialer may say it back
+    for each in (refusal, *again):  # the dialer may send the refusal back
         assert each.words["error"] == error
         assert ("misdirected" in each.words) == misdirected
 
@@ -299,7 +296,7 @@ def test_without_an_offer_the_acceptor_says_tcp(nine: Recorded) -> None:
 @pytest.mark.parametrize("size", [3, 9])
 def test_keys(size: int, request: pytest.FixtureRequest) -> None:
     one: Recorded = request.getfixturevalue("three" if size == 3 else "nine")
-    # Number i's parent is i with its lowest set bit cleared.
+    # The parent of rank i is i with its lowest set bit cleared.
     tree = {(rank, rank & (rank - 1)) for rank in range(1, size)}
     assert set(one.connections) == ({(1, 0), (2, 0), (2, 1)} if size == 3 else tree)
     for (dialer, acceptor), connection in one.connections.items():
@@ -344,7 +341,7 @@ def test_the_agreement(size: int, request: pytest.FixtureRequest) -> None:
         assert link.peer_group_key == _native.Secret(keys[parent])
         assert one.meshes[child].agreed.transcript == transcript
     for (dialer, acceptor), connection in one.connections.items():
-        # Below in the tree the last round's message stands for it.
+        # To a child in the tree, the last round's message replaces "ready".
         said = connection.of("ready")
         in_tree = acceptor == dialer & (dialer - 1)
         assert [each.by_dialer for each in said] == ([True] if in_tree else [True, False])
@@ -399,7 +396,7 @@ def test_what_was_changed_is_refused(three: Recorded) -> None:
     sessions = known(three.tables)
     forth, back = (bytes(each) for each in three.streams[0])
     with pytest.raises(spec.NotTheSpecification, match="the step"):
-        spec.opened(forth, back, sessions.__getitem__)  # the chain has gone on
+        spec.opened(forth, back, sessions.__getitem__)  # the session has moved on by one step
     connection = three.connections[1, 0]
     (_, _, stated), (_, _, signed), _ = [
         spec.bundle_of(raw) for raw in connection.rounds(by_dialer=False)

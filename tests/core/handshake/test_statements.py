@@ -1,4 +1,4 @@
-"""Statements as the native core reads them, against a second reader that is written out here."""
+"""The native reader of statements agrees with a second reader in this file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def framed(fields: Sequence[bytes]) -> bytes:
 
 
 def transcript(own: Terms, encoded: Sequence[bytes]) -> bytes:
-    """As docs/spec.md has it, section 4."""
+    """Computes the transcript as docs/spec.md, section 4, defines it."""
     settings = json.dumps(own.settings, sort_keys=True, separators=(",", ":")).encode()
     fields = [settings]
     for each in encoded:
@@ -106,7 +106,7 @@ def test_zeros_contribute_nothing() -> None:
 
 
 def good(raw: bytes) -> bool:
-    """Whether these bytes are a statement, as docs/spec.md has it."""
+    """Tells whether these bytes are a statement by docs/spec.md."""
     fields = fields_of(raw)
     if framed(fields) != raw or len(fields) != 7:
         return False

@@ -1,4 +1,4 @@
-"""Authorities and credentials made to measure, including those that must be refused."""
+"""Authorities and credentials for tests, including some that must be refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Issuer:
     def odd_certificate(
         self, *extensions: x509.ExtensionType, key: Ed25519PrivateKey | None = None
     ) -> x509.Certificate:
-        """A certificate of this authority with these extensions and no others."""
+        """Issues a certificate with exactly these extensions."""
         builder = (
             x509.CertificateBuilder()
             .subject_name(x509.Name([]))

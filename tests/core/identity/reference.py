@@ -1,7 +1,7 @@
-"""A second reader of certificates, by the package `cryptography`, for the native one to agree with.
+"""Reads certificates with the package `cryptography`, to compare with the native reader.
 
-Mutations that keep a certificate's lengths true, and the authority's signature over the result, so
-that they reach what is behind the first length and behind the signature.
+It also mutates certificates, but keeps the lengths and the authority's signature valid, so that a
+mutation reaches the code behind those checks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sealring.core.identity.names import WorkerName
 from sealring.limits import MAX_WORLD
 
 Outcome = str | tuple[str, int | None, str, int, int]
-"""What is wrong with it, or the worker's URI, its world, its key, and when it starts and ends."""
+"""What is wrong, or the worker's URI, world and key, and when the certificate starts and ends."""
 
 NONE: Final = "no certificate"
 UNSIGNED: Final = "not signed by the authority"
 NO_WORKER: Final = "not a worker's"
 _LATER_FIELDS: Final = {0x81, 0x82, 0xA3}
-"""Of a certificate of version 3: `cryptography` lets one of version 1 have them."""
+"""Fields of version 3 only; `cryptography` accepts them in version 1, too."""
 
 
 def judged(der: bytes, authority: x509.Certificate) -> Outcome:
@@ -90,13 +90,13 @@ def _claims(certificate: x509.Certificate) -> Outcome:
 
 @dataclass
 class Node:
-    """A value of DER that may be changed, with what is in it where that is DER again."""
+    """A DER value that can be changed; `parts` has the values in it, if they are DER."""
 
     tag: int
     content: bytes = b""
     parts: list[Node] | None = None
     prefix: bytes = b""
-    """In front of the parts: a bit string's number of unused bits."""
+    """Bytes before the parts: a bit string's number of unused bits."""
 
     def encode(self) -> bytes:
         if self.parts is not None:
@@ -112,7 +112,7 @@ class Node:
 
 
 def parse(data: bytes) -> list[Node]:
-    """Raises ValueError where it is no DER."""
+    """Parses DER values; raises ValueError for anything else."""
     nodes = []
     while data:
         if len(data) < 2 or data[0] & 0x1F == 0x1F:
@@ -141,7 +141,7 @@ def _node(tag: int, content: bytes) -> Node:
 
 
 def mutated(content: bytes, choose: random.Random) -> bytes:
-    """A certificate's signed content with one to three changes, and its lengths true again."""
+    """Returns a certificate's signed content with one to three changes and correct lengths."""
     (root,) = parse(content)
     for _ in range(choose.choice([1, 1, 1, 2, 3])):
         choose.choice(_CHANGES)(choose.choice(root.all()), root, choose)

@@ -1,4 +1,4 @@
-"""An operator's authority, from `sealring ca init` to a worker that uses the files."""
+"""An operator's authority, from `sealring ca init` to a worker that uses its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker finds in its environment, and what it makes of it."""
+"""The credentials that a worker makes from its environment variables and files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def secret_file(tmp_path: Path, mode: int = 0o600, content: bytes = SECRET.encod
 
 
 def write(tmp_path: Path, credentials: Credentials, rank: int = 1) -> dict[str, str]:
-    """An operator's three files, and the environment that names them."""
+    """Writes an operator's three files; returns the environment that names them."""
     key = tmp_path / f"worker-{rank}.key"
     key.write_bytes(
         credentials.private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -59,7 +59,7 @@ def test_holders_of_one_secret_verify_each_other(tmp_path: Path) -> None:
 
 
 def test_a_secret_always_gives_the_same_authority() -> None:
-    """Two versions of sealring must agree on it, so a change here is a change of the protocol."""
+    """Versions of sealring must agree on it, so changing it would change the protocol."""
     secret = b"0123456789abcdef" * 4
     authority = derive_authority(_native.Secret(secret))
     assert authority.default_job == "job-811803af"
@@ -82,7 +82,7 @@ def test_each_worker_has_a_key_of_its_own_and_keeps_it() -> None:
 
 
 def test_a_process_makes_a_new_certificate_for_its_key_after_an_hour() -> None:
-    """Until then all its groups show one, which each peer verifies once."""
+    """For an hour all its groups show one certificate, which each peer verifies once."""
     authority = derive_authority(_native.Secret(SECRET.encode()))
     now = datetime.now(UTC) + timedelta(days=100)
 

@@ -1,4 +1,4 @@
-"""What the setting allow_debuggers may be, and which calls shut debuggers out."""
+"""Values of the setting allow_debuggers, and the calls after which debuggers are refused."""
 
 from __future__ import annotations
 

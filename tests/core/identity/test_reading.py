@@ -1,4 +1,4 @@
-"""The native reader of certificates says what `cryptography` says, also of changed ones."""
+"""The native reader of certificates agrees with `cryptography`, also on changed certificates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def der_of(certificate: x509.Certificate) -> bytes:
 
 
 def signed_again(content: bytes, certificate: x509.Certificate) -> bytes:
-    """The authority signs this content, whatever it is."""
+    """Returns a certificate with this content, signed by the authority."""
     algorithm = parse(der_of(certificate))[0].parts[1]  # type: ignore[index]
     signature = Node(3, b"\0" + ISSUER.key.sign(content))
     return Node(0x30, content + algorithm.encode() + signature.encode()).encode()
@@ -156,7 +156,7 @@ def test_changed_certificates_that_the_authority_signed_are_read_alike(seed: int
         der = signed_again(mutated(certificate.tbs_certificate_bytes, choose), certificate)
         expected, read = reference.judged(der, AUTHORITY), native(der)
         if certificate is ON_A_CURVE and isinstance(read, str):
-            # The native reader leaves it to the other one what a key must be that is not ours.
+            # The native reader does not check foreign keys, and leaves them to `cryptography`.
             assert isinstance(expected, str), der.hex()
         else:
             assert read == expected, der.hex()
@@ -240,7 +240,7 @@ def test_a_key_that_workers_do_not_sign_with_is_refused(key: Any) -> None:
 
 @pytest.mark.threat("J3")
 def test_a_compressed_point_is_the_same_key() -> None:
-    """A broker takes keys out of a job by their digest."""
+    """The broker revokes keys by their digest, so one key must have one digest."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = odd(SAN, NOT_CA, key=key)
     numbers = key.public_key().public_numbers()
@@ -296,7 +296,7 @@ def test_a_certificate_that_is_not_signed_claims_nothing() -> None:
 
 @pytest.mark.parametrize(("hashed", "believed"), [("SHA256", True), ("SHA1", False)])
 def test_an_authority_that_signs_with_sha_1_is_not_believed(hashed: str, believed: bool) -> None:
-    """Nor does `cryptography`, nor TLS at OpenSSL's security level 1."""
+    """Neither `cryptography` nor TLS at OpenSSL's security level 1 believes it."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "old")])
     builder = (
         x509.CertificateBuilder()

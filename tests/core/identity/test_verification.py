@@ -1,4 +1,4 @@
-"""A VerifiedPeer comes from a certificate that says all it must, and from nothing else."""
+"""A VerifiedPeer is made only from a certificate that states all that is required."""
 
 from __future__ import annotations
 

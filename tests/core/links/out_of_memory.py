@@ -1,4 +1,4 @@
-"""A process whose listener is knocked at while no memory is left; says what became of it."""
+"""A process whose listener gets connections while no memory is left; prints what became of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.core.identity.issuing import Issuer
 
 
 def knock(address: tuple[str, int], times: int) -> None:
-    """Each is refused, or dropped; the listener's own thread closes it."""
+    """Connects this often; the listener's own thread refuses or drops each connection."""
     for _ in range(times):
         with socket.create_connection(address) as stranger:
             stranger.sendall(b"\x16\x03\x01\x00\x05hello")
@@ -31,7 +31,7 @@ def knock(address: tuple[str, int], times: int) -> None:
 
 
 def take_all_memory() -> object:
-    """It is given back when what this returns is dropped."""
+    """Allocates all memory up to the limit; dropping the returned object frees the memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))

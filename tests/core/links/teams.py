@@ -1,4 +1,4 @@
-"""Light workers of one process in a group that is too large to link all pairs at once."""
+"""Light workers of one process, in a group that is too large to link all pairs at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 12
 
 
 class Team:
-    """Light workers, each in a thread of its own while it has something to do."""
+    """Light workers; each runs in its own thread while it has something to do."""
 
     def __init__(self, size: int, hosts: Sequence[int]) -> None:
         store = DictStore()
@@ -32,7 +32,7 @@ class Team:
         self._pool = ThreadPoolExecutor(size)
 
     def form(self, timeout_s: float = 60.0) -> list[Any]:
-        """What each rank gets, a group or an error; the groups are kept."""
+        """Returns what each rank gets, a group or an error; keeps the groups."""
         members = range(self.size)
         made = self.all(
             lambda rank: self.workers[rank].form("default", members, timeout_s=timeout_s)
@@ -41,7 +41,7 @@ class Team:
         return made
 
     def all(self, call: Callable[[int], Any], *but: int) -> list[Any]:
-        """What each rank returns; or the class of what it raises, and about whom."""
+        """Returns each rank's result, or the code of its error and the rank it is about."""
 
         def run(rank: int) -> Any:
             try:
@@ -63,10 +63,10 @@ class Team:
 def team(
     size: int = SIZE, *, formed: bool = True, hosts: Sequence[int] | None = None
 ) -> Iterator[Team]:
-    """Nothing may be left of it soon after: neither descriptors nor threads.
+    """Yields a team; soon after the block no descriptor and no thread of it may be left.
 
-    What earlier tests used may close meanwhile, so there may be fewer. `hosts` has a number for the
-    host of each rank; without it each has its own.
+    Resources of earlier tests may close meanwhile, so fewer may be left than before. `hosts` gives
+    the number of each rank's host; without it each rank has its own host.
     """
     descriptors, threads = len(os.listdir("/proc/self/fd")), busy_threads()
     one = Team(size, hosts or range(size))

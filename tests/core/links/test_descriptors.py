@@ -1,4 +1,4 @@
-"""Descriptors are taken out of an inbox only if their sender knew the inbox's token."""
+"""An inbox accepts descriptors only from senders that know the inbox's token."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_address_shows_no_token() -> None:
 
 @contextlib.contextmanager
 def lingering() -> Iterator[socket.socket]:
-    """A TCP socket whose last holder would wait for an hour, in close(), for its peer to read."""
+    """Yields a TCP socket whose last close() waits up to an hour for its peer to read."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
@@ -146,14 +146,14 @@ def lingering() -> Iterator[socket.socket]:
     try:
         yield near
     finally:
-        far.close()  # who still waits is let go
+        far.close()  # this ends the wait of any close()
         near.close()
         while threads.at_work:
             time.sleep(0.01)
 
 
 def ends_in_time(*calls: Callable[[], object]) -> None:
-    """In a thread, so that a call that waits for an hour fails the test and no more."""
+    """Runs the calls in a thread, so that a call that waits for an hour only fails this test."""
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -171,10 +171,10 @@ def ends_in_time(*calls: Callable[[], object]) -> None:
 
 
 def left_and_forgotten(leaving: Callable[[int], None], one: socket.socket) -> None:
-    """The datagram has the last reference."""
+    """Sends the socket's descriptor and closes ours, so only the datagram refers to the socket."""
     with contextlib.suppress(Unsupported):
         leaving(one.fileno())
-    held = threading.Thread(target=one.close)  # of a datagram that was dropped: waits here
+    held = threading.Thread(target=one.close)  # this close waits if the datagram was dropped
     held.start()
     held.join(0.2)
 

@@ -1,4 +1,4 @@
-"""One epoch per attempt, for all ranks, whatever earlier attempts or others left in the store."""
+"""All ranks of an attempt get one new epoch, whatever the store still holds from before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBERS = (3, 1, 2)
 
 
 def attempt(store: Store, members: Sequence[int] = MEMBERS, seconds: float = 20) -> list[str]:
-    """What each of the members gets, the lowest holding out until all have it."""
+    """Returns the epoch that each member gets; the lowest rank answers until all have the epoch."""
     all_have_it = threading.Barrier(len(members))
 
     def join(rank: int) -> str:
@@ -42,7 +42,7 @@ def test_every_attempt_has_one_epoch_of_its_own_in_the_same_store() -> None:
 
 
 def test_a_rank_that_was_not_there_the_last_time_is_not_behind() -> None:
-    """A count of attempts would differ from now on: this rank died before it could count."""
+    """Rank 1 was absent before. If ranks counted attempts, its count would now differ."""
     store = DictStore()
     with pytest.raises(PeerUnreachable, match="rank 1 did not appear"):
         attempt(store, members=(2,), seconds=0.05)
@@ -119,7 +119,7 @@ def test_a_rank_that_was_answered_is_looked_at_less_often_than_one_that_is_missi
 
 
 def test_a_second_token_of_a_rank_is_answered_as_well() -> None:
-    """Its first one may be of an attempt that ended."""
+    """The rank's first token may belong to an attempt that has ended."""
     store = DictStore()
     with agreed_epoch(store, MEMBERS, 1, time.monotonic() + 20) as epoch:
         for token in ("a" * 32, "b" * 32):
@@ -129,7 +129,7 @@ def test_a_second_token_of_a_rank_is_answered_as_well() -> None:
 
 
 def test_a_rank_that_is_ahead_does_not_take_the_epoch_of_the_attempt_it_has_left() -> None:
-    """Such as one that destroys a group and makes the next while the lowest is not done with it."""
+    """For example, a rank ends a group and makes the next one before the lowest rank is done."""
     store = DictStore()
 
     def join(rank: int) -> str:
@@ -169,7 +169,7 @@ def test_the_lowest_rank_leaves_a_store_behind_that_answers_no_more() -> None:
 
 
 class OneForAll(DictStore):
-    """Shows the words of all runs to each."""
+    """A store that shows the keys of each run to all runs."""
 
     def set(self, key: str, value: str) -> None:
         super().set(re.sub("/[0-9a-f]{32}/", "/", key), value)
@@ -183,7 +183,7 @@ class OneForAll(DictStore):
 
 @pytest.mark.threat("F6")
 def test_a_store_that_leads_two_runs_together_gives_them_different_epochs() -> None:
-    """So they refuse each other: the epoch is in every hello."""
+    """The different epochs make the runs refuse each other, because every hello has the epoch."""
     store = OneForAll()
 
     def join(rank: int, run: str) -> str:
@@ -204,7 +204,7 @@ def test_a_store_that_leads_two_runs_together_gives_them_different_epochs() -> N
 def test_an_interrupt_while_the_lowest_rank_begins_to_answer_ends_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would give the next attempt's ranks the epoch of this one, for as long as it lives."""
+    """Otherwise the thread that answers would give this epoch to the ranks of the next attempt."""
     store, threads = DictStore(), busy_threads()
 
     def interrupted(*arguments: Any) -> None:

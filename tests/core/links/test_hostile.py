@@ -1,4 +1,4 @@
-"""Strangers at the door and a store that lies: the job comes up all the same."""
+"""Strangers connect and the store lies, but the job still comes up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.core.links.worlds import ISSUER, DictStore, SilentStore, World, addre
 
 
 def stranger(address: tuple[str, int], send: Callable[[socket.socket], None]) -> threading.Thread:
-    """Connects, does as it likes, and stays until it is thrown out."""
+    """Connects, calls `send`, and stays until the listener closes the connection."""
 
     def run() -> None:
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=20) as sock:
@@ -70,13 +70,13 @@ def test_strangers_do_no_harm(
         assert_linked(mesh)
         for thread in strangers:
             thread.join()
-    # Those that are silent may still be waiting when the group is complete.
+    # Silent strangers may still be waiting when the group is complete.
     assert behaviour is say_nothing or "was refused" in caplog.text
 
 
 @pytest.mark.threat("S12")
 def test_a_member_that_stops_half_way_can_come_again() -> None:
-    """The same worker connects, is admitted and vanishes; then it comes as it should."""
+    """The same worker connects, is admitted and vanishes; then it joins properly."""
     with world(2) as mesh:
         own = mesh.terms(1)
         mesh.start(0)
@@ -148,7 +148,7 @@ def test_an_address_that_leads_to_a_silent_server_is_put_back() -> None:
         right = mesh.store.address(0)
         host, port = silent.getsockname()
         mesh.store.set(address_key(0), f'[["{host}",{port}]]')
-        peer, _ = silent.accept()  # rank 0 looks who is there, and waits for an answer
+        peer, _ = silent.accept()  # rank 0 checks who is at that address, and waits for an answer
         with peer:
             assert mesh.store.address(0) == right, "the address is corrected before the answer"
             mesh.start(1)
@@ -163,7 +163,7 @@ def test_an_address_that_leads_to_a_silent_server_is_put_back() -> None:
 def test_an_address_that_cannot_be_reached_is_named_with_the_networks_answer(
     address: str, problem: str
 ) -> None:
-    """No TCP connection goes to a broadcast address, whatever the machine's routes."""
+    """No TCP connection can go to a broadcast address, whatever routes the machine has."""
     with world(2, timeout=1.0) as mesh:
         mesh.store.overlay[address_key(0)] = f'[["{address}",1]]'.encode()
         mesh.start(1)
@@ -205,7 +205,7 @@ def test_an_address_that_leads_to_another_member_ends_no_group(
         mesh.start(1)
         mesh.store.address(0)
         mesh.store.overlay[address_key(0)] = shown(mesh.store.address(1))
-        mesh.start(2)  # it reaches rank 1 in the place of rank 0
+        mesh.start(2)  # rank 2 reaches rank 1 in place of rank 0
         until_logged(caplog, "was to be rank 0 and proved to be rank 1")
         mesh.store.overlay.clear()
         mesh.join()
@@ -237,7 +237,7 @@ def test_an_address_that_leads_into_another_group_ends_neither(
 
 
 class Ending(DictStore):
-    """Its process ends when the test says so."""
+    """A store whose process ends when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Ending(DictStore):
 def test_a_refusal_counts_where_the_store_ends_with_the_one_that_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Rank 0 has the store, and is in another group: what was met at its address stands."""
+    """Rank 0 hosts the store and is in another group; its refusal still counts."""
     with (
         caplog.at_level(logging.WARNING, "sealring"),
         world(2, timeout=40.0) as one,
@@ -271,7 +271,7 @@ def test_a_refusal_counts_where_the_store_ends_with_the_one_that_refused(
 def test_members_that_list_different_members_end_at_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is no matter of addresses: both ends say so, and neither tries again."""
+    """Wrong addresses are not the cause: both ends report the disagreement and neither retries."""
     with world(3, timeout=30.0) as mesh, caplog.at_level(logging.WARNING, "sealring"):
         mesh.start(0)
         mesh.start(1, own_terms=mesh.terms(1, members=(0, 1)))
@@ -288,7 +288,7 @@ def test_members_that_list_different_members_end_at_once(
 def test_a_workers_own_address_in_another_group_is_no_second_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A rank looks who answers where the store shows it: here it is the rank itself."""
+    """A rank checks who answers at its address in the store; here that is the rank itself."""
     with (
         caplog.at_level(logging.WARNING, "sealring"),
         world(2) as one,
@@ -330,7 +330,7 @@ def test_a_store_that_fails() -> None:
 @pytest.mark.parametrize("asked_for", ["set", "check", "get"])
 @pytest.mark.threat("S5")
 def test_a_store_that_answers_no_more(asked_for: str) -> None:
-    """torch's client would wait for it without end."""
+    """torch's client would wait for the store without end."""
     with SilentStore(asked_for) as store:
         mesh = World(2, timeout=0.5)
         mesh.store = store

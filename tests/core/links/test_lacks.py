@@ -1,4 +1,4 @@
-"""A worker that the system denies something while its group forms."""
+"""Workers that run out of a system resource while their group forms."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.core.links.teams import SIZE, Team, team
 
 
 def formed_with(free: int) -> list[Any]:
-    """What two workers get while this process may open so many files more."""
+    """Returns what two workers get while this process may open only so many more files."""
     with team(2, formed=False) as one:
-        one.all(lambda rank: None)  # its threads are there
+        one.all(lambda rank: None)  # starts the team's threads
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         there = len(os.listdir("/proc/self/fd")) - 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (there + free, limits[1]))
@@ -39,7 +39,7 @@ def formed_with(free: int) -> list[Any]:
 
 
 def test_whatever_descriptor_is_missing_the_error_has_a_name() -> None:
-    """At each place in turn; with enough of them there is a group."""
+    """Allows ever more descriptors, until a group can form."""
     found = [formed_with(free) for free in range(0, 24, 2)]
     assert set(itertools.chain(*found)) == {
         "configuration",
@@ -108,7 +108,7 @@ def test_a_worker_that_cannot_make_its_engine_is_lost_to_the_others(
 
 
 def test_a_worker_that_cannot_take_connections_says_so_when_its_time_is_up() -> None:
-    """Else its error would send the user to the other ranks, and to the network between them."""
+    """Otherwise its error would point the user to the other ranks and to the network."""
 
     def accept(listening: socket.socket) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -1,4 +1,4 @@
-"""Further lanes between members of a group that has formed: who gets one, and who does not."""
+"""Members of a formed group open more lanes, but only lanes that both ends agreed on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.core.handshake.meeting import soon
 from tests.core.links.teams import Team, team
 
 LANES = 4
-"""With the first one."""
+"""The number of lanes, including the first one."""
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def close(links: list[Link]) -> None:
 
 
 def ask(one: Team, rank: int, peer: int, lane: int, **changes: Any) -> None:
-    """Asks for a lane as a member does, and takes what the peer says to it."""
+    """Asks for a lane as a member does, and receives the peer's answer."""
     name = PipeName(peer, "collectives", lane)
     terms = replace(exchange(one, rank).terms_of(name), **changes)
     address = one.groups[rank].agreed.members[peer].addresses[0]
@@ -63,7 +63,7 @@ def ask(one: Team, rank: int, peer: int, lane: int, **changes: Any) -> None:
 def test_both_ends_have_the_same_pipes(
     monkeypatch: pytest.MonkeyPatch, one: Team, lower_after_s: float
 ) -> None:
-    """Also where both dial each other."""
+    """The pipes also agree if both ends dial each other."""
     monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", lower_after_s)
     found = one.all(lambda rank: opened(one, rank))
     pairs = {(rank, link.peer, link.lane): link for rank in range(3) for link in found[rank]}
@@ -120,7 +120,7 @@ def test_a_rank_that_never_agrees_is_named_in_time(one: Team) -> None:
 
 @pytest.mark.threat("N5")
 def test_a_rank_that_has_given_up_refuses_for_good(one: Team) -> None:
-    """So the other one need not wait until its own time is up."""
+    """The rank that asks later therefore need not wait for its own timeout."""
     with pytest.raises(PeerUnreachable, match="was not opened in time"):
         opened(one, 0, 0.1)
     began = time.monotonic()
@@ -131,7 +131,7 @@ def test_a_rank_that_has_given_up_refuses_for_good(one: Team) -> None:
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_rank_that_has_ended_is_named_by_all(monkeypatch: pytest.MonkeyPatch, gone: int) -> None:
-    """Whichever end of a pair dials."""
+    """The error is the same whichever end of a pair dials."""
     monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", 0.2)
     monkeypatch.setattr(links.exchange, "_CLOSED_SECONDS", 0.5)
     with team(3) as one:
@@ -150,7 +150,7 @@ def test_a_rank_that_has_ended_is_named_by_all(monkeypatch: pytest.MonkeyPatch, 
 def test_a_lower_rank_learns_that_the_higher_one_has_given_up(
     monkeypatch: pytest.MonkeyPatch, one: Team
 ) -> None:
-    """Rank 0 refuses rank 2 alone, which gives up; rank 1 comes later and hears of that."""
+    """Rank 0 refuses only rank 2, which gives up; rank 1 asks later and learns that."""
     monkeypatch.setattr(links.exchange, "OTHER_END_SECONDS", 0.2)
     with pytest.raises(PeerUnreachable, match="was not opened in time"):
         exchange(one, 0).open_agreed([PipeName(2, "messages")], 0.1)
@@ -174,7 +174,7 @@ def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:
             thread.start()
             both.callback(thread.join)
     with pytest.raises(PeerUnreachable, match="linked already"):
-        ask(one, 2, 0, 1)  # once more
+        ask(one, 2, 0, 1)  # asks a second time
     with pytest.raises(PeerUnreachable, match=f"not agreed to lane {LANES} of"):
         ask(one, 2, 0, LANES)
     for each in found:
@@ -183,7 +183,7 @@ def test_no_lane_is_taken_that_was_not_agreed_on(one: Team) -> None:
 
 @pytest.mark.threat("N4")
 def test_a_member_that_asks_without_end_leaves_nothing(one: Team) -> None:
-    """For lanes that were not agreed on, of other epochs, and of its own first lane."""
+    """Asks for lanes that were not agreed on, in another epoch, and for its first lane."""
 
     def descriptors() -> int:
         until = time.monotonic() + 10
@@ -212,7 +212,7 @@ def test_a_group_that_ends_ends_the_waiting(one: Team) -> None:
 
 @pytest.mark.parametrize("objector", [0, 1, 2])
 def test_an_objection_ends_it_for_all(one: Team, objector: int) -> None:
-    """Whichever end of a pair dials."""
+    """The outcome is the same whichever end of a pair dials."""
 
     def call(rank: int) -> str:
         objection = "my GPU is old" if rank == objector else ""

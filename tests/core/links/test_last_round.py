@@ -1,4 +1,4 @@
-"""A member that dies, refuses or says nothing while the members agree: what the others get."""
+"""What the other members get if a member dies, refuses or falls silent while they agree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ UP, AGREED = 1, 3
 
 
 class Death(BaseException):
-    """The member sends no further byte, and its connections are cut."""
+    """Kills a member in a test: it sends nothing more and its connections are cut."""
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -> None:
-    """It dies when it has sent its message of the last round to this neighbour.
+    """Makes a member die after it has sent its message of the last round to this neighbour.
 
-    If that is its parent: when the root has agreed, for a death before that ends the attempt.
+    If the neighbour is its parent, the member dies only after the root has agreed, because an
+    earlier death would end the attempt.
     """
     make, abort, ready = tree.TreeExchange.__init__, MeshAttempt.abort, settling.Settling.say_ready
     agreed = threading.Event()
@@ -66,7 +67,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int) -
 
 
 def formed(one: Team, dead: int) -> tuple[list[int], set[str]]:
-    """Which other members have the group, and what the rest get. The groups are kept."""
+    """Returns which other members have the group, and the errors of the rest; keeps the groups."""
 
     def form(rank: int) -> Any:
         try:
@@ -93,7 +94,7 @@ def formed(one: Team, dead: int) -> tuple[list[int], set[str]]:
 def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
     monkeypatch: pytest.MonkeyPatch, dead: int, way: int, receiver: int, without: set[int]
 ) -> None:
-    """Also for members that were linked with it and waited for its "ready"."""
+    """This includes members that were linked with the dead one and waited for its "ready"."""
     dying(monkeypatch, dead, way, receiver)
     with team(formed=False) as one:
         ranks, errors = formed(one, dead)
@@ -110,7 +111,7 @@ def test_a_death_in_the_last_round_is_a_lost_member_of_a_group_that_exists(
 def test_what_a_member_outside_the_tree_said_is_heard_after_the_agreement(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rank 2 of 3 hears of rank 1 by way of rank 0 before it reads their own link."""
+    """Rank 2 of 3 hears from rank 1 by way of rank 0 before it reads their own link."""
     hear = settling.Settling.hear
 
     def later(self: Any, link: Any) -> None:
@@ -130,7 +131,7 @@ def test_what_a_member_outside_the_tree_said_is_heard_after_the_agreement(
 def test_a_member_that_says_nothing_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, mute: int, size: int
 ) -> None:
-    """The member next to it names it first, and the others pass that on."""
+    """The member next to the silent one names it first, and the others pass that on."""
     plain = settling.Settling.say_linked
 
     def say_linked(self: Any, links: Any) -> None:
@@ -155,7 +156,7 @@ def test_a_member_that_says_nothing_is_named_by_all(
 def test_half_a_word_of_one_member_loses_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rank 1 of 4 says half of its "ready". What the others say comes while rank 0 waits for it."""
+    """Rank 1 of 4 sends half of its "ready"; the others' come while rank 0 waits for it."""
     say, hear = settling.Settling.say_ready, settling.Settling.hear_ready
     waits = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Links of a large group: a tree at first, the others when a program or a message needs them."""
+"""Links of a large group: a tree at first; others when a program or a message needs them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def handshakes(team: Team) -> int:
 def open_inodes() -> set[int]:
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
             found.add(os.fstat(int(fd)).st_ino)
     return found
 
@@ -77,7 +77,7 @@ def test_programs_get_the_links_that_they_need_and_no_others() -> None:
 
 
 def meet(team: Team, rank: int, timeout_s: float = 60.0) -> None:
-    """As dist.barrier() does."""
+    """Runs a barrier, as dist.barrier() does."""
     group = team.groups[rank]
     algorithm = Selection(group.engine.topology)(Operation.BARRIER, 0)
     barrier = Collective(Operation.BARRIER, algorithm, [(0, 0)], 0, DType.BYTES)
@@ -101,7 +101,7 @@ def test_a_barrier_names_the_rank_that_does_not_come(absent: int) -> None:
 
 
 def swap(team: Team, rank: int) -> float:
-    """With the rank that is opposite; what this one gets from it."""
+    """Exchanges a value with the opposite rank; returns what this rank got."""
     other = SIZE - 1 - rank
     box = team.groups[rank].mailbox
     sent, received = np.full(10, float(rank)), np.zeros(10)
@@ -142,7 +142,7 @@ def test_a_last_message_that_comes_after_the_acceptor_has_given_up(
 
 @pytest.mark.threat("J24")
 def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each acceptor is held up until both dial, and takes its own connection for the link first."""
+    """Each acceptor waits until both dial, and uses the link that it accepted first."""
     both = threading.Barrier(2)
     dialed = threading.Event()
     take, add = Exchange.take, Exchange.add
@@ -158,7 +158,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.3)
         add(self, channel, memory, dialer=dialer)
 
-    # As in two processes: one thread for both would hold up one of them after the other.
+    # Each end gets its own thread, as in two processes; one shared thread would delay one of them.
     monkeypatch.setattr(listener, "listening_thread", ListeningThread)
     monkeypatch.setattr(Exchange, "take", slow_take)
     monkeypatch.setattr(Exchange, "add", slow_add)
@@ -166,7 +166,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
 
         def call(rank: int) -> float:
             if rank == 8:
-                dialed.wait(10.0)  # rank 3's connection is admitted and not settled
+                dialed.wait(10.0)  # rank 3's connection is admitted but not settled
             return swap(one, rank)
 
         others = [rank for rank in range(SIZE) if rank not in (3, 8)]
@@ -176,7 +176,7 @@ def test_two_that_dial_each_other_use_one_link(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("algorithm", [Algorithm.RING, Algorithm.DIRECT])
 @pytest.mark.threat("F1")
 def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None:
-    """It has formed the group and calls nothing: lower ranks wait for it to dial."""
+    """The silent rank is in the group but calls nothing; lower ranks wait for it to dial."""
     with team() as one:
 
         def call(rank: int) -> None:
@@ -187,7 +187,7 @@ def test_a_rank_that_does_not_come_is_named_by_all(algorithm: Algorithm) -> None
 
 
 def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> None:
-    """A child that lives on would keep the peer from seeing that its parent is gone."""
+    """A child with a copy of the link would keep the peer from seeing that its parent is gone."""
     with team() as one:
         early, late = one.groups[3].engine, one.groups[8].engine.late
         assert late is not None
@@ -197,7 +197,7 @@ def test_a_forked_child_has_no_link_that_waits_for_its_first_collective() -> Non
         while len(early.link_sockets) == first:
             assert time.monotonic() < until
             time.sleep(0.01)
-        time.sleep(0.2)  # the native core has it as well
+        time.sleep(0.2)  # until the native core has it as well
         links = {link.inode for link in early.link_sockets}
         assert links <= open_inodes()
         read, write = os.pipe()
@@ -226,7 +226,7 @@ def test_a_rank_that_is_gone_is_named_by_all() -> None:
 
 @pytest.mark.threat("F2")
 def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_to_it() -> None:
-    """One rank hears of it from the broker, and has no session with that member."""
+    """One rank learns it from the broker and has no session with that member."""
     with team() as one:
         assert one.workers[3].sessions.with_rank(11) is None
         one.groups[3].engine.fail(Failure(FailureCode.NO_LONGER_ADMITTED, "it is out", 11))
@@ -240,7 +240,7 @@ def test_a_member_that_is_no_longer_admitted_ends_the_group_where_no_link_leads_
 
 @pytest.mark.threat("F2")
 def test_every_members_key_is_known_to_every_member() -> None:
-    """So a revocation ends the group at members without a session with the revoked one, too."""
+    """A revocation therefore ends the group also at members without a session with that member."""
     with team() as one:
         keys = {worker.rank: key_digest(worker.credentials.certificate) for worker in one.workers}
         agreed = [group.agreed for group in one.groups]
@@ -274,7 +274,7 @@ def test_a_group_after_an_eviction_takes_nothing_from_the_one_before(
 
 @pytest.mark.threat("J25")
 def test_only_a_process_that_the_group_was_formed_with_is_linked_later() -> None:
-    """Another process with a valid certificate of that rank, which knows the transcript."""
+    """Another process has a valid certificate of that rank and knows the transcript."""
     with team() as one:
         late = one.groups[3].engine.exchange
         assert late is not None
@@ -317,7 +317,7 @@ def test_links_are_made_after_the_time_for_forming_the_group_has_passed() -> Non
 
 
 def test_a_second_large_group_under_a_job_secret() -> None:
-    """Its members read their identities anew, as init_process_group does for each group."""
+    """The members read their identities again, as init_process_group does for each group."""
     environ = {
         "SEALRING_SECRET": "3f9a1c5e7b2d4860a1f3c5d7e9b0826449ad17e35c8b60f2d1947ae3b5086c7d"
     }
@@ -335,7 +335,7 @@ def test_a_second_large_group_under_a_job_secret() -> None:
 
 
 def test_a_further_group_verifies_no_certificate_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But every other member's signature over the new transcript, each member anew."""
+    """Each member still checks every other member's signature over the new transcript."""
     signatures: list[int] = []
 
     def counted(certificates: Any, made: dict[int, bytes], transcript: bytes) -> int | None:
@@ -384,7 +384,8 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
         assert late is not None
         owner = Owner()
         ends = LateEnds(owner, late, "messages", range(SIZE))
-        ends.want([SIZE, -5])  # no ranks of the group: refused elsewhere, and no IndexError here
+        # These are not ranks of the group: they are refused elsewhere, without an IndexError here.
+        ends.want([SIZE, -5])
         name = PipeName(7, "messages")
         late.pipes.want(name)
         late.on_failed(name, error)
@@ -395,7 +396,7 @@ def test_a_link_that_cannot_be_made_ends_the_group_with_its_reason(
 
 @pytest.mark.parametrize("stated", [b"nowhere", b""])
 def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed(stated: bytes) -> None:
-    """At once: what it has signed does not change."""
+    """The error comes at once, because a member's signed statement does not change."""
     failures: list[Failure] = []
     failed = threading.Event()
 
@@ -426,7 +427,7 @@ def test_a_member_that_stated_no_addresses_is_named_when_it_is_dialed(stated: by
 
 @pytest.mark.threat("J25")
 def test_a_group_outlives_its_members_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links are made with those certificates with which it was formed, and with no other ones."""
+    """Links use the certificates with which the group was formed, and no other ones."""
 
     def expired(certificate: Any, now: float, where: str) -> None:
         raise PeerNotAdmitted(

@@ -1,4 +1,4 @@
-"""What ends a group that makes links when they are needed, and what does not."""
+"""Failures while a group makes links on demand: which end the group, and which do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def but(*ranks: int) -> list[int]:
 
 
 def receive(one: Team, rank: int, peer: int, timeout_s: float) -> int:
-    """The rank from which a message came."""
+    """Returns the rank from which a message came."""
     box, there = one.groups[rank].mailbox, np.zeros(10)
     memory = (there.ctypes.data, there.nbytes)
     return box.wait(box.submit(_native.Message(False, peer, 1, memory, timeout_s)))
@@ -54,7 +54,7 @@ def give_up_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.mark.threat("J22")
 def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel takes connections, and the message has a longer timeout."""
+    """The stopped member's kernel accepts connections, and the message has a longer timeout."""
     give_up_after(monkeypatch, 0.5)
     monkeypatch.setattr(peers, "_ANSWER_SECONDS", 0.2)
     plain, back, held = Listener.advance_soon, threading.Event(), threading.Event()
@@ -85,7 +85,7 @@ def test_a_member_that_runs_no_python_is_waited_for(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.threat("J22")
 def test_members_that_do_not_answer_hold_up_no_other() -> None:
-    """There are more of them than threads that dial."""
+    """More members are silent than there are threads that dial."""
     reached = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -115,7 +115,7 @@ def test_members_that_do_not_answer_hold_up_no_other() -> None:
 def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 11 dials all, and waits for the first ones; rank 7's turn has not come."""
+    """Rank 11 dials all members and waits for the first ones, before rank 7 has its turn."""
     monkeypatch.setattr(dialer, "_THREADS", 2)
     plain = Listener.take_turn
     with team() as one:
@@ -126,7 +126,7 @@ def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
         def turn(self: Listener) -> float | None:
             if self not in stopped:
                 return plain(self)
-            time.sleep(0.005)  # what has come is still there, so its next turn comes at once
+            time.sleep(0.005)  # unread bytes stay there, so the next turn comes at once
             return None
 
         monkeypatch.setattr(Listener, "take_turn", turn)
@@ -144,7 +144,7 @@ def test_members_that_do_not_answer_keep_no_sender_from_a_receive_from_anyone(
 def test_members_that_do_not_answer_for_messages_hold_up_no_collective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As many members take the connections for messages and say nothing as there are threads."""
+    """As many members accept connections and stay silent as there are dialing threads."""
     monkeypatch.setattr(dialer, "_THREADS", 2)
     with team() as one, socket.create_server(("127.0.0.1", 0)) as silent:
         late = one.groups[11].engine.exchange
@@ -156,7 +156,7 @@ def test_members_that_do_not_answer_for_messages_hold_up_no_collective(
             members[rank] = members[rank]._replace(stated_addresses=nowhere)
         late.want("messages", range(6))
         late.want("collectives", [7])
-        until = time.monotonic() + 5  # each of them is waited for twice as long
+        until = time.monotonic() + 5  # each silent member is waited for twice as long
         while not late.pipes.by_name[PipeName(7, "collectives")].open:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -166,7 +166,7 @@ def test_members_that_do_not_answer_for_messages_hold_up_no_collective(
 def test_a_pipe_that_could_not_be_taken_is_dialed_though_the_dialer_had_seen_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 8 is about to dial rank 3, whose connection takes the pipe's place and then fails."""
+    """Rank 3's connection takes the pipe's place just before rank 8 dials, and then fails."""
     plain, failed = agreement.settle_as_acceptor, threading.Event()
 
     def settle(channel: Any, transport: Any, reserve: Any) -> Any:
@@ -234,7 +234,7 @@ def test_a_member_that_left_before_a_receive_from_anyone_ends_a_message_to_it(
 
 
 def test_a_receive_from_anyone_learns_how_the_group_had_failed() -> None:
-    """Rank 3 failed before rank 8 came, and rank 8 has no link."""
+    """Rank 3 has failed before rank 8 calls, and rank 8 has no link at all."""
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [
             ("group.peer_silent", 5)
@@ -256,7 +256,7 @@ def test_a_receive_from_anyone_learns_how_the_group_fails() -> None:
 
 @pytest.mark.threat("J23")
 def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
-    """Rank 3's receive from rank 5 ends the group there; rank 8 comes to rank 3 after that."""
+    """Rank 3's receive from rank 5 ends the group there; later rank 8 asks rank 3."""
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(3)) == [
             ("group.peer_silent", 5)
@@ -273,7 +273,7 @@ def test_a_member_without_a_link_learns_how_the_group_has_failed() -> None:
 def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 4 is to dial rank 3 for the ring, and has failed before; rank 3's link is good."""
+    """Rank 4, which should dial rank 3 for the ring, has failed; rank 3's link works."""
     monkeypatch.setattr(link_ends, "OTHER_END_SECONDS", 0.5)
     with team() as one:
         assert one.all(lambda rank: receive(one, rank, 5, 1.0), *but(4)) == [
@@ -289,7 +289,7 @@ def test_a_member_that_waits_to_be_dialed_learns_how_the_group_has_failed(
 
 @pytest.mark.threat("J23")
 def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_alone() -> None:
-    """Rank 5 sees it at once, and has no link but the one with that member."""
+    """Rank 5 sees at once that its only linked member has left."""
     with team() as one:
         one.groups[4].close()
 
@@ -303,7 +303,7 @@ def test_a_member_that_has_left_is_named_by_ranks_that_are_linked_with_others_al
 def hold(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, rank: int
 ) -> tuple[threading.Event, threading.Event]:
-    """This rank's next link comes to this method, and no further until the second event."""
+    """Stops this rank's next link at this method until the second event is set."""
     plain, held, goes_on = getattr(owner, name), threading.Event(), threading.Event()
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +323,7 @@ def hold(
 def test_a_link_that_comes_after_the_failure_carries_it(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
-    """Rank 8 takes the link for made. Rank 3 has failed when its own end comes to its group."""
+    """Rank 8 believes that the link exists. Rank 3 fails before its own end reaches its group."""
     with team() as one:
         held, goes_on = hold(monkeypatch, owner, name, 3)
 
@@ -340,7 +340,7 @@ def test_a_link_that_comes_after_the_failure_carries_it(
 
 
 def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 8, which receives from anyone, does not need that rank."""
+    """Rank 8 receives from anyone, so it does not need the rank that left."""
     with team() as one:
         held, goes_on = hold(monkeypatch, Endpoint, "add_late_link", 3)
 
@@ -363,7 +363,7 @@ def test_a_link_that_comes_after_a_rank_has_left_says_so(monkeypatch: pytest.Mon
 
 @pytest.mark.threat("J18")
 def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 3 takes nothing of what rank 8 says to it; one thread serves all listeners here."""
+    """Rank 3 reads nothing that rank 8 sends; here one thread serves all listeners."""
     plain, held, goes_on = Endpoint.add_late_link, threading.Event(), threading.Event()
 
     def rest() -> None:
@@ -388,7 +388,7 @@ def test_to_dismiss_a_link_holds_up_no_other_group(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.threat("J18")
 def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 5 takes no more of a message, nor rank 3's alert; rank 8 links with rank 3 meanwhile."""
+    """Rank 5 reads neither more of a message nor rank 3's alert, while rank 8 links with rank 3."""
     turns: list[float] = []
     plain = Listener.take_turn
 
@@ -427,7 +427,7 @@ def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPa
             ("group.peer_silent", 5)
         ]
         failing.join()
-        assert ended[0] - stalled > 2.5  # it took its time
+        assert ended[0] - stalled > 2.5  # the end did take long
         assert max(turns) < 0.5
         del taking, failing, fail
 
@@ -437,7 +437,7 @@ def test_a_group_that_ends_slowly_holds_up_no_other(monkeypatch: pytest.MonkeyPa
 def test_the_kernel_lacks_memory_when_a_link_is_made(
     monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """At either end: the peer has not been told that the link exists, and both try again."""
+    """The peer has not been told that the link exists, so both ends try again."""
     plain, lacks = link.prepare_socket, iter(range(times))
 
     def prepare(sock: socket.socket) -> None:
@@ -460,7 +460,7 @@ def test_the_kernel_lacks_memory_when_a_link_is_made(
 def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, victim: int
 ) -> None:
-    """The peer takes it for made. Rank 3 dials, rank 8 is dialed."""
+    """The peer believes that the link exists. Rank 3 dials, and rank 8 is dialed."""
     plain = Endpoint.add_late_link
 
     def add(self: Any, peer: int, link: Any) -> None:
@@ -478,14 +478,14 @@ def test_a_link_that_an_end_cannot_take_ends_the_group_at_both(
             return receive(one, 8, 3, 20.0)
 
         outcome = one.all(call, *but(3, 8))
-        # A short message may be gone before the peer's end is known.
+        # A short message may be sent before the peer's failure is known.
         assert set(outcome) <= {("group.peer_lost", victim), 8}
         assert ("group.peer_lost", victim) in outcome
         assert "MemoryError" in caplog.text
 
 
 def test_no_thread_left_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group ends with an error of its own, at both ends, and closes as any other."""
+    """The group ends with a named error at both ends, and closes as usual."""
     plain = threading.Thread.start
 
     def start(self: threading.Thread) -> None:

@@ -1,6 +1,7 @@
-"""Large groups whose tensors are on GPUs: they have the links of their programs, and no others.
+"""Large groups whose tensors are on GPUs link only the pairs that their programs need.
 
-The driver of the GPUs is played by this CPU; sessions, links and their making are the real ones.
+This CPU stands in for the driver of the GPUs; sessions, links and the code that makes them are
+real.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def run_all(team: Team, rank: int, collectives: Iterable[Collective], timeout_s:
 
 
 def sum_on_gpus(team: Team, algorithm: Algorithm, *but: int, timeout_s: float = 60.0) -> list[Any]:
-    """As a group's call does it whose caller waits."""
+    """All-reduces on stand-in GPUs as a waiting caller does; returns each rank's value."""
 
     def one(rank: int) -> float:
         values = np.full(ELEMENTS, rank, dtype=np.float32)
@@ -116,7 +117,7 @@ def test_nccl_is_connected_when_a_program_first_needs_it() -> None:
 
 
 def test_a_program_that_was_not_prepared_is_refused() -> None:
-    """A GPU that has not the keys of a link must not come to need them while streams wait."""
+    """A GPU must not find out that it lacks a link's keys while streams already wait."""
     with team() as one:
         attach_host_driver(one.groups[0].engine._native, prelaunch=False)
         collective = all_reduce_of(np.zeros(ELEMENTS, np.float32), Algorithm.DIRECT)
@@ -150,7 +151,7 @@ def test_a_gpu_that_cannot_take_a_key_is_everybodys_error() -> None:
 
 
 def test_a_gpu_that_cannot_take_a_key_holds_no_rank_up_in_nccl() -> None:
-    """The others would wait to be connected with its rank, and the rank for their word."""
+    """Otherwise the others would wait for its connection, and that rank for their messages."""
     with team(hosts=[rank // 4 for rank in range(SIZE)]) as one:
         assert agree(one, Wire.NCCL) == [None] * SIZE
         full = one.groups[7].engine.on_gpus
@@ -165,7 +166,7 @@ def test_a_gpu_that_cannot_take_a_key_holds_no_rank_up_in_nccl() -> None:
 
 
 class Unconnected:
-    """An engine whose GPU cannot be connected with others'."""
+    """An engine whose GPU cannot be connected with those of other ranks."""
 
     exchanges = True
 
@@ -180,14 +181,14 @@ class Unconnected:
 def test_nccl_that_is_not_connected_is_the_same_error_on_all_ranks_from_then_on(
     prelaunch: bool,
 ) -> None:
-    """Some ranks have given up what all programs need, and others have not."""
+    """Some ranks have given up connections that all programs need, and others have not."""
     with team(hosts=[rank // 4 for rank in range(SIZE)]) as one:
         assert agree(one, Wire.NCCL, prelaunch=prelaunch) == [None] * SIZE
         assert sum_on_gpus(one, Algorithm.HIERARCHICAL) == SUM
         broken = one.groups[7].engine
         broken.on_gpus._native = Unconnected(broken._native)  # type: ignore[assignment]
         del broken
-        # The time is the same for the collectives: the rank that fails at once waits for the rest.
+        # The collectives have the same timeout, so a rank that fails at once waits for the others.
         assert set(sum_on_gpus(one, Algorithm.DIRECT, timeout_s=3.0)) == {
             ("configuration.unsupported", None)
         }
@@ -222,7 +223,7 @@ def test_a_rank_that_has_left_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("operation", CALLED)
 def test_a_relayed_program_needs_no_other_links(operation: Operation) -> None:
-    """The links are made by the program that CPUs run."""
+    """A relayed program uses the links that the CPUs' program made."""
     hosts = Topology((0, 0, 1, 1, 1, 2, 2, 2, 2))
     for algorithm in ALGORITHMS[operation]:
         for rank in range(9):
@@ -236,7 +237,7 @@ def test_a_relayed_program_needs_no_other_links(operation: Operation) -> None:
 
 @pytest.mark.parametrize("streams_wait", [False, True])
 def test_messages_of_gpus_between_ranks_without_a_link(streams_wait: bool) -> None:
-    """A link comes while the kernel runs that serves messages for which streams wait."""
+    """A link is made while a kernel serves messages for which streams wait."""
     with team() as one:
 
         def call(rank: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""The listener by itself: what happens to it when the process runs out of something."""
+"""The listener alone, when the process runs out of threads, memory or descriptors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ISSUER = Issuer()
 
 
 def is_closed(stranger: socket.socket) -> bool:
-    """Only the listener's own thread closes connections: it still runs."""
+    """Waits until the connection is closed; only the listener's own thread closes connections."""
     stranger.settimeout(20)
     with contextlib.suppress(ConnectionResetError):
         return stranger.recv(1) == b""
@@ -43,7 +43,7 @@ def is_closed(stranger: socket.socket) -> bool:
 def test_a_connection_without_a_thread_does_not_end_the_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At first no thread can be started; then one can; then no other, and that one is enough."""
+    """First no thread can start; then one can; then no second one, but one is enough."""
     may_start = [False, True, False]
     begun: list[Any] = []
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
@@ -111,7 +111,7 @@ def test_a_refused_member_that_sends_is_not_reset_before_it_has_read_why() -> No
 
 
 class FailingOnce:
-    """An epoll that cannot take the first connection."""
+    """An epoll that cannot register the first connection."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll, self.failed = epoll, False
@@ -174,15 +174,15 @@ def test_a_connection_without_memory_for_a_thread_is_not_counted(
     monkeypatch.setattr(threads, "borrow", borrow)
     serving = threads.TlsThreads(lambda: None)
     assert isinstance(serving.serve(object()), MemoryError)  # type: ignore[arg-type]
-    serving.stop()  # returns: it waits for threads that are counted
+    serving.stop()  # returns, because it waits only for threads that are counted
 
 
 @pytest.mark.threat("J21")
 def test_strangers_knock_while_no_memory_is_left() -> None:
-    """The thread of all groups lives on, and a stranger is refused by name when there is some."""
+    """The thread of all listeners survives, and later refuses a stranger with a named error."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.core.links.out_of_memory"],
-        env=os.environ | {"MALLOC_ARENA_MAX": "1"},  # other arenas have room that is not counted
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},  # memory in other arenas would not be counted
         stdout=subprocess.PIPE,
         text=True,
         timeout=100,
@@ -194,7 +194,7 @@ def test_strangers_knock_while_no_memory_is_left() -> None:
 
 @pytest.mark.threat("J16")
 def test_what_strangers_caused_keeps_no_private_key() -> None:
-    """A group of more than eight has its listener, and what it refused, as long as it lives."""
+    """A group of more than eight keeps its listener, and what it refused, for its whole life."""
     one, key = identity(0)
     (kept,) = places(key)
     links = WaitingLinks(terms(0))
@@ -275,7 +275,7 @@ os.wait()
 
 @pytest.mark.threat("K20")
 def test_a_forked_child_does_not_keep_the_port_open() -> None:
-    """Peers that dial a worker which has died must be refused, not left in a queue."""
+    """Peers that dial a dead worker must be refused, not left waiting in a queue."""
     out = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED],
         capture_output=True,
@@ -288,7 +288,7 @@ def test_a_forked_child_does_not_keep_the_port_open() -> None:
 
 @pytest.mark.threat("J20")
 def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has a listener for each large group, and strangers may come to all of them."""
+    """A process has one listener for each large group, and strangers may connect to all of them."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))
     listeners: list[Listener] = []
     try:
@@ -298,7 +298,8 @@ def test_listeners_of_one_process_share_its_descriptors(monkeypatch: pytest.Monk
             )
         first, *others = listeners
         assert share_of(first) == (512 // 4, 512 // 8)
-        for listener in others:  # a flood at each: they take what there is, one after the other
+        # Floods at each listener, which together use up the available descriptors.
+        for listener in others:
             fill = [None] * share_of(listener)[0]
             listener.silent, listener.greeting = fill, fill[: 512 // 8]  # type: ignore[assignment]
         assert share_of(first) == (512 // 16, 512 // 32)

@@ -1,4 +1,4 @@
-"""Shared memory is taken only if it is what it must be."""
+"""Shared memory from a peer is used only if it has the right kind, size and seals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_memory_that_was_not_left_is_missed(own: OwnMemory) -> None:
 
 @pytest.mark.threat("R7", "R9")
 def test_no_other_process_can_write_and_none_can_change_the_size(own: OwnMemory) -> None:
-    """Not even with the descriptor itself: the maker's one mapping is all there is."""
+    """Even the descriptor gives no write access: the maker's mapping is the only writable one."""
     fd = own.fd
     with pytest.raises(PermissionError):
         os.pwrite(fd, b"x", 0)

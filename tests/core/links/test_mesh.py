@@ -1,4 +1,4 @@
-"""Every pair linked with the right keys; or every worker with the same named error."""
+"""Either every pair is linked with the right keys, or every worker gets the same named error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assert_pair(mesh: World, rank: int, link: Link) -> None:
     assert link.host == f"host-{link.peer}"
     assert link.dialer is (rank > link.peer)
     assert (link.memory is None) == (back.memory is None)
-    # The bare socket carries bytes, at once and in both directions.
+    # The bare socket carries bytes at once, in both directions.
     link.socket.send(rank.to_bytes(2, "big"))
     back.socket.setblocking(True)
     back.socket.settimeout(10)
@@ -65,7 +65,7 @@ def test_four_workers(options: dict[str, Any]) -> None:
 
 
 def test_sixteen_workers() -> None:
-    """A large group begins with a tree of links; the others are made when they are wanted."""
+    """A large group begins with a tree of links; other links are made when they are needed."""
     with world(16) as mesh:
         mesh.start_all()
         mesh.join()
@@ -129,7 +129,7 @@ def test_shared_memory_that_is_demanded_and_not_available(demanding: int) -> Non
         assert mesh.errors() == dict.fromkeys(range(2), Unsupported.code)
 
 
-# ---- what one worker has wrong, all workers are told ------------------------------------------
+# ---- what is wrong at one worker is reported to all workers -----------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_one_worker_with_another_world_size() -> None:
 @pytest.mark.parametrize("odd", [0, 2])
 @pytest.mark.threat("J28")
 def test_one_worker_whose_certificate_has_expired(odd: int) -> None:
-    # The others wait for a worker with a valid certificate, and name this one when time is up.
+    # The others wait for a worker with a valid certificate; at the timeout they name this one.
     with world(3, timeout=2.0) as mesh:
         mesh.start_all(odd)
         mesh.start(odd, credentials=ISSUER.credentials(odd, world=3, now=NOW - 5 * HOUR))
@@ -177,8 +177,8 @@ def test_one_worker_whose_certificate_has_expired(odd: int) -> None:
 @pytest.mark.parametrize("double", [0, 1])
 @pytest.mark.threat("J26")
 def test_two_workers_with_one_rank(double: int) -> None:
-    """Rank 1 is found by rank 0, which both dial; rank 0 by the store, which shows the other."""
-    # Rank 2 stays away: without it the first of the two cannot finish before the second comes.
+    """Rank 0 finds two workers of rank 1, which both dial; two of rank 0 meet through the store."""
+    # Rank 2 stays away, so that the first of the two cannot finish before the second comes.
     with world(2 + double, timeout=10.0) as mesh:
         mesh.start(double, name="first")
         if double == 0:
@@ -190,7 +190,7 @@ def test_two_workers_with_one_rank(double: int) -> None:
         assert set(mesh.errors().values()) == {"handshake.duplicate_rank"}
 
 
-# ---- who is missing, and why --------------------------------------------------------------------
+# ---- which worker is missing, and why -----------------------------------------------------------
 
 
 def test_a_worker_that_does_not_come() -> None:
@@ -226,7 +226,7 @@ def test_a_worker_of_another_job() -> None:
 
 @pytest.mark.threat("S10")
 def test_a_strangers_failure_does_not_stop_the_others() -> None:
-    """A worker of another authority is refused, and the real one is still welcome."""
+    """A worker of another authority is refused, and the right worker can still join."""
     with world(2) as mesh:
         mesh.start(0)
         other = Issuer("other").credentials(1, world=2)
@@ -247,7 +247,8 @@ def test_a_worker_that_reached_another_rank() -> None:
     with world(3, timeout=8.0) as mesh:
         mesh.start(0)
         mesh.start(1, sessions=sessions)
-        while not sessions.handshakes:  # with rank 0, which so hears what ends the others
+        # Rank 1 is linked with rank 0, so it will hear why the others end.
+        while not sessions.handshakes:
             assert 1 not in mesh.outcomes
             time.sleep(0.005)
         host, port = mesh.store.address(1)
@@ -290,7 +291,7 @@ def test_a_call_that_cannot_work(options: dict[str, Any]) -> None:
 def test_neighbours_that_come_later_are_told_why_there_is_no_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 5 fails and tells rank 4; rank 6, which dials rank 4, and rank 0 come after that."""
+    """Rank 5 fails and tells rank 4; rank 6, which dials rank 4, and rank 0 join later."""
     staying = threading.Event()
     plain = MeshAttempt.stay_to_tell
 
@@ -321,7 +322,7 @@ def test_neighbours_that_come_later_are_told_why_there_is_no_group(
 
 
 def test_a_death_after_linked_ends_the_attempt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 4 lacks other links, and must not wait for rank 5 to come again."""
+    """Rank 4 still lacks other links, but must not wait for rank 5 to return."""
     plain, say_linked = MeshAttempt.abort, Settling.say_linked
 
     def die(self: Settling, links: Any) -> None:

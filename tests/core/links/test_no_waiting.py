@@ -1,4 +1,4 @@
-"""Whatever an admitted worker does, the thread that serves all listeners waits for no peer."""
+"""The thread that serves all listeners never waits for a peer, whatever an admitted worker does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ISSUER = Issuer()
 
 @contextlib.contextmanager
 def channels() -> Iterator[tuple[SecureChannel, SecureChannel]]:
-    """(the dialer's, the acceptor's)"""
+    """Yields the dialer's channel and the acceptor's."""
     with meeting((ISSUER.credentials(1), terms(1)), (ISSUER.credentials(0), terms(0))) as met:
         yield met.channels()
 
 
 def fill(sock: socket.socket) -> None:
-    """Until the kernel takes nothing more for a peer that does not read."""
+    """Sends until the kernel takes no more for a peer that does not read."""
     with contextlib.suppress(BlockingIOError):
         while True:
             sock.send(bytes(1 << 16))
@@ -45,7 +45,7 @@ def test_a_dialer_that_does_not_read_is_not_waited_for() -> None:
         acceptor.connection.deadline = soon(0.5)
         fill(acceptor.socket)
         settling = settle_as_acceptor(acceptor, "tcp")
-        next(settling)  # and not PeerUnreachable, at the deadline
+        next(settling)  # does not raise PeerUnreachable at the deadline
         assert acceptor.connection.half_sent
         empty(dialer.socket)
         settled: list[Settled] = []
@@ -63,7 +63,7 @@ def test_a_dialer_that_does_not_read_is_not_waited_for() -> None:
 def test_a_link_that_comes_too_late_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, failed: bool
 ) -> None:
-    """Its peer neither reads nor ends the connection."""
+    """The late link's peer neither reads nor ends the connection."""
     own = WaitingLinks(terms(0))
     asked: list[float] = []
     with channels() as (dialer, acceptor):

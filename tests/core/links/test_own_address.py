@@ -1,4 +1,4 @@
-"""What a worker says of the address that the store shows for it."""
+"""What a worker logs about the address that the store shows for it."""
 
 from __future__ import annotations
 

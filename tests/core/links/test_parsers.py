@@ -1,4 +1,4 @@
-"""Bytes from the store and from the kernel, and offers from peers: parsed or refused."""
+"""Bytes from the store and the kernel, and offers from peers, are parsed or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which ports a worker listens, and what others are told of it."""
+"""The ports on which a worker listens, and the addresses that it gives to others."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_others_are_told(outside: str, inside: list[Address], told: list[Ad
 
 
 def free_ports(count: int) -> list[int]:
-    """Outside the range from which the system takes ports for other connections."""
+    """Returns free ports outside the range from which the system takes ports by itself."""
     found: list[int] = []
     with ExitStack() as held:
         for port in range(21000 + time.time_ns() // 1000 % 8000, 32000):
@@ -179,17 +179,18 @@ def test_all_addresses_of_a_worker_have_one_port() -> None:
     for sock in socks:
         sock.close()
     assert found == [("127.0.0.1", second), ("127.0.0.2", second)]
-    (again,) = listen_at(["127.0.0.1"], [first])  # the one that was taken first is given back
+    (again,) = listen_at(["127.0.0.1"], [first])  # the port that was bound first has been released
     again.close()
 
 
 def test_a_port_serves_the_next_group_at_once() -> None:
-    """Connections that this end closed stay with the system for a minute."""
+    """The system keeps connections that this end closed for about a minute."""
     (port,) = free_ports(1)
     for _ in range(2):
         (listening,) = listen_at(["127.0.0.1"], [port])
         with listening, socket.create_connection(("127.0.0.1", port)) as dialed:
-            dialed.sendall(b"x")  # the kernel gives a connection when its first byte has come
+            # The kernel reports a connection only when its first byte has come.
+            dialed.sendall(b"x")
             listening.setblocking(True)
             accepted, _ = listening.accept()
             assert accepted.recv(1) == b"x"
@@ -227,7 +228,7 @@ def end(meshes: list[Mesh]) -> None:
 
 @pytest.mark.parametrize("deaf", [0, 1])
 def test_a_worker_that_only_dials_is_linked_whatever_its_rank(deaf: int) -> None:
-    """The store hides where this worker listens, as a firewall would."""
+    """The store hides this worker's address, as a firewall would block it."""
     world = World(2)
     world.store.overlay[address_key(deaf)] = b'[["255.255.255.255",1]]'
     world.start_all()

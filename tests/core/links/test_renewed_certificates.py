@@ -1,4 +1,4 @@
-"""Certificates that are renewed while members wait for others."""
+"""Certificates are renewed while members wait for the last member."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.core.links.worlds import ISSUER, world
 
 
 class Renewed:
-    """A worker's credentials as a broker gives them: a new certificate every second, for four."""
+    """A broker's credentials: a new certificate every second, valid for four seconds."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._name, self._world = WorkerName("job", rank), world
@@ -41,7 +41,7 @@ class Renewed:
 @pytest.mark.parametrize("late", ["first", "last"])
 @pytest.mark.threat("B20")
 def test_members_that_wait_for_longer_than_their_certificates_live(size: int, late: str) -> None:
-    """In a tree, those whose neighbours have all come speak before the last one has."""
+    """In a tree, members whose neighbours are all linked speak before the last member has come."""
     missing = 0 if late == "first" else size - 1
     with world(size, timeout=30.0) as mesh:
 

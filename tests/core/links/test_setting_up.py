@@ -1,4 +1,4 @@
-"""A forked child has none of the sockets on which its parent makes links."""
+"""A forked child keeps none of the sockets with which its parent is making links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def accepted() -> list[socket.socket]:
     listening = listen("127.0.0.1")
     dialed = setting_up.create(socket.AF_INET)
     dialed.connect(listening.getsockname())
-    dialed.send(b"x")  # a connection without bytes is not shown to the listener
+    dialed.send(b"x")  # the listener gets a connection only when it has bytes
     listening.settimeout(20)
     taken, _ = setting_up.accept(listening)
     return [listening, dialed, taken]

@@ -1,4 +1,4 @@
-"""Threads that set-up borrows, and the one that serves all listeners of a process."""
+"""Threads that set-up borrows, and the one thread that serves all listeners of a process."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_forked_child_borrows_a_thread_of_its_own() -> None:
 
 @pytest.mark.parametrize("at_work", [False, True])
 def test_a_forked_child_frees_nothing_that_a_borrowed_thread_was_using(at_work: bool) -> None:
-    """Children of a parent that forms groups crashed when they collected garbage."""
+    """Children of a parent that forms groups once crashed when they collected garbage."""
     go_on = threading.Event()
     job = borrow("working", lambda: void(at_work and go_on.wait(20)))
     if not at_work:
@@ -121,7 +121,7 @@ def test_a_forked_child_frees_nothing_that_a_borrowed_thread_was_using(at_work: 
 
 
 def frozen_in_a_child() -> bool:
-    """Whether a child that is forked now passes over what its parent's threads use."""
+    """Tells whether a child that is forked now leaves its parent's objects out of collection."""
     before = gc.get_freeze_count()
     process = os.fork()
     if process == 0:
@@ -131,7 +131,7 @@ def frozen_in_a_child() -> bool:
 
 
 def test_a_forked_child_frees_nothing_that_a_listeners_turn_was_using() -> None:
-    """It may be the only thread that is at work: links under a session borrow none."""
+    """A listener's turn may be the only work under way, because session links borrow no thread."""
     thread, one = ListeningThread(), Ticking()
     begun, go_on = threading.Event(), threading.Event()
 
@@ -151,7 +151,7 @@ def test_a_forked_child_frees_nothing_that_a_listeners_turn_was_using() -> None:
 
 
 def test_a_forked_child_frees_nothing_that_the_forming_of_a_group_was_using() -> None:
-    """Rank 0 dials no one: its caller's thread is the only one at work while it waits."""
+    """Rank 0 dials no one, so only its caller's thread is at work while rank 0 waits."""
     with world(2, timeout=20.0) as two:
         assert not frozen_in_a_child()
         two.start(0)
@@ -166,7 +166,7 @@ def test_a_forked_child_frees_nothing_that_the_forming_of_a_group_was_using() ->
 def test_a_forked_child_frees_nothing_that_a_listener_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A group that ends in one thread while another forks: conversations run to their end."""
+    """A group ends in one thread while another thread forks; the conversations are completed."""
     frozen: list[bool] = []
     plain = TlsThreads.stop
 
@@ -217,7 +217,7 @@ def test_a_listener_that_fails_does_not_end_the_others(caplog: pytest.LogCapture
     try:
         with socket.create_connection(broken.addresses[0]) as stranger:
             stranger.sendall(b"x")
-            # Its turn has ended when another one has had its own.
+            # That turn has ended when another listener has had its turn.
             served = threading.Event()
             sound.take_turn = lambda: void(served.set())  # type: ignore[method-assign]
             sound.look_again()
@@ -262,7 +262,7 @@ def test_a_call_that_ends_its_thread_keeps_no_one_waiting() -> None:
 
 
 class Ticking:
-    """Has always something to do, and keeps which threads did it."""
+    """A listener that always has work and records which threads served it."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -287,7 +287,7 @@ class Ticking:
 def test_a_thread_that_is_to_end_serves_no_listener_of_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is held up after something has come for its last listener, which is removed meanwhile."""
+    """The old thread is held up in its turn, and its last listener is removed meanwhile."""
     thread, first, second = ListeningThread(), Ticking(), Ticking()
     held, go_on = threading.Event(), threading.Event()
     old: list[int] = []
@@ -358,7 +358,7 @@ def test_a_listener_that_has_failed_has_its_turn_again(monkeypatch: pytest.Monke
 
 
 class FailingEpoll:
-    """An epoll that has no memory for what has come, twice."""
+    """An epoll that fails twice with MemoryError."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -393,7 +393,7 @@ def test_a_failure_outside_of_a_turn_does_not_end_the_thread(
 def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """Nor does it keep waiting the one that stops a listener whose turn could not be ended."""
+    """Stopping a listener must not wait for a turn whose end could not be recorded."""
     owner: Any = module if place == "_log_failure" else ListeningThread
     plain, failures = getattr(owner, place), iter([True] * 3)
 
@@ -403,7 +403,7 @@ def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
         return plain(*given, **named)
 
     monkeypatch.setattr(module, "_FAILED_SECONDS", 0.001)
-    if place == "_log_failure":  # something must have failed before
+    if place == "_log_failure":  # something must have failed first
         monkeypatch.setattr(module, "select", SimpleNamespace(epoll=FailingEpoll, EPOLLIN=1))
     monkeypatch.setattr(owner, place, lacks)
     thread, one = ListeningThread(), Ticking()
@@ -417,7 +417,7 @@ def test_no_memory_at_any_point_outside_of_a_turn_does_not_end_the_thread(
 
 
 def test_a_listener_that_cannot_be_added_is_not_served() -> None:
-    """No descriptor of it is left to wait for: OSError, and the others are served."""
+    """The closed listener gets OSError; the other listeners are still served."""
     thread, one, closed = ListeningThread(), Ticking(), Ticking()
     thread.add(one)
     closed.close()
@@ -433,7 +433,7 @@ def test_a_listener_that_cannot_be_added_is_not_served() -> None:
 def test_an_interrupt_while_the_thread_starts_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread runs by then: it must not go on without descriptors to wait for."""
+    """The thread already runs by then; it must end, because it has no descriptors to poll."""
     start, begun = threading.Thread.start, []
 
     def interrupted(thread: threading.Thread) -> None:
@@ -459,7 +459,7 @@ def test_an_interrupt_while_the_thread_starts_leaves_nothing(
 
 @pytest.mark.threat("J21")
 def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
-    """Of bytes epoll tells once, and that turn had been told."""
+    """epoll reports bytes only once, and the failed turn had taken that report."""
     refused: queue.SimpleQueue[SealringError] = queue.SimpleQueue()
     begun: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     one = listener(refused)
@@ -486,7 +486,7 @@ def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
 
 @pytest.mark.threat("J21")
 def test_a_thread_of_tls_that_has_no_memory_keeps_no_one_waiting() -> None:
-    """Not even for the error of the connection that it served."""
+    """The thread does not wait, even if the served connection's error cannot be made."""
 
     def no_memory() -> None:
         raise MemoryError

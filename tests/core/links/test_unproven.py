@@ -1,4 +1,4 @@
-"""Which connection gives way when there are too many whose peer has proved nothing."""
+"""Which unproven connection is closed when there are too many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_one_that_keeps_us_waiting_longest_gives_way() -> None:
     assert not full.has_room("10.0.0.1"), "half of the room is the most for one source"
     assert full.has_room("10.0.0.2")
     assert full.to_give_way("10.0.0.1", LATER) is first
-    full.wait_for(first, 1.0)  # it has answered
+    full.wait_for(first, 1.0)  # the first peer has answered
     assert full.to_give_way("10.0.0.1", LATER) is second
 
 
@@ -64,7 +64,7 @@ def test_a_flood_from_one_source_does_not_displace_another() -> None:
 
 @pytest.mark.threat("S7")
 def test_a_busy_source_that_answers_at_once_does_not_keep_newcomers_out() -> None:
-    """An attacker with many addresses has two connections at one of them, and keeps them busy."""
+    """An attacker with many addresses keeps two connections from one address busy."""
     silent = [connection(f"10.0.0.{host}", at=0.1) for host in range(2, 8)]
     busy = [connection("10.0.0.1", at=0.0) for _ in range(2)]
     full = stage(*busy, *silent, most=8)
@@ -75,11 +75,11 @@ def test_a_busy_source_that_answers_at_once_does_not_keep_newcomers_out() -> Non
 
 
 def test_of_sources_with_as_many_connections_the_one_gives_way_that_waited_for_longest() -> None:
-    """Not a worker's, because it was the first to connect."""
+    """The worker connected first, but others have waited for longer since."""
     worker = connection("10.0.0.9", at=0.0)
     silent = [connection(f"10.0.0.{host}", at=0.1) for host in range(1, 4)]
     full = stage(worker, *silent, most=4)
-    full.wait_for(worker, 0.2)  # it has answered
+    full.wait_for(worker, 0.2)  # the worker has answered
     assert full.to_give_way("10.0.0.5", LATER) is silent[0]
 
 
@@ -136,9 +136,9 @@ def test_a_peer_has_some_seconds(refused: bool) -> None:
     limit = arrivals.REFUSAL_SECONDS if refused else arrivals.SILENT_SECONDS
     assert not one.overdue(limit - 0.1)
     assert one.overdue(limit + 0.1)
-    if not refused:  # one that sends a byte now and then
+    if not refused:  # a peer that sends a byte now and then
         one.waiting_since = arrivals.PROOF_SECONDS
         assert one.overdue(arrivals.PROOF_SECONDS + 0.1)
-    one.waiting_since = None  # it is being served
+    one.waiting_since = None  # the connection is being served
     assert not one.overdue(100.0)
     one.sock.close()

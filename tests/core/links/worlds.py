@@ -24,9 +24,9 @@ _EPOCH = re.compile("^sealring/[^/]+/(?=address/)")
 
 
 class DictStore:
-    """As hostile as a test likes: `overlay` is what readers see instead.
+    """A store that can lie: `overlay` replaces values for readers.
 
-    It also leads workers of all epochs together, whom an honest one would keep apart.
+    It also lets workers of different epochs find each other, which an honest store would not.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class DictStore:
             self.set(key, value)
 
     def address(self, rank: int) -> tuple[str, int]:
-        """Where a rank listens, once it does."""
+        """Waits until a rank has published its address, and returns the address."""
         key = address_key(rank)
         end = time.monotonic() + 10
         while key not in self.values:
@@ -62,12 +62,12 @@ class DictStore:
 
 
 class SilentStore(DictStore):
-    """Takes one kind of request and does not answer it, until the block ends."""
+    """A store that leaves one kind of request unanswered until the block ends."""
 
     def __init__(self, silent: str) -> None:
         super().__init__()
         self.asked, self.ended = threading.Event(), threading.Event()
-        if silent == "get":  # all that can be read must be there
+        if silent == "get":  # every key that may be read must exist
             self.overlay = {f"sealring/epoch/answer/{rank}": b"" for rank in range(8)}
             self.overlay |= {address_key(rank): b"" for rank in range(8)}
         setattr(self, silent, self._wait)
@@ -93,7 +93,7 @@ def address_key(rank: int) -> str:
 
 
 class World:
-    """Starts workers as threads and keeps what each of them returned or raised."""
+    """Starts workers as threads and keeps what each of them returns or raises."""
 
     def __init__(self, size: int, **options: Any) -> None:
         self.size = size
@@ -167,15 +167,15 @@ class World:
 
 
 def busy_threads() -> int:
-    """Those of this process, without the ones that wait to be borrowed."""
+    """Counts this process's threads, except those that wait to be borrowed."""
     return sum(thread.name != IDLE_NAME for thread in threading.enumerate())
 
 
 @contextlib.contextmanager
 def world(size: int, **options: Any) -> Iterator[World]:
-    """Nothing may be left of it: neither descriptors nor threads.
+    """Yields a world; after the block no descriptor and no thread of it may be left.
 
-    What earlier tests used may close meanwhile, so there may be fewer.
+    Resources of earlier tests may close meanwhile, so fewer may be left than before.
     """
     descriptors, threads = len(os.listdir("/proc/self/fd")), busy_threads()
     one = World(size, **options)

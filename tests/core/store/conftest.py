@@ -12,7 +12,7 @@ def _running() -> Server:
 
 @pytest.fixture
 def server(_running: Server) -> Server:
-    """One server for the session, empty for each test."""
+    """One server for the whole session, emptied before each test."""
     for key in _running.store.list_keys():
         _running.store.delete_key(key)
     return _running

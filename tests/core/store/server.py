@@ -1,4 +1,4 @@
-"""A store whose server is the adversary's: a real TCPStore, and a second connection to it."""
+"""A store whose server the adversary controls: a real TCPStore and a second connection to it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ KEYS = StoreKeys.derive(_native.Secret(bytes(range(32))), ["tests"])
 
 
 class Settled:
-    """A TCPStore whose `set` and `append` return when they are done.
+    """A TCPStore whose `set` and `append` return only when they are done.
 
-    torch's return at once, so that another connection may still find what was there before.
+    torch's return earlier, so another connection could still find the old value.
     """
 
     def __init__(self, store: Any) -> None:
@@ -28,7 +28,7 @@ class Settled:
 
     def set(self, key: str, value: str | bytes) -> None:
         self._beneath.set(key, value)
-        self._beneath.check([key])  # one connection's requests are answered in their order
+        self._beneath.check([key])  # one connection's requests are answered in order
 
     def append(self, key: str, value: str | bytes) -> None:
         self._beneath.append(key, value)
@@ -51,7 +51,7 @@ class Server:
         self.store = tcp_store()
 
     def worker(self, keys: StoreKeys = KEYS) -> SealedStore:
-        """One worker's view, over a connection of its own."""
+        """Returns one worker's view of the store, over its own connection."""
         return SealedStore(self.store.clone(), keys)
 
     def held(self, key: str, keys: StoreKeys = KEYS) -> bytes:

@@ -1,4 +1,4 @@
-"""The store's server as the adversary: it reads everything it holds, and answers as it likes."""
+"""The store's server is the adversary: it reads everything that it holds and answers anything."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_value_that_is_not_sealed(server: Server, raw: bytes) -> None:
     ):
         with pytest.raises(StoreError, check=coded("store.tampered_value")):
             call()
-    if raw:  # an empty value is to torch's compare_set what no value is
+    if raw:  # torch's compare_set takes an empty value for a missing one
         with pytest.raises(StoreError, check=coded("store.tampered_value")):
             worker.compare_set("key", raw, "x")
         with pytest.raises(StoreError, check=coded("store.tampered_value")):
@@ -160,7 +160,7 @@ def test_the_mark_of_a_counter_moved_to_a_value(server: Server) -> None:
 
 
 def test_a_counter_is_what_the_server_says(server: Server) -> None:
-    """Stated as a limit: numbers are neither secret nor protected."""
+    """The documented limit: numbers are neither secret nor protected."""
     worker = server.worker()
     worker.add("count", 1)
     assert server.store.get(KEYS.counter_name("count")) == b"1"
