@@ -10,7 +10,7 @@
 namespace sealring {
 namespace {
 
-// While records move nothing sleeps, and clocks are read only now and then.
+// While records move, the lease is checked only once in this many rounds.
 constexpr unsigned kRoundsPerLook = 64;
 
 }  // namespace
@@ -59,7 +59,7 @@ Collective::Collective(const Call& call, Links& links, Keyring& keyring, BufferP
 }
 
 Collective::~Collective() {
-  // The device must not write to memory that its owner has back.
+  // From here on the owner may use the memory again, so the device must no longer write to it.
   if (device_ != nullptr && !device_idle_) device_->abandon();
   for (int peer : program_.sources) {
     if (links_[peer]) links_[peer]->expecting = false;
@@ -72,7 +72,8 @@ void Collective::run() {
   backoff_.progressed();
   open_segments();
   for (;;) {
-    // Seal one, send, take one per link: so every link and both directions are kept moving.
+    // Each round runs one task, sends, and takes one record per link, so that every link moves in both
+    // directions.
     bool moved = latecomers_.links.waiting() && take_latecomers();
     moved |= run_tasks();
     moved |= flush_all();
@@ -82,7 +83,8 @@ void Collective::run() {
       moved |= exchanging_->advance(*device_);
       moved |= open_arrived();
     }
-    // What a peer may still fetch must not be written again, nor given back.
+    // While a peer may still fetch from our memory, the memory must not be overwritten or returned to its
+    // owner.
     const bool kept =
         wires_ != nullptr && (wires_->lends() || (exchanging_ && !exchanging_->complete()));
     if (finished_ == cut_.segments && on_device_.empty() && !kept && !flush_all()) {
@@ -120,7 +122,7 @@ void Collective::open_segments() {
       oldest_ = opened_;
       continue;
     }
-    // Where its slot has ended a step does not exist, and nothing waits for it.
+    // A step does not exist in segments after the end of its slot, so no other step waits for it there.
     for (size_t step = 0; segment.number >= cut_.full_segments && step < program_.steps.size();
          ++step) {
       if (segment.number < cut_.segments_of(static_cast<int>(step))) continue;
@@ -134,7 +136,7 @@ void Collective::open_segments() {
   }
 }
 
-// Receives run when their record comes, and forwards with the receive they belong to.
+// Queues a step as a task. A receive runs when its record comes, a forward together with its receive.
 void Collective::enable(Segment& segment, int step) {
   const Action action = program_.steps[step].action;
   if (!receives(action) && action != Action::forward) tasks_.push_back({&segment, step});
@@ -172,14 +174,14 @@ uint64_t Collective::total_of(int slot) const {
 
 // ---- what this rank does by itself -------------------------------------------------------------
 
-// Runs the first task that can run: a send must wait while its link is full, and holds up what else goes
-// over it. Room may come between two looks; a record that overtook another could end at the head of the
-// link, unwanted until those behind it have come.
+// Runs the first task that can run. A send whose link is full waits, and later tasks for that link wait
+// behind it. Otherwise room could appear between two checks and a later record could overtake an earlier one;
+// it would then stay at the head of the link, unwanted until the records behind it have come.
 bool Collective::run_tasks() {
   blocked_.assign(links_.size(), false);
   const auto runnable = [&](const Task& task) {
     const Step& step = program_.steps[task.step];
-    // Rounds have an order of their own.
+    // Exchanges have their own order: the order of rounds.
     if (!step.peers.empty() && exchanges_with(step.peers[0]))
       return device_has_room(*task.segment, step) &&
              exchanging_->reachable(exchanging_->round_of(task.segment->number, task.step));
@@ -271,7 +273,7 @@ void Collective::seal(Segment& segment, int index) {
   }
 }
 
-// Sealed once, for all of them.
+// Seals the record once and sends the same ciphertext to all `peers`.
 void Collective::publish(Header& header, const uint8_t* plain, const std::vector<int>& peers) {
   header.kind = Kind::group;
   header.sender = static_cast<uint32_t>(keyring_.rank);
@@ -302,8 +304,8 @@ bool Collective::receive(Link& link) {
   try {
     moved = link.fill();
   } catch (const Failure& failure) {
-    // A gap in a sealer's numbers, in an authentic record of another collective than ours: not
-    // lost on the way, but sent along another one.
+    // The sealer's record numbers have a gap. If this authentic record does not fit our call, the missing
+    // records were not lost on the way: the ranks are in different collectives, and require_same() says so.
     if (failure.code == FailureCode::missing && link.header().collective == call_.number) {
       require_same(link);
     }
@@ -351,7 +353,7 @@ bool Collective::receive(Link& link) {
 bool Collective::take_data(Link& link) {
   const Header& header = link.header();
   if (header.collective > call_.number && expected_[link.peer] == 0)
-    return false;  // it is ahead of us
+    return false;  // the peer is ahead of us
   require_same_place(link);
   const int origin = header.kind == Kind::group ? static_cast<int>(header.sender) : -1;
   const int index = program_.receiving_step(link.peer, origin, header.message);
@@ -378,15 +380,15 @@ bool Collective::take_data(Link& link) {
   if (exchanges_with(link.peer)) return announce(link, segment, index);
   if (segment.waits[index] != 0) return false;
   if (device_ != nullptr) return open_on_device(link, segment, index);
-  // A forward never waits for room: in a ring all ranks could then wait for each other. What
-  // queues up is bounded by the window instead.
+  // A forward never waits for room on a link, because in a ring all ranks could then wait for each other. The
+  // window limits how much can queue up.
   const std::vector<int>& forwards = program_.forwards[index];
   const auto linked = [this](int peer) { return links_[peer] != nullptr; };
   for (int forward : forwards) {
     const std::vector<int>& peers = program_.steps[forward].peers;
     if (!std::all_of(peers.begin(), peers.end(), linked)) return false;  // until that link is made
   }
-  // Opened where only we can see it, and checked, before anything is made of it.
+  // The record is opened and checked in memory that only this process sees, before its content is used.
   uint8_t* plain = link.arrived_payload();
   if (!forwards.empty()) {
     if (!plain_) plain_ = pool_.take();
@@ -424,7 +426,7 @@ void Collective::apply(Segment& segment, int index, const uint8_t* plain) {
 
 bool Collective::take_latecomers() {
   latecomers_.place(latecomers_.links.take());
-  status_sent_.reset();  // not to these
+  status_sent_.reset();  // the new links have not been sent our status
   for (int peer : program_.sources) {
     if (links_[peer] && expected_[peer] != 0) links_[peer]->expecting = true;
   }

@@ -45,17 +45,18 @@ struct Call {
   double factor;
   size_t segment_bytes;
   double timeout_s = 0;
-  // The slots are in a device's memory; nothing there is touched before `ready`, an event of its.
+  // True if the slots are in a device's memory. That memory is not touched before the device's event `ready`.
   bool on_device = false;
   uint64_t ready = 0;
-  // Its records go by way of the wires. All ranks must say the same, and none pass records on.
+  // True if the records travel over the wires. All ranks must agree on it, and no rank forwards records.
   bool wired = false;
-  // The device was given its part ahead, and streams wait for it.
+  // Set if kernels were launched ahead for this call and streams wait for it.
   Submitted submitted{};
-  // The tensor is shared among so many lanes, of which this is one. All ranks must say the same.
+  // The tensor is divided among `lanes` lanes, and this call runs number `lane`. All ranks must have the same
+  // `lanes`.
   size_t lanes = 1;
   size_t lane = 0;
-  // Asked now and then while waiting: true if the caller wants to be gone (a signal came).
+  // Polled while waiting. Returns true if a signal came and the caller wants to leave.
   std::function<bool()> signal_pending = [] { return false; };
 };
 
@@ -67,66 +68,66 @@ struct Stats {
   uint64_t forwarded_records = 0;
   uint64_t sleeps = 0;
   uint64_t scratch_bytes = 0;  // the most that any one collective needed
-  // Nanoseconds, as the clock on the wall counts them. What is left of run_ns went into moving
-  // records: system calls, copies out of shared memory, headers.
+  // Nanoseconds of wall-clock time. The rest of run_ns was spent on moving records: system calls, copies out
+  // of shared memory, headers.
   uint64_t run_ns = 0;
   uint64_t seal_ns = 0;
   uint64_t open_ns = 0;
-  uint64_t reduce_ns = 0;  // and copying into the user's tensor
-  uint64_t wait_ns = 0;    // nothing could move
+  uint64_t reduce_ns = 0;  // includes copying into the user's tensor
+  uint64_t wait_ns = 0;  // nothing could move
   uint64_t transfer_ns() const { return run_ns - seal_ns - open_ns - reduce_ns - wait_ns; }
 };
 
-// Segments in the air at once. More hide each other's latency, fewer stay in the cache.
+// Segments under way at once. More segments hide latency better; fewer stay in the cache.
 inline constexpr uint64_t kWindow = 4;
-// A lane takes so many segments in a row. So what has no more of them needs one lane alone, on all ranks,
-// whatever these know of each other's tensors.
+// A lane takes this many segments in a row. A tensor of at most this many segments uses one lane, on all
+// ranks, even if they do not know each other's tensors.
 inline constexpr uint64_t kStripe = kWindow;
-// Sealed records that may wait on one link to be passed on, in bytes.
+// The most bytes of sealed records that may queue on one link to be forwarded.
 inline constexpr uint64_t kForwardBudget = 8u << 20;
 
-// How a call's slots are cut, and how many pieces there are at once.
+// How a call's slots are cut into segments, and how many segments are under way at once.
 struct Cut {
   Cut(const Call& call, const Wires* wires);
-  // Of this lane.
+  // How many segments of this lane the step has.
   uint64_t segments_of(int step) const;
-  // A segment's number in the whole tensor, and back.
+  // Convert a segment's number in this lane to its number in the whole tensor, and back.
   uint64_t position(uint64_t segment) const;
   uint64_t segment_at(uint64_t position) const;
   bool in_this_lane(uint64_t position) const {
     return position / kStripe % call.lanes == call.lane;
   }
-  // How many of a call's lanes have any segment.
+  // How many of the call's lanes have at least one segment.
   static size_t lanes_used(const Call& call);
   size_t slot_bytes(int slot) const;
   size_t segment_length(uint64_t position, int slot) const;
   size_t scratch_bytes() const { return window * program.scratch.size() * segment_bytes; }
-  // The parts of its slots that this rank writes.
+  // The memory of the slots that this rank's steps write.
   std::vector<std::span<uint8_t>> results() const;
 
   const Call& call;
   const Program& program;
   const size_t segment_bytes;
-  uint64_t segments;           // of the longest slot that a step uses
+  uint64_t segments;  // of the longest slot that a step uses
   uint64_t full_segments = 0;  // how many of them have every step
-  uint64_t steps = 0;          // in all segments
-  uint64_t window = 1;         // segments in the air at once
+  uint64_t steps = 0;  // in all segments
+  uint64_t window = 1;  // segments under way at once
 };
 
-// This rank's last collectives, the one under way among them.
+// This rank's latest collectives, including the one under way.
 using History = std::deque<View>;
 
 View view_of(const Call& call);
 
 class Collective {
  public:
-  // Links that come while it runs, and what gives them their place among the links.
+  // Links that are made while the collective runs, and the function that puts them in their place in `links`.
   struct Latecomers {
     LateLinks& links;
     std::function<void(std::vector<LateLink>)> place;
   };
 
-  // Without a device the slots are in this process's own memory.
+  // `device` is null if the slots are in host memory.
   Collective(const Call& call, Links& links, Keyring& keyring, BufferPool& pool, Device* device,
              Wires* wires, Stats& stats, Backoff& patience, const History& history,
              const std::atomic<bool>& interrupted, const Lease* lease,
@@ -138,11 +139,11 @@ class Collective {
 
  private:
   struct Segment {
-    uint64_t number = 0;    // in this lane
+    uint64_t number = 0;  // in this lane
     uint64_t position = 0;  // in the whole tensor
-    std::vector<int> waits;        // how many steps each step still waits for
+    std::vector<int> waits;  // how many steps each step still waits for
     std::vector<bool> done;
-    size_t left = 0;               // steps that are not done
+    size_t left = 0;  // steps that are not done
     std::vector<uint8_t> scratch;
   };
   struct Task {
@@ -179,7 +180,7 @@ class Collective {
   bool exchanges_with(int peer) const { return way_to(peer) == Wires::Way::exchange; }
   bool announce(Link& link, Segment& segment, int index);
   bool open_arrived();
-  // It still has something to do for this rank.
+  // True while the device still has work of this collective.
   bool device_is_busy() const {
     return !on_device_.empty() || (exchanging_ && exchanging_->under_way());
   }
@@ -195,7 +196,8 @@ class Collective {
   const Names& names() const { return keyring_.names; }
   void on_status(Link& link);
   void send_status();
-  // Whether a peer reads this lane in this collective. What it does not read would fill the pipe.
+  // Whether the peer reads this lane in this collective. If not, nothing may be sent to it here: the pipe
+  // would fill up.
   bool reads_here(int peer) const { return call_.lane == 0 || in_this_lane_.contains(peer); }
   [[noreturn]] void disagree(int peer, int other, const View& theirs, const View& mine) const;
   [[noreturn]] void throw_timeout();
@@ -206,7 +208,8 @@ class Collective {
   size_t first_length(const Segment& segment, int slot) const {
     return std::min(length(segment, slot), device_ == nullptr ? SIZE_MAX : kGpuPayload);
   }
-  // A device may seal a segment as a run of records. Their headers count on from the first one's.
+  // The number of a segment's first record. A device may seal a segment as a run of records with consecutive
+  // numbers.
   uint64_t number_of(uint64_t position) const { return position * records_per_segment_; }
   bool same_call(const Header& header, uint64_t total) const;
   void require_same(const Link& link) const;
@@ -225,25 +228,25 @@ class Collective {
   const History& history_;
   const std::atomic<bool>& interrupted_;
   const Latecomers& latecomers_;
-  const Lease* const lease_;  // null where no broker admits this worker
+  const Lease* const lease_;  // null if no broker admitted this worker
   unsigned rounds_ = 0;
   const ReduceFn reduce_;
 
   const uint64_t records_per_segment_;
-  uint64_t opened_ = 0;    // segments started
+  uint64_t opened_ = 0;  // segments started
   uint64_t finished_ = 0;  // segments done; they finish in any order
-  uint64_t oldest_ = 0;    // the first segment that is not done
+  uint64_t oldest_ = 0;  // the first segment that is not done
   std::vector<Segment> window_;
   std::deque<Task> tasks_;
-  std::vector<bool> blocked_;   // links over which a task waits to go, by rank
+  std::vector<bool> blocked_;  // by rank: whether a task waits for this link
   std::vector<uint64_t> expected_;  // records still to come, by rank
-  std::set<int> in_this_lane_;     // ranks that a further lane has records for, or from
-  std::set<int> area_readers_;     // ranks that fetch records from our area
+  std::set<int> in_this_lane_;  // in a further lane: the ranks with which it exchanges records
+  std::set<int> area_readers_;  // ranks that fetch records from our area
   RecordsOnDevice on_device_;
-  std::optional<Exchanging> exchanging_;  // where devices exchange records
-  std::optional<Clock::time_point> status_sent_;  // the last time
-  bool device_idle_ = false;  // and the device has nothing of it left to do
-  BufferRef plain_;             // where a record is opened whose ciphertext goes on
+  std::optional<Exchanging> exchanging_;  // set if devices exchange records
+  std::optional<Clock::time_point> status_sent_;  // when our status was last sent
+  bool device_idle_ = false;  // the device has finished this collective's work
+  BufferRef plain_;  // holds the plaintext of a record whose ciphertext is forwarded
 };
 
 }  // namespace sealring

@@ -6,7 +6,7 @@
 namespace sealring {
 namespace {
 
-// kWindow of a device, where latencies are longer and there is no cache to stay in.
+// The window on a device. Latencies are longer there, and no cache limits the window.
 constexpr uint64_t kDeviceWindow = 16;
 
 bool writes(Action action) {
@@ -27,8 +27,9 @@ Cut::Cut(const Call& call, const Wires* wires)
     full_segments = std::min(full_segments, count);
     steps += count;
   }
-  // From the world, not from this rank's own steps: a rank with a smaller window than its peer's
-  // could find a record at the head of a link that it cannot take yet, and wait for one behind it.
+  // The window follows from the world's size, not from this rank's steps. Otherwise a rank whose window is
+  // smaller than its peer's could find a record at the head of a link that it cannot take yet, while it waits
+  // for a record behind it.
   const uint64_t forwarded = segment_bytes * std::max(program.world - 2, 1);
   const uint64_t affordable = std::max<uint64_t>(1, kForwardBudget / forwarded);
   const uint64_t wanted = std::min({call.on_device ? kDeviceWindow : kWindow, segments,
@@ -48,11 +49,11 @@ size_t Cut::slot_bytes(int slot) const {
   return call.slots[slot].bytes;
 }
 
-// A step exists in the tensor's segment 0, and in every other one in which its slot has bytes.
+// A step exists in segment 0 of the tensor, and in every other segment in which its slot has bytes.
 uint64_t Cut::segments_of(int step) const {
   const size_t bytes = slot_bytes(program.steps[step].slot);
   const uint64_t count = bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
-  const uint64_t turn = kStripe * call.lanes;  // in which every lane has one stripe
+  const uint64_t turn = kStripe * call.lanes;  // one stripe for every lane
   const uint64_t before = kStripe * call.lane;
   const uint64_t rest = count % turn;
   return count / turn * kStripe + std::min(kStripe, rest > before ? rest - before : 0);

@@ -12,12 +12,13 @@
 namespace sealring {
 namespace {
 
-// Far more than ranks can be apart: links hold a few records.
+// More collectives than ranks can be apart, because a link holds only a few records.
 constexpr size_t kHistory = 256;
 
-// Of what is launched ahead for one collective. One that would need more is done while its caller waits.
+// The most commands launched ahead for one collective. A collective that needs more runs while its caller
+// waits.
 constexpr uint64_t kMostCommands = 1u << 16;
-// More buffers than can be on their way at once: what a device has in hand, and what a link holds.
+// Upper limits of the buffers in use at once: by the device, by a link, and by a link that forwards.
 constexpr size_t kInHand = 40, kLink = 16, kForwardingLink = 48;
 
 }  // namespace
@@ -41,7 +42,7 @@ Engine::~Engine() { close(); }
 
 void Engine::place_late_links(std::vector<LateLink> links) {
   for (LateLink& late : links) {
-    if (keyring_.groups[late.peer]) place(std::move(late));  // else it is no member
+    if (keyring_.groups[late.peer]) place(std::move(late));  // else the peer is no member
   }
 }
 
@@ -107,7 +108,7 @@ void Engine::mark_end(const Completion& collective) {
   if (CommandQueue* const queue = command_queue()) queue->mark_end(collective.submitted().number);
 }
 
-// Not under the lock of a run, which may wait for the peers of another one.
+// Does not take `running_`: another collective's run may hold it while it waits for its peers.
 Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
   require_device();
   const Cut cut = cut_of(call);
@@ -129,11 +130,12 @@ Submitted Engine::submit_to_device(const Call& call, uint64_t stream) {
                           static_cast<uint32_t>(cut.results().size()), std::move(rounds)});
 }
 
-// Each key once for every `rekey_bytes_` that it seals, but for the last piece before that, and once for
-// what it sealed before this call. Not before so much has ever been sealed.
+// A key is replaced after each `rekey_bytes_` that it seals (less the last piece before that), and once more
+// for what it sealed before this call. Returns 0 until the group has moved that many bytes in all.
 uint64_t Engine::most_replaced_keys(const Cut& cut) {
   uint64_t bytes = cut.steps * records_in_run(cut.segment_bytes) * kTagBytes;
-  std::set<std::pair<int, int>> keys;  // whose, and for whom
+  // (sealing rank, receiving rank), or (sealing rank, -1) for a group key
+  std::set<std::pair<int, int>> keys;
   for (const Step& step : cut.program.steps) {
     bytes += cut.slot_bytes(step.slot);
     if (step.action == Action::send) keys.emplace(rank_, step.peers[0]);
@@ -152,7 +154,7 @@ void Engine::release_streams(const Completion& collective) {
   require_process();
   const std::lock_guard<RunLock> lock(running_);
   if (!collective.streams_wait() || !device_) return;
-  // The keys go with it, so the group must have ended.
+  // fail() also wipes the keys on the device, so the group must have ended.
   if (!failure_ && !closed_) {
     Failure ends = first_failure_->settle(Failure(
         FailureCode::closed, -1, "a collective on " + names().rank(rank_) + " was not run"));
@@ -178,7 +180,7 @@ void Engine::run(const Call& call) {
   try {
     run_collective(call);
   } catch (Failure& failure) {
-    // What another rank reports of a message happened in none of our collectives.
+    // A message's failure that another rank reports belongs to none of our collectives.
     if (failure.collective == 0 && failure.reported_by < 0) failure.collective = call.number;
     say_where_last_seen(failure);
     Failure ends = first_failure_->settle(failure);
@@ -241,7 +243,7 @@ void Engine::run_on(const Call& call, Links& links, Keyring& keyring, BufferPool
 
 void Engine::fail(const Failure& failure) {
   if (!process_.here()) return;
-  // First: a run under way ends with it, not with the interruption that it sees.
+  // Settled before the interruption, so that a run under way ends with this failure.
   Failure ends = first_failure_->settle(failure);
   interrupted_ = true;
   if (running_.held_here()) return;  // the run ends the group when the handler has returned
@@ -250,7 +252,7 @@ void Engine::fail(const Failure& failure) {
   end_with(ends, {});
 }
 
-// Of a rank that is gone or silent: what it was doing when it was last heard of.
+// If a peer is lost or silent, adds to the failure where the peer was last seen.
 void Engine::say_where_last_seen(Failure& failure) const {
   const bool absent =
       failure.code == FailureCode::peer_lost || failure.code == FailureCode::peer_silent;
@@ -267,14 +269,14 @@ void Engine::say_where_last_seen(Failure& failure) const {
 
 void Engine::end_with(Failure& failure, const View& view) {
   const LastWord word{Kind::alert, encode_alert(failure, rank_)};
-  place_late_links(late_.close(word));  // their peers are told as well
+  place_late_links(late_.close(word));  // tells the peers of late links as well
   send_last_records(all_links(), word.kind, word.payload, view);
   if (failure.code == FailureCode::out_of_step) {
     if (view.number != 0) failure.views[rank_] = names().rank(rank_) + ": " + names().view(view);
     collect_views(links_, names(), failure);
   }
   failure_ = failure;
-  update_account();  // what was waited for goes with the links
+  update_account();  // before the links, which hold the waiting times, are wiped
   wipe_all();
   update_account();
 }
@@ -302,7 +304,7 @@ bool Engine::release_device(std::chrono::duration<double> patience) {
   wires_.reset();
   gpu_pool_.clear();
   const std::vector<MappedFile> mapped =
-      std::exchange(mapped_, {});  // the device has it registered
+      std::exchange(mapped_, {});  // kept until the device is gone, which has it registered
   std::unique_ptr<Device> device = std::move(device_);
   // CUDA may wait until the GPU is idle. Threads that ask for a completion must not wait for that.
   lock.unlock();

@@ -18,7 +18,7 @@ void Engine::offer_wires(uint32_t slots, size_t payload,
   auto wires = std::make_unique<Wires>(world(), slots, payload);
   wires->own = make(Wires::area_bytes(slots, payload));
   const std::lock_guard<RunLock> lock(running_);
-  device_->make_room(payload);  // now, while this rank can still say that it has none
+  device_->make_room(payload);  // now, while this rank can still refuse wires
   wires_ = std::move(wires);
 }
 
@@ -73,7 +73,7 @@ void Engine::connect(const std::vector<int>& peers, double patience_s) {
     device_->begin_connecting(peers);
     wait_for_exchanges(patience_s);
   } catch (...) {
-    // And with it all exchanges: what is half connected would keep them waiting.
+    // Abandons all exchanges: a half-made connection would make them wait.
     device_->abandon();
     throw;
   }
@@ -82,7 +82,8 @@ void Engine::connect(const std::vector<int>& peers, double patience_s) {
 void Engine::wait_for_exchanges(double patience_s) {
   const auto since = std::chrono::steady_clock::now();
   while (!device_->exchanges_ready()) {
-    // The links know first that a peer has gone. What it said last is for the next collective to tell.
+    // A peer's end is seen first on its link. The peer's last record stays there for the next collective to
+    // report.
     std::vector<Link*> sleepers;
     for (const auto& link : links_) {
       if (!link) continue;

@@ -28,7 +28,8 @@ Exchanging::Part* Exchanging::Live::on(size_t channel) {
   return found == parts.end() ? nullptr : &*found;
 }
 
-// Two rounds that are not complete, if there are as many; empty ones are left out.
+// Fills `live_` until it holds two incomplete rounds or no round is left. Rounds without exchanges are
+// skipped.
 void Exchanging::refill() {
   const auto waits = [](const Live& live) { return !live.complete(); };
   while (std::count_if(live_.begin(), live_.end(), waits) < 2 && next_ < rounds_.count()) {
@@ -94,7 +95,8 @@ bool Exchanging::awaits(const OpeningKey& key) const {
          });
 }
 
-// What comes is written to the half of the round before the last: that must have been opened.
+// Received records overwrite the half of the area that the round two before this one used, so that round must
+// have been opened.
 bool Exchanging::may_begin(const Live& live, const Part& part) const {
   if (part.unsealed != 0 || part.unannounced != 0) return false;
   return part.exchange.receives.empty() ||
@@ -103,7 +105,7 @@ bool Exchanging::may_begin(const Live& live, const Part& part) const {
          });
 }
 
-// In the order of rounds, as both ends of each message do.
+// Begins exchanges in the order of rounds, which both ends of each message follow.
 bool Exchanging::begin(size_t channel, Device& device) {
   bool moved = false;
   for (Live& live : live_) {

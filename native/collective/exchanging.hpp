@@ -45,7 +45,7 @@ class Exchanging {
   [[nodiscard]] bool announce(Announced record);
   // Whether a record under this key was announced and is not opened yet.
   bool awaits(const OpeningKey& key) const;
-  // Those that can be opened now, as far as exchanges go; each is removed by `begin_to_open`.
+  // Records whose exchange is complete. Collective::open_arrived() removes each one that it opens.
   std::vector<Announced>& arrived() { return arrived_; }
   void opened(uint64_t round) { --find(round).unopened; }
 
@@ -57,7 +57,7 @@ class Exchanging {
   std::vector<int> awaited_peers() const;
 
  private:
-  // An exchange of a round.
+  // One exchange of a round, and how far it is.
   struct Part {
     Exchange exchange;
     size_t unsealed, unannounced;
@@ -70,7 +70,7 @@ class Exchanging {
     Round round;
     std::vector<Part> parts;
     size_t unopened;
-    std::vector<bool> seen;  // by receive
+    std::vector<bool> seen;  // by receive: whether its header has come
     bool complete() const;
     Part* on(size_t channel);
   };
@@ -86,7 +86,7 @@ class Exchanging {
   std::deque<Live> live_;
   uint64_t next_ = 0;  // the first round that is not among `live_` yet
   uint64_t current_ = 0;  // the first round that is not complete
-  std::vector<uint64_t> ended_;  // exchanges, by channel
+  std::vector<uint64_t> ended_;  // by channel: how many exchanges have ended
   std::vector<Announced> arrived_;
 };
 

@@ -13,7 +13,7 @@
 namespace sealring {
 namespace {
 
-// A collective's first lane names the rank that is silent; the others only if that one is done.
+// Further lanes time out this much later than lane 0. So lane 0 names the silent rank, unless lane 0 is done.
 constexpr double kFirstLaneSpeaksS = 0.5;
 constexpr std::chrono::milliseconds kLookForSignals{50};
 
@@ -84,7 +84,7 @@ void Engine::add_lane_link(size_t lane, int peer, std::unique_ptr<Pipe> pipe) {
   if (peer < 0 || peer >= world() || lane == 0 || lane >= kMaxLanes || lane > lanes_.size() + 1) {
     throw std::invalid_argument("a lane without those before it, or to a rank that is not there");
   }
-  // A lane's keys come into use once.
+  // A lane's keys are used for one lane, once.
   const bool made = lane <= lanes_.size();
   if (!links_[peer] || !links_[peer]->has_lanes_keys() || (!made && !keyring_.lanes_keys[rank_])) {
     throw std::invalid_argument("a lane needs the first one, and keys that were not forgotten");
@@ -114,7 +114,8 @@ void Engine::drop_lanes(const std::vector<int>& peers) {
   forget_lanes_keys(peers);
 }
 
-// The members' keys went into all lanes that there will be; a link's go into those of its pair.
+// The members' lane keys are derived for all lanes there will be; a link's keys serve only the lanes of its
+// pair.
 void Engine::forget_lanes_keys(const std::vector<int>& peers) {
   for (auto& key : keyring_.lanes_keys) key.reset();
   for (const int peer : peers) {
@@ -132,7 +133,7 @@ void Engine::add_account_of(const Lane& lane) {
   account_.memory_bytes += lane.memory_bytes();
   if (lane.keyring.own_group) account_.rekeys[rank_] += lane.keyring.own_group->rekeys();
   for (const Link* link : links_in(lane.links)) {
-    // Lanes wait side by side: the one that waited longest counts.
+    // Lanes wait at the same time, so only the longest wait counts.
     double& waited_s = account_.waited_s[link->peer];
     waited_s = std::max(waited_s, static_cast<double>(link->waited_ns) * 1e-9);
     account_.rekeys[link->peer] += link->rekeys();
@@ -169,14 +170,14 @@ void Engine::run_lane(const Call& call) {
   run_on(call, lane.links, lane.keyring, lane.pool, lane.stats, lane.backoff, lane.no_late_links);
 }
 
-// Lanes begin in their order, those without a thread one after the other on this one. So the first lane that
-// is not done on all ranks has begun on all of them, and can go on.
+// Lanes begin in the order of their numbers. Lanes for which no thread could be made run on this thread, one
+// after the other. So the first lane that is not done on all ranks has begun on all of them, and can go on.
 void Engine::run_lanes(const Call& call, size_t used) {
   std::mutex mutex;
   std::condition_variable changed;
   std::exception_ptr first;
   size_t running = 0;
-  // A lane's failure ends the others. What these throw then says nothing.
+  // The first failure ends all lanes and is reported. Later failures are only its consequences.
   const auto ends_with = [&](const std::exception_ptr& why) {
     const std::lock_guard<std::mutex> lock(mutex);
     if (!first) first = why;
@@ -186,7 +187,7 @@ void Engine::run_lanes(const Call& call, size_t used) {
     Call part = call;
     part.lane = number;
     if (number != 0) {
-      part.signal_pending = [] { return false; };  // asked by the caller's thread alone
+      part.signal_pending = [] { return false; };  // only the caller's thread asks
       part.timeout_s += kFirstLaneSpeaksS;
     }
     try {
@@ -222,7 +223,7 @@ void Engine::run_lanes(const Call& call, size_t used) {
   for (; next < used && process_.here(); ++next) run(next);
   if (!process_.here()) {
     [[maybe_unused]] const auto* left =
-        threads.release();  // a handler of a signal forked: a child has none of them
+        threads.release();  // a signal handler forked: the child has none of these threads
     process_.require("this process group");
   }
   for (;;) {

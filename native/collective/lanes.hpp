@@ -1,9 +1,9 @@
 // The further lanes of a group: pipes beside the first one of each pair, each with its own keys, buffers and
 // thread, so that several cores share a large collective.
 //
-// A lane has its own window, links and counts, and shares nothing with another one but the memory of the
-// tensors, of which each has its own segments. So what holds for one lane (no deadlock, no nonce twice, no
-// record out of sequence) holds for all of them, and a group without further lanes is one with a single lane.
+// A lane has its own window, links and counts. Lanes share only the memory of the tensors, of which each lane
+// has its own segments. So what holds for one lane (no deadlock, no nonce twice, no record out of sequence)
+// holds for all of them, and a group without further lanes is a group with one lane.
 #pragma once
 
 #include <memory>
@@ -14,11 +14,11 @@
 namespace sealring {
 
 struct Lane {
-  // `first` is the keyring of the group's first lane. All members have a key in this lane: what one publishes
-  // comes over other members' links too.
+  // `first` is the keyring of the group's first lane. Every member gets a group key for this lane, because
+  // the records that a member publishes also come over other members' links.
   Lane(const Keyring& first, size_t number, size_t payload_bytes, uint64_t rekey_bytes);
 
-  // The pipe to `first.peer` in this lane, under keys of its own.
+  // Adds the pipe to `first.peer`, with this lane's own keys.
   void add(const Link& first, std::unique_ptr<Pipe> pipe, uint64_t rekey_bytes);
   // Closes the pipes; the keys' destructors overwrite them.
   void wipe();

@@ -1,4 +1,5 @@
-// A collective whose tensors a device holds: steps are begun here and settled when it has done them.
+// Collectives whose tensors are in a device's memory: steps are begun on the device, and settled when it has
+// finished them.
 #include "collective/collective.hpp"
 
 #include <algorithm>
@@ -28,7 +29,7 @@ void Collective::compute_on_device(Segment& segment, const Step& step) {
       device_->premultiply(queue, into, bytes);
       break;
     default:
-      break;  // those that have peers
+      break;  // a step with peers has no arithmetic here
   }
 }
 
@@ -40,8 +41,8 @@ SealingKey& Collective::device_key(const Step& step) const {
 bool Collective::device_has_room(const Segment& segment, const Step& step) const {
   if (!device_->has_room()) return false;
   if (step.peers.empty()) return true;
-  // To replace a key the device waits for all that it was given, which may wait for a peer: so it
-  // must have been settled first, while somebody looks at the clock.
+  // To replace a key, the device waits for all the work it was given, which may depend on a peer. So that
+  // work is settled first, in the loop that checks for a timeout.
   const size_t bytes = length(segment, step.slot);
   if (!on_device_.empty() && device_key(step).ratchets_before(bytes, records_in_run(bytes)))
     return false;
@@ -68,7 +69,7 @@ void Collective::seal_on_device(Header& header, const Segment& segment, const ui
   const size_t bytes = length(segment, step.slot);
   reserve(key, header, bytes);
   const Wires::Way way = way_to(step.peers[0]);
-  // What will leave over the links.
+  // The buffer that leaves over the links.
   BufferRef record = (way == Wires::Way::link ? *keyring_.gpu_pool : pool_).take();
   Device::Area area{record->record};
   RecordOnDevice sealed{0, {}, -1, step.peers};
@@ -102,7 +103,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
   if (replaced && !on_device_.empty()) return false;  // as in device_has_room
   const size_t bytes = length(segment, step.slot);
-  key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
+  key.expected_count += records_in_run(bytes) - 1;  // the link has counted the first of them
   BufferRef record = link.take_for_device();
   const Device::Area area = way_to(link.peer) == Wires::Way::link
                                 ? Device::Area{record->record}
@@ -113,7 +114,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   stats_.opened_records += records_in_run(bytes);
   stats_.opened_bytes += bytes;
   if (--expected_[link.peer] == 0) link.expecting = false;
-  // It goes on when it has proved authentic.
+  // The record is forwarded only after it has proved authentic.
   RecordOnDevice opened{ticket, std::move(record), link.peer, {}};
   for (int forward : program_.forwards[index]) {
     const std::vector<int>& peers = program_.steps[forward].peers;
@@ -126,7 +127,7 @@ bool Collective::open_on_device(Link& link, Segment& segment, int index) {
   return true;
 }
 
-// What the record needs is taken from its header now: the next one may bring another key.
+// Keeps what opening the record needs (header, key slot): the link's next record may bring another key.
 bool Collective::announce(Link& link, Segment& segment, int index) {
   const uint64_t round = exchanging_->round_of(segment.number, index);
   if (!exchanging_->reachable(round)) return false;
@@ -134,7 +135,7 @@ bool Collective::announce(Link& link, Segment& segment, int index) {
   const bool replaced = key.on_device.slot >= 0 && key.on_device.generation != key.generation();
   if (replaced && (!on_device_.empty() || exchanging_->awaits(key))) return false;
   const size_t bytes = length(segment, program_.steps[index].slot);
-  key.expected_count += records_in_run(bytes) - 1;  // the first of them has been counted
+  key.expected_count += records_in_run(bytes) - 1;  // the link has counted the first of them
   if (!exchanging_->announce({round, segment.number, index, link.peer, link.header(), &key,
                               slot_of(*device_, key), nullptr})) {
     throw Failure(FailureCode::replayed, link.peer, "a record's place in the collective is taken");
@@ -169,7 +170,7 @@ bool Collective::open_arrived() {
     on_device_.push(links_, std::move(opened));
     finish(segment, index);
     moved = true;
-    i = 0;  // others may have waited for it
+    i = 0;  // other records may have waited for this step
   }
   return moved;
 }

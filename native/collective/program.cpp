@@ -57,7 +57,7 @@ Program::Program(uint8_t operation, uint8_t algorithm, int rank, int world, int 
         }
         forwards[step.source].push_back(static_cast<int>(i));
         for (int peer : step.peers) {
-          // The engine's memory is reckoned by it: each rank's record, but not ours nor the peer's.
+          // The engine plans its memory for this: one record of each rank except ours and the peer's.
           if (++forwarded_to[peer] > world - 2) malformed(i, "forwards too much over one link");
         }
         break;

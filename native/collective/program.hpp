@@ -30,11 +30,11 @@ struct Step {
   int slot;
   std::vector<int> peers;
   uint32_t message;
-  int origin;  // who published the record to receive, -1 for a record of the pair
+  int origin;  // the rank that published the record to receive; -1: a pair record
   int source;  // the slot to read, or the step whose record is forwarded
   std::vector<int> after;
-  // Of a step with peers, where records are exchanged: how many exchanges of the same segment come before
-  // its own. Both ends of a message have the same (schedule/levels.py).
+  // For a step with peers whose records are exchanged: how many exchanges of the same segment come before it.
+  // Both ends of a message have the same level (schedule/levels.py).
   uint32_t level = 0;
 };
 
@@ -50,14 +50,15 @@ class Program {
   const int slots;
   const std::vector<int> scratch;  // for each scratch slot the slot whose length it takes
   const std::vector<Step> steps;
-  const uint32_t levels;  // of all ranks' steps
+  const uint32_t levels;  // how many levels there are, over all ranks' steps
 
   // Derived once, so that the engine's loop only looks things up.
-  std::vector<std::vector<int>> successors;   // steps that wait for a step, forwards left out
-  std::vector<std::vector<int>> forwards;     // forwards of a receiving step
-  std::vector<int> waits;                     // how many steps a step waits for
+  // By step: the steps that wait for it, without forwards.
+  std::vector<std::vector<int>> successors;
+  std::vector<std::vector<int>> forwards;  // by receiving step: its forwards
+  std::vector<int> waits;  // by step: how many steps it waits for
   std::vector<int> receives_from;             // records per segment from each rank
-  std::vector<int> sources;                   // the ranks among those that send any
+  std::vector<int> sources;  // the ranks that send any record
   // The step that takes record (origin or -1, message) from a rank, or -1.
   int receiving_step(int peer, int origin, uint32_t message) const;
 

@@ -10,7 +10,7 @@
 namespace sealring {
 namespace {
 
-// The longest way through a program that its segments may share out between them.
+// Limits the window: a program whose levels span more rounds than this starts its segments further apart.
 constexpr uint64_t kMostRoundsApart = 12;
 
 uint64_t span_of(uint32_t levels) { return (std::max<uint32_t>(levels, 1) - 1) * Rounds::kGap; }
@@ -45,7 +45,8 @@ Placed Rounds::place(uint64_t number, uint64_t segment, int step, uint8_t* area,
           sealed_run_bytes(cut_.segment_length(cut_.position(segment), program_.steps[step].slot))};
 }
 
-// In an order that both ends of each message know: NCCL tells messages of a pair apart by nothing else.
+// Lists a round's records in an order that both ends know, because NCCL matches the messages of a pair by
+// order alone.
 Round Rounds::round(uint64_t number) const {
   struct Found {
     uint64_t segment;
@@ -96,7 +97,7 @@ std::vector<ExchangeRound> Rounds::all(uint64_t more) const {
   const uint64_t others =
       static_cast<uint64_t>(std::count_if(program_.steps.begin(), program_.steps.end(),
                                           [this](const Step& step) { return !in_rounds(step); }));
-  uint64_t records = 0;  // in this round, in those before it and in the next
+  uint64_t records = 0;  // in all rounds up to and including the next
   for (uint64_t number = 0; number < count_ + 1; ++number) {
     const Round next = round(number);
     records += next.sends.size() + next.receives.size();

@@ -1,10 +1,10 @@
-// In which round of exchanges each record of a collective goes, where devices exchange records.
+// Assigns each record of a collective to a round of exchanges, if devices exchange records.
 //
-// Exchanges are numbered by rounds, alike on all ranks. A step of level l goes, in segment s, in round
-// s * stride + l * kGap: so a round carries the first level of one segment and later levels of earlier
-// ones. Between two levels of a segment lies another round, during which the device opens what came and
-// seals what goes next. A rank takes no part in rounds that have none of its records. A round is one exchange
-// on each channel that carries records of it (device/channels.hpp).
+// All ranks number the rounds alike. A step of level l in segment s goes in round s * stride + l * kGap. So a
+// round carries the first level of one segment and later levels of earlier segments. Between two levels of a
+// segment lies another round, during which the device opens what came and seals what goes next. A rank takes
+// no part in rounds that have none of its records. A round is one exchange on each channel that carries
+// records of it (device/channels.hpp).
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class Rounds {
 
   Rounds(const Cut& cut, const Wires& wires);
 
-  // Segments that are open at once, at least, so that no round waits for one that is not.
+  // How many segments must be open at once, so that no round waits for a segment that is not open.
   static uint64_t window(uint32_t levels);
   static uint64_t stride(uint32_t levels);
 
@@ -45,7 +45,7 @@ class Rounds {
   Round round(uint64_t number) const;
   // A round's exchanges, by channel.
   std::vector<Exchange> exchanges(const Round& round) const;
-  // All rounds of this rank, with the commands that come before each; `more` are in any of them.
+  // All rounds of this rank, each with the most commands that may come before it. `more` is added to each.
   std::vector<ExchangeRound> all(uint64_t more) const;
 
  private:

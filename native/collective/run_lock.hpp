@@ -1,7 +1,7 @@
-// Held by the thread that runs a collective.
+// The lock that a thread holds while it runs a collective.
 //
-// While that thread waits for its peers, Python may run the handler of a signal on it. What the handler calls
-// must not wait for the lock, which its own thread has: it asks first.
+// While that thread waits for its peers, Python may run a signal handler on it. A function that the handler
+// calls must not wait for a lock that its own thread holds, so it asks held_here() first.
 #pragma once
 
 #include <atomic>

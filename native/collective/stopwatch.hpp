@@ -1,4 +1,4 @@
-// Where a rank's time goes: adds what passes between its making and its end to a count.
+// Adds the time from its construction to its destruction to a counter.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Whether all ranks are in the same collective, and what a rank does while it waits for the others:
-// it says where it is, hears where they are, and in the end names the one that did not come.
+// Checks that all ranks are in the same collective, and waits for the others. A waiting rank sends its
+// status, reads the others' status, and at the timeout names the rank that did not come.
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,16 +11,16 @@
 namespace sealring {
 namespace {
 
-// How long a rank waits before it tells the others what it waits in.
+// A rank that has waited this long tells the others which collective it is in.
 constexpr double kStatusAfterS = 0.5;
 
-// While it waits it says so again, so many times before its patience ends. What a peer said is believed for
-// half that time: one that was stopped since then waits no longer.
+// It repeats its status this many times within the timeout. A peer's status is believed for half the timeout,
+// because the peer may have been stopped since.
 constexpr double kStatusesInPatience = 8;
 constexpr double kStatusHolds = 0.5;
 
-// A rank without a link to every other may not see which one is late. Those that do see it have so much more
-// time to say so before this rank names the one that it waits for.
+// A rank without a link to every other rank may not see which one is late. It waits this much longer, so that
+// a rank that does see it can report it first.
 constexpr double kWitnessS = 2.0;
 
 double seconds(Clock::duration passed) { return std::chrono::duration<double>(passed).count(); }
@@ -66,8 +66,8 @@ View view_of(const Call& call) {
           call.total.value_or(0)};
 }
 
-// A peer waits and says in what. It may be behind us or ahead of us, and still in step: what counts
-// is what we called under that number.
+// A waiting peer says which collective it is in. It may be behind or ahead of us and still agree with us: its
+// call is compared with our call of the same number.
 void Collective::on_status(Link& link) {
   link.open(link.arrived_payload());
   const View theirs = View::from(link.header());
@@ -93,7 +93,7 @@ void Collective::send_status() {
     view().put_into(header);
     header.kind = Kind::status;
     link->send(header, nullptr);
-    link->flush();  // here, so that it is not taken for progress of the collective, which ends no waiting
+    link->flush();  // flushed here, so that it does not count as progress and restart the timeout
   }
 }
 
@@ -112,7 +112,7 @@ void Collective::wait() {
   ::usleep(kPollDeviceUs);
 }
 
-// An interrupt between two collectives counts too: its caller takes the group for closed.
+// An interrupt between two collectives counts too: its caller expects the group to be closed.
 void Collective::check_interrupt() const {
   if (interrupted_) throw Failure(FailureCode::closed, -1, "the group was closed meanwhile");
   require_lease();

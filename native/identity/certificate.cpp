@@ -15,7 +15,7 @@ bool is_of_edwards_curve(Bytes object) {
          (object[2] == 0x70 || object[2] == 0x71);
 }
 
-// An AlgorithmIdentifier: what it names, and at most one parameter.
+// Checks an AlgorithmIdentifier: an object identifier and at most one parameter.
 void require_algorithm(Bytes content) {
   Reader fields(content);
   const Bytes object = fields.content(der::kObject);
@@ -24,7 +24,7 @@ void require_algorithm(Bytes content) {
   fields.end();
 }
 
-// A Name: sequences of sets of pairs. Who it names is compared as bytes.
+// Checks the form of a Name: a sequence of sets of pairs. Names are compared as bytes elsewhere.
 void require_name(Bytes content) {
   Reader parts(content);
   while (!parts.done()) {
@@ -58,7 +58,7 @@ std::vector<Extension> read_extensions(Bytes content) {
     Reader fields(list.content(der::kSequence));
     const der::Element object = fields.take(der::kObject);
     der::require_object(object.content);
-    // What is not critical does not say so: that is the default.
+    // A non-critical extension must leave the field out, because that is the default.
     if (fields.next_is(der::kBoolean) && !der::boolean(fields.content(der::kBoolean))) {
       throw NotDer("an extension states a default");
     }

@@ -1,4 +1,4 @@
-// A certificate: who signed it, and what it says of a worker.
+// Reads a certificate: who signed it, and what it claims about a worker.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ namespace sealring {
 
 inline constexpr uint32_t kMaxWorld = 65536;  // limits.py
 
-// One extension. Neither its meaning nor its form is checked.
+// One extension, with neither its meaning nor its form checked.
 struct Extension {
   der::Bytes object;  // its identifier, with tag and length
   der::Bytes value;
 };
 
-// A certificate's fields, each a part of the bytes that it was read from. Those must outlive it.
+// A certificate's fields. Each refers to a part of the bytes that were read; these must outlive it.
 struct CertificateFields {
   der::Bytes content;  // what is signed
   der::Bytes algorithm;
@@ -34,13 +34,14 @@ struct CertificateFields {
   std::vector<Extension> extensions;
 };
 
-// Throws der::NotDer where these bytes are no certificate: of version 1 without extensions, or of version 3.
+// Throws der::NotDer if the bytes are no certificate of version 1 (without extensions) or version 3.
 CertificateFields read_certificate(der::Bytes bytes);
 
-// What signs certificates.
+// A signer of certificates.
 class Authority {
  public:
-  // Throws der::NotDer where these bytes are no certificate. One whose key cannot be read has signed nothing.
+  // Throws der::NotDer if the bytes are no certificate. An authority whose key cannot be read has signed
+  // nothing.
   explicit Authority(der::Bytes certificate);
   der::Bytes name() const { return name_; }
   EVP_PKEY* key() const { return key_.get(); }
@@ -50,11 +51,11 @@ class Authority {
   PublicKey key_;
 };
 
-// Authorities while certificates are read. One thread uses it; the authorities must outlive it.
+// Authorities prepared for checking certificates. For one thread; the authorities must outlive it.
 class Issuers {
  public:
   explicit Issuers(std::span<const Authority* const> authorities);
-  // Whether one of them signed this very certificate, with no other in between.
+  // Whether one of them signed this certificate directly, with no other certificate in between.
   bool signed_this(const CertificateFields& certificate);
 
  private:
@@ -65,37 +66,38 @@ class Issuers {
   std::vector<Issuer> issuers_;
 };
 
-// What a certificate says of its holder. Not proof of anything.
+// What a certificate claims about its holder. Proves nothing by itself.
 struct Claims {
-  std::string problem;  // why it is not a worker's; the rest then has no meaning
-  std::string uri;  // the worker's name, as it is spelt
+  // why this is no worker's certificate; the other fields then have no meaning
+  std::string problem;
+  std::string uri;  // the worker's name, unchanged
   std::optional<uint32_t> world;
   bool states_constraints = false;  // it has basic constraints
   bool is_authority = false;
-  // It has another key than one of Ed25519, or extensions that are not read here, or not in the form in which
-  // sealring issues them. What they must be is for the package cryptography to say.
+  // True if the key is not an Ed25519 key, or if there are extensions that are not read here, or not in the
+  // form in which sealring issues them. The Python package cryptography then checks the certificate.
   bool has_foreign_parts = false;
   Digest key{};  // public_key_digest()
 };
 
 Claims claims_in(const CertificateFields& certificate);
 
-// What is kept of a certificate that was read.
+// The result of reading a certificate.
 struct ReadCertificate {
-  Digest fingerprint{};  // SHA-256 of it
-  bool readable = false;  // it is a certificate
-  bool is_signed = false;  // by one of the authorities that it was read with
+  Digest fingerprint{};  // SHA-256 of the certificate
+  bool readable = false;  // the bytes are a certificate
+  bool is_signed = false;  // whether one of the given authorities signed it
   int64_t starts = 0;
   int64_t ends = 0;
   Claims claims;
   std::vector<uint8_t> key;  // SubjectPublicKeyInfo
-  std::vector<uint8_t> foreign;  // all of it, if it has foreign parts
+  std::vector<uint8_t> foreign;  // the whole certificate, if it has foreign parts
 };
 
-// Of any signer.
+// Reads a certificate whoever signed it.
 ReadCertificate read_any(der::Bytes bytes);
 
-// What it claims is read only if one of these has signed it.
+// Reads a certificate's claims only if one of these issuers has signed it.
 ReadCertificate read_signed(der::Bytes bytes, Issuers& issuers);
 
 }  // namespace sealring

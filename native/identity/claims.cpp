@@ -1,4 +1,5 @@
-// What a worker's certificate says: its name, the world it was issued for, and that it is no authority.
+// Reads what a worker's certificate claims: the worker's name, the world size it was issued for, and that the
+// worker is no authority.
 #include <algorithm>
 
 #include "identity/certificate.hpp"
@@ -23,7 +24,7 @@ constexpr uint8_t kAttestation[] = {0x06, 0x14, 0x69, 0x81, 0xf8, 0x83, 0x9a, 0x
                                     0xe0, 0x96, 0xaa, 0xa1, 0xbb, 0xac, 0xc2, 0xa9,
                                     0xf7, 0x9c, 0xfa, 0xe0, 0xc4, 0x05};
 
-// What sealring issues: digitalSignature; clientAuth and serverAuth; identifiers of 20 bytes.
+// The values that sealring issues: digitalSignature; clientAuth and serverAuth; identifiers of 20 bytes.
 constexpr uint8_t kSigns[] = {0x03, 0x02, 0x07, 0x80};
 constexpr uint8_t kBothEnds[] = {0x30, 0x14, 0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03,
                                  0x02, 0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01};
@@ -55,7 +56,7 @@ bool is_identifier(Bytes value, Bytes head) {
   return value.size() == head.size() + kIdentifierBytes && same(value.first(head.size()), head);
 }
 
-// One that says nothing of a worker's name, and has not the value that sealring gives it.
+// True for an extension that is not read here and has not the value that sealring issues.
 bool is_foreign(const Extension& each) {
   const auto is = [&](Bytes object) { return same(each.object, object); };
   if (is(kAlternativeName) || is(kBasicConstraints) || is(kWorldSize) || is(kAttestation)) {
@@ -112,7 +113,7 @@ void read_constraints(const Extension* extension, Claims& claims) {
     claims.is_authority = der::boolean(fields.content(der::kBoolean));
     if (!claims.is_authority) throw NotDer("basic constraints state a default");
   }
-  // How many authorities may be below it.
+  // The path length: how many authorities may be below this one.
   if (!fields.done()) der::unsigned_integer(fields.content(der::kInteger));
   fields.end();
   claims.states_constraints = true;

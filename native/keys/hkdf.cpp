@@ -16,7 +16,7 @@ OSSL_PARAM octets(const char* name, const void* data, size_t size) {
   return OSSL_PARAM_construct_octet_string(name, const_cast<void*>(data), size);
 }
 
-// One secret in OpenSSL's memory, for as long as this exists.
+// Holds one secret in OpenSSL's memory, for as long as this object exists.
 class Derivation {
  public:
   Derivation(int mode, Hash hash, const SecretBytes& secret, std::string_view salt)
@@ -42,7 +42,7 @@ class Derivation {
   }
 
  private:
-  // Looked up once: that takes as long as to derive a key.
+  // Looked up once: the lookup takes as long as deriving a key.
   static EVP_KDF* algorithm() {
     static EVP_KDF* const found = EVP_KDF_fetch(nullptr, OSSL_KDF_NAME_HKDF, nullptr);
     return found;
@@ -53,7 +53,7 @@ class Derivation {
     if (!good) throw std::runtime_error("OpenSSL failed in HKDF");
   }
 
-  const NoFork no_fork_;  // first: it ends when OpenSSL has overwritten the secret
+  const NoFork no_fork_;  // declared first: it ends after OpenSSL has overwritten the secret
   const std::unique_ptr<EVP_KDF_CTX, decltype(&EVP_KDF_CTX_free)> context_;
 };
 

@@ -12,15 +12,15 @@ namespace sealring {
 
 enum class Hash { sha256, sha512 };
 
-// Extract and Expand.
+// HKDF-Extract and HKDF-Expand.
 SecretBytes hkdf(Hash hash, const SecretBytes& secret, std::string_view salt, std::string_view info,
                  size_t bytes);
 
-// The same with each info in turn: Extract is made once.
+// Derives a secret for each info; HKDF-Extract runs only once.
 std::vector<SecretBytes> hkdf_each(Hash hash, const SecretBytes& secret, std::string_view salt,
                                    std::span<const std::string_view> infos, size_t bytes);
 
-// Expand alone: `key` is as random as its length says.
+// HKDF-Expand alone. `key` must already be uniformly random.
 SecretBytes hkdf_expand(Hash hash, const SecretBytes& key, std::string_view info, size_t bytes);
 
 }  // namespace sealring

@@ -22,7 +22,7 @@ KeyBytes expand(const KeyBytes& key, std::string_view info) {
   return next;
 }
 
-// Looked up once: that takes longer than to expand a key.
+// Looked up once: the lookup takes longer than expanding a key.
 const EVP_CIPHER* cipher_of(Suite suite) {
   static const EVP_CIPHER* const aes = EVP_CIPHER_fetch(nullptr, "AES-256-GCM", nullptr);
   static const EVP_CIPHER* const chacha = EVP_CIPHER_fetch(nullptr, "ChaCha20-Poly1305", nullptr);
@@ -69,7 +69,7 @@ Aead::Use::Use(const Aead& aead) : aead_(aead) {
   openssl_did(good == 1, "EVP_CipherInit_ex");
 }
 
-// OpenSSL overwrites what it frees here: the expanded key, and what was made with it.
+// OpenSSL overwrites what it frees here: the expanded key and values derived from it.
 Aead::Use::~Use() { EVP_CIPHER_CTX_reset(aead_.context_.get()); }
 
 void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, const uint8_t* plain,
@@ -88,7 +88,7 @@ void Aead::Use::seal(const Nonce& nonce, std::span<const uint8_t> associated, co
   openssl_did(EVP_EncryptFinal_ex(context, tag, &written) == 1, "seal: final");
   openssl_did(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag) == 1,
               "seal: tag");
-  // A signal's handler may have forked meanwhile: one of the two processes must not send this.
+  // A signal handler may have forked meanwhile: only one of the two processes may send this.
   aead_.key_.process().require("this key");
 }
 
@@ -116,8 +116,8 @@ SealingKey::SealingKey(const KeyBytes& key, uint64_t rekey_bytes, Suite suite)
     : aead_(key, Aead::Direction::seal, suite), rekey_bytes_(rekey_bytes) {}
 
 SealingKey::Reservation SealingKey::advance(size_t bytes, size_t records) {
-  // A record longer than the limit still goes out under a key of its own.
-  // An empty record counts too: its tags are made with the key.
+  // A record longer than the limit gets a key for itself. An empty record counts too: its tags are made with
+  // the key.
   if (ratchets_before(bytes, records)) {
     aead_ = Aead(ratchet(aead_.key()), Aead::Direction::seal, aead_.suite());
     sealed_bytes_ = 0;

@@ -18,7 +18,7 @@ inline constexpr size_t kKeyBytes = 32;
 inline constexpr size_t kNonceBytes = 12;
 inline constexpr size_t kTagBytes = 16;
 
-// A key. Every copy lies in the memory for keys.
+// A key. Every copy is in the memory for keys (secret_memory.hpp).
 struct KeyBytes : SecretBytes {
   KeyBytes() : SecretBytes(kKeyBytes) {}
   KeyBytes(std::initializer_list<uint8_t> bytes) : KeyBytes() {
@@ -30,27 +30,26 @@ using Nonce = std::array<uint8_t, kNonceBytes>;
 // 32-bit lane, 64-bit count, little-endian. A (key, lane, count) triple is used once.
 Nonce make_nonce(uint32_t lane, uint64_t count);
 
-// The next key of the chain: HKDF-Expand(key, "sealring 1 ratchet"). The old one cannot be found
-// from it.
+// The next key of the chain: HKDF-Expand(key, "sealring 1 ratchet"). The old key cannot be computed from it.
 KeyBytes ratchet(const KeyBytes& key);
 
 // The key for what GPUs seal: HKDF-Expand(key, "sealring 1 gpu"). So no key serves two suites.
 KeyBytes gpu_key(const KeyBytes& key);
 
-// The key from which those of a key's further lanes come: HKDF-Expand(key, "sealring 1 lanes"), and of one of
-// them: HKDF-Expand(that, "sealring 1 lane" and the lane as 4 bytes, little-endian). So no two lanes share a
-// key, and each replaces its own.
+// The keys of further lanes. lanes_key() is HKDF-Expand(key, "sealring 1 lanes"). lane_key() is
+// HKDF-Expand(lanes, "sealring 1 lane" and the lane as 4 bytes, little-endian). So no two lanes share a key,
+// and each lane replaces its own.
 KeyBytes lanes_key(const KeyBytes& key);
 KeyBytes lane_key(const KeyBytes& lanes, uint32_t lane);
 
-// CPUs have instructions for AES, GPUs have not.
+// CPUs have instructions for AES, so they use AES-256-GCM; GPUs have none and use ChaCha20-Poly1305.
 enum class Suite { aes_256_gcm, chacha20_poly1305 };
 
-// One key in one direction.
+// One key, for sealing or for opening.
 //
-// OpenSSL expands a key into memory of its own, which can neither be wiped on fork nor left out of core
-// files. So the key is expanded for each use and the expanded form is overwritten after it: between
-// two uses it exists nowhere. This costs about 0.5 us (docs/spec.md, section 5).
+// OpenSSL expands a key into its own memory, which can neither be wiped on fork nor left out of core files.
+// So the key is expanded for each use, and the expanded form is overwritten afterwards: between two uses it
+// exists nowhere. This costs about 0.5 us (docs/spec.md, section 5).
 class Aead {
  public:
   enum class Direction { seal, open };
@@ -59,7 +58,7 @@ class Aead {
   Aead(const KeyBytes& key, Direction direction, Suite suite = Suite::aes_256_gcm,
        Zeros zeros = Zeros::refused);
 
-  // The key, expanded. One at a time.
+  // The expanded key. Only one Use of an Aead may exist at a time.
   class Use {
    public:
     // Throws ForkedProcess in a process that did not make the key.
@@ -77,7 +76,7 @@ class Aead {
                             uint8_t* plain);
 
    private:
-    const NoFork no_fork_;  // first: it ends when the context is clean again
+    const NoFork no_fork_;  // declared first: it ends after the context is clean again
     const Aead& aead_;
   };
 
@@ -102,10 +101,10 @@ class Aead {
   Direction direction_;
   Suite suite_;
   Zeros zeros_;
-  std::unique_ptr<EVP_CIPHER_CTX, Free> context_;  // without a key, but for a Use
+  std::unique_ptr<EVP_CIPHER_CTX, Free> context_;  // holds a key only while a Use exists
 };
 
-// Where a key lies in a device's memory, and which of its generations.
+// A key's slot in a device's memory, and the generation that is there.
 struct DeviceKeySlot {
   int slot = -1;
   uint32_t generation = 0;
@@ -122,10 +121,10 @@ class SealingKey {
     uint32_t generation;
     uint64_t count;
   };
-  // Reserves the place of the next record, or of the first of several. The count goes on across
-  // ratchets, so that a nonce would not repeat even under a key that did.
+  // Reserves the number of the next record, or of the first of several. The count continues across ratchets,
+  // so a nonce would not repeat even if a key did.
   Reservation advance(size_t bytes, size_t records = 1);
-  // Whether it would replace the key first.
+  // Whether advance() would replace the key first.
   bool ratchets_before(size_t bytes, size_t records = 1) const {
     return sealed_bytes_ != 0 && sealed_bytes_ + bytes + records * kTagBytes > rekey_bytes_;
   }

@@ -49,7 +49,7 @@ Mapping map_secret(size_t bytes) {
   return {static_cast<uint8_t*>(memory), locked};
 }
 
-// Gives out cells of whole chunks. Nothing is ever unmapped: keys come and go in the same pages.
+// Gives out cells of whole chunks. Memory is never unmapped, so all keys stay in the same pages.
 class Arena {
  public:
   uint8_t* take(size_t bytes) {
@@ -103,14 +103,14 @@ class Arena {
   SecretMemoryReport report_{};
 };
 
-// Never destroyed: keys may go after the module's other objects have.
+// Never destroyed: keys may be destroyed after the module's other objects.
 Arena& arena() {
   static Arena* const the = new Arena;
   return *the;
 }
 
-std::atomic<uint64_t>* mark = nullptr;  // in memory that a child finds zeroed
-std::atomic<int> held{0};  // NoForks
+std::atomic<uint64_t>* mark = nullptr;  // in memory that is zeroed in a child
+std::atomic<int> held{0};  // how many NoFork objects exist
 std::atomic<int> forking{0};  // threads that are in fork()
 thread_local int held_here = 0;
 std::mutex overwriting;  // for FreedMemoryOverwritten
@@ -118,9 +118,9 @@ int wanting_overwrites = 0;
 
 void before_fork() {
   forking.fetch_add(1);
-  // A signal's handler may fork in the middle of a seal; it must not wait for itself.
+  // A signal handler may fork in the middle of a seal; it must not wait for its own thread.
   while (held.load() > held_here) ::sched_yield();
-  arena().mutex.lock();  // last: who uses a key may need memory for another
+  arena().mutex.lock();  // locked last: a thread that uses a key may need memory for another
   overwriting.lock();
 }
 
@@ -150,7 +150,7 @@ std::atomic<uint64_t>& mark_memory() {
   return *mark;
 }
 
-// This process's number. A child that comes here for the first time chooses another.
+// This process's random number. A child chooses a new one when it first comes here.
 uint64_t this_process() {
   std::atomic<uint64_t>& here = mark_memory();
   uint64_t number = here.load(std::memory_order_relaxed);
@@ -252,8 +252,8 @@ void set_perturbation([[maybe_unused]] int byte) {
 
 FreedMemoryOverwritten::FreedMemoryOverwritten() {
   const std::lock_guard<std::mutex> lock(overwriting);
-  // glibc also fills what it allocates, with the complement. That must be zeros: calloc() of another thread
-  // does not clear the block itself if this setting changes back between the filling and its own look at it.
+  // glibc also fills what it allocates, with the complement of this byte. That must be zero: calloc() in
+  // another thread skips its own clearing if this setting changes between the fill and calloc's check.
   if (wanting_overwrites++ == 0) set_perturbation(0xff);
 }
 

@@ -1,8 +1,8 @@
-// Memory for keys, and the mark by which a process knows what is its own.
+// Memory for keys, and a mark by which a process recognises its own objects.
 //
-// All keys of this process lie in anonymous mappings that a forked child finds filled with zeros
-// (MADV_WIPEONFORK), that core files leave out (MADV_DONTDUMP), that are locked into RAM as far as
-// RLIMIT_MEMLOCK allows, and that are overwritten before they are used again.
+// All keys of this process are in anonymous mappings. A forked child finds these filled with zeros
+// (MADV_WIPEONFORK), and core files leave them out (MADV_DONTDUMP). They are locked into RAM as far as
+// RLIMIT_MEMLOCK allows, and overwritten before they are used again.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace sealring {
 
-// A process uses what belongs to the process that it was forked from.
+// Thrown when a forked child uses an object of its parent.
 struct ForkedProcess : std::runtime_error {
   explicit ForkedProcess(const std::string& what) : std::runtime_error(what) {}
 };
 
-// The process in which an object was made. The number that it compares with lies in memory that the
-// kernel fills with zeros in every child, however the child was made: a pid could come again, and
-// fork handlers do not run for a bare system call.
+// The process in which an object was made. The number that it compares is in memory that the kernel fills
+// with zeros in every child, however the child was made. A pid could be reused, and fork handlers do not run
+// for a bare system call.
 class ProcessMark {
  public:
   ProcessMark();
@@ -33,9 +33,9 @@ class ProcessMark {
   uint64_t value_;
 };
 
-// While one exists, a key may be in memory of OpenSSL's, or a lock of OpenSSL's may be taken. A child
-// would inherit the key, and the lock would never be free there. So fork() waits until there is none.
-// Who has one must not wait for the GIL: the thread that forks may hold it.
+// While a NoFork exists, a key may be in OpenSSL's memory, or a lock of OpenSSL may be taken. A child would
+// inherit the key, and the lock would stay locked there for ever. So fork() waits until no NoFork exists. A
+// thread that holds one must not wait for the GIL, which the thread that forks may hold.
 class NoFork {
  public:
   NoFork();
@@ -44,7 +44,7 @@ class NoFork {
   NoFork& operator=(const NoFork&) = delete;
 };
 
-// Bytes in the memory for keys. Each copy is overwritten when it goes.
+// Bytes in the memory for keys. Each copy is overwritten when it is destroyed.
 class SecretBytes {
  public:
   explicit SecretBytes(size_t size);
@@ -66,12 +66,12 @@ class SecretBytes {
   void fill(uint8_t value) { std::fill(begin(), end(), value); }
   void wipe();
   bool all_zeros() const;
-  // In constant time.
+  // Compares in constant time.
   bool operator==(const SecretBytes& other) const;
 
-  // Whether the process that made these bytes is this one. A child's copy holds zeros.
+  // The process that made these bytes. A child's copy holds zeros.
   const ProcessMark& process() const { return process_; }
-  // Throws unless these bytes can be a key here: not in a forked child, not if all are zero.
+  // Throws in a forked child, or if all bytes are zero: they can then be no key.
   void require_key() const;
 
  private:
@@ -80,9 +80,9 @@ class SecretBytes {
   ProcessMark process_;
 };
 
-// While one exists, the C library overwrites the larger blocks that are freed, in all threads. For
-// libraries that free secrets as they are: OpenSSL's TLS connections hold theirs in a block of several
-// KiB. Other libraries' allocators than glibc's take no notice.
+// While one exists, the C library overwrites the larger blocks that are freed, in all threads. It is for
+// libraries that do not overwrite the secrets they free: OpenSSL's TLS connections hold theirs in a block of
+// several KiB. Only glibc's allocator does this.
 class FreedMemoryOverwritten {
  public:
   FreedMemoryOverwritten();
@@ -93,7 +93,7 @@ class FreedMemoryOverwritten {
 
 struct SecretMemoryReport {
   size_t mapped_bytes;
-  size_t locked_bytes;  // less than mapped_bytes where RLIMIT_MEMLOCK did not allow more
+  size_t locked_bytes;  // less than mapped_bytes if RLIMIT_MEMLOCK did not allow more
 };
 SecretMemoryReport secret_memory_report();
 

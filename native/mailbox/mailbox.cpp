@@ -9,14 +9,15 @@
 namespace sealring {
 namespace {
 
-// A thread that calls wait() moves the messages itself; the group's thread waits this long for one.
+// A thread that waits for a message moves the messages itself. The group's thread leaves it this much time to
+// begin.
 constexpr std::chrono::milliseconds kGrace{1};
 // A thread that waits and does not move messages checks for signals this often.
 constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
-// The calling thread may use the device in `work`.
+// Runs `work` with the device usable on the calling thread.
 template <typename Work>
 auto Mailbox::on_this_thread(Work work) {
   return with_device(device_ != nullptr, [&] {
@@ -48,7 +49,7 @@ void Mailbox::attached() {
 
 // ---- what the caller sees ----------------------------------------------------------------------
 
-// For a thread that does not drive: ends the group, if it is to end.
+// Ends the group if the lease is over. Called by a thread that does not drive.
 void Mailbox::require_lease(Lock& lock) {
   if (!lease_) return;
   try {
@@ -108,7 +109,7 @@ std::shared_ptr<Completion> Mailbox::submit(const Message& message,
     new_receives_ = true;
   }
   try {
-    // A short message is gone before the call returns, if its link has room.
+    // A short message is sent before the call returns, if its link has room.
     if (!driving_ && (!message.sends || links_[message.peer]))
       on_this_thread(
           [&] { message.sends ? void(write(*links_[message.peer])) : match_arrivals(); });

@@ -31,14 +31,15 @@
 
 namespace sealring {
 
-// One message, as its caller has it. The memory must stay until it is done, or the mailbox closed.
+// One message as its caller describes it. The memory must stay valid until the message is done or the mailbox
+// is closed.
 struct Message {
   static constexpr int kAnyone = -1;
 
   bool sends;
   int peer;  // kAnyone: received from whichever rank sends one
   uint32_t tag;
-  uint8_t* memory;  // of one that is sent: only read
+  uint8_t* memory;  // only read if the message is sent
   size_t bytes;
   double timeout_s;
 };
@@ -54,8 +55,8 @@ class Mailbox final : public Endpoint {
           Names names = {});
   ~Mailbox() override;
 
-  // False where it cannot be yet: a stream has not come to its call, and what streams wait for is still
-  // to be overwritten.
+  // Returns false while a stream has not come to its call: results that streams wait for must be overwritten
+  // first.
   bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1)) override;
 
   // Members without a link may be linked later; messages to them wait for it.
@@ -86,7 +87,7 @@ class Mailbox final : public Endpoint {
  private:
   using CompletionRef = std::shared_ptr<Completion>;
 
-  // Where a message is when it is announced. The numbers are the protocol's.
+  // Where a message's payload is when the message is announced. The protocol fixes the numbers.
   enum class PayloadLocation : uint32_t {
     with_sender = 0,
     in_the_announcement = 1,
@@ -95,20 +96,20 @@ class Mailbox final : public Endpoint {
 
   struct UnderWay : Message {
     CompletionRef completion;
-    std::optional<uint64_t> ready;  // of a device's memory: the event of the caller's stream
+    std::optional<uint64_t> ready;  // for device memory: the event of the caller's stream
     Clock::time_point moved;
-    bool reached = false;  // and the memory may be used
-    uint64_t id = 0;       // of one that is sent
+    bool reached = false;  // the stream has come to the call: the memory may be used
+    uint64_t id = 0;  // if the message is sent
     size_t processed = 0;  // bytes that were sealed, or given to be opened
   };
-  // Announced by a peer, and not yet received here.
+  // A message that a peer announced and that no receive has taken yet.
   struct Arrival {
     int peer;
     uint64_t id;
     uint32_t tag;
     uint64_t bytes;
     PayloadLocation location;
-    std::vector<uint8_t> payload;  // of a short one
+    std::vector<uint8_t> payload;  // if the message is short
   };
   struct Match {
     UnderWay incoming;
@@ -120,7 +121,7 @@ class Mailbox final : public Endpoint {
     std::deque<UnderWay> accepted;           // on their way
     std::deque<UnderWay> leaving;            // sealed, perhaps not yet in the pipe
     std::map<uint64_t, UnderWay> accepting;  // by the sender's id
-    std::map<uint64_t, size_t> untaken;      // short ones in the receiver's memory, by id
+    std::map<uint64_t, size_t> untaken;  // short messages in the receiver's memory, by id
     size_t untaken_bytes = 0;
     uint64_t sent = 0;                       // the last id given
     uint64_t heard = 0;                      // the last id announced by the peer
@@ -175,17 +176,17 @@ class Mailbox final : public Endpoint {
   void done(const CompletionRef& message, int peer);
   const Failure& end_with(const Failure& failure);
   void wait_for_driver(Lock& lock);
-  // In the handler of a signal that came to the thread that drives. It has suspended its drive, in which it
-  // touches nothing until the handler has returned.
+  // True in a signal handler on the driving thread. The drive is suspended and touches nothing until the
+  // handler returns.
   bool drives_here() const { return driving_ && driver_ == std::this_thread::get_id(); }
   void forget_all(const Failure& failure);
   void wake();
-  // Gives the links that came late their place. Under the lock; a thread that drives keeps no reference to an
-  // empty place.
+  // Puts links that were made late in their place. Called under the lock. A driving thread keeps no reference
+  // to an empty place.
   void place_late_links(std::vector<LateLink> links);
 
   bool driving_ = false;
-  std::thread::id driver_;  // if one drives
+  std::thread::id driver_;  // valid while `driving_`
   bool expects_late_links_ = false;
   std::vector<Peer> peers_;
   std::list<UnderWay> waiting_;  // for an announcement, in the order of their calls
@@ -195,14 +196,14 @@ class Mailbox final : public Endpoint {
   uint64_t records_ever_ = 0;
   std::set<CompletionRef> under_way_;
   std::map<CompletionRef, std::span<uint8_t>>
-      on_device_;  // those of the device, and where they are received
+      on_device_;  // messages in device memory, and the memory that each one receives into
   std::thread mover_;
   bool mover_is_done_ = true;
   bool streams_released_ = false;
   bool kernel_starting_ = false;
   size_t posting_ = 0;  // messages that have a number, and are not under way yet
   bool awaits_stream_ = false;   // in the last step some memory was still in use
-  bool new_receives_ = false;  // that have not looked among the arrivals yet
+  bool new_receives_ = false;  // some receives were not yet compared with the arrivals
   std::vector<CompletionRef> news_;  // done since the last call of finished()
   Clock::time_point posted_{};
   Backoff backoff_;

@@ -1,7 +1,7 @@
-// Messages whose tensors a device holds: it seals and opens their records, in its own time.
+// Messages in a device's memory: the device seals and opens their records.
 //
-// A record is given to the device only when its memory may be used. So no record waits on the device
-// for a stream of the caller's, and none behind it does.
+// A record is given to the device only when its memory may be used. So no record on the device waits for a
+// stream of the caller, nor holds up the records behind it.
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -13,13 +13,13 @@
 namespace sealring {
 namespace {
 
-// Buffers for records, which lie in pinned memory: what the device has in hand, what a link can have, and
-// what all links together can have, however many there are.
+// The most buffers for records, which are in pinned memory: those the device works on, those of one link, and
+// those of all links together, however many there are.
 constexpr size_t kInHand = 40, kOnALink = 16, kOnLinks = 144;
-// Of these, so many only receive. A record that has begun to arrive needs nothing but its sender, and the
-// device opens it in its own time: so these come free again, whatever happens to records that are sent.
+// This many of them are kept for receiving. A record that has begun to arrive needs only its sender, and then
+// the device opens it. So these buffers become free again, whatever happens to records that are sent.
 constexpr size_t kForReceiving = 16;
-// How often a stream is glanced at that has not come to its call.
+// How often to check whether a stream has come to its call.
 constexpr std::chrono::milliseconds kGlance{1};
 // Time for the group to record the error before streams are released. CUDA or the interpreter may block
 // the threads that record it until streams go on, so this has a limit.
@@ -38,8 +38,9 @@ bool Mailbox::may_seal_on_device(const Link& link) const {
 
 // ---- messages that streams wait for ------------------------------------------------------------
 
-// The persistent kernel is launched for the first of them, and then runs all messages. It cannot be
-// launched while messages are under way for which kernels are launched one by one.
+// Returns the message's number in the command queue, or 0 if its kernels are launched one by one. The
+// persistent kernel is launched for the first message that streams wait for, and then runs all messages. It
+// cannot be launched while other messages' kernels are launched one by one.
 uint32_t Mailbox::number_for(Lock& lock, const CallerStream& caller) {
   CommandQueue* const queue = command_queue();
   if (queue == nullptr) return 0;
@@ -73,7 +74,7 @@ void Mailbox::start_persistent_kernel(Lock& lock) {
   try {
     call_without(lock, [&] {
       device_->enter();
-      // Now: while the kernel runs, a call for memory would wait for it.
+      // Reserved now, because an allocation would wait for the running kernel.
       device_->reserve_pinned_memory(gpu_pool_.slab_bytes(), most_buffers(links_.size()));
       device_->command_queue()->launch();
     });
@@ -131,9 +132,9 @@ void Mailbox::release_streams() {
   changed_.notify_all();
 }
 
-// When the mailbox has ended: streams go on that wait for messages which will not come. They find their
-// results overwritten with ones, but not before the caller's stream has come to the call: until then
-// others may use the memory. False as long as there are such messages.
+// Called when the mailbox has ended. Releases the streams that wait for messages which will not come, after
+// it overwrites these messages' results with ones. A result is overwritten only when the caller's stream has
+// come to the call: until then other work may use the memory. Returns false while such messages remain.
 bool Mailbox::poison_results() noexcept {
   if (!kernel_runs()) return true;
   CommandQueue& queue = *command_queue();
@@ -193,15 +194,15 @@ void Mailbox::open_on_device(Link& link, const UnderWay& incoming, bool last) {
                          Clock::now()});
 }
 
-// A message is done when the last of its records has proved authentic, and so all of them.
+// Records are settled in order, so a message is done when its last record has proved authentic.
 bool Mailbox::settle() {
   return device_ && records_.settle(*device_, links_, [this](const RecordOnDevice& opened) {
     if (opened.ends) done(opened.ends, opened.sender);
   });
 }
 
-// The device must not write to memory that its owner has back. Called before anybody can learn that
-// the mailbox has ended.
+// Makes the device stop writing to callers' memory. Called before anybody can learn that the mailbox has
+// ended and use that memory again.
 void Mailbox::abandon_records() noexcept {
   if (device_) device_->abandon();
   records_.clear();

@@ -1,4 +1,4 @@
-// What a mailbox writes to its links, and what it makes of what comes from them.
+// How a mailbox writes to its links and handles the records that come from them.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -9,9 +9,9 @@
 namespace sealring {
 namespace {
 
-// Short messages that a receiver may have to keep for one sender before it asks for them.
+// The most bytes of short messages from one sender that a receiver keeps before it asks for them.
 constexpr size_t kUntakenBytes = 1u << 20;
-// Announcements that one receiver may have to remember.
+// The most announcements of one sender that a receiver remembers.
 constexpr size_t kAnnounced = 1024;
 
 }  // namespace
@@ -41,7 +41,8 @@ bool Mailbox::write(Link& link) {
   return moved;
 }
 
-// One record of the first message that can move: one whose memory is still in use holds up no other.
+// Sends one record of the first message that can move. A message whose memory is still in use does not hold
+// up the others.
 bool Mailbox::send_data(Link& link) {
   Peer& box = peers_[link.peer];
   for (auto next = box.accepted.begin(); next != box.accepted.end(); ++next) {
@@ -106,7 +107,7 @@ void Mailbox::announce(Link& link, UnderWay message) {
 // ---- in ----------------------------------------------------------------------------------------
 
 bool Mailbox::read(Link& link) {
-  // An end is news once: who took it for progress each time would never look at the clock.
+  // A link's end counts as progress only once. Otherwise the loop would never reach its check for timeouts.
   const bool moved = !link.ended() && link.fill();
   if (link.ended()) {
     const Peer& box = peers_[link.peer];
@@ -174,7 +175,7 @@ void Mailbox::on_announcement(Link& link) {
   }
 }
 
-// A peer keeps these limits by itself; one that does not shall not fill our memory.
+// An honest peer keeps these limits by itself. The check stops any other peer from filling our memory.
 void Mailbox::remember(Arrival arrival) {
   size_t held = 1;
   size_t bytes = arrival.payload.size();
@@ -189,7 +190,7 @@ void Mailbox::remember(Arrival arrival) {
   arrivals_.push_back(std::move(arrival));
 }
 
-// What came before it was asked for.
+// Compares new receives with the messages that came before them.
 void Mailbox::match_arrivals() {
   if (!std::exchange(new_receives_, false)) return;
   for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
@@ -211,7 +212,7 @@ bool Mailbox::meets(const UnderWay& waiting, const Arrival& arrival) {
          (waiting.peer == Message::kAnyone || waiting.peer == arrival.peer);
 }
 
-// A receive has met its message.
+// Called when a receive and its message were found.
 void Mailbox::match(std::list<UnderWay>::iterator waiting, Arrival arrival) {
   UnderWay incoming = *waiting;
   waiting_.erase(waiting);
@@ -242,7 +243,8 @@ bool Mailbox::accept_matched() {
   return moved;
 }
 
-// A short one is here already, any other is asked for.
+// Tells the sender that the message is accepted. A short message is here already; the payload of any other
+// comes now.
 void Mailbox::accept(UnderWay incoming, const Arrival& arrival) {
   Header header;
   header.kind = Kind::accept;
@@ -306,7 +308,7 @@ bool Mailbox::take_data(Link& link) {
   incoming.processed += length;
   incoming.moved = Clock::now();
   if (last) {
-    // What a device opens is done when it says so (settle).
+    // A message that the device opens is done when settle() says so.
     if (!incoming.ready) done(incoming.completion, link.peer);
     box.accepting.erase(found);
   }

@@ -1,4 +1,4 @@
-// How the thread that moves messages waits when nothing can move, and when a message times out.
+// How the thread that moves messages waits when nothing can move, and how a message times out.
 #include <unistd.h>
 
 #include <chrono>
@@ -9,10 +9,10 @@
 namespace sealring {
 namespace {
 
-// While messages move nothing sleeps, and clocks are read only now and then.
+// While messages move, the lease is checked only once in this many steps.
 constexpr unsigned kStepsPerLook = 64;
-// A device that takes longer than is usual for a record, or for a stream to come to a call, is polled less
-// often.
+// After this time without progress the device is polled less often: it takes longer than usual for a record,
+// or a stream has not come to its call.
 constexpr double kPollDeviceForS = 5e-3;
 
 }  // namespace
@@ -39,8 +39,7 @@ void Mailbox::drive(Lock& lock, const std::function<bool()>& enough,
       lock.lock();
       if (leaves) throw Failure(FailureCode::closed, -1, "the script was interrupted");
       if (lent || failure_ || closed_ || enough()) continue;
-      // What was submitted while the lock was open is seen now: sleep() clears the eventfd that was written
-      // for it.
+      // Handles what was submitted while the lock was open: sleep() clears the eventfd that announced it.
       if (step()) {
         backoff_.progressed();
       } else {
@@ -69,7 +68,7 @@ void Mailbox::sleep(Lock& lock) {
     if (link && !link->ended()) sleepers.push_back(link.get());
   }
   late_.hear();
-  if (late_.waiting()) return;  // it came after the last step, and was heard just now
+  if (late_.waiting()) return;  // it came after the last step, and hear() has cleared its signal
   const int nap_ms = waits_for_device() ? kPollDeviceMs : kNapMs;
   lock.unlock();
   try {
@@ -114,7 +113,7 @@ void Mailbox::check_timeouts() const {
   }
 }
 
-// A device that hangs, or a stream that does not come to the call: no peer is to blame.
+// No peer is to blame if this rank's device hangs, or if a stream does not come to the call.
 void Mailbox::check_device_timeouts() const {
   const Clock::time_point now = Clock::now();
   const auto require_in_time = [&](const auto& each) {

@@ -1,8 +1,8 @@
-// One operation that was submitted, a collective or a message: running, done or failed.
+// One submitted operation, a collective or a message: running, done or failed.
 //
-// No operation moves by itself. A thread that waits on the host runs it: a collective alone, a message
-// together with the group's other messages. Streams wait through the device's command queue, while another
-// thread runs the operation for them.
+// An operation moves only while a thread runs it. A thread that waits on the host runs its collective, or its
+// message together with the group's other messages. Streams wait through the device's command queue, while
+// another thread runs the operation for them.
 #pragma once
 
 #include <atomic>
@@ -17,18 +17,19 @@ namespace sealring {
 
 class Endpoint;
 
-// Where the caller of an operation is, whose tensors a device holds.
+// The caller's stream, for an operation on tensors in a device's memory.
 struct CallerStream {
   uint64_t ready = 0;  // the event after which the memory may be used; 0: at once
   uint64_t stream = 0;
-  bool streams_wait = false;  // streams are to wait for the operation, if that is possible now
+  // whether streams are to wait for the operation, if that is possible now
+  bool streams_wait = false;
 };
 
-// How a thread waits.
+// How a thread waits for an operation.
 struct HostWait {
-  // Asked now and then: true if the caller wants to be gone (a signal came).
+  // Polled while waiting. Returns true if a signal came and the caller wants to leave.
   std::function<bool()> signal_pending = [] { return false; };
-  // Of a collective, which is numbered when it is run.
+  // For a collective, which gets its number when it is run.
   uint64_t number = 0;
   double timeout_s = 0;
 };
@@ -46,10 +47,10 @@ class Completion {
   // overwritten. CUDA may block the caller.
   void wait_on_stream(uint64_t stream) const;
   bool streams_wait() const { return submitted_.number != 0; }
-  // Where streams wait: whether they would go on.
+  // Whether the operation is done. If streams wait for it: whether they may go on.
   bool done() const;
   std::optional<Failure> error() const;
-  // Of a message that is done: the rank at its other end.
+  // The rank at the other end of a message that is done.
   int peer() const { return peer_; }
 
   // ---- for its owner
@@ -65,7 +66,7 @@ class Completion {
     failure_ = failure;
     ended_.store(true, std::memory_order_release);
   }
-  bool reported = false;  // a waiting thread, or finished(), has told that it is done
+  bool reported = false;  // a waiting thread or finished() has reported that it is done
 
  private:
   Endpoint& owner_;

@@ -55,7 +55,7 @@ void Endpoint::require_rank(int peer) const {
 }
 
 void Endpoint::place(LateLink link) {
-  if (links_[link.peer]) return;  // the second of two that were made at once is closed
+  if (links_[link.peer]) return;  // if both ends made a link at once, the second one is closed here
   links_[link.peer] = std::make_unique<Link>(link.peer, std::move(link.pipe), link.send_key,
                                              link.receive_key, rekey_bytes_, keyring_, pool_);
 }
@@ -72,7 +72,8 @@ void Endpoint::attach(std::unique_ptr<Device> device) {
   require_process();
   const Lock lock(lock_);
   if (device_) throw std::invalid_argument("there is a device attached already");
-  // All keys that there are: later a GPU is at work, and streams wait for it.
+  // Puts all present keys on the device now: later, putting a key would wait for the GPU's work, and streams
+  // wait for that.
   std::vector<SealingKey*> sealing;
   std::vector<OpeningKey*> opening;
   if (keyring_.own_group_gpu) sealing.push_back(keyring_.own_group_gpu.get());

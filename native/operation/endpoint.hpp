@@ -2,8 +2,8 @@
 // (mailbox/mailbox.hpp) have in common. Each has links, keys and a device of its own, so that neither
 // waits for the other.
 //
-// In a forked child every call throws ForkedProcess, but for those that end the group: these do nothing,
-// since the group and its connections are the parent's.
+// In a forked child every call throws ForkedProcess, except the calls that end the group. These do nothing
+// there, because the group and its connections belong to the parent.
 #pragma once
 
 #include <chrono>
@@ -37,23 +37,23 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
-  // With the peer's group key its published records can be opened.
+  // The peer's group key is needed to open the records that it publishes.
   void add_link(int peer, std::unique_ptr<Pipe> pipe, const KeyBytes& send_key,
                 const KeyBytes& receive_key, const KeyBytes* peer_group_key = nullptr);
-  // What this member seals for all is opened with it, whether or not a link leads to the member. A member
-  // whose key is known may be linked late.
+  // Adds the key that opens what this member seals for all, whether or not a link leads to the member. A
+  // member whose key is known may be linked late.
   void add_member(int peer, const KeyBytes& group_key);
-  // From any thread, also while an operation runs, without waiting. If the group has ended its peer is still to
-  // be told how.
+  // Never waits; any thread may call it, also while an operation runs. If the group has ended, returns what
+  // the link's peer must still be told.
   std::optional<Dismissal> add_late_link(LateLink link);
-  // Ends the group when the lease has ended. Before the first operation.
+  // Makes the group end when the lease ends. Called before the first operation.
   void use_lease(std::shared_ptr<const Lease> lease) { lease_ = std::move(lease); }
-  // What seals, opens and reduces the tensors that are not in the CPU's memory.
+  // Attaches the device that seals, opens and reduces tensors outside the CPU's memory.
   virtual void attach(std::unique_ptr<Device> device);
   Device* device() const { return device_.get(); }
   int world() const { return static_cast<int>(links_.size()); }
   const ProcessMark& process() const { return process_; }
-  // Of all links that there have been; from any thread, also when the group has ended.
+  // The commitments of all links, past and present. Any thread may call it, also when the group has ended.
   std::vector<std::shared_ptr<const LinkCommitment>> commitments() const {
     return keyring_.commitments->all();
   }
@@ -62,8 +62,8 @@ class Endpoint {
   virtual void close() = 0;
   // Ends the group with a failure that was seen elsewhere, and tells the other ranks.
   virtual void fail(const Failure& failure) = 0;
-  // Gives back what an ended group has of the device. False where that cannot be yet. This may take as
-  // long as the device is at work.
+  // Releases the device of an ended group. Returns false if that is not possible yet. May take as long as the
+  // device is at work.
   virtual bool release_device(std::chrono::duration<double> patience = std::chrono::hours(1)) = 0;
 
  protected:
@@ -76,7 +76,7 @@ class Endpoint {
   void wait_on_stream(uint64_t stream, uint32_t number);
   bool done(uint32_t number) const;
 
-  // Gives a link its place; the caller holds what protects the links.
+  // Puts a link in its place; the caller holds the lock that protects the links.
   void place(LateLink link);
   void require_rank(int peer) const;
   void require_process() const { process_.require("this process group"); }
@@ -88,10 +88,11 @@ class Endpoint {
   // the threads that run operations must not wait for that. The device stays until the call returns.
   template <typename Call>
   void call_without(Lock& lock, Call call);
-  // If the device fails in `work` the peers must be told, for they wait for this rank.
+  // Runs `work`. If the device fails in it, throws a Failure, so that the peers, which wait for this rank,
+  // are told.
   template <typename Work>
   auto with_device(bool uses_device, Work work);
-  // The keys' destructors overwrite them.
+  // Drops all links and keys; the keys' destructors overwrite them.
   void wipe();
   size_t memory_bytes() const;
 
@@ -105,8 +106,8 @@ class Endpoint {
   std::shared_ptr<const Lease> lease_;
   std::optional<Failure> failure_;
   bool closed_ = false;
-  std::vector<MappedFile> mapped_;  // first: the device has it registered
-  std::unique_ptr<Device> device_;  // then this: buffers lie in its memory
+  std::vector<MappedFile> mapped_;  // declared before the device, which has it registered
+  std::unique_ptr<Device> device_;  // declared before the buffer pools, whose memory it may hold
   BufferPool pool_;
   BufferPool gpu_pool_;
   Keyring keyring_;

@@ -1,4 +1,4 @@
-// Records that a device was given to seal or to open, in the order in which it will be done.
+// The records that a device was given to seal or to open, in the order in which it finishes them.
 #pragma once
 
 #include <chrono>
@@ -17,13 +17,14 @@ namespace sealring {
 struct RecordOnDevice {
   Device::Ticket ticket;
   BufferRef record;
-  int sender;              // whose record is opened; -1 for one that is sealed
-  std::vector<int> peers;  // where it goes when it is sealed, or found authentic
-  // Of a message.
-  std::shared_ptr<Completion> ends = nullptr;  // the message received whose last record it is
+  int sender;  // the rank whose record is opened; -1: the record is sealed here
+  std::vector<int> peers;  // where it is sent once it is sealed or found authentic
+  // For a message's record:
+  // the received message of which it is the last record
+  std::shared_ptr<Completion> ends = nullptr;
   double timeout_s = 0;
   std::chrono::steady_clock::time_point moved{};
-  // Of a collective whose devices exchange records.
+  // For a record that devices exchange: its round.
   std::optional<uint64_t> round = std::nullopt;
 };
 
@@ -40,8 +41,8 @@ class RecordsOnDevice {
     records_.push_back(std::move(record));
   }
 
-  // Sends on what the device has done, and calls `done` for each; true if anything was done.
-  // In order: so nothing that was made after a bad record was opened leaves this rank.
+  // Sends or forwards the records that the device has finished, and calls `done` for each. True if there were
+  // any. Records are handled in order, so nothing made after a bad record leaves this rank.
   template <typename Done>
   bool settle(Device& device, Links& links, Done done) {
     bool moved = false;
@@ -65,7 +66,7 @@ class RecordsOnDevice {
   }
 
  private:
-  std::list<RecordOnDevice> records_;  // allocates nothing where there is no device
+  std::list<RecordOnDevice> records_;  // a list, because an empty one allocates nothing
 };
 
 }  // namespace sealring

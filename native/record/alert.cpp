@@ -39,7 +39,7 @@ Failure decode_alert(std::span<const uint8_t> in, int sender, int receiver, int 
   }
   std::string text;
   for (uint8_t c : in.subspan(kFixedBytes, std::min(in.size() - kFixedBytes, kMaxAlertText))) {
-    // Another worker's words end up in terminals and logs: nothing but plain characters.
+    // Another worker's text is shown in terminals and logs, so only plain characters are kept.
     text.push_back(c >= 0x20 && c < 0x7f ? static_cast<char>(c) : '?');
   }
   Failure failure(static_cast<FailureCode>(in[0]), static_cast<int32_t>(take(in, 1, 4)), text);

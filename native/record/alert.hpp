@@ -1,4 +1,4 @@
-// The last words of a rank that saw something go wrong, so that all ranks end with one error.
+// Alerts: the last record of a rank that saw a failure, so that all ranks end with the same error.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ inline constexpr size_t kMaxAlertText = 512;
 
 std::vector<uint8_t> encode_alert(const Failure& failure, int rank);
 
-// The failure an alert describes, as reported by the rank that saw it. A payload that cannot be
-// read still is an alert: it gives a peer_lost about its sender. The sender chooses what it says. If
-// the rank that saw it is none of the group's `ranks`, or is the `receiver`, which saw nothing, the
-// sender is named: else the receiver would testify to what it was only told.
+// Returns the failure that an alert describes. A payload that cannot be read is still an alert: it gives a
+// peer_lost about its sender. The sender can write what it likes. So if the alert names a witness that is not
+// one of the group's `ranks`, or that is the `receiver` itself, which saw nothing, the sender becomes the
+// witness.
 Failure decode_alert(std::span<const uint8_t> payload, int sender, int receiver, int ranks);
 
 }  // namespace sealring

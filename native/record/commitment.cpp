@@ -50,7 +50,7 @@ void RecordHash::expect(const uint8_t* record, size_t size) { take(record, size,
 void RecordHash::take(const uint8_t* record, size_t size, bool authentic) {
   if (!carries_data(record[3])) return;
   const std::lock_guard<std::mutex> lock(lock_);
-  if (size < kRecordOverhead) {  // its payload goes another way
+  if (size < kRecordOverhead) {  // the payload does not take the link
     kept_ = false;
     waiting_.clear();
   }
@@ -69,7 +69,7 @@ void RecordHash::confirm() {
   const std::lock_guard<std::mutex> lock(lock_);
   const auto oldest = std::find_if(waiting_.begin(), waiting_.end(),
                                    [](const Entry& entry) { return !entry.authentic; });
-  if (oldest == waiting_.end()) return;  // none is kept
+  if (oldest == waiting_.end()) return;  // nothing is recorded any more
   oldest->authentic = true;
   for (; !waiting_.empty() && waiting_.front().authentic; waiting_.pop_front()) {
     hash(waiting_.front());

@@ -1,7 +1,7 @@
-// What a rank can show of a link's traffic later: running hashes over (context, header, tags) of the records
-// that carry data, in each direction (docs/spec.md, section 17). Both ends of a link have the same ones.
+// A rank's later evidence of a link's traffic: running hashes over (context, header, tags) of the records
+// that carry data, in each direction (docs/spec.md, section 17). Both ends of a link have the same hashes.
 //
-// A tag alone is no commitment: both ends hold the key, and can find two records with one tag.
+// A tag alone commits to nothing: both ends hold the key, and can find two records with one tag.
 #pragma once
 
 #include <openssl/evp.h>
@@ -18,7 +18,7 @@
 
 namespace sealring {
 
-// One direction of a link. May be read by any thread while another one adds to it.
+// The hash of one direction of a link. Any thread may read it while another adds to it.
 class RecordHash {
  public:
   struct Value {
@@ -28,13 +28,13 @@ class RecordHash {
 
   RecordHash(const Context& context, uint32_t sender, uint32_t receiver);
 
-  // A record that leaves, or that was found authentic. Records that carry no data are not counted.
+  // Adds a record that leaves, or that was found authentic. Records without data are not counted.
   void add(const uint8_t* record, size_t size);
-  // A record that a device will open. It counts, in its place, once `confirm` was called for it.
+  // Adds a record that a device will open. It counts, in its place, once confirm() was called for it.
   void expect(const uint8_t* record, size_t size);
-  // The oldest record that is expected is authentic.
+  // Says that the oldest expected record is authentic.
   void confirm();
-  // Nothing if a record went by whose tag the host does not see.
+  // Empty if a record was sent or received whose tag the host does not see.
   std::optional<Value> value() const;
 
  private:
@@ -49,7 +49,7 @@ class RecordHash {
 
   mutable std::mutex lock_;
   std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> state_;
-  std::deque<Entry> waiting_;  // from the first that is not known to be authentic
+  std::deque<Entry> waiting_;  // begins with the first record not known to be authentic
   uint64_t records_ = 0;
   bool kept_ = true;
 };
@@ -62,7 +62,7 @@ struct LinkCommitment {
   RecordHash received;
 };
 
-// Of all links of one end of a group; they outlive the links.
+// The commitments of all links of one end of a group; they outlive the links.
 class CommitmentTable {
  public:
   std::shared_ptr<LinkCommitment> add(const Context& context, int rank, int peer, uint32_t lane);

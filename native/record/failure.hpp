@@ -1,7 +1,7 @@
 // The ways in which a collective or a message can fail. Python's errors.py has one class for each.
 //
-// A failure's text is written once, by the rank that sees it, as people read it: ranks by their numbers
-// in the job, codes by their names (names.hpp). It travels in alerts and is shown as it is.
+// A failure's text is written once, by the rank that sees the failure, and for people: ranks by their numbers
+// in the job, codes by their names (names.hpp). The text travels in alerts and is shown unchanged.
 #pragma once
 
 #include <cstdint>
@@ -31,24 +31,24 @@ struct Failure : std::runtime_error {
       : std::runtime_error(text), code(code), peer(peer) {}
 
   FailureCode code;
-  int peer;  // the rank it is about, -1 if none
+  int peer;  // the rank that the failure is about; -1 if none
   uint64_t collective = 0;  // filled in by the engine
-  int reported_by = -1;  // the rank that saw it, as told_by says; -1 if this one did
-  int told_by = -1;  // the rank whose alert told it; -1 if none did
-  std::map<int, std::string> views;  // by rank: "rank 5: " and what it says it was doing
+  int reported_by = -1;  // the rank that saw it, according to told_by; -1: this rank
+  int told_by = -1;  // the rank whose alert reported it; -1 if there was none
+  std::map<int, std::string> views;  // by rank: "rank 5: " and what that rank says it was doing
 
   // The text, and below it what each rank says it was doing.
   std::string text() const;
 
-  // The same failure has the same value, however it is worded and whichever rank passed it on.
+  // Whether both describe the same failure, however it is worded and whichever rank passed it on.
   bool says_the_same_as(const Failure& other) const {
     return code == other.code && peer == other.peer && collective == other.collective &&
            reported_by == other.reported_by;
   }
 };
 
-// The first words of these three are those of Gloo and of torch's wrapper of it, which scripts and tools
-// look for.
+// Each of these three texts begins like the error of Gloo, or of torch's wrapper of it: scripts and tools
+// look for these words.
 Failure peer_was_silent(int peer, const std::string& what, double seconds);
 Failure peer_closed(int peer, const std::string& what);
 Failure ranks_disagree(int peer, const std::string& what);

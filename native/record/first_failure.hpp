@@ -1,8 +1,8 @@
-// A group has one failure: the first that ended it, whichever of its halves saw it.
+// Makes a group have one failure: the first that ended it, whether its collectives or its messages saw it.
 //
-// Collectives and messages have links of their own, and may see one fault at the same moment, each
-// in its own way. The second half takes over the first one's failure, for the alert as for the
-// exception: so the other ranks hear from this rank what its own script hears.
+// Collectives and messages have their own links, and may see one fault at the same moment, each in its own
+// way. The later one takes over the first one's failure, for the alert and for the exception. So the other
+// ranks hear from this rank the same error that its own script gets.
 #pragma once
 
 #include <mutex>
@@ -14,7 +14,7 @@ namespace sealring {
 
 class FirstFailure {
  public:
-  // The failure to end with: this one if it is the first or says the same, else the first.
+  // Returns the failure to end with: this one if it is the first or means the same, else the first.
   Failure settle(const Failure& failure) {
     const std::lock_guard<std::mutex> lock(lock_);
     if (!first_) first_ = failure;

@@ -1,9 +1,8 @@
-// Until when this worker is admitted: the end of the certificate that a broker gave it.
+// How long this worker is admitted: until the certificate that a broker gave it ends.
 //
-// The threads that move records check it themselves, so it holds whatever becomes of the thread that
-// renews. Two clocks count: CLOCK_BOOTTIME, which runs on while the machine sleeps and which no program
-// sets, and the wall clock, by which peers judge the certificate. The first to reach its end ends the
-// lease.
+// The threads that move records check the lease themselves, so it holds even if the thread that renews it
+// dies. Two clocks count: CLOCK_BOOTTIME, which also runs while the machine sleeps and which no program sets,
+// and the wall clock, by which peers judge the certificate. The lease ends when either clock reaches its end.
 #pragma once
 
 #include <time.h>
@@ -19,7 +18,7 @@ namespace sealring {
 
 class Lease {
  public:
-  // Nanoseconds of each clock.
+  // Sets the lease's ends, in nanoseconds of each clock.
   void extend(int64_t boottime_end, int64_t wall_end) {
     boottime_end_ = boottime_end;
     wall_end_ = wall_end;
@@ -29,7 +28,7 @@ class Lease {
     return now(CLOCK_BOOTTIME) >= boottime_end_ || now(CLOCK_REALTIME) >= wall_end_;
   }
 
-  // Throws if it has ended. `rank` is this worker's.
+  // Throws if the lease has ended. `rank` is this worker's.
   void require(int rank, const Names& names) const {
     if (ended()) {
       throw Failure(

@@ -1,4 +1,4 @@
-// How the texts of failures name ranks and codes to people.
+// How failures' texts name ranks and codes.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct Names {
   std::map<uint8_t, std::string> operations;
   std::map<uint8_t, std::string> algorithms;
   std::set<uint8_t> rooted;                // operations in which one rank is the root
-  std::map<uint8_t, std::string> remarks;  // what follows a text that names this operation
+  std::map<uint8_t, std::string> remarks;  // by operation: what is added to a text that names it
 
-  // "rank 5". A number that is no rank of the group stays as it is.
+  // Such as "rank 5". A number that is no rank of the group is shown as it is.
   std::string rank(int64_t rank) const;
-  // "collective 7 (all_reduce sum of 96 bytes of float32, ring)".
+  // Such as "collective 7 (all_reduce sum of 96 bytes of float32, ring)".
   std::string view(const View& view) const;
   // The remark on the first of these operations that has one, or nothing.
   std::string remark(std::initializer_list<uint8_t> operations) const;

@@ -93,7 +93,7 @@ void seal_record(SealingKey& key, const Context& context, Header& header, const 
   const SealingKey::Reservation place = key.advance(header.length);
   header.generation = place.generation;
   header.count = place.count;
-  Aead::Use use(key.aead());  // expanded once for both
+  Aead::Use use(key.aead());  // the key is expanded once for both
   seal_header_with(use, context, header, out);
   uint8_t* payload = out + kSealedHeaderBytes;
   use.seal(make_nonce(header.lane, header.count), associated_data(out, context), plain,

@@ -1,4 +1,4 @@
-// What one rank says it is doing: which collective, and how it was called.
+// Which collective a rank says it is in, and how it was called.
 #pragma once
 
 #include <cstdint>

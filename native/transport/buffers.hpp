@@ -1,7 +1,7 @@
-// Memory for records on their way in or out, reused instead of freed.
+// Reusable memory for records that are sent or received.
 //
-// A record may wait in the queues of several links at once (a published one), so buffers count
-// their users. Only the engine's thread touches them; the counts are plain integers.
+// A published record may wait in the queues of several links at once, so buffers count their users. Only the
+// engine's thread touches them, so the counts are plain integers.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace sealring {
 class BufferPool;
 
 struct Buffer {
-  uint8_t* record = nullptr;  // the header's first byte; the payload lies on a cache line's start
+  uint8_t* record = nullptr;  // the header's first byte; the payload starts on a cache line
   size_t size = 0;  // bytes of the record, once known
   int users = 0;
   BufferPool* pool = nullptr;
@@ -52,7 +52,7 @@ class BufferRef {
 class BufferPool {
  public:
   explicit BufferPool(size_t payload_bytes) : payload_bytes_(payload_bytes) {}
-  // Further buffers lie in the memory that a device reaches by itself; they must be gone before it.
+  // Makes further buffers lie in memory that the device can reach. They must be released before the device.
   void take_memory_of(Device* device) { device_ = device; }
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -64,11 +64,11 @@ class BufferPool {
     buffer->size = 0;
     return BufferRef(buffer);
   }
-  // The pool grows no further than this. A caller of take() must then have asked for room.
+  // Limits how far the pool grows. With a limit, a caller of take() must have checked room().
   void limit_to(size_t buffers) { limit_ = buffers; }
   // How many buffers can be taken now.
   size_t room() const { return free_.size() + limit_ - all_.size(); }
-  // All buffers are unused: their memory goes.
+  // Frees all buffers. None may be in use.
   void clear() {
     free_.clear();
     all_.clear();

@@ -8,9 +8,9 @@
 namespace sealring {
 namespace {
 
-// How long a rank that leaves tries to get its last words out.
+// How long a leaving rank tries to deliver its last record.
 constexpr std::chrono::milliseconds kLastWords{2000};
-// How long ranks that disagree listen for what the others were doing.
+// How long a rank listens to what the others were doing, after ranks disagreed.
 constexpr std::chrono::milliseconds kViews{1000};
 
 }  // namespace
@@ -38,7 +38,7 @@ void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<con
     try {
       link->send(header, payload.data());
     } catch (const Failure&) {
-      // Its ring is destroyed; the end of the link will have to do.
+      // The link's shared memory was corrupted; the peer will see only the end of the link.
     }
   }
   const auto deadline = std::chrono::steady_clock::now() + kLastWords;
@@ -49,7 +49,7 @@ void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<con
       try {
         link->flush();
       } catch (const Failure&) {
-        continue;  // it is gone, and we are going
+        continue;  // the peer is gone, and this rank is leaving
       }
       unsent |= !link->idle();
     }
@@ -67,7 +67,7 @@ void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<con
 
 void Dismissal::say() {
   if (!late_.pipe) return;
-  // With buffers of its own: those of the group are for one thread.
+  // Uses its own buffers, because the group's buffers belong to one thread.
   Keyring keys{rank_, context_, nullptr, {}};
   BufferPool pool(word_.payload.size());
   Link link(late_.peer, std::move(late_.pipe), late_.send_key, late_.receive_key, rekey_bytes_,
@@ -83,7 +83,7 @@ void collect_views(Links& links, const Names& names, Failure& failure) {
     for (const auto& link : links) {
       if (!link || heard[link->peer] || failure.views.contains(link->peer)) continue;
       try {
-        // What a rank ahead of us published is in front of its alert, and no collective will take it.
+        // Records that a rank ahead of us published come before its alert, and no collective will take them.
         link->expecting = link->only_listening = true;
         link->fill();
         while (link->ready()) {
@@ -98,7 +98,7 @@ void collect_views(Links& links, const Names& names, Failure& failure) {
           link->fill();
         }
       } catch (const Failure&) {
-        heard[link->peer] = true;  // it is gone
+        heard[link->peer] = true;  // the peer is gone
       }
       all &= heard[link->peer] || link->ended();
     }

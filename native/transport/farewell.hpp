@@ -15,13 +15,13 @@ namespace sealring {
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; empty for our own
 
-// Sends an alert or a bye to every peer, with what this rank was doing, and waits a little for it
-// to leave.
+// Sends an alert or a bye to every peer, with this rank's View, and waits a short time for it to be
+// delivered.
 void send_last_records(const std::vector<Link*>& links, Kind kind, std::span<const uint8_t> payload,
                        const View& view);
 void send_last_records(Links& links, Kind kind, std::span<const uint8_t> payload, const View& view);
 
-// A link that came after its group's end. What is left is to tell the peer how the group ended.
+// A link that came after its group's end. Its peer must still be told how the group ended.
 class Dismissal {
  public:
   Dismissal(int rank, const Context& context, uint64_t rekey_bytes, LateLink late, LastWord word)
@@ -30,7 +30,8 @@ class Dismissal {
         rekey_bytes_(rekey_bytes),
         late_(std::move(late)),
         word_(std::move(word)) {}
-  // Closes the link. This takes seconds where the peer takes nothing. From any thread, once.
+  // Tells the peer and closes the link. Takes seconds if the peer reads nothing. Any thread may call it,
+  // once.
   void say();
 
  private:
@@ -41,11 +42,11 @@ class Dismissal {
   const LastWord word_;
 };
 
-// Those that there are.
+// The links that exist.
 std::vector<Link*> links_in(const Links& links);
 
-// After ranks disagreed: what the others say, in their own alerts, that they were doing. A rank that
-// is in no collective does not answer, so this waits a second at most.
+// Called after ranks disagreed: collects from the other ranks' alerts what they were doing. A rank that is in
+// no collective does not answer, so this waits at most a second.
 void collect_views(Links& links, const Names& names, Failure& failure);
 
 }  // namespace sealring

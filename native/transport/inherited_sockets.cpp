@@ -41,7 +41,7 @@ LinkSocket::LinkSocket(int socket) : socket_(socket) {
   }
 }
 
-// Under the lock: after it the number may stand for another file.
+// Closes under the lock: once closed, the descriptor's number may belong to another file.
 LinkSocket::~LinkSocket() {
   const std::lock_guard<std::mutex> lock(sockets().mutex);
   sockets().open.erase(socket_);

@@ -1,5 +1,5 @@
-// Links that are made while a group's collectives may be running: any thread brings one, and the thread
-// that runs collectives takes it.
+// Links made while a group's collectives may be running. Any thread adds a link; the thread that runs
+// collectives takes it.
 #pragma once
 
 #include <atomic>
@@ -35,9 +35,9 @@ class LateLinks {
   LateLinks(const LateLinks&) = delete;
   LateLinks& operator=(const LateLinks&) = delete;
 
-  // Takes the link; or, once the group has ended, leaves it and returns what its peer must be told.
+  // Takes the link. Once the group has ended, leaves the link and returns what its peer must be told.
   std::optional<LastWord> add(LateLink& link);
-  // Cheap enough to be asked in every round.
+  // Cheap enough to call in every round.
   bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
   std::vector<LateLink> take();
   // No link is added from here on; returns those that were not taken.

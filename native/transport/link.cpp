@@ -28,7 +28,7 @@ void Link::forget_lanes_keys() {
   lanes_receive_key_.reset();
 }
 
-// Behind half a record nothing may follow: it would be taken for the other half.
+// After half a record nothing may follow: the peer would take it for the other half.
 void Link::enqueue(BufferRef record) {
   if (halved_) return;
   commitment_->sent.add(record->record, record->size);
@@ -81,7 +81,7 @@ bool Link::flush() {
     }
   } catch (const PipeEnded&) {
     if (said_bye) throw peer_closed(peer, "the peer left the group");
-    // What it wrote before it went is still to be read, and may say why; then comes the end.
+    // What the peer wrote before it left is still read, and may say why it left. After that comes the end.
     halved_ = out_offset_ != 0;
     out_.clear();
     out_offset_ = 0;
@@ -145,9 +145,9 @@ bool Link::arm() {
   }
 }
 
-// Records of a collective that this rank has not come to, and messages for which a device has no buffer.
-// Kind and lane are not authentic yet. Believing them here costs time at most, and only where there are such
-// records: an attacker that can change them can keep the record back as well.
+// True for records of a collective that this rank has not come to, and for messages when no buffer for the
+// device is free. Kind and lane are not authentic yet. Believing them here costs time at most, and an
+// attacker that can change them could hold the record back as well.
 bool Link::postponed() const {
   if (!in_ || header_known_ || have_ != kSealedHeaderBytes) return false;
   const Kind kind = static_cast<Kind>(in_->record[3]);
@@ -182,8 +182,8 @@ void Link::check_header() {
   if (!authentic_header(key, keyring_.context, header_, in_->record)) {
     throw Failure(FailureCode::tampered, peer, forged);
   }
-  // From here on the header is what a member of the group wrote. It must still be for us, and
-  // the next of its sequence.
+  // From here on a member of the group is known to have written the header. It must still be addressed to us,
+  // and be the next in its sequence.
   const uint32_t receiver =
       header_.kind == Kind::group ? kEveryone : static_cast<uint32_t>(keyring_.rank);
   const bool own_words =
@@ -207,7 +207,7 @@ void Link::check_header() {
     throw Failure(FailureCode::out_of_step, peer, "the peer's records are longer than agreed");
   }
   ++key.expected_count;
-  // A published record tells of its sealer, not of the peer that passed it on.
+  // A published record tells what its sealer does, not what the peer that forwarded it does.
   if (header_.collective != 0 && header_.sender == static_cast<uint32_t>(peer)) {
     seen = View::from(header_);
   }

@@ -1,5 +1,5 @@
-// One peer: the pipe to it, the keys of the pair, the records waiting to leave and the one
-// arriving.
+// The link to one peer: the pipe, the keys of the pair, the records that wait to leave, and the record that
+// is arriving.
 #pragma once
 
 #include <chrono>
@@ -21,22 +21,24 @@
 
 namespace sealring {
 
-// What every link of a group needs to know a header for authentic.
+// What every link of a group needs to check a record's header.
 struct Keyring {
   int rank;
   Context context;
   std::unique_ptr<SealingKey> own_group;
   std::vector<std::unique_ptr<OpeningKey>> groups;  // by rank; empty for our own
-  // The same for what GPUs seal, and the memory it passes through; nullptr where that never comes.
+  // The group's keys for what GPUs seal, and the memory that such records pass through; nullptr if no GPU
+  // seals here.
   std::unique_ptr<SealingKey> own_group_gpu = nullptr;
   std::vector<std::unique_ptr<OpeningKey>> groups_gpu = {};
   BufferPool* gpu_pool = nullptr;
-  uint32_t wire_slots = 0;  // of every peer's area; 0 while there are none
+  uint32_t wire_slots = 0;  // slots in every peer's area; 0 while no wires are in use
   Names names = {};  // how failures name the group's ranks
   // Shared by all lanes of a group.
   std::shared_ptr<CommitmentTable> commitments = std::make_shared<CommitmentTable>();
-  uint32_t lane = kCpuLane;  // of all that CPUs seal under these keys
-  // By rank: from which the group keys of further lanes come. Empty where there will be none.
+  uint32_t lane = kCpuLane;  // the lane of all that CPUs seal under these keys
+  // By rank: the key from which the group keys of further lanes are derived. Empty if there are no further
+  // lanes.
   std::vector<std::optional<KeyBytes>> lanes_keys = {};
 };
 
@@ -51,15 +53,16 @@ class Link {
   bool has_room() const { return out_.size() < kMaxQueued; }
   bool has_room_for_device() const { return out_.size() + promised < kMaxPromised; }
   bool idle() const { return out_.empty(); }
-  // The pipe took no more, and what should have left is gone. Why is still to be read.
+  // The pipe accepts no more, and the records that waited to leave are lost. The reason may still be read
+  // from the pipe.
   bool broken() const { return broken_; }
   bool delivered() const { return pipe_->delivered(); }
-  // Writes what the pipe takes. True if anything moved.
+  // Writes as much as the pipe accepts. True if anything moved.
   bool flush();
   void seal(Header& header, const uint8_t* plain, uint8_t* out);
-  // Seals a record for this peer in private memory, from where flush() copies it into the pipe.
+  // Seals a record for this peer in private memory; flush() then copies it into the pipe.
   void send(Header& header, const uint8_t* plain);
-  // The key of what the GPU seals for this peer alone.
+  // The keys for records that a GPU seals for this peer, and that the peer's GPU seals for this rank.
   SealingKey& gpu_send_key() { return *gpu_send_key_; }
   OpeningKey& gpu_receive_key() { return *gpu_receive_key_; }
   // The keys of a further lane of this pair.
@@ -74,7 +77,7 @@ class Link {
   // ---- in
   // Reads what is there. True if anything moved.
   bool fill();
-  // A record is here, whole, and its header is authentic and in sequence.
+  // A whole record is here, and its header is authentic and in sequence.
   bool ready() const { return in_ && have_ == in_->size && header_known_; }
   const Header& header() const { return header_; }
   // Opens the record into `plain`, or in place; throws on a bad tag.
@@ -83,17 +86,17 @@ class Link {
   uint8_t* arrived_payload() const { return in_->payload(); }
   // Hands the record over (to be forwarded, or dropped) and makes way for the next one.
   BufferRef take();
-  // The same, for a record that a device opens; `opened_by_device` says that it was authentic.
+  // Like take(), for a record that a device opens; opened_by_device() is called when it proved authentic.
   BufferRef take_for_device();
   void opened_by_device() { commitment_->received.confirm(); }
 
-  // Whether the collective under way takes records from this peer. A published record's header
-  // is looked at only then: before, its sealer's earlier records may still be on their way over
-  // other links, and the sequence could not be told.
+  // Whether the collective under way takes records from this peer. Only then is a published record's header
+  // checked. Before, its sealer's earlier records may still be on their way over other links, and the
+  // sequence could not be checked.
   bool expecting = false;
 
-  // Nothing of what comes is opened any more, only headers are listened to: runs may have been
-  // skipped, so their counts say nothing.
+  // From now on only headers are read and no record is opened. Records may have been skipped, so gaps in the
+  // counts are no error.
   bool only_listening = false;
 
   // ---- waiting
@@ -107,7 +110,7 @@ class Link {
   const int peer;
   bool said_bye = false;  // the peer closed its end in order
   View seen;  // what the peer's last record said it was doing
-  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits, and when
+  uint64_t waits_in = 0;  // the last collective in which the peer said that it waits
   std::chrono::steady_clock::time_point said_waiting{};
   bool ended() const { return ended_; }
   uint64_t waited_ns = 0;
@@ -115,8 +118,9 @@ class Link {
   size_t memory_bytes() const { return pipe_->memory_bytes(); }
 
  private:
-  static constexpr size_t kMaxQueued = 4;  // records sealed ahead of what the pipe takes
-  static constexpr size_t kMaxPromised = 12;  // and where a device seals them, which takes its time
+  static constexpr size_t kMaxQueued = 4;  // records that may wait for the pipe
+  // records that may wait if a device seals them, which takes longer
+  static constexpr size_t kMaxPromised = 12;
 
   bool postponed() const;
   void check_header();
@@ -136,7 +140,7 @@ class Link {
   std::deque<BufferRef> out_;
   size_t out_offset_ = 0;
   bool broken_ = false;
-  bool halved_ = false;  // in the middle of a record
+  bool halved_ = false;  // the pipe ended in the middle of a record
 
   BufferRef in_;
   size_t have_ = 0;

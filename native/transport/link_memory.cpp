@@ -11,7 +11,8 @@ namespace sealring {
 
 LinkMemory::LinkMemory(int file, size_t ring_bytes, Access access) : ring_bytes_(ring_bytes) {
   const int rights = access == Access::write ? PROT_READ | PROT_WRITE : PROT_READ;
-  // The address space first, then both views into it: no other mapping can come in between.
+  // Reserves the address space first and then maps both views into it, so that no other mapping can come
+  // between them.
   void* space = ::mmap(nullptr, span(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (space == MAP_FAILED) throw std::runtime_error("no address space for a link's memory");
   mapped_ = static_cast<uint8_t*>(space);
@@ -24,7 +25,7 @@ LinkMemory::LinkMemory(int file, size_t ring_bytes, Access access) : ring_bytes_
     ::munmap(mapped_, span());
     throw std::runtime_error("cannot map a link's shared memory: " + why);
   }
-  // A child of this process (a data loader's worker) is no end of the link.
+  // A forked child (a data loader's worker) is no end of the link.
   ::madvise(mapped_, span(), MADV_DONTFORK);
 }
 

@@ -1,4 +1,4 @@
-// One end's share of a link's memory, mapped: a ring of bytes, and a page of control words.
+// One end's part of a link's shared memory: a ring of bytes, and a page of control words.
 //
 //     file     | ring | control |              written by its owner alone
 //     mapped   | ring | ring again | control | so that what wraps around still lies in one piece

@@ -19,7 +19,7 @@ class MappedFile {
     void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (at == MAP_FAILED) throw std::runtime_error(std::string("mmap: ") + std::strerror(errno));
     at_ = static_cast<uint8_t*>(at);
-    // A child of this process (a data loader's worker) has no part in it.
+    // A forked child (a data loader's worker) does not use it.
     ::madvise(at, bytes, MADV_DONTFORK);
   }
   MappedFile(MappedFile&& other) noexcept

@@ -1,9 +1,8 @@
 // A pipe carries bytes between two workers: a TCP connection, or two rings of shared memory.
 //
-// Pipes know nothing of records. Reading copies bytes into the reader's private memory exactly
-// once, so what is checked and used afterwards cannot be changed from outside any more. Writing
-// copies them out of the writer's private memory: a pipe gives out no address in shared memory, so no
-// record can be sealed or opened there.
+// Pipes know nothing of records. Reading copies bytes into the reader's private memory exactly once, so
+// nobody outside can change them after they were checked. Writing copies them out of the writer's private
+// memory: a pipe gives out no address in shared memory, so no record can be sealed or opened there.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,14 +18,14 @@
 
 namespace sealring {
 
-// The other end is gone. The message says how that was seen.
+// The other end is gone. The message says how this was noticed.
 struct PipeEnded : std::runtime_error {
   explicit PipeEnded(const std::string& what, int error = 0)
       : std::runtime_error(what), error(error) {}
-  int error;  // the system's; 0 where the other end closed the connection
+  int error;  // the system's error number; 0 if the other end closed the connection
 };
 
-// Shared memory holds what no honest peer writes there.
+// Shared memory holds values that no honest peer writes.
 struct PipeCorrupted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -39,16 +38,16 @@ class Pipe {
   virtual size_t read(std::span<iovec> into) = 0;
   virtual size_t write(std::span<iovec> from) = 0;
 
-  // Waiting: arm() announces that this end is about to sleep and returns false if there is
-  // something to do after all; then socket() becomes readable (or writable, for TCP with bytes
-  // left to write) when the peer has moved something. disarm() ends it.
+  // arm() announces that this end is about to sleep. It returns false if there is something to do after all.
+  // Otherwise socket() becomes readable (or writable, for TCP with bytes left to write) when the peer has
+  // moved something. disarm() ends the waiting.
   virtual bool arm(bool wants_read, bool wants_write) = 0;
   virtual void disarm() = 0;
   virtual short poll_events(bool wants_read, bool wants_write) const = 0;
   virtual int socket() const = 0;
   // Tells the peer that nothing more will be written.
   virtual void end_writing() = 0;
-  // Whether all that was written would survive this end's closing now.
+  // Whether everything written still reaches the peer if this end closes now.
   virtual bool delivered() const = 0;
   virtual size_t memory_bytes() const = 0;
 };
@@ -56,8 +55,8 @@ class Pipe {
 // Takes over the socket. It must be connected and non-blocking.
 std::unique_ptr<Pipe> make_tcp_pipe(int socket);
 
-// Takes over the socket, which only rings the peer's bell and shows whether it lives, and both
-// memories: this end's own, mapped to write, and the peer's, mapped to read.
+// Takes over the socket, which only wakes the peer and shows whether it lives, and both memories: this end's
+// own, mapped to write, and the peer's, mapped to read.
 std::unique_ptr<Pipe> make_shm_pipe(int socket, LinkMemory own, LinkMemory peer);
 
 }  // namespace sealring

@@ -15,13 +15,15 @@
 namespace sealring {
 namespace {
 
-// What one end tells the other. Each end keeps its own positions in private memory, never reads them
-// back from here, and believes the other's only after checking them: others may write here as well.
+// The control words that one end writes for the other. Each end keeps its own positions in private memory and
+// never reads them back from here. It checks the other end's positions before it uses them, because others
+// may write here as well.
 struct Control {
   alignas(128) std::atomic<uint64_t> written;  // bytes put into this end's ring
   alignas(128) std::atomic<uint64_t> taken;    // bytes taken out of the other end's ring
-  // Odd while this end sleeps until there is something to read (room to write). Every sleep has a
-  // number of its own, so a peer that cannot reset the word still rings only once for each.
+  // Odd while this end sleeps until there is something to read (reader_sleeps) or room to write
+  // (writer_sleeps). Every sleep has its own number, so that a peer, which cannot reset the word, wakes this
+  // end only once for each sleep.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   alignas(64) std::atomic<uint32_t> writer_sleeps;
 };
@@ -50,8 +52,8 @@ class SleepSign {
 class SleepWatch {
  public:
   explicit SleepWatch(const std::atomic<uint32_t>& shared) : shared_(shared) {}
-  // Whether the peer sleeps and has not been woken from that sleep. Only a hint: a peer that lies
-  // here rings or sleeps more than it had to.
+  // Whether the peer sleeps and has not been woken from that sleep. Only a hint: a peer that lies here causes
+  // needless wake-ups or sleeps longer, nothing worse.
   bool must_wake() {
     const uint32_t number = shared_.load(std::memory_order_seq_cst);
     if (number % 2 == 0 || number == woken_) return false;
@@ -64,7 +66,7 @@ class SleepWatch {
   uint32_t woken_ = 0;
 };
 
-// This end's ring: written here, read there.
+// The ring that this end writes and the other end reads.
 class OutRing {
  public:
   OutRing(const LinkMemory& own, const LinkMemory& peer)
@@ -93,7 +95,7 @@ class OutRing {
   uint64_t position_ = 0;
 };
 
-// The other end's ring.
+// The ring that the other end writes and this end reads.
 class InRing {
  public:
   InRing(const LinkMemory& own, const LinkMemory& peer)
@@ -115,7 +117,7 @@ class InRing {
     position_ += n;
     return n;
   }
-  // Gives the space back.
+  // Tells the writer that the space is free again.
   void release() { taken_.store(position_, std::memory_order_seq_cst); }
 
  private:
@@ -150,7 +152,7 @@ class ShmPipe final : public Pipe {
       in_.release();
       if (peer_writes_.must_wake()) ring_bell();
     } else if (ended_ && in_.available() == 0) {
-      // What the peer wrote before it went is read first: it may say why it went.
+      // What the peer wrote before it left is read first: it may say why it left.
       throw PipeEnded("the peer's process closed the link");
     }
     return total;
@@ -191,11 +193,11 @@ class ShmPipe final : public Pipe {
   int socket() const override { return socket_; }
   void end_writing() override { ::shutdown(socket_, SHUT_WR); }
   bool delivered() const override { return true; }
-  // The peer's memory is in the peer's account.
+  // The peer counts its own memory.
   size_t memory_bytes() const override { return own_.ring_bytes() + kRingControlBytes; }
 
  private:
-  // A full socket means that the bell has been rung more than enough.
+  // A send that fails because the socket is full does not matter: enough wake-ups are on their way.
   void ring_bell() {
     const char one = 1;
     (void)!::send(socket_, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL);

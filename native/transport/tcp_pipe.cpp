@@ -33,8 +33,6 @@ class TcpPipe final : public Pipe {
     return moved(::sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL), false);
   }
 
-  // The kernel copies whatever leaves; nothing can be put together in its memory.
-
   bool arm(bool, bool) override { return true; }
   void disarm() override {}
   short poll_events(bool wants_read, bool wants_write) const override {
@@ -42,8 +40,8 @@ class TcpPipe final : public Pipe {
   }
   int socket() const override { return socket_; }
   void end_writing() override { ::shutdown(socket_, SHUT_WR); }
-  // Closing a socket with bytes unread resets the connection, and what the other side's kernel
-  // has not acknowledged by then is lost.
+  // Closing a socket that holds unread bytes resets the connection. What the other side's kernel has not
+  // acknowledged by then is lost.
   bool delivered() const override {
     int unacknowledged = 0;
     if (::ioctl(socket_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0) return true;

@@ -7,7 +7,8 @@ namespace sealring {
 namespace {
 
 constexpr std::chrono::microseconds kPatience{200};
-// Two peers that share a core hand it back sooner than a stranger does.
+// A yield that takes longer than this means that another program uses the core: a peer would return it
+// sooner.
 constexpr std::chrono::microseconds kStrangersTurn{2500};
 constexpr std::chrono::milliseconds kCrowdedFor{20};
 

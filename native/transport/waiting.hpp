@@ -10,8 +10,8 @@ namespace sealring {
 
 using Clock = std::chrono::steady_clock;
 
-// Yields the core for a while before the thread sleeps. With more ranks than cores, the rank that this one
-// waits for may need this very core.
+// Yields the core for a short time before the thread sleeps. With more ranks than cores, the rank that this
+// one waits for may need this very core.
 class Backoff {
  public:
   void progressed() { progressing_ = true; }
@@ -21,16 +21,16 @@ class Backoff {
 
  private:
   Clock::time_point last_progress_ = Clock::now();
-  // Other processes want the cores too: yielding then costs whole time slices, while a thread that sleeps
-  // is woken at once.
+  // Until then other programs are taken to use the cores. Yielding would then cost whole time slices, while a
+  // thread that sleeps is woken at once.
   Clock::time_point crowded_until_{};
   bool progressing_ = true;
 };
 
-// The longest sleep, after which the links are checked in any case.
+// The longest sleep. After it the links are checked in any case.
 inline constexpr int kNapMs = 100;
-// A device wakes no thread, so it is polled: this often at first, and later, when the links are polled as
-// well, this often.
+// A device wakes no thread, so it is polled: at first every kPollDeviceUs, later, together with the links,
+// every kPollDeviceMs.
 inline constexpr unsigned kPollDeviceUs = 20;
 inline constexpr int kPollDeviceMs = 1;
 
