@@ -1,5 +1,5 @@
-// Several members' bytes in one message: each with its rank and its length before it, in the order of the
-// ranks (docs/spec.md, section 4).
+// A bundle: several members' bytes in one message, each after its rank and its length, in the order of ranks
+// (docs/spec.md, section 4).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ size_t bundle_size(std::span<const BundleEntry> entries);
 // Writes bundle_size() bytes.
 void write_bundle(std::span<const BundleEntry> entries, uint8_t* out);
 
-// The entries refer to `raw`. Throws MalformedStatement where it is none.
+// The entries refer to `raw`. Throws MalformedStatement if `raw` is no bundle.
 std::vector<BundleEntry> read_bundle(der::Bytes raw);
 
 }  // namespace sealring

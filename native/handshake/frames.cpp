@@ -42,7 +42,7 @@ void FrameSealer::seal(std::span<const uint8_t> plain, uint8_t* out) {
 }
 
 std::span<uint8_t> FrameOpener::room() {
-  key_.aead();  // Throws if there is none: what comes could not be opened.
+  key_.aead();  // throws if the key was wiped: what comes could not be opened
   return std::span(frame_).subspan(at_);
 }
 

@@ -51,7 +51,7 @@ bool is_instance(Bytes text) {
 
 std::string text_of(Bytes bytes) { return {bytes.begin(), bytes.end()}; }
 
-// SHA-256 of fields that each have their length before them.
+// SHA-256 over fields, each preceded by its length.
 class FieldHash {
  public:
   explicit FieldHash(Bytes before) : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {

@@ -1,4 +1,4 @@
-// What the members of a group say of themselves while it forms (docs/spec.md, section 4).
+// Statements: what a group's members say about themselves while the group forms (docs/spec.md, section 4).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace sealring {
 
 inline constexpr size_t kContributionBytes = 32;
 
-// Bytes that are no statement.
+// Thrown for bytes that are no statement.
 struct MalformedStatement : std::runtime_error {
   explicit MalformedStatement(const char* what) : std::runtime_error(what) {}
 };
@@ -24,16 +24,17 @@ struct MalformedStatement : std::runtime_error {
 struct Statement {
   uint64_t rank = 0;
   std::string instance;
-  std::string host;  // not checked: what is printable is for Python to say
+  std::string host;  // not checked here: Python refuses what is not printable
   std::vector<uint8_t> addresses;
   std::vector<uint8_t> certificate;
   Digest fingerprint{};  // SHA-256 of the certificate
   Digest commitment{};
-  Digest contribution{};  // SHA-256 of it
-  bool contributes = false;  // not all of its contribution is zeros
+  Digest contribution{};  // SHA-256 of the contribution
+  bool contributes = false;  // the contribution is not all zeros
 };
 
-// All members' statements, in the group's order. Contributions lie in the memory for keys alone.
+// All members' statements, in the group's order. Contributions themselves are kept only in the memory for
+// keys.
 class Statements {
  public:
   // Throws MalformedStatement.
@@ -42,14 +43,14 @@ class Statements {
   size_t size() const { return statements_.size(); }
   const Statement& operator[](size_t at) const { return statements_[at]; }
 
-  // SHA-256 over `before`, which has fields with their lengths, and over every statement.
+  // SHA-256 over `before` (fields, each after its length) and over every statement.
   Digest transcript(der::Bytes before) const;
 
-  // The place of the first member whose commitment is not SHA-256 over `before` and the value that it has
-  // shown, with its length; -1 if there is none. There are as many values as members.
+  // The place of the first member whose shown value does not fit its commitment, which must be SHA-256 over
+  // `before` and the value after its length; -1 if all fit. `shown` has one value for each member.
   int64_t first_wrong_value(der::Bytes before, std::span<const der::Bytes> shown) const;
 
-  // HKDF over every member's contribution, which are wiped: so it can be asked for once.
+  // HKDF over all members' contributions. Wipes them, so it can be called only once.
   SecretBytes group_secret(std::string_view transcript, std::string_view purpose, size_t bytes);
 
  private:

@@ -75,7 +75,7 @@ void require_object(Bytes content) {
   constexpr uint8_t kMostOfFirst = 0x83;
   well_formed(!content.empty() && content.size() <= kMostBytes && content.back() < 0x80,
               "an object identifier is cut short or too long");
-  size_t digits = 0;  // of the number that the byte is part of, before it
+  size_t digits = 0;  // digits before this byte, in the number that it belongs to
   uint8_t first = 0;
   for (const uint8_t byte : content) {
     if (digits == 0) first = byte;

@@ -1,4 +1,4 @@
-// Strict DER (X.690): every value has one encoding, and what has another one is refused.
+// Strict DER (X.690): every value has exactly one encoding, and any other encoding is refused.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ enum Tag : uint8_t {
   kSet = 0x31,
 };
 
-// [number], of a structure or of a value that its type names.
+// A tag [number]: explicit (it contains an element) or implicit (it replaces the element's own tag).
 constexpr uint8_t explicit_tag(uint8_t number) { return static_cast<uint8_t>(0xa0 | number); }
 constexpr uint8_t implicit_tag(uint8_t number) { return static_cast<uint8_t>(0x80 | number); }
 
@@ -37,7 +37,8 @@ struct Element {
   Bytes content;
 };
 
-// The elements of some content, one after the other. Each call throws NotDer if there is no such element.
+// Reads the elements of some content, one after the other. Each call throws NotDer if there is no such
+// element.
 class Reader {
  public:
   explicit Reader(Bytes content) : rest_(content) {}
@@ -56,17 +57,18 @@ class Reader {
   Bytes rest_;
 };
 
-// The one element that these bytes are.
+// Reads bytes that must be exactly one element.
 Element only(Bytes bytes, uint8_t tag);
 
-// Each throws NotDer unless the content is that of such a value.
+// Each of these throws NotDer unless the content is that of such a value.
 void require_integer(Bytes content);
 void require_object(Bytes content);
 void require_bit_string(Bytes content);
 bool boolean(Bytes content);
-// At most eight bytes, not negative.
+// Not negative, and at most eight bytes long.
 uint64_t unsigned_integer(Bytes content);
-// Seconds since 1970 of a UTCTime or GeneralizedTime as RFC 5280 has them: to the second, and in UTC.
+// Seconds since 1970 of a UTCTime or GeneralizedTime in the form that RFC 5280 allows: to the second, and in
+// UTC.
 int64_t time(const Element& element);
 
 }  // namespace sealring::der

@@ -24,10 +24,11 @@ constexpr uint8_t kEd25519Algorithm[] = {0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x7
 constexpr uint8_t kEd25519[] = {0x30, 0x2a, 0x30, 0x05, 0x06, 0x03,
                                 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00};
 constexpr size_t kEd25519Bytes = 32;
-constexpr int kLeastSecurityBits = 80;  // of OpenSSL's security level 1, at which TLS runs
+constexpr int kLeastSecurityBits = 80;  // OpenSSL's security level 1, at which TLS runs
 
-// Around all that looks something up in OpenSSL's tables, which have locks. OpenSSL also leaves its reasons
-// in a queue of the thread, where Python's ssl would find them.
+// Exists while OpenSSL looks something up in its tables, which have locks: no fork() happens meanwhile.
+// Afterwards it removes the errors that OpenSSL left in the thread's queue, where Python's ssl would find
+// them.
 class InOpenSsl {
  public:
   InOpenSsl() { ERR_set_mark(); }
@@ -46,7 +47,7 @@ struct Free {
 template <typename Type, void (*free_it)(Type*)>
 using Owned = std::unique_ptr<Type, Free<Type, free_it>>;
 
-// A curve that is named, and not spelt out.
+// Whether an EC key names its curve instead of giving the curve's parameters.
 bool names_its_curve(Bytes info) {
   der::Reader fields(der::only(info, der::kSequence).content);
   der::Reader algorithm(fields.content(der::kSequence));
@@ -60,7 +61,7 @@ bool is_usable(EVP_PKEY* key, Bytes info) {
   return EVP_PKEY_is_a(key, "ED25519") || EVP_PKEY_is_a(key, "ED448") || EVP_PKEY_is_a(key, "RSA");
 }
 
-// NID_undef where the algorithm names none of its own.
+// The digest that RSA-PSS parameters name.
 int digest_of_pss(const X509_ALGOR* algorithm) {
   if (algorithm->parameter == nullptr || algorithm->parameter->type != V_ASN1_SEQUENCE) {
     return NID_sha1;  // RFC 8017's default
@@ -105,7 +106,7 @@ bool is_ed25519_key(Bytes info) {
 
 PublicKey read_public_key(Bytes info) {
   const InOpenSsl in_openssl;
-  // Without this, OpenSSL tries one decoder after the other: 20 times as long.
+  // A shortcut: otherwise OpenSSL tries one decoder after the other, which takes 20 times as long.
   if (is_ed25519_key(info)) {
     return PublicKey(EVP_PKEY_new_raw_public_key_ex(nullptr, "ED25519", nullptr,
                                                     info.data() + sizeof kEd25519, kEd25519Bytes));

@@ -1,4 +1,4 @@
-// Public keys as certificates have them, and the signatures that are verified with them.
+// Public keys from certificates, and the check of signatures with them.
 #pragma once
 
 #include <openssl/evp.h>
@@ -20,21 +20,22 @@ using Digest = std::array<uint8_t, 32>;
 
 Digest sha256(der::Bytes bytes);
 
-// The SubjectPublicKeyInfo of an Ed25519 key (RFC 8410).
+// Whether the bytes are the SubjectPublicKeyInfo of an Ed25519 key (RFC 8410).
 bool is_ed25519_key(der::Bytes info);
 
-// From a SubjectPublicKeyInfo; nothing where it is none, or is of a kind or of a strength that TLS refuses.
+// Reads a SubjectPublicKeyInfo. Returns null if it is none, or if TLS refuses the key's type or strength.
 PublicKey read_public_key(der::Bytes info);
 
-// SHA-256 of the key's SubjectPublicKeyInfo in the one form that sealring writes, whatever form `info` has:
-// a point of a curve is not compressed. Nothing where there is no such key.
+// SHA-256 of the key's SubjectPublicKeyInfo in the form that sealring writes (curve points uncompressed),
+// whatever form `info` has. Empty if there is no such key.
 std::optional<Digest> public_key_digest(der::Bytes info);
 
-// Verifies what one key has signed of certificates. One thread uses it; the key must outlive it.
+// Verifies certificates' signatures with one key. For one thread; the key must outlive it.
 class CertificateSignatures {
  public:
   explicit CertificateSignatures(EVP_PKEY* key);
-  // Of a certificate's content: `algorithm` is the AlgorithmIdentifier in it. MD5 and SHA-1 sign nothing.
+  // Verifies the signature over a certificate's content; `algorithm` is the certificate's
+  // AlgorithmIdentifier. Signatures with MD5 or SHA-1 are refused.
   bool verify(der::Bytes algorithm, der::Bytes content, der::Bytes signature);
 
  private:
@@ -42,11 +43,12 @@ class CertificateSignatures {
     void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
   };
   EVP_PKEY* key_;
-  std::unique_ptr<EVP_MD_CTX, Free> ed25519_;  // for such a key: kept, because a new one takes 4 us
+  // for an Ed25519 key; kept, because making one takes 4 us
+  std::unique_ptr<EVP_MD_CTX, Free> ed25519_;
 };
 
-// Verifies messages that workers sign: with Ed25519, Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256 and a salt
-// of 32 bytes. One thread uses it.
+// Verifies messages that workers sign with Ed25519, Ed448, ECDSA with SHA-256, or RSA-PSS with SHA-256 and a
+// salt of 32 bytes. For one thread.
 class MessageSignatures {
  public:
   MessageSignatures();
@@ -59,7 +61,8 @@ class MessageSignatures {
   };
   PublicKey read(der::Bytes key);
 
-  std::unique_ptr<EVP_PKEY_CTX, Free> ed25519_;  // reads such keys; a new one takes 3 us
+  // reads Ed25519 keys; kept, because making one takes 3 us
+  std::unique_ptr<EVP_PKEY_CTX, Free> ed25519_;
 };
 
 }  // namespace sealring

@@ -23,13 +23,14 @@ using cuda::address;
 using cuda::check;
 
 constexpr unsigned kBatchGlanceUs = 5;
-// A GPU that runs nothing for so long has failed.
+// A GPU that finishes nothing for this long has failed.
 constexpr auto kLongestKernel = std::chrono::minutes(10);
 constexpr uint8_t kAllOnes = 0xff;
-// The queue of a command that depends on no other in its batch, and its neighbours.
+// The queue number for a command that depends on no other in its batch. poison() also uses the numbers just
+// below it.
 constexpr uint64_t kNoQueue = ~0ull;
 
-// Memory of groups that have ended, and how far its words were counted.
+// The words of a group that has ended, and the last numbers used in them.
 struct UnusedWords {
   uint8_t* memory = nullptr;
   uint32_t last_number = 0;
@@ -60,12 +61,12 @@ uint32_t read(const uint32_t* word) {
   return std::atomic_ref<uint32_t>(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
 }
 
-// Counts in a circle: "not before" holds as long as no 2^31 are out at once.
+// Counts wrap around: the comparison is right as long as fewer than 2^31 numbers are in use.
 bool has(const uint32_t* word, uint64_t value) {
   return static_cast<int32_t>(read(word) - static_cast<uint32_t>(value)) >= 0;
 }
 
-// Streams that wait for the GPU's commands would wait for ever.
+// Called when the GPU has failed: streams that wait for its commands would otherwise wait for ever.
 [[noreturn]] void end_process_without_gpu() {
   std::fputs(
       "sealring: the GPU has not done what it was told for ten minutes. What streams wait for will "
@@ -119,7 +120,7 @@ void CommandBatches::allocate() {
   wrapping_ = std::make_unique<SealingKey>(key, UINT64_MAX, Suite::chacha20_poly1305);
   check(cuda_.to_device(keys_.of(keys_.slots), key.data(), key.size(), stream_),
         "cuMemcpyHtoDAsync");
-  // Not every GPU can wait at host memory in every mode. Now is the time to see.
+  // Tries a wait on host memory now, because not every GPU can do it in every mode.
   wait_for_value(stream_, allowed_, *allowed_);
   check(cuda_.synchronize(stream_), "cuStreamSynchronize");
 }
@@ -151,7 +152,7 @@ size_t CommandBatches::memory_bytes() const {
 
 // ---- numbers -----------------------------------------------------------------------------------
 
-// A number's place is free when the operation that had it before is done.
+// A number's place is free when the previous operation with that place is done.
 uint32_t CommandBatches::take_number() {
   for (uint32_t ahead = 1; ahead <= kNumbers; ++ahead) {
     const uint32_t number = last_number_ + ahead;
@@ -216,7 +217,7 @@ void CommandBatches::submit_all() {
   if (batch_.count != 0) submit_now();
 }
 
-// The batch that had this place in the ring has been read by all thread blocks when it is done.
+// When the previous batch in this place of the ring is done, all thread blocks have read it.
 void CommandBatches::submit_now() {
   if (next_ > limit_) throw std::logic_error("more batches than kernels were launched for");
   if (next_ > ring_) wait_until_done(next_ - ring_);
@@ -230,7 +231,7 @@ void CommandBatches::submit_now() {
   handed_over(next_++);
 }
 
-// What the script put in front of the operation may take its time.
+// Work that the script put in its stream before the operation may take any time, so it does not count.
 void CommandBatches::wait_until_done(uint64_t batch) const {
   auto since = std::chrono::steady_clock::now();
   uint32_t before = read(done_);

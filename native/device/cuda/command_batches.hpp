@@ -1,6 +1,6 @@
 // The command queue of a GPU: commands go in batches to pinned host memory, which kernels read.
 //
-// What the two strategies share is here: how batches are put together and handed over, the numbers that
+// This class has what the two strategies share: how batches are built and handed over, the numbers that
 // streams write and wait for, and how keys are replaced between batches.
 #pragma once
 
@@ -18,8 +18,8 @@ namespace sealring {
 
 class CommandBatches : public CommandQueue {
  public:
-  // In the calling thread's context, which is the GPU's. `ring` batches fit into the memory, of which the
-  // GPU gets `ahead` at once. The place behind the group's keys is for this queue's own.
+  // Called in the GPU's context. The memory holds `ring` batches; the GPU gets at most `ahead` of them at
+  // once. The key slot after the group's keys belongs to this queue.
   CommandBatches(const gpu::Gpu& gpu, uint32_t ring, uint32_t ahead);
   ~CommandBatches() override;
   CommandBatches(const CommandBatches&) = delete;
@@ -39,31 +39,32 @@ class CommandBatches : public CommandQueue {
 
   // Whether another command can be added without waiting.
   virtual bool has_room() const = 0;
-  // Commands of one queue run one after the other, those of different queues together. Returns the number
-  // of the command's batch.
+  // Commands of one queue run one after the other; commands of different queues may run together. Returns the
+  // number of the command's batch.
   uint64_t add(uint64_t queue, const gpu::Command& command);
-  // Submits the commands that were added, unless the GPU has enough to do.
+  // Submits the added commands, unless the GPU has enough work.
   void submit();
   bool batch_done(uint64_t batch) const;
   // Drops the commands that were not submitted; returns when all others are done.
   void abandon();
-  // Commands that are added later use the new key; the group must have settled those before, or is here
-  // ahead of them. If the GPU cannot open what carries the key, the old one stays, and nothing opens.
+  // Replaces a key for commands that are added later. The group must have settled earlier commands that use
+  // it. If the GPU cannot open the record that carries the key, the old key stays, and later records do not
+  // open.
   void replace_key(int slot, const KeyBytes& key);
-  // The group has ended: no key is replaced any more.
+  // Called when the group has ended: no key is replaced any more.
   void wipe_wrapping_key();
   // The GPU has been told to wipe the group's keys.
   bool keys_wiped() const { return keys_wiped_; }
 
  protected:
-  // A batch is in the ring; kernels may be told.
+  // Called when a batch is in the ring: kernels may be told.
   virtual void handed_over(uint64_t /*batch*/) {}
 
   uint64_t submitted() const { return next_ - 1; }
-  // Submits what was added, if anything: a command that is added later runs after it.
+  // Submits the added commands, if any: a command that is added later runs after them.
   void submit_all();
   void submit_now();
-  // The same, and returns when it is done.
+  // Like submit_all(), but returns when all submitted commands are done.
   void finish();
   void poison(std::span<const std::span<uint8_t>> results, bool wipe_keys);
   void wait_for_value(cuda::Handle stream, const uint32_t* word, uint32_t value) const;
@@ -71,7 +72,7 @@ class CommandBatches : public CommandQueue {
   const uint32_t* reached_word(uint32_t number) const { return &reached_[number % kNumbers]; }
   const uint32_t* done_word(uint32_t number) const { return &over_[number % kNumbers]; }
 
-  // The calling thread may call CUDA for this GPU.
+  // Lets the calling thread make CUDA calls for this GPU.
   void enter() const { cuda::check(cuda_.set_current(gpu_.context), "cuCtxSetCurrent"); }
 
   const gpu::Gpu gpu_;
@@ -82,12 +83,12 @@ class CommandBatches : public CommandQueue {
   uint32_t parts_ = 1;
   uint64_t next_ = 1;  // the batch that will be handed over next
   uint64_t skipped_ = 0;  // batches up to this one were never written, or are done
-  uint32_t begun_ = 0;  // the operation under way; 0 where there are many
+  uint32_t begun_ = 0;  // the operation under way; 0 if there may be many
   uint64_t limit_ = UINT64_MAX;  // the last batch that may be handed over
-  gpu::Batch batch_{};  // as far as it has been put together
+  gpu::Batch batch_{};  // the batch that is being built
 
  private:
-  static constexpr size_t kLine = 128;  // words have lines of their own
+  static constexpr size_t kLine = 128;  // each word has its own cache line
   static constexpr size_t kWrappedStride = 256;
   static_assert(kRecordOverhead + kKeyBytes <= kWrappedStride);
 
@@ -100,8 +101,8 @@ class CommandBatches : public CommandQueue {
   const gpu::KeyTable& keys_ = gpu_.keys;
   const uint32_t ring_, ahead_;
   cuda::Pointer arrived_ = 0;
-  // In host memory that streams and kernels read and write. A stream may reach a wait long after its
-  // group has ended, so this memory is never freed: the next group takes it over and counts on.
+  // Host memory that streams and kernels read and write. A stream may reach a wait long after its group has
+  // ended, so this memory is never freed: the next group takes it over and continues the numbers.
   uint8_t* words_ = nullptr;
   uint32_t* done_ = nullptr;  // the last batch that is done
   uint64_t* failed_ = nullptr;  // where a key's command reports a bad tag
@@ -109,14 +110,14 @@ class CommandBatches : public CommandQueue {
   uint32_t* over_ = nullptr;  // by number: the operation is done
   gpu::Batch* batches_ = nullptr;
   uint32_t last_number_ = 0;
-  std::array<uint32_t, kNumbers> taken_{};  // by place: the last number that had it
+  std::array<uint32_t, kNumbers> taken_{};  // by place: the last number that used it
   std::vector<uint64_t> queues_;  // of the commands in `batch_`
-  // Keys reach a GPU at work as records under a key of this queue's own: host memory that the GPU reads is
-  // not memory for keys.
+  // While the GPU works, keys reach it as records sealed under this queue's own key, because they pass
+  // through host memory, which is no memory for keys.
   std::unique_ptr<SealingKey> wrapping_;
   uint8_t* wrapped_ = nullptr;  // in host memory, by slot
   bool keys_wiped_ = false;
-  cuda::Pointer unwrapping_ = 0;  // where the GPU copies them to first, by slot
+  cuda::Pointer unwrapping_ = 0;  // where the GPU first copies these records, by slot
 };
 
 }  // namespace sealring

@@ -96,7 +96,7 @@ CudaDevice::Reduction CudaDevice::reduction() const {
   return found->second;
 }
 
-// So that a collective under way takes what is there, and asks CUDA for nothing.
+// Allocates ahead, so that a running collective finds its memory and makes no CUDA call.
 void CudaDevice::reserve_pinned_memory(size_t bytes, size_t pieces) {
   make_current();
   for (;;) {
@@ -104,7 +104,8 @@ void CudaDevice::reserve_pinned_memory(size_t bytes, size_t pieces) {
       const std::lock_guard<std::mutex> lock(pinned_lock_);
       if (pinned_count_[bytes] >= pieces) return;
     }
-    // Not under the lock: CUDA may keep us waiting, and the group's thread must get at what is there.
+    // Allocates outside the lock: CUDA may block here, and the group's thread must still get at the free
+    // pieces.
     void* memory = nullptr;
     check(cuda_.allocate_host(&memory, bytes, cuda::kPortable), "cuMemHostAlloc");
     const std::lock_guard<std::mutex> lock(pinned_lock_);
@@ -142,7 +143,7 @@ size_t CudaDevice::memory_bytes() const {
 
 // ---- staging slots ------------------------------------------------------------------------------------
 
-// Nothing is under way between two collectives.
+// Called between two collectives, when nothing is under way.
 void CudaDevice::make_room(size_t payload) {
   make_current();
   const cuda::Pointer before = staging_memory_;
@@ -162,7 +163,7 @@ void CudaDevice::allocate_staging(size_t payload) {
 
 int CudaDevice::add_key(const KeyBytes& key) {
   if (key_count_ == keys_.slots) throw std::logic_error("more keys than a group has");
-  // Where none has been: nothing under way uses it.
+  // The slot is new, so nothing under way uses it.
   if (CommandBatches* const commands = running_commands()) {
     commands->replace_key(key_count_, key);
   } else {
@@ -171,7 +172,7 @@ int CudaDevice::add_key(const KeyBytes& key) {
   return key_count_++;
 }
 
-// Seldom enough to wait for everything that may still use the old one.
+// This is so rare that it can wait for everything that may still use the old key.
 void CudaDevice::replace_key(int slot, const KeyBytes& key) {
   if (CommandBatches* const commands = running_commands()) return commands->replace_key(slot, key);
   for (cuda::Handle stream : compute_) check(cuda_.synchronize(stream), "cuStreamSynchronize");
@@ -185,11 +186,11 @@ void CudaDevice::put_key(int slot, const KeyBytes& key) {
 
 void CudaDevice::wipe() {
   if (commands_) commands_->wipe_wrapping_key();
-  // Streams wait for what is still to come, and CUDA may wait for them. It will be poisoned, and the
-  // keys with it.
+  // Streams wait for results that are still to come, and CUDA calls here could wait for those streams. The
+  // results will be poisoned and the keys wiped with them.
   if (commands_ && commands_->busy()) return;
   abandon();
-  // Their owners may give them back from now on. To close them CUDA waits until the GPU is idle.
+  // The areas' owners may free them from now on. Closing them makes CUDA wait until the GPU is idle.
   if (!PersistentKernel::any_running()) {
     for (cuda::Pointer area : reached_) cuda_.close_shared(area);
     reached_.clear();
@@ -215,8 +216,8 @@ void CudaDevice::begin(const Setting& setting) {
           "cuStreamWaitEvent");
   }
   if (setting.scratch_bytes > scratch_bytes_) {
-    // Nothing of ours is under way between two collectives. Streams of the script's may be, and may
-    // wait for this very one: so not with calls that wait until the whole GPU is idle.
+    // None of our work is under way between two collectives. Streams of the script may be, and may wait for
+    // this collective. So calls that wait until the whole GPU is idle are not used here.
     if (scratch_ != 0) check(cuda_.release_in(scratch_, in_), "cuMemFreeAsync");
     scratch_ = 0, scratch_bytes_ = 0;
     check(cuda_.allocate_in(&scratch_, setting.scratch_bytes, in_), "cuMemAllocAsync");
@@ -231,7 +232,7 @@ void CudaDevice::end() {
 }
 
 void CudaDevice::abandon() noexcept {
-  // A peer that is gone would keep them waiting for ever.
+  // Exchanges with a peer that is gone would wait for ever.
   if (exchanges_) exchanges_->abandon();
   if (CommandBatches* const commands = running_commands()) {
     commands->abandon();
@@ -256,8 +257,8 @@ Device::Ticket CudaDevice::seal(uint64_t queue, const Record& record, const uint
     return command(queue, gpu::Action::seal, record, plain, nullptr);
   StagingSlot& slot = next_staging_slot();
   const cuda::Handle stream = stream_of(queue);
-  // Its last user is settled, so the slot is free. In a device's memory a run may be put together
-  // in place, though others can write there: a seal reads back nothing of what it wrote.
+  // The slot's last user is settled, so the slot is free. In a device's memory a run may be built in place,
+  // though others can write there: sealing never reads back what it wrote.
   const cuda::Pointer sealed = record.area.on_device ? address(record.area.at) : slot.record;
   run_kernel(stream, seal_, record, sealed, false, plain, nullptr);
   check(cuda_.record_event(slot.computed, stream), "cuEventRecord");
@@ -281,7 +282,7 @@ Device::Ticket CudaDevice::open(uint64_t queue, const Record& record, uint8_t* i
   const cuda::Handle stream = stream_of(queue);
   const cuda::Pointer sealed = record.area.is_private ? address(record.area.at) : slot.record;
   if (!record.area.is_private) {
-    // Read once, into memory that no other process can write; what is checked there is what is used.
+    // The run is copied once, into memory that no other process can write. The copy is both checked and used.
     const size_t bytes = sealed_run_bytes(record.length);
     check(cuda_.copy(slot.record, address(record.area.at), bytes, in_), "cuMemcpyAsync");
     check(cuda_.record_event(slot.copied, in_), "cuEventRecord");

@@ -1,5 +1,5 @@
-// A GPU as the engine uses it: streams that compute, one that brings records
-// in and one that takes them out. So sealing, opening and both directions of the bus overlap.
+// A GPU as the engine uses it. It has streams that compute, one stream that brings records in and one that
+// takes them out, so sealing, opening and both directions of the bus overlap.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace sealring {
 
 class CudaDevice : public Device {
  public:
-  // Kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
+  // `seal` and `open` are kernels of engine/cuda/kernels.cu, loaded in the device's primary context.
   CudaDevice(const cuda::Driver& driver, int ordinal, int world, uint64_t seal, uint64_t open);
-  // From now on kernels can be launched ahead. `run_one_batch` is for collectives that reduce nothing.
+  // Allows kernels to be launched ahead from now on. `run_one_batch` is for collectives that reduce nothing.
   void enable_prelaunch(uint64_t run_one_batch);
-  // From now on streams can wait for messages. `run_all_batches` is the persistent kernel.
+  // Allows streams to wait for messages from now on. `run_all_batches` is the persistent kernel.
   void enable_persistent_kernel(uint64_t run_all_batches);
   // The stream of the kernels that are launched ahead.
   uint64_t prelaunch_stream() const { return prelaunched_ != nullptr ? prelaunched_->stream() : 0; }
@@ -90,13 +90,13 @@ class CudaDevice : public Device {
   static constexpr uint64_t kNothingFailed = ~0ull;
   static constexpr size_t kStreams = 8;
 
-  // A run's place in this device's own memory, while a ticket is not settled.
+  // The place of a run of records in this device's own memory, until its ticket is settled.
   struct StagingSlot {
     cuda::Pointer record = 0;
-    cuda::Handle copied = nullptr;    // it has been copied in or out
-    cuda::Handle computed = nullptr;  // a kernel is done with it
-    cuda::Handle done = nullptr;      // one of the two: the one to wait for
-    uint64_t batch = 0;               // or the batch of commands that it is in
+    cuda::Handle copied = nullptr;  // the run has been copied in or out
+    cuda::Handle computed = nullptr;  // a kernel has finished with the run
+    cuda::Handle done = nullptr;  // the one of these two events to wait for
+    uint64_t batch = 0;  // or the batch that contains its command
     bool opens = false;
   };
 
@@ -108,7 +108,7 @@ class CudaDevice : public Device {
                   cuda::Pointer sealed, bool opens, const uint8_t* local, uint8_t* result);
   // With commands (cuda_device_commands.cpp).
   bool prelaunched() const { return setting_.submitted.number != 0; }
-  // Where commands go; null where kernels are launched.
+  // The queue that commands go to; null if kernels are launched one by one.
   CommandBatches* running_commands() const {
     return commands_ && commands_->running() ? commands_.get() : nullptr;
   }
@@ -132,21 +132,22 @@ class CudaDevice : public Device {
   Setting setting_{};
   cuda::Pointer staging_memory_ = 0;
   std::array<StagingSlot, kRoom> staging_;
-  std::vector<cuda::Pointer> areas_, reached_;  // ours for wires, and peers'
+  std::vector<cuda::Pointer> areas_, reached_;  // our own areas for wires, and the peers' areas
   std::vector<uint8_t*> registered_;
   std::unique_ptr<CudaExchanges> exchanges_;
-  uint64_t* verdicts_ = nullptr;  // by slot, in host memory: kernels write there what was bad
+  uint64_t* verdicts_ = nullptr;  // by slot, in host memory: kernels report bad records there
   std::unique_ptr<CommandBatches> commands_;
-  PrelaunchedKernels* prelaunched_ = nullptr;  // where these are its strategy
+  PrelaunchedKernels* prelaunched_ = nullptr;  // set if `commands_` are prelaunched kernels
   std::mutex submitting_;
   uint64_t run_one_batch_ = 0;
-  std::vector<cuda::Pointer> scratches_;  // for submitted collectives; the last one is the largest
+  // for submitted collectives; the last block is the largest
+  std::vector<cuda::Pointer> scratches_;
   size_t scratches_bytes_ = 0;
   std::atomic<size_t> staging_bytes_{0};
   std::atomic<size_t> held_{0};  // for keys and verdicts
   mutable std::mutex pinned_lock_;
-  std::multimap<size_t, uint8_t*> pinned_;  // host memory that is free, by size
-  std::map<size_t, size_t> pinned_count_;  // pieces of a size that there ever were
+  std::multimap<size_t, uint8_t*> pinned_;  // free host memory, by size
+  std::map<size_t, size_t> pinned_count_;  // by size: how many pieces were ever allocated
   gpu::KeyTable keys_;
   int key_count_ = 0;
   cuda::Pointer scratch_ = 0;

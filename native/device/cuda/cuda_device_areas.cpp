@@ -1,4 +1,4 @@
-// Memory through which this GPU and those of other processes hand each other records, and exchanges.
+// Memory through which GPUs of different processes hand each other records, and the start of exchanges.
 #include <cstring>
 #include <stdexcept>
 
@@ -51,14 +51,15 @@ Device::Area CudaDevice::reach_host(uint8_t* memory, size_t bytes) {
 }
 
 std::vector<uint8_t> CudaDevice::new_meeting_id(int world) {
-  // A kernel of NCCL's waits on the GPU until the other ranks have come. To load another kernel meanwhile,
-  // a driver waits for the GPU, and keeps out the thread that would bring this rank to them.
+  // An NCCL kernel waits on the GPU until the other ranks have come. With lazy loading, loading another
+  // kernel meanwhile makes the driver wait for the GPU, and blocks the thread that would bring this rank
+  // there.
   int mode = cuda::kEagerLoading;
   if (cuda_.loading_mode != nullptr) check(cuda_.loading_mode(&mode), "cuModuleGetLoadingMode");
   if (mode != cuda::kEagerLoading) {
     throw std::runtime_error("set CUDA_MODULE_LOADING=EAGER before the process starts");
   }
-  std::vector<uint8_t> ids;  // of all channels
+  std::vector<uint8_t> ids;  // an id for each channel
   for (size_t channel = 0; channel < Channels(world).count(); ++channel) {
     const auto id = nccl::new_id(cuda_.nccl());
     ids.insert(ids.end(), id.begin(), id.end());

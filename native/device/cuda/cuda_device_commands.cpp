@@ -1,4 +1,5 @@
-// Operations that streams wait for: their commands are written to memory (device/command_queue.hpp).
+// The part of CudaDevice for operations that streams wait for: writes their commands to memory
+// (device/command_queue.hpp).
 #include <algorithm>
 #include <stdexcept>
 
@@ -24,12 +25,12 @@ void CudaDevice::enable_persistent_kernel(uint64_t run_all_batches) {
 }
 
 Submitted CudaDevice::submit(const Need& need) {
-  launch_rest();  // of one whose caller was interrupted
+  launch_rest();  // for a collective whose caller was interrupted
   const std::lock_guard<std::mutex> lock(submitting_);
   if (prelaunched_ == nullptr) throw std::logic_error("enable_prelaunch() was not called");
   make_current();
   if (need.scratch_bytes > scratches_bytes_) {
-    // Those before may still use theirs.
+    // Earlier collectives may still use the smaller blocks.
     cuda::Pointer memory = 0;
     check(cuda_.allocate(&memory, cuda::whole_blocks(need.scratch_bytes)), "cuMemAlloc");
     scratches_.push_back(memory);
@@ -42,7 +43,7 @@ Submitted CudaDevice::submit(const Need& need) {
   }
   const uint32_t parts = gpu::parts_of(std::min(need.segment_bytes, kGpuPayload));
   const uint32_t records = static_cast<uint32_t>(records_in_run(need.segment_bytes));
-  // The results and the keys.
+  // For poisoning the results and wiping the keys.
   const uint32_t spare = (need.results + 1 + gpu::kCommands - 1) / gpu::kCommands;
   Submitted out =
       prelaunched_->launch({function, parts, parts * records}, need.commands, spare, need.stream);
@@ -53,7 +54,8 @@ Submitted CudaDevice::submit(const Need& need) {
   return out;
 }
 
-// In one order: what blocks here waits only for what has been launched before.
+// Launches kernels and exchanges in a fixed order, so a call that blocks here waits only for earlier
+// launches.
 void CudaDevice::launch_rest() {
   if (prelaunched_ == nullptr) return;
   if (exchanges_) {
@@ -69,7 +71,8 @@ Device::Ticket CudaDevice::command(uint64_t queue, gpu::Action action, const Rec
   slot.opens = action != gpu::Action::seal;
   uint64_t* const verdict = &verdicts_[begun_ % kRoom];
   *verdict = kNothingFailed;
-  // Sealed where it is to lie: a seal reads back nothing of what it wrote. Opened in private memory.
+  // A record is sealed directly in its final place: sealing never reads back what it wrote. It is opened in
+  // private memory.
   const bool fetches = slot.opens && !record.area.is_private;
   const cuda::Pointer sealed = fetches ? slot.record : address(record.area.at);
   gpu::Command made{};
