@@ -1,5 +1,6 @@
-"""Random faults against real traffic, and a checker of what every rank then says.
+"""Random faults against real traffic, and a checker of what every rank reports.
 
-plan (seed -> traffic and faults) -> a world that runs it (local, processes) -> history -> check
--> report. `make chaos` runs it; docs/chaos.md says what is checked.
+A seed gives a plan of traffic and faults; a world runs it (local, light or processes) and records a
+history; the checker judges it; a report shows violations. `make chaos` runs this, and docs/chaos.md
+says what is checked.
 """

@@ -1,4 +1,4 @@
-"""A plan and a history -> what is wrong with them. docs/chaos.md says the rules in words."""
+"""Checks a history against its plan. docs/chaos.md says the rules in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.messages import bits_after, bits_before
 from tests.chaos.plan import PROBES, Call, FaultKind, Plan
 
 SLACK_S: Final = 30.0
-"""What a crowded machine may add to the timeout. A hang is longer."""
+"""How much longer than the timeout a crowded machine may take. A hang takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Violation:
 class Verdict:
     violations: list[Violation]
     inconclusive: bool
-    """The machine stood still for so long that no rank can be blamed for a silence."""
+    """The machine stood still for too long to blame a rank for a silence."""
     slowest_s: float
-    """From the first strike to the last rank's error."""
+    """Seconds from the first strike to the last rank's error."""
 
 
 ABOUT_SENDER: Final[dict[FaultKind, frozenset[str]]] = {
     FaultKind.FLIP: frozenset({"TamperedRecord"}),
-    # Each sealing key counts for itself: where the next record is of another key and another
-    # collective, the sender looks like a rank that is ahead.
+    # Each sealing key counts its own records. If the next record is of another key and collective,
+    # the sender looks like a rank that is ahead.
     FaultKind.DROP: frozenset({"MissingRecord", "OutOfStep"}),
     FaultKind.REPLAY: frozenset({"ReplayedRecord"}),
     FaultKind.REORDER: frozenset({"MissingRecord", "OutOfStep"}),
@@ -46,10 +46,10 @@ ABOUT_SENDER: Final[dict[FaultKind, frozenset[str]]] = {
     FaultKind.INTERRUPT: frozenset({"PeerLost"}),
     FaultKind.SCRIBBLE: frozenset({"TamperedRecord", "ReplayedRecord", "MissingRecord"}),
 }
-"""What the receiver of the attacked direction may see of it, and it must be about the sender."""
+"""The errors that the attacked direction's receiver may get, about the sender."""
 BOTH_WAYS: Final = frozenset({FaultKind.CUT, FaultKind.INTERRUPT, FaultKind.SCRIBBLE})
 OVER_A_REKEYING: Final = frozenset({FaultKind.DROP, FaultKind.REPLAY, FaultKind.REORDER})
-"""Where keys change every few records, an old or early one is of a key that no receiver tries."""
+"""If keys change every few records, an old or early record has a key that no receiver tries."""
 LOSES_A_RANK: Final = frozenset({FaultKind.KILL, FaultKind.LEAVE})
 
 
@@ -75,7 +75,7 @@ def check(plan: Plan, history: History) -> Verdict:
 
 
 def _results(plan: Plan, history: History) -> list[Violation]:
-    """A rank that returned without an error has what the reference engine has, bit by bit."""
+    """A rank that returns without an error must have the reference engine's result, bit by bit."""
     by_call: dict[Call, list[Outcome]] = defaultdict(list)
     for outcome in history.outcomes:
         if not outcome.altered:
@@ -114,7 +114,7 @@ UNEXPLAINED: Final = "every error has its cause"
 
 
 class _Group:
-    """The rules that concern one group's ranks among each other."""
+    """The rules about the ranks of one group."""
 
     def __init__(self, plan: Plan, history: History, group: int, members: tuple[int, ...]) -> None:
         self._plan, self._history, self._group, self._members = plan, history, group, members
@@ -167,10 +167,10 @@ class _Group:
             if (error := outcome.error) is not None and not error.of_the_group
         ]
 
-    # ---- one cause, and everybody names it or what came of it
+    # ---- one cause, and every error names it or a result of it
 
     def _unexplained(self) -> list[Violation]:
-        """Errors that lead back to no strike. Grows the set of explained ones until it stops."""
+        """Returns errors that no strike explains; explained ranks explain others."""
         left = dict(self._first)
         explained = set(self._gone)
         while found := {rank for rank, o in left.items() if self._explains(rank, o, explained)}:
@@ -193,13 +193,13 @@ class _Group:
             assert seen is not None
             agrees = seen.reported_by is None and seen.agrees_with(error)
             return agrees and witness in explained
-        # The witness died before its own error came back from the call.
+        # The witness died before its call returned its own error.
         return witness in self._gone and (
             self._sighting(witness, error) or self._followed(error, explained)
         )
 
     def _sighting(self, rank: int, error: SeenError) -> bool:
-        """Rank `rank` may have seen this happen itself."""
+        """Tells whether this rank may have seen the error itself."""
         peer = error.peer
         name = error.name
         if name == "TamperedRecord" and self._plan.rekey_bytes < REKEY_BYTES:
@@ -207,17 +207,18 @@ class _Group:
             if any((rank, peer) == (h.fault.receiver, h.fault.sender) for h in rekeyed):
                 return True
         if name == "PeerSilent" and any(self._plan.makes_silence(hit.fault) for hit in self._hits):
-            return True  # everybody waits, and the first to lose patience names whom it waited for
+            # All ranks wait, and the first to time out names the rank that it waited for.
+            return True
         return any(_seen_of(hit, rank, peer, name) for hit in self._hits)
 
     def _followed(self, error: SeenError, explained: set[int]) -> bool:
-        """The peer has left because of something that is explained already."""
+        """Tells whether the peer left because of something that is explained already."""
         return error.name == "PeerLost" and error.peer is not None and error.peer in explained
 
     # ---- all or none
 
     def _unharmed(self) -> list[Violation]:
-        """After the probes, all ranks have failed or none has."""
+        """After the probes, either all ranks have failed or none has."""
         alive = [rank for rank in self._members if rank not in self._gone]
         unharmed = [rank for rank in alive if rank not in self._first]
         must = [hit for hit in self._hits if hit.must_end and self._concerns(hit)]
@@ -232,8 +233,10 @@ class _Group:
         ]
 
     def _seen_last_of_all(self) -> bool:
-        """In shared memory a cut is seen by the rank that sleeps on its socket, sometimes in the
-        last probe at the earliest; then no rank is asked any more."""
+        """Tells whether a cut was seen only in the last probe, after which no rank is asked again.
+
+        In shared memory only the rank that sleeps on the socket sees the cut.
+        """
         cut = any(hit.fault.kind is FaultKind.CUT and self._concerns(hit) for hit in self._hits)
         last = self._plan.probes(self._group, PROBES)
         return cut and all(outcome.call in last for outcome in self._first.values())
@@ -245,7 +248,8 @@ class _Group:
     def _changed_their_mind(self) -> list[Violation]:
         """A group that failed raises the same error at every later call.
 
-        What was under way by then may still come out right: messages do not wait for each other.
+        Calls that were already under way may still succeed, because messages do not wait for each
+        other.
         """
         violations = []
         for rank, first in self._first.items():

@@ -1,4 +1,4 @@
-"""What happened: every call of every rank with its times, inputs and outcome, and every strike."""
+"""What happened: every rank's calls with times, inputs and outcomes, and every strike."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.chaos.plan import Call, Fault
 
 @dataclass(frozen=True, slots=True)
 class SeenError:
-    """An exception's facts; what crosses from a worker process to the checker."""
+    """The facts of an exception, which a worker process sends to the checker."""
 
     name: str
     text: str
     of_the_group: bool
-    """A GroupError, as every failure of a collective must be."""
+    """Whether it is a GroupError, as every failure of a collective must be."""
     peer: int | None
     collective: int | None
     reported_by: int | None
-    """Ranks of the job."""
+    """`peer` and `reported_by` are ranks of the job."""
 
     @property
     def facts(self) -> tuple[str, int | None, int | None, int | None]:
-        """What stays the same at every later call; the text names the call that met it."""
+        """The facts that stay the same at every later call; the text names the call that got it."""
         return self.name, self.peer, self.collective, self.reported_by
 
     @classmethod
@@ -42,37 +42,37 @@ class SeenError:
         )
 
     def agrees_with(self, other: SeenError) -> bool:
-        """What all who heard of one failure must agree on, whichever of a rank's links told it."""
+        """Tells whether both are reports of one failure, whichever link carried them."""
         return self.facts[:3] == other.facts[:3]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """One rank's part in one collective. Times are of the clock that all processes share."""
+    """One rank's part in one collective. All processes share the clock of the times."""
 
     rank: int
-    """In the world."""
+    """The rank in the world."""
     call: Call
     inputs: str
     """A digest of the rank's memory before the call."""
     started: float
     ended: float | None = None
     output: bytes | None = None
-    """The rank's memory after it, where it came back without an error."""
+    """The rank's memory after a call without an error."""
     error: SeenError | None = None
     altered: bool = False
-    """This rank was made to call something else."""
+    """Whether this rank was made to call something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A planned fault did strike."""
+    """A planned fault that did strike."""
 
     fault: Fault
     at: float
     what: str
     must_end: bool
-    """No rank may go on as if nothing had happened."""
+    """Whether no rank may go on as if nothing had happened."""
 
 
 @dataclass(slots=True)
@@ -80,15 +80,15 @@ class History:
     outcomes: list[Outcome] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
-    """Ranks whose process ended, and how."""
+    """Ranks whose process ended, and how it ended."""
     left: set[int] = field(default_factory=set)
-    """Ranks that said goodbye early."""
+    """Ranks that left the group early."""
     trouble: list[str] = field(default_factory=list)
-    """What went wrong outside of any call: set-up, a hang, the harness itself."""
+    """Problems outside of any call: in set-up, a hang, or in this harness."""
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     longest_stall_s: float = 0.0
-    """How long the machine itself stood still meanwhile."""
+    """The longest time for which the machine itself stood still."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hit(self, fault: Fault, what: str, *, must_end: bool, at: float | None = None) -> None:
@@ -107,7 +107,7 @@ def digest(bits: Iterable[bytes]) -> str:
 
 
 class Heartbeat(threading.Thread):
-    """Notices when this machine stands still, so that no rank is blamed for it."""
+    """Notices when this machine stands still, so that no rank is blamed for that."""
 
     def __init__(self, beat_s: float = 0.05) -> None:
         super().__init__(daemon=True, name="heartbeat")

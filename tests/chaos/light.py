@@ -1,7 +1,7 @@
-"""A world of light workers inside this process, too large to link all pairs when it forms.
+"""A world of light workers in this process, too large to link all pairs when it forms.
 
-Its links are real: TLS or sessions over loopback, and most of them are made in the traffic. A man
-in the middle is on every connection that a fault is meant for, from its first byte on.
+Its links are real: TLS or sessions over loopback, and traffic makes most of them. Each connection
+that a fault is meant for passes through a man in the middle from its first byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.core.links.worlds import ISSUER, DictStore
 
 FORMING_S = 60.0
 Way = tuple[Channel, int, int]
-"""Of the links of collectives or of messages: (sender, receiver)."""
+"""The kind of link, the sender and the receiver."""
 
 
 def run_light(plan: Plan) -> History:
@@ -44,7 +44,7 @@ def run_light(plan: Plan) -> History:
 
 
 class LightWorld:
-    """As `run_ranks` knows it: a LocalWorld, with groups in place of bare engines."""
+    """A world for `run_ranks` like LocalWorld, but with groups instead of bare engines."""
 
     def __init__(self, plan: Plan, history: History) -> None:
         self.name = f"chaos {plan.seed} {plan.name}"
@@ -87,7 +87,7 @@ class LightWorld:
         made = [self.pool.submit(one, rank) for rank in range(plan.world)]
         problems = [each.exception() for each in made]
         self.groups += [each.result() for each in made if each.exception() is None]
-        # Of a group that is forming, the first links may be cut, too: then there is none.
+        # A fault may also cut the first links of a forming group; then there is no group.
         cut = any(hit.fault.kind is FaultKind.INTERRUPT for hit in self._history.hits)
         for rank, problem in enumerate(problems):
             if problem is not None and not (cut and isinstance(problem, PeerUnreachable)):
@@ -95,7 +95,7 @@ class LightWorld:
         return not any(problems)
 
     def stand_between(self, sock: socket.socket, channel: Channel, dialer: int, peer: int) -> None:
-        """`sock`, which has been connected to the peer, leads to it through the middle from now."""
+        """Leads `sock`, which is connected to the peer, through a man in the middle from now on."""
         up, down = (channel, dialer, peer), (channel, peer, dialer)
         if up not in self.strikes and down not in self.strikes:
             return
@@ -126,7 +126,7 @@ class LightWorld:
 
 
 _worlds: dict[str, LightWorld] = {}
-"""Those that run now, by the names of their groups."""
+"""The worlds that run now, by the names of their groups."""
 _patching = threading.Lock()
 
 
@@ -141,7 +141,7 @@ def _on_connections(world: LightWorld) -> Iterator[LightWorld]:
 
 
 def _patch() -> None:
-    """Once in a process: connections of worlds that run lead through their middle."""
+    """Changes this process once, so that connections of running worlds pass their middle."""
     with _patching:
         if hasattr(Connections.dialed, "plain"):
             return

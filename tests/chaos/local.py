@@ -1,5 +1,7 @@
-"""A world of engines or of mailboxes inside this process: thousands of them in minutes, with men in
-the middle."""
+"""A world of engines or mailboxes in this process, with men in the middle.
+
+Thousands of such worlds run in minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from tests.core.engine.cases import Case, Tensors
 from tests.core.engine.local_world import Change, LocalMail, LocalWorld, receive, send, slot
 
 BEYOND_THE_TIMEOUT_S = 1.5
-"""A rank that is stopped comes back when all others have given up on it."""
+"""A stopped rank continues when all others have given up on it."""
 HANG_S = 60.0
-"""So long after the timeout, with all its slack, a world that has not ended never will."""
+"""A world that has not ended so long after the timeout and its slack never will."""
 
 
 def run_local(plan: Plan) -> History:
@@ -63,7 +65,7 @@ def run_ranks(
     strikes: Sequence[Strike],
     scribblers: Sequence[Scribbler] = (),
 ) -> None:
-    """The traffic and the probes; `world` is a LocalWorld or has what one has."""
+    """Runs the traffic and the probes; `world` is a LocalWorld or has the same members."""
     kind = _Correspondent if plan.channels == {"messages"} else _Rank
     ranks = [kind(plan, rank, world, history, scribblers) for rank in range(plan.world)]
     try:
@@ -82,7 +84,7 @@ def run_ranks(
 
 
 def _together(local: Any, plan: Plan, parts: list, history: History) -> bool:  # type: ignore[type-arg]
-    """All ranks at once; False if one hangs, which no rank may."""
+    """Runs all ranks' parts at once; returns False if a rank hangs."""
     futures = [local.pool.submit(part) for part in parts]
     limit = (len(plan.faults) + 1) * plan.timeout_s + HANG_S
     _, hanging = wait(futures, limit, FIRST_EXCEPTION)
@@ -133,13 +135,13 @@ class _Rank:
                 begun.append(self._begin(call, altered=altered))
                 if begun[-1].outcome.error is not None:
                     break
-            # Whatever was begun has to end, also where the last one failed at once.
+            # Every call that began must end, even if the last one failed at once.
             well = [self._finish(each) for each in begun]
             if not all(well):
                 return
 
     def probe(self, turn: int):  # type: ignore[no-untyped-def]
-        """Failed ranks call too: they must get the same error again."""
+        """Failed ranks call too, because they must get the same error again."""
         if self._rank in self._history.left:
             return lambda: None
         return lambda: [
@@ -166,7 +168,7 @@ class _Rank:
         engine.run(begun.call.number, begun.memory.collective(), self._plan.timeout_s)
 
     def _finish(self, begun: _Begun) -> bool:
-        """False if it failed."""
+        """Waits for the call to end; returns False if it failed."""
         if begun.outcome.error is None:
             try:
                 self._wait(begun)
@@ -178,7 +180,7 @@ class _Rank:
         return begun.outcome.error is None
 
     def _wait(self, begun: _Begun) -> None:
-        """A collective has ended when its call returns."""
+        """Does nothing, because a collective has ended when its call returns."""
 
 
 @dataclass
@@ -220,7 +222,7 @@ class _Correspondent(_Rank):
 
 
 def befall(fault: Fault, plan: Plan, history: History) -> bool:
-    """What happens to a rank before it calls; False if it leaves."""
+    """Does to a rank what the fault says before a call; returns False if the rank leaves."""
     if fault.kind is FaultKind.LEAVE:
         history.hit(fault, "said goodbye and left", must_end=True)
         return False
@@ -236,7 +238,7 @@ def befall(fault: Fault, plan: Plan, history: History) -> bool:
 
 
 def other_case(case: What) -> What:
-    """What a rank that disagrees calls: the same with one element more, or an all-reduce."""
+    """Returns what a disagreeing rank calls: one more element, or an all-reduce for a barrier."""
     if isinstance(case, Greeting):
         return case
     if isinstance(case, Case) and case.operation is Operation.BARRIER:

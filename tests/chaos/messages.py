@@ -1,4 +1,4 @@
-"""Messages from rank to rank as traffic: who takes part, in which memory, what must come out."""
+"""Messages between ranks as traffic: who takes part, their memory, and the right result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sealring.core.schedule import Algorithm, Operation, Topology
 from tests.core.engine.cases import Array, Case, Tensors, expected, tensors_of, values
 
 ANY_SOURCE_TAG: Final = 1000
-"""From here on tags are of one message each: only the sender of one can be meant."""
+"""Tags from here on belong to one message each, so only one sender can be meant."""
 GREETING_TAG: Final = 1 << 30
 
 
 @dataclass(frozen=True)
 class Message:
-    """Ranks are numbered within the group."""
+    """A message; its ranks are numbered within the group."""
 
     sender: int
     receiver: int
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Greeting:
-    """Everybody sends everybody an empty message: no link of the mailboxes is left out."""
+    """Every rank sends every other rank an empty message, so each mailbox link is used."""
 
     turn: int
 
@@ -52,7 +52,7 @@ What = Case | Message | Greeting
 
 
 class Parcel:
-    """One rank's array for a message: what it sends, or what is overwritten."""
+    """One rank's array for a message: the bytes to send, or the room for the received bytes."""
 
     def __init__(self, message: Message, rank: int, seed: int) -> None:
         like = Case(Operation.BROADCAST, Algorithm.DIRECT, message.elements, message.dtype)
@@ -63,7 +63,7 @@ class Parcel:
 
 
 class Nothing:
-    """A greeting moves no byte of anybody's."""
+    """The memory of a greeting, which moves no bytes."""
 
     slots: Final[list[Array]] = []
 
@@ -84,7 +84,7 @@ def memory_of(what: What, world: int, rank: int, seed: int) -> Tensors | Parcel 
 
 
 def bits_before(what: What, world: int, seed: int) -> dict[int, list[bytes]]:
-    """By rank; of those that take part."""
+    """Returns the bytes before the call, by rank, for all ranks that take part."""
     if isinstance(what, Case):
         return {rank: each.bits() for rank, each in enumerate(tensors_of(what, world, seed))}
     ranks = (rank for rank in range(world) if takes_part(what, rank))

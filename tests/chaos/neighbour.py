@@ -1,10 +1,11 @@
-"""A process of the workers' own user that writes into everything of theirs that it can reach.
+"""A process of the workers' user that writes into everything of theirs that it can reach.
 
-python -m tests.chaos.neighbour PID ... is that process. While groups are made it looks for their
-memory files and for the sockets through which these travel. Once there is traffic it also tries the
-workers' memory and all their descriptors: before, a worker has no keys, and shuts out no process.
-It reads lines: the first says that there is traffic, the next that it has ended. Then it prints how
-often it did what.
+`python -m tests.chaos.neighbour PID ...` runs it. While groups are made it looks for their memory
+files and for the sockets that pass those files. During traffic it also tries the workers' memory
+and all their descriptors; earlier, a worker has no keys and refuses no process.
+
+It reads lines: the first says that traffic has begun, the next that it has ended. Then it prints
+what it tried and reached, and how often.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Neighbour:
-    """The hostile process, as the world sees it."""
+    """Starts and ends the hostile process for a world."""
 
     def __init__(self, fault: Any, pids: list[int], history: Any) -> None:
         from tests.attacks.unprivileged import CHECKOUT, start
@@ -44,12 +45,12 @@ class Neighbour:
             text=True,
         )
         self._steps = 0
-        # A world may be over before a process has started; this one must be there from the start.
+        # A short world may end before the process has started, so wait until it has.
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
     def go_on(self, *, traffic: bool) -> None:
-        """Called when the groups are made, and when the traffic has ended."""
+        """Called when the groups are made, and again when the traffic has ended."""
         self._steps += 1
         if self._steps > 2:
             return
@@ -79,13 +80,13 @@ class _Hostile:
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
         self._mapped: dict[int, mmap.mmap] = {}
-        """By the file's inode."""
+        """The mappings by the inode of their file."""
         self._connections: list[socket.socket] = []
         self.tried: Counter[str] = Counter()
         self.reached: Counter[str] = Counter()
 
     def map_files(self) -> None:
-        """Maps the links' memory to write, while or after it is made."""
+        """Maps the links' memory for writing, while it is made or later."""
         for pid in self._pids:
             self.tried["fd"] += 1
             with suppress(OSError):
@@ -115,7 +116,7 @@ class _Hostile:
             memory[random.randrange(len(memory))] ^= 1 << random.randrange(8)
 
     def crowd_inboxes(self) -> None:
-        """Connects to the sockets through which memory travels, and leaves junk there."""
+        """Connects to the sockets that pass memory files, and leaves junk there."""
         with open("/proc/net/unix") as sockets:
             names = {line.split()[-1] for line in sockets if "@sealring/" in line}
         for name in names:
@@ -133,7 +134,7 @@ class _Hostile:
             self._connections.pop(0).close()
 
     def write_memory(self) -> None:
-        """Into the workers' own memory."""
+        """Writes into the workers' own memory."""
         for pid in self._pids:
             self.tried["mem"] += 1
             with suppress(OSError), open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
@@ -145,7 +146,7 @@ class _Hostile:
                         memory.write(os.urandom(64))
 
     def write_descriptors(self) -> None:
-        """Into their sockets and files."""
+        """Writes into the workers' sockets and files."""
         for pid in self._pids:
             with suppress(OSError):
                 pidfd = os.pidfd_open(pid)

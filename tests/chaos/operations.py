@@ -1,7 +1,7 @@
-"""The operations that traffic is made of. A new one is one entry here.
+"""The operations that traffic uses. A new operation is one entry here.
 
-Its arrays and its program come from core/engine/cases.py, as for every test of the engine; the
-entry says how torch is asked for it.
+Its arrays and its program come from core/engine/cases.py, as in every test of the engine. The entry
+says how to ask torch for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.chaos.messages import Message, What
 from tests.core.engine.cases import Array, Case
 
 Start = Callable[[Case, list[torch.Tensor], dict[str, Any]], Any]
-"""(case, one tensor per slot, group and async_op) -> torch's Work, or None when it is done."""
+"""Starts a case on tensors, one per slot; returns torch's Work, or None if it is done."""
 
 
 def _all_reduce(case: Case, slots: list[torch.Tensor], how: dict[str, Any]) -> Any:
@@ -80,7 +80,7 @@ OPERATIONS: Final[dict[Operation, Start]] = {
 def start(
     what: What, slots: list[torch.Tensor], rank: int, group: Any, async_op: bool
 ) -> list[Any]:
-    """torch's works for one rank's part of a call; none where it is done already."""
+    """Starts one rank's part of a call; returns torch's works, or none if it is done already."""
     if isinstance(what, Case):
         how = {"group": group, "async_op": async_op}
         work = OPERATIONS[what.operation](what, slots, how)
@@ -99,12 +99,12 @@ def start(
 
 
 _TORCH: Final = {dtype: name for name, dtype in DTYPES.items()} | {
-    DType.BYTES: torch.float8_e4m3fn  # one that sealring moves and does not reduce
+    DType.BYTES: torch.float8_e4m3fn  # a type that sealring moves and does not reduce
 }
 
 
 def as_tensor(array: Array, dtype: DType) -> torch.Tensor:
-    """The same memory, as torch's type of it."""
+    """Returns the same memory as a tensor of this type."""
     same_width = array.view(np.uint8) if dtype is DType.BOOL else array
     return torch.from_numpy(same_width).view(_TORCH[dtype])
 

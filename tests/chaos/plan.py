@@ -1,7 +1,7 @@
-"""A seed -> a world, its traffic and its faults. Nothing here runs anything.
+"""Makes a world, its traffic and its faults from a seed. Nothing here runs anything.
 
-The same seed and name make the same plan on every machine. What the plan leaves open are the races
-of real threads and processes: which rank is where when a fault strikes.
+The same seed and name make the same plan on every machine. Only races of real threads and processes
+differ: which rank is where when a fault strikes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.core.engine.cases import PROGRAMS, Case
 
 Where = Literal["local", "light", "processes"]
 Channel = Literal["collectives", "messages"]
-"""Each has links and keys of its own."""
+"""Collectives and messages have separate links and keys."""
 
 PATIENT_S: Final = 60.0
-"""The timeout where nothing planned makes a rank wait for it."""
+"""The timeout if no planned fault makes a rank wait until it."""
 QUICK_S: Final[dict[Where, float]] = {"local": 3.0, "light": 10.0, "processes": 5.0}
-"""... and where something does."""
+"""The timeout if a planned fault does."""
 
 
 class FaultKind(StrEnum):
@@ -71,12 +71,12 @@ ON_A_STREAM: Final = {
     FaultKind.CHOP: 2, FaultKind.MUTE: 2,
 }  # fmt: skip
 ON_A_BELL: Final = {FaultKind.CUT: 3, FaultKind.DELAY: 3}
-"""Over shared memory the socket carries nothing but wake-ups."""
+"""With shared memory the socket carries only wake-ups."""
 ON_SETUP: Final = {FaultKind.INTERRUPT: 10, FaultKind.HOLD: 6}
-"""Where links are made in the traffic."""
+"""Faults of links that are made during traffic."""
 ON_MEMORY: Final = {FaultKind.SCRIBBLE: 4}
 ON_A_HOST: Final = {FaultKind.NEIGHBOUR: 12}
-"""A process of the workers' own user tries to write into all that they have."""
+"""Another process of the workers' user tries to write into all that they have."""
 ON_A_RANK: Final[dict[Where, dict[FaultKind, int]]] = {
     "local": {
         FaultKind.STOP: 1, FaultKind.PAUSE: 2, FaultKind.LEAVE: 2, FaultKind.DISAGREE: 2
@@ -100,21 +100,21 @@ MAKES_SILENCE: Final = frozenset(
         FaultKind.STOP,
     }
 )
-"""After these somebody may wait for what never comes, until the timeout (see also below)."""
+"""After one of these a rank may wait until the timeout (see also may_make_silence)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective, the same on every member of its group, or one message of two members."""
+    """One collective, the same on all members of its group, or one message between two members."""
 
     group: int
     number: int
-    """As the group counts its collectives, from 1; messages are counted apart."""
+    """Its number in the group, from 1; messages have their own count."""
     case: What
     seed: int
-    """Of the values."""
+    """The seed of the values."""
     background: bool = False
-    """Called with async_op, and waited for at the end of its batch. Messages always are."""
+    """Called with async_op and waited for at the end of its batch, as messages always are."""
 
     @property
     def channel(self) -> Channel:
@@ -131,19 +131,19 @@ class Fault:
     group: int = 0
     sender: int = -1
     receiver: int = -1
-    """Ranks of the world: the direction of a link, or two who share memory."""
+    """Ranks of the world: a link's direction, or two ranks that share memory."""
     rank: int = -1
-    """... or the rank that it befalls."""
+    """The rank that the fault strikes, if it strikes a rank."""
     at: int = 1
-    """Strikes from this collective of the group on; on a rank, before the so-manieth call."""
+    """A link fault strikes from this collective on; a rank fault strikes before this call."""
     skip: int = 0
-    """So many records pass first."""
+    """How many records pass first."""
     place: float = 0.5
-    """Where in the record, from 0 to 1."""
+    """The place in the record, from 0 to 1."""
     amount: float = 0.0
-    """Seconds, bytes, bits or records: the kind knows."""
+    """Seconds, bytes, bits or records, as the kind of fault defines."""
     channel: Channel = "collectives"
-    """Which of the two links of a pair it strikes."""
+    """Which of a pair's two links it strikes."""
 
     def __str__(self) -> str:
         if self.kind in ON_A_HOST:
@@ -167,11 +167,11 @@ class Plan:
     record_bytes: int
     rekey_bytes: int
     algorithm: Algorithm | None
-    """What the setting "algorithm" says, for processes."""
+    """The setting "algorithm", for processes."""
     hosts: tuple[int, ...]
-    """A number for the host that each rank says it is on."""
+    """The number of the host that each rank claims to be on."""
     groups: tuple[tuple[int, ...], ...]
-    """The members of each; the first is the whole world."""
+    """The members of each group; the first group is the whole world."""
     batches: tuple[tuple[Call, ...], ...]
     faults: tuple[Fault, ...]
     timeout_s: float
@@ -186,7 +186,7 @@ class Plan:
 
     @property
     def channels(self) -> frozenset[Channel]:
-        """What the plan's ranks talk over; a local world has one of the two."""
+        """What the plan's ranks communicate over; a local world has only one of the two."""
         return frozenset(call.channel for call in self.calls)
 
     def makes_silence(self, fault: Fault) -> bool:
@@ -200,11 +200,11 @@ class Plan:
         return rank in members and takes_part(call.case, members.index(rank))
 
     def at(self, call: Call) -> int:
-        """The so-manieth call of the plan, from 1."""
+        """Returns the call's number in the plan, from 1."""
         return self.calls.index(call) + 1
 
     def probes(self, group: int, turn: int) -> list[Call]:
-        """After the traffic, when no fault strikes any more: by then everybody must know."""
+        """Returns the calls after all faults, by which every rank must know a failure."""
         counted = [c.number for c in self.calls if c.group == group and c.channel == "collectives"]
         probes = []
         if "messages" in self.channels:
@@ -219,10 +219,10 @@ _WORLDS: Final[dict[Where, list[int]]] = {
     "light": [9, 10, 11, 12],
     "processes": [2, 2, 3, 3, 4],
 }
-"""How many ranks. Light workers are so many that most pairs are linked in the traffic."""
+"""How many ranks; light worlds are so large that traffic makes most links."""
 PROBE: Final = Case(Operation.BARRIER, Algorithm.DIRECT, 0, DType.UINT8)
 PROBES: Final = 2
-"""In the first one the last who can see a fault sees it; in the second one all hear of it."""
+"""In the first probe the last witness sees a fault; in the second one all ranks hear of it."""
 
 
 def make_plan(where: Where, seed: int, number: int) -> Plan:
@@ -236,7 +236,7 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
     if where == "processes" and world > 2:
         for _ in range(chance.choice([0, 1, 2])):
             groups.append(tuple(sorted(chance.sample(range(world), chance.randint(2, world)))))
-    # Engines and mailboxes know each other only through the group, so local worlds have one kind.
+    # Only a group connects engines with mailboxes, so a local world has one of them.
     messages = chance.choice([0.0, 0.3, 0.7] if where == "processes" else [0.0, 0.0, 1.0])
     traffic = _Traffic(chance, where, tuple(groups), hosts, record_bytes, algorithm, messages)
     batches = traffic.batches()
@@ -260,9 +260,9 @@ def make_plan(where: Where, seed: int, number: int) -> Plan:
 
 
 def may_make_silence(fault: Fault, batches: tuple[tuple[Call, ...], ...]) -> bool:
-    """Whether somebody may wait until the timeout for what the fault took away."""
+    """Tells whether a rank may wait until the timeout for what the fault took away."""
     if fault.kind is FaultKind.LEAVE:
-        # In order, so that a message from anyone may still come from somebody else.
+        # Messages are in order, so a message from anyone may still come from another rank.
         cases = [call.case for batch in batches for call in batch]
         return any(isinstance(case, Message) and case.from_anyone for case in cases)
     return fault.kind in MAKES_SILENCE
@@ -281,7 +281,7 @@ class _Traffic:
     record_bytes: int
     algorithm: Algorithm | None
     messages: float
-    """So much of it are messages."""
+    """The share of messages in the traffic."""
 
     def batches(self) -> tuple[tuple[Call, ...], ...]:
         chance = self.chance
@@ -306,13 +306,13 @@ class _Traffic:
         return tuple(batches)
 
     def _elements(self, dtype: DType) -> int:
-        # Small ones are most of the traffic; large ones take several records of whatever size.
+        # Most calls are small; a large one takes several records of any size.
         largest = min(self.chance.choice([64, 2_000, 2_000, 24 * self.record_bytes]), 400_000)
         return self.chance.randint(0, largest // dtype.itemsize)
 
     def _message(self, group: int, number: int) -> Message:
         sender, receiver = self.chance.sample(range(len(self.groups[group])), 2)
-        # A few tags that meet again, so that their order counts; or one of its own, from anyone.
+        # A few tags repeat, so that their order counts; others are unique and received from anyone.
         tag = self.chance.choice([0, 0, 1, 7, ANY_SOURCE_TAG + number])
         dtype = self.chance.choice(list(DType))
         return Message(sender, receiver, tag, self._elements(dtype), dtype)
@@ -371,10 +371,10 @@ def _faults(
             rank = chance.randrange(len(groups[0]))
             at = chance.randint(1, len(calls))
             fault = Fault(kind, 0, rank=rank, at=at, place=place, amount=amount)
-            faults.setdefault(rank, fault)  # one misfortune each
+            faults.setdefault(rank, fault)  # at most one fault for each rank
         else:
             members = groups[aim.group]
-            # Mostly where records of the call pass, whatever its algorithm; sometimes elsewhere.
+            # Mostly aim at links that carry the call's records, whatever its algorithm.
             used = sorted(links_used(aim.case, _topology(hosts, members)))
             anywhere = [(a, b) for a in range(len(members)) for b in range(len(members)) if a != b]
             ways = used if used and chance.random() < 0.8 else anywhere
@@ -395,10 +395,10 @@ def _faults(
 
 
 def links_used(what: What, topology: Topology) -> set[tuple[int, int]]:
-    """(sender, receiver) of every link that carries a record of this call, by the group's ranks."""
+    """Returns (sender, receiver) of each link that carries the call's records, by group ranks."""
     world = len(topology.host_of)
     if isinstance(what, Message):
-        # The receiver answers that it has taken it.
+        # The receiver confirms that it has taken the message.
         return {(what.sender, what.receiver), (what.receiver, what.sender)}
     if isinstance(what, Greeting):
         return {(a, b) for a in range(world) for b in range(world) if a != b}

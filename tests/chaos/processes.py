@@ -1,6 +1,6 @@
 """A world of worker processes under torch.distributed, linked through the proxy.
 
-Workers are started once and used for many worlds; those that a plan kills are replaced.
+Workers are started once and run many worlds; a worker that a plan kills is replaced.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class _Hand:
 
 
 class Hands:
-    """The worker processes. New ones are started before they are needed.
+    """The worker processes; new ones are started before they are needed.
 
-    They are of a user without rights: what root may do to them says nothing.
+    They run as a user without privileges, because root's rights would prove nothing.
     """
 
     def __init__(self, count: int = LARGEST_WORLD + 1) -> None:
@@ -204,7 +204,7 @@ class _World:
             self._go_on()
 
     def _all_reach(self, step: str, limit: float) -> bool:
-        """Every living worker says `step`. False if one does not."""
+        """Waits until every living worker says `step`; returns False if a worker does not."""
         waiting = {rank for rank in range(self.plan.world) if rank not in self.history.dead}
         end = time.monotonic() + limit
         while waiting:
@@ -231,7 +231,7 @@ class _World:
     def _go_on(self) -> None:
         for rank, hand in enumerate(self.hands):
             if rank not in self.history.dead:
-                with suppress(OSError):  # it dies this moment; the next round notices
+                with suppress(OSError):  # the worker is dying; the next round notices it
                     hand.pipe.send("go on")
 
     def _heard(self, rank: int, message: tuple[Any, ...]) -> bool:
@@ -266,7 +266,7 @@ class _World:
             self.history.trouble.append(f"rank {rank} ended with exit status {process.exitcode}")
 
     def _keep_waking(self) -> None:
-        """On a thread of its own: a rank may be stopped in the middle of what it tells us."""
+        """Wakes stopped ranks; has its own thread, since a rank may stop while it writes."""
         while not self._over.wait(0.05):
             self._wake_the_stopped()
 
@@ -284,7 +284,7 @@ class _World:
             long = fault.kind is FaultKind.STOP
             rest = self.plan.timeout_s + BEYOND_THE_TIMEOUT_S if long else 0.6 * fault.amount
             if now >= self._stopped_at[rank] + rest:
-                with suppress(OSError):  # it has ended meanwhile
+                with suppress(OSError):  # the process has ended meanwhile
                     os.kill(pid, signal.SIGCONT)
 
 

@@ -1,7 +1,7 @@
-"""A TCP proxy between worker processes, and the store that sends them there.
+"""A TCP proxy between worker processes, and the store that leads the workers to it.
 
-Workers learn from the rendezvous store where to dial, and the store is the adversary's: it names
-the proxy instead of the peer. What passes is TLS and then sealed records; the proxy holds no key.
+Workers learn from the rendezvous store where to dial. The adversary controls the store and names
+the proxy instead of the peer. TLS and then sealed records pass the proxy, which has no key.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.chaos.plan import Channel
 from tests.core.engine.local_world import Change, Middle
 
 Way = tuple[int, int]
-"""(sender, receiver), ranks of the world."""
+"""The sender and the receiver, as ranks of the world."""
 
 
 class ProxyStore(HonestStore):
-    """A worker's view of the store: true, but for where the peers that it dials listen."""
+    """A worker's view of the store, which lies only about the addresses of peers to dial."""
 
     def __init__(self, store: Store, rank: int, ports: dict[int, int]) -> None:
         super().__init__(store)
@@ -48,32 +48,32 @@ class ProxyStore(HonestStore):
         return encode_addresses([self._led(self.group, "collectives", int(peer), value)]).encode()
 
     def check(self, keys: list[str]) -> bool:
-        """Hides where higher ranks listen: a lower one that dials would go round the proxy."""
+        """Hides the addresses of higher ranks: a lower rank that dials would avoid the proxy."""
         peers = [key.rpartition("/address/")[2] for key in keys if "/address/" in key]
         return not any(int(peer) > self._rank for peer in peers) and super().check(keys)
 
     def _led(self, group: int, channel: Channel, peer: int, real: bytes) -> Address:
-        """Where the proxy listens, which must know whom to connect its prey to, and for what."""
+        """Tells the proxy the peer and the purpose; returns the proxy's address."""
         self._store.set(target_key(self._rank, peer), f"{group} {channel} {real.decode()}")
         return "127.0.0.1", self._ports[peer]
 
     def lead_messages(self) -> None:
-        """From now on pipes for messages lead through the proxies too.
+        """Leads pipes for messages through the proxies too, from now on.
 
-        Members state the addresses for them in what they sign. A pair's proxy is dialed by the rank
-        that is higher, so the lower one waits for that one.
+        Members state their addresses for such pipes in what they sign. The higher rank of a pair
+        dials the pair's proxy, so the lower one waits for the higher one.
         """
         _patch_dialers()
         _leading.append(self)
 
 
 _leading: list[ProxyStore] = []
-"""The last one is that of the groups that are being made."""
+"""The stores of groups, of which the last one belongs to the group that is being made."""
 
 
 @functools.cache
 def _patch_dialers() -> None:
-    """Once in a process, which lives through many worlds."""
+    """Patches once in a process, which runs many worlds."""
     made, reach = Exchange.__init__, Dialer._try
     places: weakref.WeakKeyDictionary[Exchange, tuple[ProxyStore, int]] = (
         weakref.WeakKeyDictionary()
@@ -104,7 +104,7 @@ def target_key(dialer: int, acceptor: int) -> str:
 
 
 class Proxy:
-    """Stands between one pair of ranks, for all groups that they are both in."""
+    """Stands between one pair of ranks, for all groups that have both."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Proxy:
 
     def close(self) -> None:
         for sock in (self._server, *self._sockets):
-            # Not close() alone: a thread may wait on the descriptor, and this wakes it.
+            # close() alone would not wake a thread that waits on the descriptor; this does.
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(10)
@@ -138,13 +138,13 @@ class Proxy:
         while True:
             try:
                 near, _ = self._server.accept()
-            except OSError:  # closed
+            except OSError:  # the socket was closed
                 return
             self._sockets.append(near)
             try:
                 self._connect(near)
             except OSError:
-                near.close()  # the peer is gone; the dialer tries again or learns it elsewhere
+                near.close()  # the peer is gone; the dialer tries again or learns it in another way
             except Exception as problem:
                 self._trouble.append(f"the proxy failed: {problem!r}")
                 near.close()

@@ -55,12 +55,12 @@ def require_supported(dtype: DType, kind: ReduceKind) -> None:
 
 
 def bfloat16_bits_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """Exact: bfloat16 is float32's upper half."""
+    """Widens exactly, because bfloat16 is float32's upper half."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def float32_to_bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounded to nearest, ties to even; a NaN stays one, made quiet."""
+    """Rounds to nearest, ties to even; a NaN stays a NaN and becomes quiet."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     upper = bits >> np.uint32(16)
     rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
@@ -68,7 +68,7 @@ def float32_to_bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.
 
 
 def reduce_into(dst: Array, incoming: Array, dtype: DType, kind: ReduceKind) -> None:
-    """dst = dst op incoming, element by element. bfloat16 comes as its bits, in uint16."""
+    """Computes dst = dst op incoming for each element; bfloat16 is given as its bits in uint16."""
     with np.errstate(all="ignore"):
         if kind in (ReduceKind.MIN, ReduceKind.MAX):
             _keep_smaller_or_larger(dst, incoming, dtype, kind)
@@ -79,12 +79,13 @@ def reduce_into(dst: Array, incoming: Array, dtype: DType, kind: ReduceKind) -> 
             a, b, c, d = dst.real, dst.imag, incoming.real, incoming.imag
             dst.real, dst.imag = a * c - b * d, a * d + b * c
         else:
-            # NumPy's bool addition and multiplication are `or` and `and`, as we define them.
+            # NumPy's bool addition and multiplication are `or` and `and`, as the definition
+            # requires.
             _plain_ufunc(kind)(dst, incoming, out=dst)
 
 
 def divide_by_world(dst: Array, world: int, dtype: DType) -> None:
-    """The end of an AVG."""
+    """Divides a sum by the world size, which ends an AVG."""
     if dtype in COMPLEXES:
         divide_by_world(dst.view(_real_type(dtype)), world, _REAL_PART[dtype])
     elif dtype in _SIXTEEN_BIT_FLOATS:
@@ -92,7 +93,7 @@ def divide_by_world(dst: Array, world: int, dtype: DType) -> None:
     elif dtype in (DType.FLOAT32, DType.FLOAT64):
         np.divide(dst, dst.dtype.type(world), out=dst)
     elif dtype in SIGNED:
-        # In 64 bits, because a large world need not fit the type; its quotients always do.
+        # 64 bits, because a large world may not fit the type; the quotients always fit.
         wide = dst.astype(np.int64)
         floor = wide // world
         dst[:] = floor + ((wide < 0) & (floor * world != wide))
@@ -101,7 +102,7 @@ def divide_by_world(dst: Array, world: int, dtype: DType) -> None:
 
 
 def multiply_by(dst: Array, factor: float, dtype: DType) -> None:
-    """The beginning of a PREMUL_SUM."""
+    """Multiplies a contribution by the factor, which begins a PREMUL_SUM."""
     with np.errstate(all="ignore"):
         if dtype in COMPLEXES:
             multiply_by(dst.view(_real_type(dtype)), factor, _REAL_PART[dtype])
@@ -132,7 +133,7 @@ def _keep_smaller_or_larger(dst: Array, incoming: Array, dtype: DType, kind: Red
         old, new = _widened(dst, dtype), _widened(incoming, dtype)
     taken = new < old if kind is ReduceKind.MIN else new > old
     if dtype in FLOATS:
-        # Comparison takes the two zeros for equal, and finds nothing smaller or larger than a NaN.
+        # A comparison finds the two zeros equal, and nothing smaller or larger than a NaN.
         lesser = np.signbit(new)
         taken |= (new == old) & (lesser if kind is ReduceKind.MIN else ~lesser)
         taken |= np.isnan(new)
@@ -159,13 +160,12 @@ def _real_type(dtype: DType) -> type[np.floating[Any]]:
 
 
 # ---- The reference engine: all ranks in one process, on NumPy, with nothing sealed
-#
-# It runs the very programs that the native engine runs, segment by segment, and defines what must
-# come out. `arithmetic` says what a single reduction computes.
+# \\ It runs the same programs as the native engine, segment by segment, and defines the right
+# results. The functions above define a single reduction.
 
 
 _UNWRITTEN = 0xA5
-"""Scratch starts as this, so that a program that reads it too early fails alike every time."""
+"""The bytes that scratch starts with, so that a program that reads it too early always fails."""
 
 
 def run_reference(
@@ -182,10 +182,10 @@ def run_reference(
 ) -> None:
     """Runs one collective and leaves its results in the arrays, as the native engine would.
 
-    slots_per_rank[r] are the arrays that rank r's caller provides. `dtype` is needed where NumPy
-    does not know the type: BFLOAT16, given as its bits in uint16 arrays. `factor` is PREMUL_SUM's.
-    `window`, `link_records` and `shuffle` change the order of steps (see Execution) and must never
-    change what comes out.
+    `slots_per_rank[r]` are the arrays that rank r's caller provides. `dtype` is needed only for a
+    type that NumPy lacks: BFLOAT16, whose bits are given in uint16 arrays. `factor` is
+    PREMUL_SUM's. `window`, `link_records` and `shuffle` change the order of steps (see Execution)
+    and must never change the results.
     """
     dtype = dtype or _dtype_of(slots_per_rank)
     require_supported(dtype, op)
@@ -210,13 +210,13 @@ def run_reference(
 
 
 class _Records:
-    """What has been sealed. A record keeps its name when it is forwarded, so one entry does."""
+    """All sealed records. A forwarded record keeps its name, so each record has one entry."""
 
     def __init__(self) -> None:
         self._payloads: dict[tuple[int, int, int, int], Array] = {}
 
     def seal(self, sealer: int, receiver: int, message: int, segment: int, payload: Array) -> None:
-        """`receiver` is -1 for a published record, which is for all."""
+        """Stores a record; `receiver` is -1 for a published record, which is for all ranks."""
         self._payloads[sealer, receiver, message, segment] = payload.copy()
 
     def open(self, sealer: int, receiver: int, message: int, segment: int) -> Array:
@@ -251,7 +251,7 @@ class _Rank:
         self._factor = factor
 
     def segments(self) -> list[int]:
-        """In how many segments each step exists: the first, and where its slot has bytes."""
+        """Returns how many segments each step has: as many as its slot fills, and at least one."""
         return [
             max(1, -(-self._slots[step.slot].size // self._segment_elements))
             for step in self._program.steps
@@ -267,7 +267,7 @@ class _Rank:
             case Action.PUBLISH:
                 records.seal(here, -1, step.message, segment, piece)
             case Action.FORWARD:
-                pass  # the record goes on as it is; the execution moves it
+                pass  # the record passes on unchanged; the execution moves it
             case Action.RECEIVE:
                 piece[:] = self._opened(step, segment, records)
             case Action.RECEIVE_REDUCE:

@@ -1,4 +1,4 @@
-"""How many cores a worker may use, by its mask and its control groups."""
+"""How many cores a worker may use, by its CPU mask and its control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What variables and the members of SEALRING_SETTINGS may be, and which file may hold these."""
+"""Values of variables and of SEALRING_SETTINGS, and the files that may hold the settings."""
 
 from __future__ import annotations
 

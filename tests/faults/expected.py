@@ -1,4 +1,4 @@
-"""What an error about a lost or silent rank must say."""
+"""Checks that an error about a lost or silent rank has all its facts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sealring.errors import GroupError, PeerLost, PeerSilent
 def assert_names(
     error: object, rank: int, collective: int, operation: str, *kinds: type[GroupError]
 ) -> None:
-    """One of `kinds`, about `rank` on its host, in that collective by its name and number."""
+    """Asserts that the error is one of `kinds` and names the rank, its host and the collective."""
     assert type(error) in (kinds or (PeerLost, PeerSilent)), repr(error)
     assert isinstance(error, GroupError)
     text = str(error)

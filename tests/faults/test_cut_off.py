@@ -1,6 +1,6 @@
-"""A rank whose network is cut, without a reset: nothing comes and nothing is acknowledged.
+"""A rank whose network is cut without a reset: nothing arrives and nothing is acknowledged.
 
-this namespace                    a namespace of its own
+this namespace                    another namespace
 ranks 0 and 1, the store          rank 2
 10.x.y.1  ------ veth pair ------ 10.x.y.2
 """
@@ -43,7 +43,7 @@ class Wire:
         _do("ip", "link", "set", self.device, "down")
 
     def drop_packets(self) -> None:
-        """In the far namespace, so that no rule of this machine's is touched."""
+        """Drops packets in the far namespace, so that this machine's rules stay untouched."""
         for rule in (
             "add table inet cut",
             "add chain inet cut in { type filter hook input priority 0; policy drop; }",
@@ -84,21 +84,21 @@ def wire() -> Iterator[Wire]:
 
 @pytest.fixture(scope="module")
 def own_workers(wire: Wire) -> Iterator[Workers]:
-    """Of which the last does not come back from its namespace."""
+    """Workers for this module only, because the last one never leaves its namespace."""
     started = Workers(3)
     yield started
     started.close()
 
 
 def enter(namespace: str) -> None:
-    """This thread, and those it starts, from now on."""
+    """Moves this thread, and the threads that it starts later, into the namespace."""
     with open(f"/run/netns/{namespace}") as target:
         if ctypes.CDLL(None, use_errno=True).setns(target.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
 
 
 def wait_for(file: Path) -> None:
-    """What is agreed this way does not need the network."""
+    """Waits for a file, which needs no network."""
     while not file.exists():
         time.sleep(0.01)
 
@@ -113,7 +113,7 @@ def cut_off(rank: int, world: int, wire: Wire, how: str, idle: bool, folder: Pat
     if rank == 0:
         wait_for(folder / "after-barrier-1")
         wait_for(folder / "after-barrier-2")
-        # In a collective: everybody else has begun it by then, and it cannot end without this rank.
+        # The others are inside the collective by then, and it cannot end without this rank.
         time.sleep(0 if idle else 0.5)
         getattr(wire, how)()
         (folder / "cut").touch()
@@ -145,6 +145,6 @@ def test_a_rank_that_is_cut_off_is_named_within_the_timeout(
     )
     for rank in (0, 1):
         assert_names(results[rank], 2, 2, "all_reduce")
-    # The one that is cut off cannot know which side the knife was on; it names one it waits for.
+    # The rank that is cut off cannot know which side failed; it names a rank that it waits for.
     assert_names(results[2], results[2].peer, 2, "all_reduce")
     assert results[2].peer in (0, 1)

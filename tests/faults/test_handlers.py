@@ -1,7 +1,7 @@
-"""A script's handler of a signal that comes while its thread waits in a collective or a message.
+"""A script's signal handler runs while its thread waits in a collective or a message.
 
-Python runs the handler on that thread, within the wait. What it calls of the group must not wait
-for the thread.
+Python runs the handler on that thread, inside the wait. Calls of the group in the handler must
+therefore not wait for the thread.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sealring.errors import GroupClosed, GroupError, Unsupported
 from tests.workers import Workers
 
 LARGE = (5 << 20) // 4
-"""Elements: several lanes share them."""
+"""Elements of a tensor that is large enough for several lanes."""
 
 
 class Terminated(Exception):
-    """What the handler raises at its end."""
+    """The handler raises this at its end."""
 
 
 def do(what: str) -> None:
@@ -46,7 +46,7 @@ ACTIONS: dict[str, Callable[[Any], object]] = {
 
 
 def in_turn(*calls: Callable[[], object]) -> None:
-    """All that the first needs may have come before the news that the group is closed."""
+    """Runs the calls in turn: the first may still succeed before the news of the closed group."""
     for call in calls:
         call()
 
@@ -54,7 +54,7 @@ def in_turn(*calls: Callable[[], object]) -> None:
 def handled(rank: int, world: int, what: str, action: str) -> str:
     group: Any = dist.group.WORLD
     store = distributed_c10d._get_default_store()
-    for _ in range(2):  # the second one is prepared; and lanes are made
+    for _ in range(2):  # the second call is prepared, and makes lanes if there are any
         dist.all_reduce(torch.ones(LARGE if what == "laned" else 100))
     if rank == 1:
         if action == "sends":
@@ -99,6 +99,6 @@ def test_a_handler_that_uses_the_group_does_not_wait_for_its_own_thread(
     workers: Workers, what: str, action: str
 ) -> None:
     lanes = with_settings({}, threads=2) if what == "laned" and usable_cores() > 1 else {}
-    # A group of its own: the handler ends it.
+    # The group is used for this test only, because the handler ends it.
     env = {"SEALRING_TRANSPORT": "tcp", "CASE": f"{what} {action}", **lanes}
     assert workers.run(handled, what, action, world=2, env=env) == ["ended", "was told"]

@@ -1,4 +1,4 @@
-"""Real processes that are killed, stopped or slow: every other rank says who, where and in what."""
+"""Real processes are killed, stopped or slow; every other rank says which one, where and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both_transports = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
 
 def warm_up() -> list[int]:
-    """Collective 1; everybody's process id."""
+    """Runs collective 1; returns the process ids of all ranks."""
     pids = torch.zeros(dist.get_world_size(), dtype=torch.int64)
     pids[dist.get_rank()] = os.getpid()
     dist.all_reduce(pids)
@@ -30,7 +30,7 @@ def warm_up() -> list[int]:
 
 
 class Expendable:
-    """Five workers, of which the highest that is alive may be killed, one after the other."""
+    """Five workers; the highest that is still alive may be killed, one after the other."""
 
     def __init__(self) -> None:
         self.workers = Workers(5)
@@ -52,7 +52,7 @@ def expendable() -> Iterator[Expendable]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether it is neither gone nor a zombie."""
+    """Tells whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -62,7 +62,7 @@ def is_running(pid: int) -> bool:
 def dies(rank: int, world: int, idle: bool) -> str:
     pids = warm_up()
     if rank == world - 1:
-        # In a collective: the others are waiting for it by then, or about to.
+        # By then the others wait for this rank in a collective, or are about to.
         time.sleep(0 if idle else 0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     while idle and is_running(pids[-1]):
@@ -83,7 +83,7 @@ def test_a_killed_rank_is_lost_to_every_other(
 
 
 def in_turn(*calls: Callable[[], object]) -> None:
-    """All that the first needs may have come before the news that the group is closed."""
+    """Runs the calls in turn: the first may still succeed before the news of the closed group."""
     for call in calls:
         call()
 
@@ -173,7 +173,7 @@ def stops_in_a_ring(rank: int, world: int) -> str:
 
 
 def test_in_a_ring_no_rank_hangs_behind_a_stopped_one(workers: Workers) -> None:
-    """Rank 2 waits for rank 1, rank 3 for rank 2, which has told it that it waits itself."""
+    """Rank 3 waits for rank 2, which waits for rank 1 and has told rank 3 so."""
     environment = with_settings({}, algorithm="ring")
     results = workers.run(stops_in_a_ring, world=4, env=environment, errors=True)
     for rank in (0, 2, 3):

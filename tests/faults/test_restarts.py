@@ -60,7 +60,7 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 
 
 def train(folder: Path, victim: int, nodes: int) -> list[list[str]]:
-    """What ranks 0 and 1 wrote down."""
+    """Runs the training under `sealring run`; returns the lines that ranks 0 and 1 wrote."""
     folder.mkdir()
     script = folder / "train.py"
     script.write_text(SCRIPT)
@@ -97,7 +97,7 @@ def run_script(rank: int, world: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> str:
-    """The last line of a run in which no worker is killed."""
+    """Returns the last line of a run in which no worker is killed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     workers.run(run_script, str(folder), world=2, group=False)
     log = (folder / "rank-0.txt").read_text().splitlines()

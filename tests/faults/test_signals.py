@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a worker that waits, and a whole job, and leave nothing behind."""
+"""SIGINT and SIGTERM end a waiting worker, or a whole job, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.workers import Workers
 
 
 class Terminated(Exception):
-    """What a script's own handler of SIGTERM raises."""
+    """A script's own handler of SIGTERM raises this."""
 
 
 def terminate(*_: object) -> None:
@@ -36,7 +36,7 @@ def terminate(*_: object) -> None:
 
 
 def what_is_open() -> set[str]:
-    """Sockets, shared memory and threads of this process."""
+    """Returns the names of this process's open sockets, shared memory and threads."""
     found = {thread.name for thread in threading.enumerate()}
     found |= {
         line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:" in line
@@ -44,7 +44,7 @@ def what_is_open() -> set[str]:
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the one that listed them
+        except OSError:  # the descriptor of the listing itself
             continue
         if target.startswith(("socket:", "/memfd:")):
             found.add(target)
@@ -52,7 +52,7 @@ def what_is_open() -> set[str]:
 
 
 def calls(how: str) -> Callable[[], object]:
-    """A call that waits for a rank that does not come; what it needs of that rank is done here."""
+    """Returns a call that waits for an absent rank; what needs that rank before is done here."""
     if how == "backward":
         ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
         return lambda: ddp(torch.ones(2, 4)).sum().backward()
@@ -63,7 +63,7 @@ def calls(how: str) -> Callable[[], object]:
 
 
 def in_turn(*calls: Callable[[], object]) -> None:
-    """All that the first needs may have come before the news that the group is closed."""
+    """Runs the calls in turn: the first may still succeed before the news of the closed group."""
     for call in calls:
         call()
 
@@ -112,7 +112,7 @@ def interrupted(rank: int, world: int, how: str, number: int) -> str:
 def test_a_signal_ends_what_waits_and_the_others_are_told(
     workers: Workers, how: str, number: int, transport: str
 ) -> None:
-    # What `sealring top` reads would be left: it lives as long as the process.
+    # The socket of `sealring top` lives as long as the process, so it is switched off.
     environment = {"SEALRING_TRANSPORT": transport, "SEALRING_LIVE": "0"}
     results = workers.run(interrupted, how, number, world=2, group=False, env=environment)
     assert results == ["interrupted", "was told"]
@@ -139,7 +139,7 @@ else:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that have `mark` in their environment, wherever they hang in the tree."""
+    """Returns all processes with `mark` in their environment, whatever their parents are."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -147,7 +147,7 @@ def marked(mark: str) -> list[int]:
         try:
             if mark.encode() in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # ended meanwhile, or not ours
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return found
 
@@ -175,7 +175,7 @@ def test_a_signal_ends_a_job_and_nothing_is_left(
             "MARK": mark,
             **with_settings(
                 {}, allow_debuggers=True
-            ),  # so that this test sees what they have, as any user
+            ),  # so that this test can see what the processes have, as any user
         },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -197,13 +197,13 @@ def test_a_signal_ends_a_job_and_nothing_is_left(
             os.kill(left, signal.SIGKILL)
     assert survivors == []
     assert job.returncode == status, errors[-3000:]
-    # Memory and sockets live as long as a process that holds them, and there is none.
+    # Memory and sockets live as long as a process holds them, and no process does.
     assert not shared & memory_of(int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit())
     assert not [name for name in os.listdir("/dev/shm") if "sealring" in name]
 
 
 def memory_of(processes: Iterable[int]) -> set[int]:
-    """The inodes of sealring's shared memory that these processes have mapped or open."""
+    """Returns the inodes of sealring's shared memory that these processes have mapped or open."""
     found = set()
     for process in processes:
         try:

@@ -1,7 +1,7 @@
-"""What collectives must give, computed in other ways than the code under test does it.
+"""The expected results of collectives, computed in other ways than the tested code does.
 
-Integers are Python's, cut to size; bfloat16 is rounded by looking for the nearest of all its
-values; the order of operands is written out per algorithm.
+Integers are Python's, cut to size. bfloat16 is rounded by a search for the nearest of all its
+values. The order of operands is written out for each algorithm.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sealring.core.schedule import ALGORITHMS, Algorithm, Operation, Program, pr
 Array = np.ndarray[Any, Any]
 Combine = Callable[[Array, Array], Array]
 
-# Magnitudes of all bfloat16 values in the order of their bits; infinity stands at 2**128, where
-# rounding takes it to be.
+# Magnitudes of all bfloat16 values in the order of their bits. Infinity stands at 2**128, which is
+# where rounding places it.
 _MAGNITUDES = (np.arange(0x7F80, dtype=np.uint32) << 16).view(np.float32).astype(np.float64)
 _MAGNITUDES = np.append(_MAGNITUDES, 2.0**128)
 
@@ -43,7 +43,7 @@ def all_algorithms() -> list[tuple[Operation, Algorithm]]:
 
 
 def random_array(dtype: DType, length: int, rng: np.random.Generator) -> Array:
-    """Values that overflow, cancel and vanish now and then, and each special value as well."""
+    """Returns values that sometimes overflow, cancel or vanish, and special values."""
     if dtype is DType.BOOL:
         return rng.integers(0, 2, length).astype(np.bool_)
     if dtype in COMPLEXES:
@@ -75,7 +75,7 @@ def nearest_bfloat16_bits(values: Array) -> Array:
 
 
 def combiner(dtype: DType, kind: ReduceKind) -> Combine:
-    """(dst, incoming) -> dst op incoming."""
+    """Returns the function (dst, incoming) -> dst op incoming."""
     summing = kind in (ReduceKind.SUM, ReduceKind.AVG, ReduceKind.PREMUL_SUM)
     if dtype is DType.BFLOAT16 and kind not in (ReduceKind.MIN, ReduceKind.MAX):
         ufunc = np.add if summing else np.multiply
@@ -157,7 +157,7 @@ def reduced(
     kind: ReduceKind,
     factor: float = 1.0,
 ) -> Array:
-    """One chunk reduced over all ranks in the order that `algorithm` documents for it."""
+    """Reduces one chunk over all ranks, in the order of operands that `algorithm` documents."""
     world = len(contributions)
     combine = combiner(dtype, kind)
     with np.errstate(all="ignore"):
@@ -172,7 +172,7 @@ def reduced(
 
 
 def assert_same_bits(actual: Array, expected: Array, dtype: DType) -> None:
-    """Equal to the bit, except that any NaN is as good as another."""
+    """Asserts that the bits are equal; any NaN equals any other NaN."""
     assert actual.dtype == expected.dtype
     if dtype in COMPLEXES:
         part = DType.FLOAT32 if dtype is DType.COMPLEX64 else DType.FLOAT64

@@ -1,4 +1,4 @@
-"""check_programs accepts all we build, and names what is wrong with programs broken on purpose."""
+"""check_programs accepts all programs that are built, and names what is wrong in broken ones."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_in_a_hierarchy_every_chunk_enters_a_host_once(operation) -> None:
 
 
 def steps_before(program: Program, index: int) -> set[Action]:
-    """The actions that a step waits for, directly or not."""
+    """Returns the actions that a step waits for, directly or indirectly."""
     found: set[int] = set()
     to_visit = list(program.steps[index].after)
     while to_visit:
@@ -142,9 +142,10 @@ def steps_before(program: Program, index: int) -> set[Action]:
 @pytest.mark.parametrize("operation", CALLED)
 @pytest.mark.parametrize("premultiply", [False, True])
 def test_in_direct_programs_a_slow_peer_delays_no_other_rank(operation, premultiply) -> None:
-    """What keeps them free of deadlock for good, where the test above tries some orders only.
+    """Shows why direct programs never deadlock; the test above tries only some orders.
 
-    Rank 0 of an all-reduce may reduce into what it publishes: all others take it unconditionally.
+    Rank 0 of an all-reduce may reduce into what it publishes, because all other ranks take it
+    unconditionally.
     """
     premultiply = premultiply and operation in REDUCING
     for program in programs(operation, Algorithm.DIRECT, 6, premultiply=premultiply):
@@ -169,7 +170,7 @@ def refusal(built: list[Program], **options: object) -> str:
 
 
 def broken(built: list[Program], rank: int, index: int, **changes: object) -> list[Program]:
-    """The programs with some fields of one step changed."""
+    """Returns the programs with some fields of one step changed."""
     steps = list(built[rank].steps)
     steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
     return with_steps(built, rank, steps)

@@ -1,4 +1,4 @@
-"""What is chosen, and by which table; files that are no tables are refused with what is wrong."""
+"""Which algorithm each table chooses; files that are not tables are refused by name."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_group_chooses_by_its_topology() -> None:
     mine = parse_table(FILE, "mine.toml").over(shipped_table())
     assert Selection(ONE_HOST, mine)(Operation.ALL_REDUCE, 2000) is TREE
     assert Selection(TWO_HOSTS, mine)(Operation.BROADCAST, 1) is Algorithm.HIERARCHICAL
-    # What the file does not say is as in the shipped table.
+    # The shipped table decides what the file does not list.
     for operation in Operation:
         for size in (0, 1 << 12, 1 << 20):
             same = Selection(OWN_HOSTS)(operation, size)
@@ -133,7 +133,7 @@ LARGE = {
 @pytest.mark.parametrize("topology", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("wired", [False, True])
 def test_what_is_chosen_in_a_large_world_needs_few_links(topology: Topology, wired: bool) -> None:
-    """All but what goes from one rank to each other, or from each to one."""
+    """Covers all operations except those that go from one rank to every other, or the other way."""
     selection, world = Selection(topology), len(topology.host_of)
     selection = selection.without_forwards() if wired else selection
     ranks = sorted({0, 1, 7, world // 2, world - 1})
@@ -255,7 +255,7 @@ def test_operations_have_names_of_their_own() -> None:
         Operation.ALL_REDUCE: RING,
         Operation.BROADCAST: TREE,
     }
-    # Whichever comes first: what is said of one operation is what holds for it.
+    # A choice for one operation wins over the general choice, in either order.
     for text in ("ring,broadcast=tree", "broadcast=tree,ring"):
         assert parse_fixed(text, "NAME") == {**everywhere(RING), Operation.BROADCAST: TREE}
 
@@ -281,7 +281,7 @@ def test_a_small_world_tells_whether_a_large_one_passes_records_on(hosts: tuple[
 
 
 def test_no_barrier_is_hierarchical() -> None:
-    """Nor anything else that has no such program, on ways that pass no records on."""
+    """Selections without forwarding choose only programs that the operation has."""
     selection = Selection(LARGE["eight a host"]).without_forwards()
     for operation in Operation:
         for size in (0, 1 << 25):

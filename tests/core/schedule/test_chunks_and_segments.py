@@ -52,7 +52,7 @@ def test_segments_fit_records_and_whole_cache_lines(longest, record_bytes) -> No
         (40 << 10, 16 << 10),
         (64 << 10, 16 << 10),
         (256 << 10, 64 << 10),
-        ((512 << 10) + 4, 104896),  # five equal ones rather than four and a crumb
+        ((512 << 10) + 4, 104896),  # five equal segments, instead of four and a small rest
         (64 << 20, 128 << 10),
     ],
 )

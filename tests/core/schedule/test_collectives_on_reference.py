@@ -1,4 +1,4 @@
-"""Every operation and algorithm on the reference engine, against results computed otherwise."""
+"""Every operation and algorithm on the reference engine, against independently computed results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_all_reduce(
         assert tensor.tobytes() == tensors[0].tobytes(), "ranks differ"
 
 
-# Deadlocked while a step could overtake itself in an earlier segment.
+# This deadlocked when a step could overtake itself in an earlier segment.
 @example(3, 31, Algorithm.DIRECT, (DType.COMPLEX128, ReduceKind.PREMUL_SUM), 1, 16, False)
 @given(worlds, lengths, algorithms, reductions, seeds, segments, st.booleans())
 @light
@@ -218,7 +218,7 @@ reducing_algorithms = st.sampled_from(
 @given(worlds, lengths, reducing_algorithms, st.data(), seeds, windows, roomy_or_tight_links)
 @light
 def test_every_algorithm_reduces(world, length, pair, data, seed, window, link_records) -> None:
-    """Integers, so that any order of operands gives the same; the order is the program's own."""
+    """Uses integers, whose sum is the same in any order; each program has its own order."""
     operation, algorithm = pair
     root = data.draw(st.integers(0, world - 1)) if operation is Operation.REDUCE else 0
     hosts = data.draw(st.lists(st.integers(0, 3), min_size=world, max_size=world))
@@ -320,7 +320,7 @@ def test_barrier_hears_from_everybody(world) -> None:
 
 @pytest.mark.parametrize("world", range(1, 20))
 def test_no_rank_leaves_a_barrier_by_tree_before_all_have_come(world) -> None:
-    """Without one rank, no other one ends its program."""
+    """While one rank is missing, no other rank can end its program."""
     barriers = programs(Operation.BARRIER, Algorithm.TREE, world)
     run_reference(barriers, [[np.empty(0, np.uint8)] for _ in range(world)], ReduceKind.NONE)
     for absent in range(world):

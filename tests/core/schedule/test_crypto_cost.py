@@ -1,4 +1,4 @@
-"""Seal once, forward sealed: what a ring costs in cryptography, counted step by step."""
+"""Counts a ring's cryptography step by step: sealed once, then forwarded sealed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which exchange records go, and programs in which every record is for one peer."""
+"""In which exchange records travel, and programs in which each record is for one peer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sealring.core.schedule.levels import levels_for
 from tests.core.schedule.expectations import all_algorithms, programs
 
 CALLS = [each for each in all_algorithms() if each[0] in CALLED]
-"""What GPUs may run: what a group asks its ranks goes by their CPUs."""
+"""The operations that GPUs may run; other operations of a group run on CPUs."""
 HOSTS = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 2, 1), (0, 0, 0, 0)]
 
 
@@ -50,7 +50,7 @@ def test_relayed_programs_are_sound(
 
 @dataclass(frozen=True, slots=True)
 class OfAll:
-    """The levels of all ranks' programs."""
+    """The levels of the programs of all ranks."""
 
     of_steps: list[tuple[int, ...]]
     count: int
@@ -59,7 +59,7 @@ class OfAll:
 
 
 def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
-    """Worked out from all programs, by running them."""
+    """Computes the levels by running all programs."""
     levels = [[0] * len(program.steps) for program in programs]
     complete = [[0] * len(program.steps) for program in programs]
     sent: dict[tuple[int, int, int, int], tuple[int, int]] = {}
@@ -81,7 +81,8 @@ def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
             before, sender = level, step.peers[0]
             at, level = sent[sender, rank, step.origin, step.message]
             if exchanged and before - 1 > level:
-                # What was opened before came later: this must not come in an earlier exchange.
+                # A step before it was opened later, so this record must not come in an earlier
+                # exchange.
                 level = levels[sender][at] = before - 1
                 assert programs[sender].steps[at].peers == (rank,)
             complete[rank][index] = max(complete[rank][index], level + exchanged)
@@ -96,7 +97,7 @@ def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
 def told(
     operation: Operation, algorithm: Algorithm, hosts: tuple[int, ...], *, apart: tuple[int, ...]
 ) -> Iterator[tuple[OfAll, OfAll]]:
-    """As the ranks tell it, and as it is, for every root and with and without scaling."""
+    """Yields the levels as the ranks compute them and as a run shows them, for all variants."""
     relays = 1 < len(set(hosts)) < len(hosts)
     topology = Topology(hosts)
     for root in range(len(hosts)) if operation in ROOTED else [0]:
@@ -125,7 +126,7 @@ def told(
 def test_the_path_of_a_chunk_tells_what_all_programs_do(
     operation: Operation, algorithm: Algorithm, hosts: tuple[int, ...]
 ) -> None:
-    """On GPUs that share a host or not, and where every rank must exchange with every other."""
+    """Covers GPUs that share a host or not, and groups where all ranks exchange with all others."""
     everybody = tuple(range(len(hosts)))
     for apart in {hosts, everybody} if len(set(hosts)) > 1 else {everybody}:
         for as_told, as_it_is in told(operation, algorithm, hosts, apart=apart):
@@ -144,7 +145,7 @@ def test_and_so_in_any_arrangement(operation: Operation, algorithm: Algorithm) -
 
 
 def test_levels_of_an_all_reduce() -> None:
-    """To the chunk's home and back: two; a ring has one for every hop."""
+    """A chunk goes to its home and back in two levels; a ring has one level for each hop."""
     apart = tuple(range(8))
     for algorithm, count in (
         (Algorithm.DIRECT, 1), (Algorithm.HIERARCHICAL, 2), (Algorithm.RING, 14)

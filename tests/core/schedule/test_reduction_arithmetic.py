@@ -1,4 +1,4 @@
-"""The definition of single reductions, at the places where engines tend to differ."""
+"""Single reductions follow the definition, especially where engines tend to differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that makes a group of Gloo's, as its caller knows it, and writes down what it got."""
+"""A script that asks for a Gloo group and writes down which group it got."""
 
 from __future__ import annotations
 

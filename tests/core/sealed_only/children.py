@@ -1,6 +1,7 @@
-"""A sealed-only script that starts children in ways that lose SEALRING_ONLY; each prints its group.
+"""A sealed-only script that starts children in ways that lose SEALRING_ONLY.
 
-It prints what every child got, by the name of the way. The children ask for Gloo.
+Each child asks for Gloo. The script prints the group that each child got, by the way in which the
+child was started.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def of_multiprocessing(method: str) -> Callable[[Path], None]:
         from tests.core.sealed_only.child import main
 
         before = os.environ.copy()
-        os.environ.clear()  # as accelerate does for a while
+        os.environ.clear()  # accelerate empties the environment for a while, too
         os.environ["PYTHONPATH"] = before["PYTHONPATH"]
         try:
             context: Any = multiprocessing.get_context(method)
@@ -72,7 +73,7 @@ def of_multiprocessing(method: str) -> Callable[[Path], None]:
 
 
 def daemon(answer: Path) -> None:
-    """Its parent is gone before it imports torch."""
+    """Starts a daemon whose parent is gone before the daemon imports torch."""
     inner = f"sleep 1; exec env -u SEALRING_ONLY {PYTHON} {CHILD} {answer}"
     subprocess.run(["setsid", "sh", "-c", f"({inner}) &"], env=WITHOUT, check=True)
 
@@ -107,7 +108,7 @@ def main(names: list[str]) -> None:
         for number, name in enumerate(names):
             answer = Path(folder, str(number))
             WAYS[name](answer)
-            while not answer.exists():  # the daemon's
+            while not answer.exists():  # the daemon's answer comes later
                 time.sleep(0.1)
             got[name] = answer.read_text()
     print("GOT", json.dumps(got), flush=True)

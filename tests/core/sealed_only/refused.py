@@ -1,4 +1,4 @@
-"""A script that tries one plaintext way after the other; prints the error of each, by its name."""
+"""A script that tries one plaintext way after the other and prints each error by its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reduce_in_one_shot() -> None:
 def taken_out(tried: Callable[[], Any]) -> Callable[[], Any]:
     def without_the_setting() -> None:
         before = os.environ.copy()
-        os.environ.clear()  # as accelerate does for a while
+        os.environ.clear()  # accelerate empties the environment for a while, too
         try:
             tried()
         finally:
@@ -52,7 +52,7 @@ def first_error_of(tried: Callable[[], Any]) -> str:
 
 def main() -> None:
     torchs: Any = torch._C
-    assert fake_pg  # importing it registers the backend
+    assert fake_pg  # the import registers the backend
     dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     attempts: dict[str, Callable[[], Any]] = {
         "xccl": group("xccl"),

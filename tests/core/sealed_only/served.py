@@ -1,4 +1,4 @@
-"""A script of two ranks that opens one plaintext door after the other; prints what it got."""
+"""A script of two ranks that asks for plaintext groups in all served ways; prints what it got."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kind_of(group: Any) -> str:
 
 
 def in_a_child(rank: int, meeting: str, results: Any) -> None:
-    """A process that was not started by `sealring run`, as a framework's helper."""
+    """Runs in a process that `sealring run` did not start, like a framework's helper."""
     store = dist.FileStore(meeting, 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     results.put(kind_of(dist.group.WORLD))
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
     got = {"no name": kind_of(dist.group.WORLD)}
     for name in ("gloo", "nccl", "cpu:gloo", "cpu:gloo,cuda:nccl", "cpu:sealring,cuda:nccl"):
         got[name] = kind_of(dist.new_group(backend=name))
-    # torch's saver starts a process that makes a group of Gloo's for itself.
+    # torch's saver starts a process that makes a Gloo group for itself.
     state = {"weight": torch.full((4,), 7.0)}
     saved: Any = dcp.async_save(
         state, checkpoint_id=str(folder), async_checkpointer_type=AsyncCheckpointerType.PROCESS

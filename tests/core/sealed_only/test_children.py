@@ -1,4 +1,4 @@
-"""Processes that a sealed-only one starts are sealed-only, however they lose its variable."""
+"""Children of a sealed-only process are sealed-only, even if they lose its variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to a plaintext group that torch or a framework opens, under `sealring run`."""
+"""Every way in which torch or a framework asks for a plaintext group, under `sealring run`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_doors_that_are_refused() -> None:
     for name, error in errors.items():
         assert error.startswith("PlaintextGroup: "), name
         assert f"{refused.__file__}:" in error, error
-        if "taken out" not in name and "operator" not in name:  # there, the line is further in
+        # There, the reported line is deeper in the code.
+        if "taken out" not in name and "operator" not in name:
             assert f"{refused.__file__}:{lines[name]}" in error, error
     assert "sealring cannot do what 'xccl' does" in errors["xccl"]
     assert "sealring has no tensors on xpu" in errors["another device"]
@@ -94,7 +95,7 @@ THREAD = f"{GROUP}, whose thread pt_gloo_runloop runs, exists already"
         ),
         ("group = dist.ProcessGroupGloo(store, 0, 1)", THREAD),
         (
-            # Python has no reference to Gloo's object then.
+            # Now Python has no reference to Gloo's object.
             "group = dist.ProcessGroup(store, 0, 1); group._register_backend(torch.device('cpu'), "
             "dist.ProcessGroup.BackendType.GLOO, dist.ProcessGroupGloo(store, 0, 1))",
             THREAD,
@@ -137,7 +138,7 @@ sealring.require_sealed()
     subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
 
 
-# Linux keeps 15 bytes of the second one: half of its last letter.
+# Linux keeps 15 bytes of the second name, which end in the middle of its last letter.
 @pytest.mark.parametrize("name", ["TP_train.py", "14_ascii_bytes\u00fc.py"])
 def test_a_script_whose_name_its_threads_have_too(name: str, tmp_path: Path) -> None:
     script = tmp_path / name

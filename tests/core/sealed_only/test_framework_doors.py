@@ -1,6 +1,6 @@
-"""Modules of frameworks are changed as they load, or at once where they are loaded already.
+"""Modules of frameworks are changed when they load, or at once if they are loaded already.
 
-The packages here have the frameworks' names alone; `make integrations` runs the real ones.
+The packages here have only the frameworks' names; `make integrations` runs the real ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
         for package in file.relative_to(folder).parents[:-1]:
-            (folder / package / "__init__.py").touch()  # else an installed framework goes first
+            # Otherwise Python would import an installed framework.
+            (folder / package / "__init__.py").touch()
     (folder / "script.py").write_text(code)
     return subprocess.run(
         [sys.executable, folder / "script.py"],

@@ -1,4 +1,4 @@
-"""Processes that sealring itself starts run in sealed-only mode as they do without it."""
+"""Processes that sealring itself starts work in sealed-only mode as they do without it."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_what_was_appended_cannot_be_cut_reordered_or_repeated(server: Server) -
         server.put("key", forged)
         with pytest.raises(
             StoreError, check=coded("store.replayed_value")
-        ):  # even to one who never saw it
+        ):  # the order also shows to a reader that never saw the value
             server.worker().get("key")
 
 
@@ -248,7 +248,7 @@ def test_values_joined_to_one(server: Server) -> None:
 
 
 def test_an_older_value_to_a_newcomer_is_not_noticed(server: Server) -> None:
-    """Stated as a limit: who has seen nothing newer cannot tell."""
+    """The documented limit: a reader that has seen nothing newer cannot notice it."""
     worker = server.worker()
     worker.set("key", "old")
     old = server.held("key")
@@ -258,7 +258,7 @@ def test_an_older_value_to_a_newcomer_is_not_noticed(server: Server) -> None:
 
 
 class Restless(HashStore):
-    """Changes its mind each time that a worker has looked."""
+    """A store that changes its value each time after a worker has looked."""
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         return bytes(super().get(key)) if super().check([key]) else b"x"
@@ -296,7 +296,7 @@ def test_values_of_another_job_run_or_restart_do_not_open(change: dict[str, str]
     theirs = store_under_secret(plain, ENVIRONMENT | change)
     ours.set("key", "value")
     assert store_under_secret(plain, ENVIRONMENT).get("key") == b"value"
-    assert not theirs.check(["key"])  # they do not even meet under one name
+    assert not theirs.check(["key"])  # the two stores do not even use one name
     plain.set(theirs._keys.value_name("key"), plain.get(ours._keys.value_name("key")))  # type: ignore[arg-type]
     with pytest.raises(StoreError, check=coded("store.tampered_value")):
         theirs.get("key")
@@ -309,7 +309,7 @@ def test_without_a_secret_there_is_no_key_before_the_group() -> None:
 
 @pytest.mark.threat("T7")
 def test_a_forged_address_is_refused_and_read_again(server: Server) -> None:
-    """A group that is made over a sealed store meets forgeries as it does over a plain one."""
+    """A group over a sealed store treats forged addresses as one over a plain store does."""
     until = time.monotonic() + 60
     book, others = (AddressBook(server.worker(), "1", until) for _ in range(2))
     book.publish(0, [("127.0.0.1", 1)])
@@ -340,7 +340,7 @@ def test_a_context_is_not_another_one_spelled_differently() -> None:
 
 @pytest.mark.threat("T2")
 def test_a_part_says_what_it_is(server: Server) -> None:
-    """The kind is authenticated: an appended part cannot be made a first one."""
+    """The kind is authenticated: a part that was appended cannot pass for a first part."""
     sealed = KEYS.seal(Kind.APPENDED, KEYS.value_name("key"), bytes(16), 1, b"x")
     server.put("key", sealed[:3] + bytes([Kind.VALUE]) + sealed[4:])
     with pytest.raises(StoreError, check=coded("store.tampered_value")):

@@ -1,4 +1,4 @@
-"""The sealed store where torch uses it: the default group's store, and torchrun's agents."""
+"""The sealed store as torch uses it: in the default group and in torchrun's agents."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.workers import SECRET, Workers
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Workers]:
-    """Of this module's own: torch keeps a store's server for as long as its process lives."""
+    """Workers for this module only, because torch keeps a store's server for the process's life."""
     started = Workers(2)
     yield started
     started.close()
 
 
 def plain_names() -> list[str]:
-    """What the server of the environment's store holds, seen by anybody who connects."""
+    """Returns the names in the environment's store, which anyone who connects can list."""
     server = dist.TCPStore(
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=60)
     )
@@ -53,7 +53,7 @@ def sum_of_ranks(group: Any = None) -> float:
 
 
 def over_a_sealed_url(rank: int, world: int, ports: list[int]) -> list[float]:
-    """Again and again in one process, with sub-groups and collections of garbage between."""
+    """Makes groups repeatedly in one process, with sub-groups and garbage collection."""
     sums = []
     for port in ports:
         os.environ["MASTER_PORT"] = str(port)
@@ -63,7 +63,7 @@ def over_a_sealed_url(rank: int, world: int, ports: list[int]) -> list[float]:
         sums.append(sum_of_ranks(dist.new_group(list(range(world)))))
         dist.barrier()
         names = [] if rank else plain_names()
-        # One thing is left readable: torch's count of the workers that have come to a TCPStore.
+        # One name stays readable: torch's count of the workers that have come to a TCPStore.
         assert [name for name in names if len(name) != 64] in ([], ["init/"]), names
         assert rank or world == 1 or len(names) > 2
         dist.barrier()
@@ -71,7 +71,7 @@ def over_a_sealed_url(rank: int, world: int, ports: list[int]) -> list[float]:
     return sums
 
 
-# Rank 0 is to make the server itself, as without a launcher.
+# Rank 0 makes the server itself, as it does without a launcher.
 NO_AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
@@ -83,7 +83,7 @@ def test_a_group_over_a_sealed_url(workers: Workers) -> None:
 
 
 def test_the_next_group_may_have_the_same_port(workers: Workers) -> None:
-    # Of one rank: a second one might still find the old server, which is torch's to sort out.
+    # Only one rank, because a second could still find the old server, which torch manages.
     ports = [free_port()] * 2
     results = workers.run(over_a_sealed_url, ports, world=1, group=False, env=NO_AGENT)
     assert results == [[0.0] * 4]
@@ -95,7 +95,7 @@ def agreed_in_the_group(rank: int, world: int) -> tuple[bytes, float, str]:
     found = sealed.get(f"from {1 - rank}")
     _, plain = distributed_c10d._world.pg_map[dist.group.WORLD]  # type: ignore[index]
     assert plain is sealed
-    # torch meets for a new group in the sealed store now.
+    # torch now uses the sealed store to form a new group.
     total = sum_of_ranks(dist.new_group([0, 1]))
     hidden = sealed.inner
     try:
@@ -135,7 +135,7 @@ def test_a_store_or_a_group_is_sealed_and_not_both() -> None:
         sealed_store(HashStore(), install=True)
 
 
-# ---- nothing forged reaches pickle
+# ---- no forged bytes reach pickle
 
 
 class Counting(pickle.Unpickler):
@@ -147,7 +147,7 @@ class Counting(pickle.Unpickler):
 
 
 class FlipInABroadcast(wiretap.TappedWire):
-    """Changes a bit of the so-manieth broadcast's record."""
+    """Changes a bit of the broadcast record with the given number."""
 
     def _see(self, sighting: wiretap.Sighting) -> None:
         if sighting.is_data and sighting.fields["operation"] == Operation.BROADCAST:
@@ -157,7 +157,7 @@ class FlipInABroadcast(wiretap.TappedWire):
 
 
 def objects_over_a_tapped_link(rank: int, world: int, number: int) -> tuple[str, int]:
-    """Rank 1 is lured to a relay in its own process."""
+    """Leads rank 1 to a relay in its own process; returns what it received and its pickle loads."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store: Store = dist.TCPStore(*address, timeout=timedelta(seconds=60))
     Counting.loads = 0
@@ -175,7 +175,7 @@ def objects_over_a_tapped_link(rank: int, world: int, number: int) -> tuple[str,
         except TamperedRecord as error:
             return type(error).__name__, Counting.loads
         finally:
-            # The relay goes when rank 1 does: not before rank 0 has all that came over it.
+            # The relay ends with rank 1's process, so rank 1 waits until rank 0 has everything.
             store.set(f"rank {rank} is done", "")
             store.wait([f"rank {1 - rank} is done"])
         assert objects == [{"a": [1, 2, 3]}]
@@ -198,7 +198,7 @@ def test_no_changed_record_of_an_object_reaches_pickle(
 
 
 def agents(server: Any) -> Any:
-    """torchrun's handler as torchrun makes it, with a server that the test can write to."""
+    """Makes torchrun's handler as torchrun does, over a server that the test can write to."""
     params = RendezvousParameters("sealring", "127.0.0.1:0", "run", 1, 1, store_type="tcp")
     target = "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend._create_tcp_store"
     with patch(target, lambda _params: server):
@@ -217,7 +217,7 @@ def test_agents_meet_over_a_sealed_store(monkeypatch: pytest.MonkeyPatch) -> Non
     try:
         info = handler.next_rendezvous()
         assert (info.rank, info.world_size) == (0, 1)
-        # torch's own first word under the plain name is a constant, and stays the only one.
+        # torch writes one constant under the plain name; it stays the only readable name.
         readable = [name for name in server.list_keys() if len(name) != 64]
         assert readable == ["torch.rendezvous.run"]
     finally:
@@ -243,7 +243,7 @@ def test_no_forged_state_of_the_agents_reaches_pickle(monkeypatch: pytest.Monkey
 
 @pytest.mark.threat("T9")
 def test_the_same_forgery_does_run_in_torchs_own_rendezvous() -> None:
-    """What the two tests above are worth: the attack is real where the store is not sealed."""
+    """Shows that the attack of the two tests above is real where the store is not sealed."""
     from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
     server = HashStore()

@@ -1,4 +1,4 @@
-"""Launchers that meet, and those that were started wrongly."""
+"""Launchers on several machines meet, or are told what was started wrongly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def outcomes(*meetings: Meeting) -> list[RendezvousInfo | SealringError]:
 def test_machines_have_the_numbers_that_they_were_given() -> None:
     port = free_port()
     meetings = [launcher(port, machine, 3) for machine in (2, 0, 1)]
-    for _ in range(2):  # and again, when workers are started anew
+    for _ in range(2):  # a second time, as when workers are restarted
         met = outcomes(*meetings)
         for one, machine in zip(met, (2, 0, 1), strict=True):
             assert isinstance(one, RendezvousInfo)
@@ -129,7 +129,7 @@ def test_a_first_machine_that_does_not_come(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.fixture
 def mute_port() -> Iterator[int]:
-    """Something listens there, and says nothing."""
+    """A port where something listens but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -169,7 +169,7 @@ def test_a_first_machine_that_is_lost() -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(outcomes(one)))
     thread.start()
-    server.get("sealring/launchers/0/1")  # it has come
+    server.get("sealring/launchers/0/1")  # the launcher has come
     del server
     thread.join()
     assert type(found[0]) is PeerUnreachable
@@ -177,7 +177,7 @@ def test_a_first_machine_that_is_lost() -> None:
 
 
 class SilentStore:
-    """Takes what a launcher writes, and answers no question."""
+    """A store that takes a launcher's writes but never answers a question."""
 
     port = 1
 
@@ -194,7 +194,7 @@ class SilentStore:
 
 
 def test_a_first_machine_that_answers_no_more() -> None:
-    """torch's client would wait for it without end."""
+    """torch's client would wait for the store without end."""
     one, store = launcher(1, 1, timeout=0.5), SilentStore()
     one.tcp = store  # type: ignore[assignment]
     try:

@@ -20,7 +20,7 @@ from tests.core.store.server import KEYS, Server, tcp_store
 
 @pytest.fixture(params=["tcp", "hash", "file"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any]:
-    """Two workers' views of one store."""
+    """Returns two workers' views of one store."""
     stores: list[Any]
     if request.param == "tcp":
         first = tcp_store()
@@ -38,7 +38,7 @@ def views(request: pytest.FixtureRequest, pair: tuple[Any, Any]) -> Any:
     if request.param == "bare":
         yield pair
     else:
-        # The sealed stores stay alive in `pair`: a PrefixStore does not keep them.
+        # `pair` keeps the sealed stores alive, because a PrefixStore does not.
         yield tuple(dist.PrefixStore("a", dist.PrefixStore("b", store)) for store in pair)
 
 
@@ -190,7 +190,7 @@ def test_clones_live_with_their_store(server: Server) -> None:
 
 @pytest.mark.threat("T11")
 def test_many_threads_and_connections_raise_no_false_alarm() -> None:
-    """Reads that overtake each other, and writers that do not know of each other."""
+    """Reads overtake each other, and writers do not know of each other."""
     store = SealedStore(HashStore(), KEYS)
     stores = [store, store.clone(), SealedStore(store.inner, KEYS)]
     store.set("key", "0")

@@ -1,4 +1,4 @@
-"""The sealed store's vector in docs/spec.md, by pyca/cryptography alone and by our code."""
+"""The sealed store's vector in docs/spec.md, computed by pyca/cryptography and by sealring."""
 
 from __future__ import annotations
 
