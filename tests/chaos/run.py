@@ -1,4 +1,4 @@
-"""Runs worlds for a given time and counts what came of them."""
+"""Runs worlds for a given time and counts their results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.chaos.report import command, page
 from tests.core.engine.cases import Case
 
 LANES: Final[dict[Where, int]] = {"local": 3, "light": 2, "processes": 1}
-"""Worlds at a time: most of what they do is wait."""
+"""How many worlds run at a time; they mostly wait."""
 
 
 @dataclass
@@ -30,16 +30,16 @@ class Counts:
     seed: int
     worlds: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
-    """Those that at least one rank began, by operation and algorithm."""
+    """Calls that at least one rank began, by operation and algorithm."""
     results: int = 0
-    """Ranks' results that were compared with the reference, bit by bit."""
+    """How many ranks' results were compared with the reference, bit by bit."""
     faults: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
-    """How groups ended: untouched, or by the error of the rank that saw it first."""
+    """How groups ended: without an error, or with the error of the rank that saw it first."""
     errors: Counter[str] = field(default_factory=Counter)
-    """... and with what each rank ended."""
+    """The error with which each rank ended."""
     silences: Counter[str] = field(default_factory=Counter)
-    """Of the ranks that gave up on a stopped one: whether they named that one or another."""
+    """Ranks that gave up on a stopped rank: whether they named that rank or another."""
     inconclusive: int = 0
     slowest_s: float = 0.0
     violations: int = 0
@@ -66,7 +66,7 @@ class Counts:
             first = min(roots or failed.values(), key=lambda o: o.ended or 0.0, default=None)
             self.outcomes["no error" if first is None else first.error.name] += 1
             if stopped and first is not None and first.error.name == "PeerSilent":
-                # A receive from anyone that no rank served can name no rank.
+                # A receive from anyone that no rank served cannot name a rank.
                 named = first.error.peer
                 word = "no rank" if named is None else "it" if named in stopped else "another"
                 self.silences[f"named {word}"] += 1
@@ -85,7 +85,7 @@ def _kind_of_call(call: Call) -> str:
 
 
 class Chaos:
-    """One run: where it writes, what it counts, whom it tells."""
+    """One chaos run with its output folder, its counts and its callback."""
 
     def __init__(
         self, seed: int, out: Path, on_world: Callable[[Counts], None] = lambda counts: None
@@ -120,7 +120,7 @@ class Chaos:
     def processes(self, seconds: float) -> None:
         hands = Hands()
         try:
-            hands.wait_until_up()  # how long that takes says nothing about sealring
+            hands.wait_until_up()  # that time says nothing about sealring
             end = time.monotonic() + seconds
             self._lane("processes", itertools.count(), end, _with(hands))
         finally:
@@ -129,7 +129,7 @@ class Chaos:
             raise self._problems[0]
 
     def one(self, where: Where, number: int) -> None:
-        """One world again, the one that a page names."""
+        """Runs one world again: the one that a page names."""
         hands = Hands() if where == "processes" else None
         try:
             in_process = run_light if where == "light" else run_local

@@ -1,4 +1,4 @@
-"""The host writes into the memory that two ranks share. All that knows its layout is here."""
+"""The host writes into memory that two ranks share. Only this file knows the memory's layout."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.chaos.plan import Fault
 from tests.core.engine.local_world import MEMORY_BYTES, RING_BYTES, LocalWorld
 
 _POSITIONS: Final = (RING_BYTES, RING_BYTES + 128)
-"""`written` and `taken` of one end, behind its ring (native/transport/shm_pipe.cpp)."""
+"""Where `written` and `taken` of one end are, after its ring (native/transport/shm_pipe.cpp)."""
 _BURST: Final = 40
 
 
 class Scribbler:
-    """Strikes when told, on a thread of its own, so that it meets the ranks at work."""
+    """Writes into the memory from its own thread, while the ranks use that memory."""
 
     def __init__(self, fault: Fault, local: LocalWorld, history: History) -> None:
         self.fault = fault

@@ -1,7 +1,7 @@
-"""What each fault does to the bytes that pass one way over a link.
+"""What each fault does to the bytes that pass over a link in one direction.
 
-The same objects stand in the middle of an in-process link and in the proxy between processes. They
-see what anybody on the path sees: TLS first, then records whose headers are in clear.
+These objects stand in the middle of a link inside a process and in the proxy between processes.
+They see what anyone on the path sees: first TLS, then records with plaintext headers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.core.engine.attacker import Kind, Record, Splitter
 from tests.core.engine.local_world import Last
 
 _LONGEST_HOLD_S: Final = 0.3
-"""A record that is held back for the next one is let go if none comes."""
+"""A record that waits for its successor is released after this time."""
 _SLOW_RECORDS: Final = 12
 _SETUP_BYTES: Final = 6000
-"""About what each end sends until a link is made, by TLS; under a session it is less."""
+"""About how many bytes each end sends by TLS until a link is made; under a session it is less."""
 _TLS_HEADER_BYTES: Final = 5
 _TLS_TYPES: Final = (*range(20, 25), SESSION_FRAME)
-"""TLS's own, and the one of set-up under a session, which has the form of a TLS record."""
+"""TLS's own types, and a session's frame, which has the form of a TLS record."""
 OF_MESSAGES: Final = (Kind.ANNOUNCE, Kind.ACCEPT, Kind.DATA)
 
 
 class Strike:
-    """A fault on its way: lets records pass until its moment, then acts."""
+    """A fault that lets records pass until its moment and then acts."""
 
     holds_open = False
 
@@ -60,11 +60,11 @@ class Strike:
         yield record.raw
 
     def setup(self, data: bytes, passed: int) -> Iterator[bytes]:
-        """Bytes of a link that is being made; `passed` of this direction have gone before."""
+        """Passes bytes of a link in set-up; `passed` bytes of this direction have gone before."""
         yield data
 
     def bells(self, data: bytes) -> Iterator[bytes]:
-        """Shared memory's wake-ups, which have no content."""
+        """Passes shared memory's wake-ups, which have no content."""
         yield data
 
     def _due(self, record: Record) -> bool:
@@ -74,7 +74,7 @@ class Strike:
         return self._skip < 0
 
     def _counts(self, record: Record) -> bool:
-        """A record of the traffic, and not of how ranks tell each other how they are."""
+        """Tells whether this is a record of the traffic; others carry the ranks' states."""
         return record.is_data if self.fault.channel == "collectives" else record.kind in OF_MESSAGES
 
     def hit(self, record: Record | None, what: str, *, must_end: bool = True) -> None:
@@ -127,7 +127,7 @@ class Replay(Strike):
 
 
 class Reorder(Strike):
-    """Two neighbours change places. Of different keys they may: each key counts for itself."""
+    """Swaps two neighbouring records; that is allowed if they have different keys."""
 
     def __init__(self, fault: Fault, history: History) -> None:
         super().__init__(fault, history)
@@ -175,7 +175,7 @@ class Cut(Strike):
         yield Last(record.raw[:at])
 
     def after(self, record: Record) -> Iterator[bytes]:
-        yield b""  # what had arrived here together with the last one
+        yield b""  # drops what had arrived here together with the last record
 
     def bells(self, data: bytes) -> Iterator[bytes]:
         self._skip -= 1
@@ -183,13 +183,13 @@ class Cut(Strike):
             yield data
             return
         self.struck = True
-        # What the memory carries still arrives; only a sleeper learns of it.
+        # What is in the memory still arrives; only a rank that sleeps on the socket notices.
         self.hit(None, "both ways cut", must_end=False)
         yield Last(b"")
 
 
 class Silence(Strike):
-    """From now on nothing arrives any more, not even that the sender has gone."""
+    """From now on nothing arrives any more, not even the sender's end."""
 
     holds_open = True
 
@@ -202,7 +202,7 @@ class Silence(Strike):
 
 
 class Mute(Strike):
-    """Alerts do not arrive."""
+    """Drops the alerts."""
 
     def record(self, record: Record) -> Iterator[bytes]:
         if record.kind is not Kind.ALERT:
@@ -234,7 +234,7 @@ class Delay(Strike):
 
 
 class Chop(Strike):
-    """Arrives in crumbs, as TCP is free to deliver it."""
+    """Delivers records in small pieces, as TCP may."""
 
     def strike(self, record: Record) -> Iterator[bytes]:
         self.hit(record, f"crumbled {_SLOW_RECORDS} records, first", must_end=False)
@@ -257,7 +257,7 @@ class SetupStrike(Strike):
 
 
 class Interrupt(SetupStrike):
-    """Cuts connections on which a link is being made, one after the other."""
+    """Cuts connections while a link is made on them, one after the other."""
 
     _cuts = 0
 
@@ -267,13 +267,13 @@ class Interrupt(SetupStrike):
             yield data
             return
         self._cuts += 1
-        # The end that has just said its last word takes the link for made, and loses it.
+        # The end that has sent its last message believes that the link exists, and loses it.
         self.hit(None, f"cut a link in the making, after byte {end}", must_end=False)
         yield Last(data[: max(0, end - passed)])
 
 
 class Hold(SetupStrike):
-    """Holds up what two say to each other while they make a link."""
+    """Delays what two ranks send to each other while they make a link."""
 
     def setup(self, data: bytes, passed: int) -> Iterator[bytes]:
         if not self.over and not self.struck:
@@ -301,15 +301,15 @@ STRIKES: Final[dict[FaultKind, type[Strike]]] = {
 
 
 class Stream:
-    """Finds the records in the bytes of one direction and leads them past the fault.
+    """Finds the records in the bytes of one direction and passes them through the fault.
 
-    Two ranks that dial each other at once have two connections, and so two of these, for a moment.
+    Two ranks that dial each other at once have two connections for a moment, and so two streams.
     """
 
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
         self.inject: Callable[[bytes], None] = lambda data: None
-        """Sends bytes on this connection; the thread that carries it sets this."""
+        """Sends bytes on this connection; the thread that carries the connection sets this."""
         self._splitter = Splitter()
         self._setup = b""
         self._passed = 0
@@ -345,7 +345,7 @@ class Stream:
 
 
 def _tls_bytes(data: bytes) -> int:
-    """How many bytes at the beginning are whole TLS records."""
+    """Returns how many bytes at the start are whole TLS records."""
     at = 0
     while len(data) - at >= _TLS_HEADER_BYTES and data[at] in _TLS_TYPES:
         size = _TLS_HEADER_BYTES + int.from_bytes(data[at + 3 : at + 5], "big")

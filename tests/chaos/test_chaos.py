@@ -1,4 +1,4 @@
-"""Two minutes of chaos in every test run. `make chaos SECONDS=1800` is the long one."""
+"""About two minutes of chaos in every test run; `make chaos SECONDS=1800` runs for longer."""
 
 from __future__ import annotations
 

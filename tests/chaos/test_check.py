@@ -1,4 +1,4 @@
-"""The checker must be able to say no: histories that break each rule, from one that does not."""
+"""The checker must find errors: from a right history the tests make one that breaks each rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLIP = Fault(FaultKind.FLIP, 0, sender=0, receiver=1)
 
 @pytest.fixture
 def plan() -> Plan:
-    """Three ranks over TCP without a fault."""
+    """A plan of three ranks over TCP without a fault."""
     for number in range(10_000):
         made = make_plan("local", 1, number)
         if not made.faults and made.world == 3 and made.transport == "tcp":
@@ -51,7 +51,7 @@ def struck(history: History, *, must_end: bool = True) -> None:
 
 
 def all_fail(history: History) -> None:
-    """As after a flip on the way from 0 to 1: rank 1 sees it, the others hear it from there."""
+    """Makes the errors after a flip from 0 to 1: rank 1 sees it, and tells the others."""
     struck(history)
     fail(history, 1, "TamperedRecord", 0)
     fail(history, 0, "TamperedRecord", 0, by=1)
@@ -112,7 +112,7 @@ def test_another_error_than_the_witness_has(plan: Plan, history: History) -> Non
 def test_a_witness_that_told_something_else(
     plan: Plan, history: History, other: dict[str, int | None]
 ) -> None:
-    """Whichever of its links it told it over, those of collectives or those of messages."""
+    """The report must match, whether a link for collectives or for messages carried it."""
     all_fail(history)
     heard = last_of(history, 2)
     assert heard.error is not None

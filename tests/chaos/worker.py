@@ -1,7 +1,7 @@
-"""What runs in a worker process: makes the plan's groups, calls its collectives, tells the parent.
+"""Runs in a worker process: makes the plan's groups, calls its collectives and reports to the
+parent.
 
-Everything that the checker judges is sent as it happens, so that a killed worker's history is there
-up to its last moment.
+A worker sends each fact at once, so that a killed worker's history is complete up to its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.chaos.plan import PROBES, Call, FaultKind, Plan
 from tests.core.engine.cases import Case
 
 _Begun = tuple[Call, Any, list[Any], BaseException | None]
-"""A call, its memory, torch's works, and how it failed at once."""
+"""A call, its memory, torch's works, and the error if the call failed at once."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _SETUP_TIMEOUT: Final = timedelta(seconds=120)
@@ -37,13 +37,13 @@ class Order:
     rank: int
     store_port: int
     proxies: dict[int, int]
-    """Peer -> port, for the peers that this rank dials through the proxy."""
+    """The proxy's port for each peer that this rank dials through the proxy."""
     env: dict[str, str]
 
 
 def serve(pipe: Any) -> None:
-    """Runs orders until told to end."""
-    # A worker must not outlive the one who asked for it, however that one ends.
+    """Runs orders until the parent says to end."""
+    # The worker must not outlive the parent, however the parent ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     import torch
     import torch.distributed as dist
@@ -54,7 +54,7 @@ def serve(pipe: Any) -> None:
     while (order := pipe.recv()) is not None:
         os.environ.clear()
         os.environ.update({**before, **order.env})
-        # torch names groups by a count that a failed init leaves raised.
+        # torch names groups by a counter, which a failed init leaves raised.
         dist.distributed_c10d._world.group_count = 0
         try:
             _Worker(order, pipe).run()
@@ -81,7 +81,7 @@ class _Worker:
             self._timer.join()
         self._pipe.send(("left",) if left else ("traffic over",))
         for turn in range(1, PROBES + 1):
-            self._pipe.recv()  # the word that all have come so far
+            self._pipe.recv()  # the parent's message that all ranks have come so far
             for group, members in enumerate(self._plan.groups):
                 if not left and self._rank in members:
                     for call in self._plan.probes(group, turn):
@@ -109,7 +109,8 @@ class _Worker:
         for number, members in enumerate(self._plan.groups[1:], 1):
             store.group = number
             self._groups.append(dist.new_group(list(members), timeout=_SETUP_TIMEOUT))
-        # Making a group takes its time on a crowded machine; only what follows is on the clock.
+        # On a crowded machine a group takes long to make, so only later calls have the short
+        # timeout.
         for group, members in zip(self._groups, self._plan.groups, strict=True):
             if self._rank in members:
                 group.set_timeout(timedelta(seconds=self._plan.timeout_s))
@@ -117,7 +118,7 @@ class _Worker:
         self._pipe.recv()
 
     def _traffic(self) -> bool:
-        """False if this rank leaves early."""
+        """Runs the traffic; returns False if this rank leaves early."""
         for batch in self._plan.batches:
             pending = []
             for call in batch:
@@ -142,7 +143,7 @@ class _Worker:
         return True
 
     def _befall(self, call: Call) -> bool:
-        """True if the call is to be another than the plan's."""
+        """Applies this rank's fault; returns True if the call must differ from the plan."""
         fault = self._fault
         assert fault is not None
         if fault.kind is FaultKind.DISAGREE:
@@ -151,7 +152,7 @@ class _Worker:
                 return True
             return False
         which = signal.SIGKILL if fault.kind is FaultKind.KILL else signal.SIGSTOP
-        delay = 0.02 * fault.place**3  # mostly within the very call
+        delay = 0.02 * fault.place**3  # mostly during this very call
         self._pipe.send(("armed", fault, time.monotonic() + delay))
         self._timer = threading.Timer(delay, os.kill, (os.getpid(), which))
         self._timer.start()
@@ -166,7 +167,7 @@ class _Worker:
         case = other_case(call.case) if altered else call.case
         members = self._plan.groups[call.group]
         rank = members.index(self._rank)
-        # Whole tensors, as a script has them: sealring cuts them itself.
+        # Tensors are passed whole, as in a script; sealring cuts them itself.
         whole = case
         if isinstance(case, Case):
             whole = replace(case, algorithm=Algorithm.DIRECT, as_reals=False)

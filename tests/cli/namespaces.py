@@ -1,9 +1,9 @@
-"""Machines of one network, each in namespaces of its own, and the vendors' servers.
+"""Machines of one network, each with its own namespaces, and the vendors' servers.
 
 broker 10.77.0.1 (a bridge) ---- host0 10.77.0.10
                             ---- host1 10.77.0.11
 
-`machines` takes other names and addresses; the first machine has the bridge.
+`machines` accepts other names and addresses; the first machine has the bridge.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Machine:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """The process and those that it started."""
+    """Ends the process and those that it started."""
     if process.poll() is None:
         os.killpg(process.pid, 15)
         try:
@@ -82,7 +82,7 @@ def end(process: subprocess.Popen[str]) -> None:
 def machines(
     folder: Path, addresses: Mapping[str, str] = ADDRESSES, *, prepare: str = "true"
 ) -> Iterator[dict[str, Machine]]:
-    """`prepare` is a shell command that runs in each machine's folder and namespaces first."""
+    """Makes the machines; first the shell command `prepare` runs in each one's folder."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare", "curl"))):
         pytest.skip("making network namespaces needs root, iproute2, util-linux and curl")
     made: dict[str, Machine] = {}
@@ -115,7 +115,7 @@ def machines(
 
 
 def stop(holder: subprocess.Popen[bytes]) -> None:
-    """The namespaces end with the process that holds them."""
+    """Ends a machine's namespaces by ending the process that holds them."""
     holder.kill()
     holder.wait()
     if holder.stdout is not None:
@@ -137,7 +137,7 @@ def connect(made: dict[str, Machine], addresses: Mapping[str, str]) -> None:
 
 @contextmanager
 def tpm_of(maker: Maker, folder: Path) -> Iterator[str]:
-    """The address of a TPM whose endorsement key this maker has certified, and that has booted."""
+    """Yields the address of a booted TPM whose endorsement key this maker has certified."""
     state = folder / ".tpm"
     state.mkdir()
     with swtpm.running(state) as address:
@@ -158,7 +158,7 @@ def tpm_of(maker: Maker, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def vendors(broker: Machine, maker: Maker, gpu: Nvidia) -> Iterator[None]:
-    """AMD's server gives the list of the TPMs' maker; NVIDIA's answers OCSP, by openssl."""
+    """Runs AMD's server with the TPM maker's list, and NVIDIA's OCSP server, by openssl."""
     own, folder = issue("vendor", None, ca=True), broker.folder
     site = folder / ".site" / "vcek" / "v1" / "Milan"
     site.mkdir(parents=True)
@@ -193,7 +193,7 @@ def vendors(broker: Machine, maker: Maker, gpu: Nvidia) -> Iterator[None]:
     ]
     try:
         answers(broker, 443)
-        # openssl's answers one connection after the other, and waits for what a probe does not say.
+        # openssl serves connections one by one, and a probe without a request would block it.
         assert any("waiting" in line for line in serving[1].stdout or ())
         yield
     finally:

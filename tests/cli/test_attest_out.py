@@ -1,4 +1,4 @@
-"""From a machine's evidence in a file to a policy that admits it, as a person types it."""
+"""From a machine's evidence in a file to a policy that admits it, with the commands of a user."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_simulated_evidence_in_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     again = tmp_path / "again.json"
     shown = json.loads(sealring("policy", "attest", "--out", again, "--json"))
     assert shown == {"kind": "simulated", "out": str(again), "bytes": again.stat().st_size}
-    # Made for a nonce and a key of its own each time.
+    # Each file is made for a new nonce and key.
     assert (
         json.loads(again.read_text())["challenge"] != json.loads(evidence.read_text())["challenge"]
     )

@@ -62,7 +62,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[Block]:
-    """Each block of commands says in its first line where it is run."""
+    """Returns the command blocks; a block's first line names the machines that run it."""
     found = []
     for text in blocks("sh"):
         match = re.match(r"# on (\w+)(?: and (\w+))?\n", text)
@@ -72,7 +72,7 @@ def commands() -> list[Block]:
 
 
 def test_every_command_of_the_document_is_in_a_block_that_is_run() -> None:
-    """Each block belongs to one step of the test below: a new one must be given its place."""
+    """Each block belongs to one step of the test below; a new block must be added there."""
     told = [(block.machines, block.text.splitlines()[1].split(" ")[:3]) for block in commands()]
     hosts, broker = ("host0", "host1"), ("broker",)
     assert told == [
@@ -116,25 +116,25 @@ def test_the_commands_run_as_they_are_written(
                 "SEALRING_ATTESTER": "tpm:chain.pem",
                 **with_settings({}, tpm=stack.enter_context(tpm_of(maker, host.folder))),
             }
-        # 1: what the hosts show becomes the policy.
+        # Step 1: the evidence of the hosts becomes the policy.
         with ThreadPoolExecutor(2) as both:
             list(both.map(lambda host: host.run(attest), hosts))
         for host in hosts:
             shutil.copy(host.folder / f"{host.name}.json", broker.folder)
         assert "LEFT OPEN tpm: ima is not checked" in broker.run(new)
-        # 2
+        # Step 2: the policy is extended and checked.
         policy = broker.folder / "policy.toml"
         policy.write_text(policy.read_text() + "\n" + more)
         told = broker.run(check)
         assert "gpt/key/dataset goes to all ranks of tpm." in told
-        # 3: the last command of the block goes on until the end.
+        # Step 3: the last command of the block runs until the end.
         serving = broker.start(begin)
         stack.callback(end, serving)
         said: list[str] = []
         reader = threading.Thread(target=lambda: said.extend(serving.stdout or ()), daemon=True)
         reader.start()
         answers(broker, 8443)
-        # 4
+        # Step 4: the hosts train.
         training = []
         for host in hosts:
             shutil.copy(broker.folder / "ca" / "authority.pem", host.folder)
@@ -147,7 +147,7 @@ def test_the_commands_run_as_they_are_written(
             result = json.loads((host.folder / "result").read_text())
             key = (broker.folder / "dataset.key").read_bytes()
             assert result == {"sum": [3.0] * 3, "key": key.hex()}
-        # 5: while they train.
+        # Step 5: the broker's page and list are read while the hosts train.
         told = broker.run(watch)
         page = (broker.folder / "page.html").read_text()
         assert page.count("tpm 2.0") >= 2
@@ -159,7 +159,7 @@ def test_the_commands_run_as_they_are_written(
             out, _ = process.communicate(timeout=PATIENCE)
             assert process.returncode == 0, out
         assert any("judged (--without-binding)" in line for line in said)
-        # And the rest of the document.
+        # The rest of the document follows.
         assert "[simulated]" in broker.run(simulator)
         broker.run(ocsp)
         assert (broker.folder / "cache" / "gpu0.ocsp").stat().st_size

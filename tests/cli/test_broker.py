@@ -1,4 +1,4 @@
-"""The broker's verbs as an operator types them, and an attested job from nothing."""
+"""The broker's verbs as an operator types them, and a whole attested job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEALRING = Path(sys.executable).parent / "sealring"
 
 @contextmanager
 def serving(directory: Path, port: int, page: int) -> Iterator[None]:
-    """As in docs/attestation.md."""
+    """Runs the broker with the commands of docs/attestation.md."""
     log = directory / "broker.log"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -94,7 +94,7 @@ def test_an_attested_job_from_nothing(tmp_path: Path) -> None:
     assert sum(entry["event"] == "left" for entry in log["entries"]) == 2
     (tmp_path / "seen").write_text(log["checkpoint"])
     assert "SIMULATED" in do("broker", "audit", "--ca", "ca", "--seen", "seen")
-    # The broker publishes it meanwhile (--log): at its start, it was empty.
+    # The broker also publishes the log (--log); at the broker's start the log was empty.
     own = LogPolicy((Log(Verifier.parse(log["vkey"])),))
     assert open_checkpoint(read_checkpoint(tmp_path / "audit"), own).size <= log["number"]
 
@@ -124,7 +124,7 @@ def test_revoke_release_and_audit(place: Place) -> None:
         broker.join(0)
         done = invoke(app, ["broker", "revoke", *ca, "--job", "job", "--rank", "0"])
         assert "Out: rank 0 of job" in done.stdout, done.output
-        # While the broker runs, on the same store.
+        # The broker uses the same store meanwhile.
         assert len(broker.client_keys_out()) == 1
         done = invoke(app, ["broker", "release", *ca, "--job", "job", "--rank", "0"])
         assert "Rank 0 of job is free" in done.stdout
@@ -145,7 +145,7 @@ def test_revoke_release_and_audit(place: Place) -> None:
 def test_all_ranks_of_a_job_are_released_together_and_what_was_revoked_stays(place: Place) -> None:
     invoke, ca = CliRunner().invoke, ["--ca", str(place.ca)]
     with running(place) as broker:
-        for rank in range(30):  # more than one commit frees
+        for rank in range(30):  # more than one commit can free
             broker.join(rank, world=30)
         broker.revoke(7)
         done = invoke(app, ["broker", "release", *ca, "--job", "job"])

@@ -1,4 +1,4 @@
-"""`sealring broker --health`: what a container's health check runs."""
+"""Tests `sealring broker --health`, which a container's health check runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.ports import free_port
 
 
 def ask(place: Place, at: str, *more: str) -> str:
-    """What it printed; the error that it ended with is raised."""
+    """Returns what the command printed, or raises the error that it ended with."""
     command = ["broker", "--health", "--ca", str(place.authority.parent), "--listen", at, *more]
     done = CliRunner().invoke(app, command)
     if done.exception is not None:

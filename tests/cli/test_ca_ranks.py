@@ -77,7 +77,7 @@ def test_a_rank_beyond_the_world_leaves_no_key(
 def test_the_request_names_the_world_in_the_command_to_issue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it the certificate is valid in a world of any size."""
+    """A certificate that names no world is valid in a world of any size."""
     monkeypatch.chdir(tmp_path)
     ca("init")
     said = ca("request", "--job", "gpt", "--rank", "0", "--world-size", "4")
@@ -124,13 +124,13 @@ dist.init_process_group()
 def test_a_worker_notices_by_itself_that_its_certificate_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It dialed its peers a dozen times, and only they said so."""
+    """The worker once dialed its peers many times, and only the peers named the reason."""
     monkeypatch.chdir(tmp_path)
     ca("init")
     ca("issue", "--job", "gpt", "--rank", "0")
     ca("issue", "--job", "gpt", "--rank", "1", "--hours", "0.0003")
     Path("train.py").write_text(SCRIPT)
-    time.sleep(2.5)  # it is valid for a second
+    time.sleep(2.5)  # the certificate is valid for a second
     done = sealring(
         "run", "-n", "2", "train.py", SEALRING_JOB="gpt",
         SEALRING_AUTHORITY="sealring-ca/authority.pem",

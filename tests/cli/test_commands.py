@@ -1,4 +1,4 @@
-"""The verbs as a person types them."""
+"""The commands as a user types them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_run_on_two_nodes_of_one_machine_with_a_secret_file(tmp_path: Path) -> N
 
     endpoint = f"127.0.0.1:{free_port()}"
 
-    spelling = ("--node-rank", "--node_rank")  # torchrun takes both
+    spelling = ("--node-rank", "--node_rank")  # torchrun accepts both
 
     def node(rank: int) -> subprocess.CompletedProcess[str]:
         return sealring(
@@ -212,7 +212,7 @@ def test_bench_allreduce_prints_what_programs_read() -> None:
     assert result["ranks"] == 2
     assert result["bytes"] == 4096
     assert result["suite"] == "AES-256-GCM"
-    assert result["sealed_bytes"] == 4096  # a small tensor is published once, to everybody
+    assert result["sealed_bytes"] == 4096  # a small tensor is published once, for all ranks
     if result["ratio"] is None:
         assert result["noise"] > 0.05
     else:

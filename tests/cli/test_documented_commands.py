@@ -1,4 +1,4 @@
-"""Commands in the documents, and in the commands' own examples, have only options that exist."""
+"""Commands in the documents and in the commands' own examples use only options that exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def commands(text: str) -> Iterator[str]:
 
 
 def unknown(line: str) -> list[str]:
-    """Words of a command that the program does not take."""
+    """Returns the words of a command line that the program does not accept."""
     words = line.split()[1:]
     command: Any = typer.main.get_command(app)
     while hasattr(command, "commands") and words:
@@ -37,7 +37,7 @@ def unknown(line: str) -> list[str]:
         command = command.commands[words.pop(0)]
     options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
     own_words = words[: words.index("--")] if "--" in words else words
-    if command.name == "run":  # what follows the script is the script's
+    if command.name == "run":  # words after the script belong to the script
         begins = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
         own_words = words[: begins[0]] if begins else words
     given = {word.partition("=")[0] for word in own_words if re.match(r"--?[a-z]", word)}
@@ -63,7 +63,7 @@ def test_an_option_that_does_not_exist_is_seen() -> None:
 def leaves(
     command: Any = None, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, as it is typed."""
+    """Yields every command that does something, in the words that a user types."""
     command = command if command is not None else typer.main.get_command(app)
     below = getattr(command, "commands", {})
     if path and (not below or command.invoke_without_command):
@@ -76,7 +76,7 @@ def test_the_table_of_commands_has_every_command() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     listed: set[tuple[str, ...]] = set()
     for cell in re.findall(r"^\| (`sealring [^|]*) \|", page, re.MULTILINE):
-        # `sealring audit log`, `verify`: the later ones are of the first one's verb.
+        # In `sealring audit log`, `verify`, the later words belong to the first one's verb.
         first, *others = (re.sub(r" [^a-z].*| RUN.*", "", one) for one in cell.split("`")[1::2])
         words = tuple(first.split()[1:])
         listed |= {words[:1], words[:2], *((words[0], *one.split()[-1:]) for one in others)}

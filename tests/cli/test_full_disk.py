@@ -1,4 +1,4 @@
-"""A full disk is one named error, whatever was being written there."""
+"""Whatever was being written, a full disk gives one named error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sealring.vault import CheckpointWriter, Vault, key_file
 
 
 def fill(folder: Path) -> None:
-    """Leaves no byte and no room for one more name."""
+    """Fills the disk until there is no byte and no file name left."""
     with contextlib.suppress(OSError), (folder / "fills").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -34,7 +34,7 @@ def sh(*arguments: str) -> None:
 
 @pytest.fixture
 def disk(small_disk: Path, tmp_path: Path) -> Path:
-    """With a vault on it whose key is elsewhere, and a file of 16 MiB beside it."""
+    """A disk with a vault, whose key is elsewhere; another vault with 16 MiB is beside the disk."""
     sh("vault", "init", str(small_disk / "v"), "--key", str(tmp_path / "k"))
     sh("vault", "init", str(tmp_path / "other"), "--key", str(tmp_path / "k"), "--name", "me")
     (tmp_path / "large").write_bytes(bytes(16 << 20))
@@ -63,7 +63,7 @@ def test_a_command_names_a_full_disk(what: str, disk: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("helper", [False, True])
 def test_a_checkpoint_names_a_full_disk(helper: bool, disk: Path, tmp_path: Path) -> None:
-    """By this process, and by the one that seals for it."""
+    """The named error comes from this process and from the one that seals for it."""
     vault = Vault.open(disk / "v", key_file(tmp_path / "k"))
     writer = CheckpointWriter(vault, "run", helper=helper)
     with pytest.raises(CheckpointException) as failed:

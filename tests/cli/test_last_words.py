@@ -1,4 +1,4 @@
-"""Workers fail because one of them did: the launcher's last line names that one."""
+"""The launcher's last line names the worker that failed first."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     script.write_text(SCRIPT.format(fault=fault))
     done = sealring("run", "-n", "2", str(script))
     assert done.returncode == 1
-    # Whether the other one had ended by then is chance.
+    # The number depends on whether the other worker had ended by then, which is chance.
     found = done.stderr.splitlines()[-1]
     for others in ("; 1 more ended with it", " (1 more ended with it)"):
         found = found.replace(others, "")
     assert found.endswith(last)
-    assert "group.peer_lost" not in done.stderr  # rank 0 got it, and it says nothing new
+    assert "group.peer_lost" not in done.stderr  # rank 0 got this error, but it says nothing new
 
 
 def test_what_the_launcher_ended_itself_is_no_cause(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Rank 1 left, and was ended while it did; rank 0 lost it and says so."""
+    """Rank 1 was ended by the launcher while it left; rank 0 lost it and says so."""
     for name in ("0", "1"):
         (tmp_path / name).mkdir()
     (tmp_path / "0" / "error.json").write_text(written(0, 1.0, follows=True))
@@ -157,7 +157,7 @@ class Job:
 
 
 def test_a_tampered_checkpoint_is_one_named_error_and_the_last(tmp_path: Path) -> None:
-    """torch raises a CheckpointException on each rank, which has the errors of all of them."""
+    """On each rank torch raises a CheckpointException with the errors of all ranks."""
     job = Job(tmp_path)
     assert job.run("save", "64").returncode == 0
     (part,) = (tmp_path / "v").rglob("rank-00000")
@@ -186,4 +186,4 @@ def test_a_full_disk_in_a_save_is_one_named_error_and_the_last(small_disk: Path)
     assert "cannot be written: No space left on device" in last
     assert "Free some space" in last
     assert "Traceback" not in done.stderr
-    assert job.run("save", "64").returncode == 0  # what was written of it is removed
+    assert job.run("save", "64").returncode == 0  # the save removes what the failed one left

@@ -1,4 +1,4 @@
-"""A log under `sealring audit` as its owner and its readers type it."""
+"""A log under `sealring audit`, with the commands of its owner and its readers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_from_an_empty_log_to_a_proof(log: tuple[Path, str], tmp_path: Path) -> 
     assert entry.read_text() == "line 299"
     run("proof", folder, 301, "--policy", vkey, "-o", proof)
     assert run("proof", folder, 301, "--policy", vkey) == proof.read_text()
-    shutil.rmtree(folder)  # from here on, offline
+    shutil.rmtree(folder)  # the rest works offline
     found = as_json("verify", tmp_path / "entry", "--proof", proof, "--policy", vkey)
     assert (found["index"], found["size"]) == (301, 302)
     with pytest.raises(TamperedLog, check=coded("log.not_included")):
@@ -108,7 +108,7 @@ def test_a_log_against_checkpoints_seen_earlier(log: tuple[Path, str], tmp_path:
     assert as_json("log", folder, "--policy", vkey, "--seen", tmp_path / "seen")["size"] == 301
     with pytest.raises(ForkedLog, match="ends at 300 entries", check=coded("log.truncated_log")):
         run("log", tmp_path / "short", "--policy", vkey, "--seen", tmp_path / "seen")
-    # Its owner signs another history with the same key.
+    # The owner signs another history with the same key.
     (tmp_path / "log.key.signed").unlink()
     create_log(tmp_path / "other", read_signer(tmp_path / "log.key"))
     (tmp_path / "lines").write_text("".join(f"forged {n}\n" for n in range(400)))

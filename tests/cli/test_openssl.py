@@ -1,4 +1,4 @@
-"""An OpenSSL that is known to lack security fixes is named by `sealring doctor`."""
+"""`sealring doctor` names an OpenSSL that is known to lack security fixes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_branch_that_has_ended() -> None:
     newest = NEWEST_FIX[3, 0]
     assert what_is_wrong(library(3, 0, newest), end - timedelta(days=1)) is None
     assert "gets no fixes since 2026-09-07" in str(what_is_wrong(library(3, 0, newest), end))
-    # A distribution goes on with 3.0, and with no other ended branch that we know.
+    # The distribution maintains 3.0, and no other ended branch that is known.
     assert what_is_wrong(library(3, 0, newest, "a distribution"), end) is None
     assert "gets no fixes since" in str(what_is_wrong(library(3, 2, 99, "a distribution"), end))
     assert "gets no fixes any more" in str(what_is_wrong(library(1, 1, 1, "a distribution"), end))

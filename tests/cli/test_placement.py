@@ -1,4 +1,4 @@
-"""What schedulers say about a launcher's place."""
+"""A launcher's place as schedulers tell it in variables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SLURM = {
         ({"PET_NPROC_PER_NODE": "4"}, LaunchPlacement(1, 0, "4", None)),
         (SLURM, LaunchPlacement(3, 1, "1", "gpu07:21234")),
         ({**SLURM, "SLURM_GPUS_ON_NODE": "8"}, LaunchPlacement(3, 1, "8", "gpu07:21234")),
-        # A batch script's own shell, outside srun, is not a place of a job's.
+        # A batch script's own shell, outside srun, has no place in a job.
         ({"SLURM_JOB_ID": "5", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}, LaunchPlacement()),
         (
             {

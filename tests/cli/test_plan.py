@@ -1,4 +1,4 @@
-"""`sealring plan` as a person types it."""
+"""`sealring plan` as a user types it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_results_file_is_a_profile_too(tmp_path: Path) -> None:
     here = ("--profile", str(path))
     found = json.loads(planned("gpt-small", "--ranks", "2", *here, "--json"))
     assert (found["profile"], found["hosts"]) == ("this machine", 1)
-    assert found["ways"][0]["compute_s"] == pytest.approx(0.077)  # as it was measured
+    assert found["ways"][0]["compute_s"] == pytest.approx(0.077)  # the measured time
     with pytest.raises(
         ConfigurationError, match=r"of memory on a host, .*: take fewer ranks per h"
     ):

@@ -1,4 +1,4 @@
-"""`sealring policy check` and `sealring policy attest` as a person types them."""
+"""`sealring policy check` and `sealring policy attest` as a user types them."""
 
 from __future__ import annotations
 

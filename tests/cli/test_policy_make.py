@@ -1,4 +1,4 @@
-"""`sealring policy new` and `policy check` in words, as a person types them."""
+"""`sealring policy new`, and `policy check` in words, as a user types them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_new_policy_for_a_tpm_from_its_evidence_file(tmp_path: Path) -> None:
     )
     assert judged(policy.read_text(), worker) == set()
     assert "# SHA-256 of the maker's root certificate." in policy.read_text()
-    # Forged evidence makes no policy.
+    # Forged evidence gives no policy.
     forged = replace(maker.evidence(), parts={**maker.evidence().parts, "pcrs": bytes(22 * 32)})
     evidence.write_bytes(forged.encode())
     again = sealring("policy", "new", "--evidence", evidence, *at)
@@ -119,7 +119,7 @@ def test_a_new_policy_by_asking() -> None:
 
 
 def test_a_policy_that_was_asked_for_can_be_written_to_a_file() -> None:
-    """As a process: a test's runner shows answers on stdout, too."""
+    """Runs a process, because a test's runner shows the answers on stdout, too."""
     done = subprocess.run(
         [Path(sys.executable).parent / "sealring", "policy", "new"],
         input=f"tdx\n{'5a' * 48}\n\n\n\n",

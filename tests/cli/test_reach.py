@@ -47,7 +47,7 @@ def made(tmp_path: Path) -> Iterator[dict[str, Machine]]:
 
 
 def let_in(machine: Machine, *ports: int | str) -> None:
-    """Drops every other connection, without an answer."""
+    """Makes the machine drop all other connections, without an answer."""
     listed = ", ".join(map(str, ports))
     machine.run(
         "nft -f - <<'END'\n"
@@ -59,7 +59,7 @@ def let_in(machine: Machine, *ports: int | str) -> None:
 
 
 def translate(made: dict[str, Machine], rules: str) -> None:
-    """The machines reach each other through the internet alone, which leads as `rules` say."""
+    """Lets the machines reach each other only through the internet, which translates by `rules`."""
     internet, gateway = made["internet"], ADDRESSES["internet"]
     internet.run("echo 1 > /proc/sys/net/ipv4/ip_forward && ip address flush dev bridge")
     for name in ("host0", "host1"):
@@ -90,7 +90,7 @@ def trained(
     endpoint: str = ADDRESSES["host0"],
     timeout: float = 90.0,
 ) -> list[tuple[int, str]]:
-    """Of each machine: the exit status, and what was printed."""
+    """Returns each machine's exit status and what it printed."""
     running = []
     try:
         for number, (own, meeting) in enumerate(
@@ -140,7 +140,7 @@ def test_ports_that_are_not_told_are_named(made: dict[str, Machine]) -> None:
 
 @pytest.mark.parametrize("deaf", [0, 1])
 def test_a_machine_that_only_dials(made: dict[str, Machine], deaf: int) -> None:
-    """Whatever its ranks are; but the meeting's port must be open."""
+    """A machine that only dials may have any ranks, but the meeting's port must be open."""
     let_in(made["host0"], MEETING, *([] if deaf == 0 else ["29600-29603"]))
     let_in(made["host1"], *([] if deaf == 1 else ["29600-29603"]))
     outcomes = trained(made, ("--ports 29600-29603", "--ports 29600-29603"))
@@ -163,7 +163,7 @@ def test_through_an_address_translation(made: dict[str, Machine]) -> None:
 
 
 def test_through_a_translation_of_ports(made: dict[str, Machine]) -> None:
-    """Nothing is led to the first machine but the meeting, so it dials the second one."""
+    """Only the meeting reaches the first machine, so that machine dials the second one."""
     translate(made, TO_THE_MEETING + TO_HOST1)
     own = "--ports 29600-29601 --advertise 203.0.113.11:41000-41001"
     outcomes = trained(made, ("", own), endpoint="203.0.113.10")

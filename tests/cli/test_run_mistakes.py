@@ -1,7 +1,7 @@
-"""`sealring run` with a wrong option or variable: one sentence that says what to do.
+"""`sealring run` with a wrong option or variable ends with one sentence that says what to do.
 
-A run makes its process one for sealed groups alone, for good. So a whole run is a process of its
-own here, and the single checks are called as functions.
+A run changes its process to sealed groups for good. Whole runs are therefore separate processes
+here, and single checks are called as functions.
 """
 
 from __future__ import annotations

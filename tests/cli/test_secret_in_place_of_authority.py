@@ -1,4 +1,4 @@
-"""A job that ran under a secret has no authority's file: the commands take the secret."""
+"""A job under a secret has no authority file, so the commands accept the secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run of two ranks under a secret, and another secret."""
+    """Makes a recorded run of two ranks under a secret, and another secret."""
     folder = tmp_path_factory.mktemp("job")
     for name in ("secret", "other"):
         (folder / name).write_text(secrets.token_hex(32))

@@ -1,4 +1,4 @@
-"""A command imports what it needs: not the other commands, and torch only when it computes."""
+"""A command imports only what it needs: no other command, and torch only to compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands say: their help, and one sentence where something is wrong."""
+"""The texts of the commands: their help, and one sentence if something is wrong."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_command_accepts_the_example_that_its_help_shows() -> None:
         rest, command = words[1:], known[""]
         while rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest.pop(0)]
-        command.make_context(path, rest)  # parses, and calls nothing
+        command.make_context(path, rest)  # parses the words and calls nothing
 
 
 @pytest.mark.parametrize("path", ["", "vault", "audit"])
@@ -101,7 +101,7 @@ def test_an_unknown_error_is_one_sentence_and_a_traceback_only_with_debug(
         "RuntimeError: boom",
         "sealring does not know this error: `sealring --debug` shows where it is.",
     ]
-    monkeypatch.setattr(terminal, "debug", False)  # restored at the end
+    monkeypatch.setattr(terminal, "debug", False)  # monkeypatch restores it at the end
     monkeypatch.setattr(sys, "argv", ["sealring", "--debug", "bench", "report", "x.json"])
     with pytest.raises(RuntimeError, match="boom"):
         cli.main()

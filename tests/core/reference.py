@@ -160,7 +160,8 @@ def _real_type(dtype: DType) -> type[np.floating[Any]]:
 
 
 # ---- The reference engine: all ranks in one process, on NumPy, with nothing sealed
-# \\ It runs the same programs as the native engine, segment by segment, and defines the right
+#
+# It runs the same programs as the native engine, segment by segment, and defines the right
 # results. The functions above define a single reduction.
 
 

@@ -1,6 +1,6 @@
-"""Lets atheris (coverage-guided, libFuzzer's) loose on one target: python -m tests.fuzz.fuzz_hello.
+"""Runs atheris, a coverage-guided fuzzer, on one target: python -m tests.fuzz.fuzz_hello.
 
-Arguments are libFuzzer's: -max_total_time=30, then folders; what it finds goes to the first one.
+The arguments are libFuzzer's: -max_total_time=30, then folders. New inputs go to the first folder.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def fuzz(target: str) -> None:
-    # Not a dependency of the project: `make fuzz` installs it.
+    # This is not a dependency of the project; `make fuzz` installs it.
     import atheris
 
     engine: Any = atheris
-    # The targets too: they spell out what the native parsers must do, branch by branch.
+    # The targets are watched too, because they state what the native parsers must do.
     watched = ["engine", "handshake", "identity.attestation", "links", "provenance", "store"]
     modules = [
         *(f"sealring.{name}" for name in watched),

@@ -1,4 +1,4 @@
-"""The corpus's first entries for the parsers of logs."""
+"""The first corpus entries for the parsers of logs."""
 
 from __future__ import annotations
 

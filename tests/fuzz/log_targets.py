@@ -71,7 +71,7 @@ def log_submission(data: bytes) -> None:
 
 
 def log_bundle(data: bytes) -> None:
-    """The first byte is how many entries the name of the file says."""
+    """The first byte is the number of entries that the file's name states."""
     if not data:
         return
     with suppress(TamperedLog):

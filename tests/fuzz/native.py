@@ -33,7 +33,7 @@ KEPT: Final = ROOT / "native" / "fuzz" / "corpus"
 
 _PROGRESS: Final = re.compile(r"^#(\d+)\s.*cov: (\d+) ft: (\d+) corp: (\d+)/", re.MULTILINE)
 _LONGEST_INPUT: Final = 2600
-# Leaks are looked for at the end: a look after every input takes most of the time.
+# Leaks are checked only at the end, because a check after each input takes most of the time.
 _SANITIZERS: Final = {"ASAN_OPTIONS": "malloc_context_size=3:quarantine_size_mb=16"}
 
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Run:
-    """One target under libFuzzer."""
+    """One target that runs under libFuzzer."""
 
     def __init__(self, target: str, seconds: float) -> None:
         self.outcome = Outcome(target)
@@ -77,7 +77,7 @@ class Run:
             )
 
     def look(self) -> None:
-        """Takes over what libFuzzer has written so far."""
+        """Reads what libFuzzer has written so far."""
         seen = _PROGRESS.findall(self._log.read_text(errors="replace"))
         outcome = self.outcome
         if seen:
@@ -122,7 +122,7 @@ def table_of(outcomes: list[Outcome]) -> Table:
 
 
 def run_all(names: list[str], seconds: float, jobs: int) -> Iterator[list[Outcome]]:
-    """Yields the outcomes again and again while they change."""
+    """Yields the outcomes again and again until all runs have ended."""
     runs: list[Run] = []
     while len(runs) < len(names) or any(not run.outcome.ended for run in runs):
         while len(runs) < len(names) and sum(not run.outcome.ended for run in runs) < jobs:
@@ -134,7 +134,7 @@ def run_all(names: list[str], seconds: float, jobs: int) -> Iterator[list[Outcom
 
 
 def line_coverage(names: list[str]) -> str | None:
-    """llvm-cov's table of the native files, over all inputs there are; None without the build."""
+    """Returns llvm-cov's table of the native files over all inputs, or None without that build."""
     build = ROOT / "build" / "fuzz-native-coverage"
     tools = [
         shutil.which(tool) or shutil.which(f"{tool}-14") for tool in ("llvm-profdata", "llvm-cov")

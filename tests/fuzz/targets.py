@@ -1,7 +1,7 @@
-"""Every parser of bytes that an adversary may write, and what must hold for any bytes at all.
+"""Targets for every parser of bytes that an adversary may write, and what must always hold.
 
-A target takes bytes and raises AssertionError (or whatever it should not) if a parser misbehaves:
-anything but the documented error comes out, or what was read does not write back to the same.
+A target takes bytes. It raises AssertionError, or any other unexpected error, if a parser raises
+anything but its documented error, or if the result does not encode to the same again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ ALERT_TEXT_BYTES: Final = 512
 
 
 def record_header(data: bytes) -> None:
-    """Native: 64 bytes to fields, or None. The layout and the limits are written out here again."""
+    """The native parser reads 64 bytes or gives None; this restates layout and limits."""
     fields = _native.parse_header(data)
     good = (
         len(data) >= HEADER_BYTES
@@ -111,7 +111,7 @@ def record_header(data: bytes) -> None:
 
 
 def alert(data: bytes) -> None:
-    """Native: any payload becomes a failure, and only plain characters reach a terminal."""
+    """The native parser makes a failure of any payload, with only plain characters in its text."""
     sender, receiver, ranks = 3, 0, 4
     failure = _native.parse_alert(data, sender, receiver, ranks)
     code, text = failure.code, failure.text
@@ -169,7 +169,7 @@ def addresses(data: bytes) -> None:
 
 
 def stored(data: bytes) -> None:
-    """A sealed store's value. Whatever parses, nothing opens that was not sealed under the key."""
+    """A sealed store's value parses or not, but opens only if it was sealed under the key."""
     try:
         parts = parse_parts(data)
     except StoreError:
@@ -236,7 +236,7 @@ def tpm_key(data: bytes) -> None:
 
 
 def tpm_signature(data: bytes) -> None:
-    """Nothing that was not signed is a signature."""
+    """No bytes are accepted as a signature of a text that was never signed."""
     try:
         check_signature(_MAKER.ak_key.public_key(), data, b"this was never signed")
     except (MalformedEvidence, ForgedEvidence):
@@ -259,7 +259,7 @@ def event_log(data: bytes) -> None:
 
 
 def ima_list(data: bytes) -> None:
-    """Whatever is read leads to one value of the PCR, and to no other number of entries."""
+    """A list that can be read gives one value of the PCR, and no other number of entries fits."""
     value, ends = bytes(32), []
     with suppress(MalformedEvidence):
         for entry in read_entries(data):
@@ -276,7 +276,7 @@ def ima_list(data: bytes) -> None:
 
 
 def certificate(data: bytes) -> None:
-    """As some makers write them, with sets in another order than DER's."""
+    """Certificates may have sets in another order than DER's, as some makers write them."""
     with suppress(ValueError):
         ordered = with_sets_in_order(data)
         assert len(ordered) == len(data)
@@ -300,7 +300,7 @@ def hcl_report(data: bytes) -> None:
 
 
 def intel_quote(data: bytes) -> None:
-    """None of these is signed by this Intel."""
+    """No input is a quote that this Intel signed."""
     try:
         verify_quote(data, "tdx", _INTEL_TRUST)
     except AttestationError:
@@ -327,7 +327,7 @@ def nvidia_report(data: bytes) -> None:
 
 
 def nvidia_reference(data: bytes) -> None:
-    """Under any root at all: what is read is only ever what its signer signed."""
+    """Under any root, only what the signer signed is read."""
     try:
         read = verify_reference(data, Trust(NOW), _ANY_ROOT)
     except AttestationError:
@@ -348,7 +348,7 @@ _INTEL_TRUST: Final = Intel().trust()
 
 
 def broker_request(data: bytes) -> None:
-    """What a stranger may send to a broker before anything is known of it."""
+    """A stranger may send such bytes to a broker before the broker knows anything of it."""
     try:
         introduction = parse_auth(data).introduction
     except MalformedRequest:
@@ -360,17 +360,17 @@ def broker_request(data: bytes) -> None:
         sent = parse_attestation(data)
     except MalformedRequest:
         return
-    # Only one who has the key gets here, so this is what a worker wrote.
+    # Only a holder of the key gets here, so a worker wrote these fields.
     assert sent.name.rank < sent.world
 
 
 def kbs_request(data: bytes) -> None:
-    """What a stock KBS client may send: a request, and in it evidence of every kind."""
+    """A stock KBS client may send a request with evidence of any kind."""
     try:
         sent = read_guest_attestation(parse_json(data))
     except MalformedRequest:
         return
-    # Whatever passes can be sealed to, and has one digest that evidence must be bound to.
+    # The broker can seal to what passes, and the evidence must be bound to one digest.
     assert set(seal(b"content", sent.jwk)) >= {"protected", "ciphertext"}
     assert len(sent.challenge.report_data("snp")) == 64
     devices: tuple[DeviceEvidence, ...] = ()
@@ -383,14 +383,14 @@ def kbs_request(data: bytes) -> None:
 
 
 def broker_answer(data: bytes) -> None:
-    """What answers in a broker's place may choose among our errors, and no more."""
+    """A false broker may choose one of sealring's errors, but can do nothing more."""
     error = broker_error_of(BrokerResponse(400, data), "here")
     assert isinstance(error, BrokerError | AttestationError)
     assert str(error).isprintable()
 
 
 def attestation_claims(data: bytes) -> None:
-    """A certificate's word on its holder."""
+    """Claims in a certificate about its holder."""
     try:
         claimed = parse_claims(data)
     except ValueError:

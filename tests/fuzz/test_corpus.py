@@ -1,6 +1,6 @@
-"""The kept corpus, replayed in every test run, with some mutations of each entry.
+"""Replays the kept corpus in every test run, with some mutations of each entry.
 
-`make fuzz` searches further; what it finds is added to the corpus.
+`make fuzz` searches further; its finds are added to the corpus.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_entry_and_mutations(target: str, path: Path) -> None:
 
 
 def mutated(data: bytes, others: list[bytes], chance: random.Random) -> bytes:
-    """One to four changes: a bit, a byte, a cut, a repetition, or another entry's end."""
+    """Makes one to four changes: a bit, a byte, a cut, a repetition, or another entry's end."""
     for _ in range(chance.randint(1, 4)):
         at = chance.randint(0, len(data))
         to = chance.randint(at, min(len(data), at + 16))

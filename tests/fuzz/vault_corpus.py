@@ -1,4 +1,4 @@
-"""First entries of the vault's corpora."""
+"""The first corpus entries for the parsers of vaults."""
 
 from __future__ import annotations
 

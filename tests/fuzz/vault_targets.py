@@ -1,4 +1,4 @@
-"""What a vault reads that anyone may have written."""
+"""Parsers of a vault whose input anyone may have written."""
 
 from __future__ import annotations
 

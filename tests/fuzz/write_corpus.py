@@ -1,6 +1,7 @@
 """Writes the corpus's first entries: well-formed input, and input at the limits.
 
-python -m tests.fuzz.write_corpus. What fuzzing finds beyond that is kept beside them, by hand.
+Run it with `python -m tests.fuzz.write_corpus`. Finds of the fuzzer are added beside these entries
+by hand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process holds, before and after its groups."""
+"""Compares what a process holds before and after its groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def held() -> Held:
     for fd in os.listdir("/proc/self/fd"):
         try:
             descriptors[os.readlink(f"/proc/self/fd/{fd}").partition(":[")[0]] += 1
-        except OSError:  # the one that listed them
+        except OSError:  # the descriptor of the listing itself
             continue
     threads = sum("sealring" in thread.name for thread in threading.enumerate())
     mappings = Path("/proc/self/maps").read_text().count("/memfd:sealring")
@@ -33,7 +33,7 @@ def held() -> Held:
 
 
 def left_behind(before: Held) -> str:
-    """What there is more of than before; groups that were dropped close on their own threads."""
+    """Returns what there is more of than before; dropped groups close on their own threads."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         now = held()

@@ -1,4 +1,4 @@
-"""Every operation of the plan, as a script calls it, on any group."""
+"""Every operation of the plan as a script would call it, on any group."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.fuzz_api.tensors import an_object, make
 
 @dataclass(slots=True)
 class Call:
-    """One call on one group: what it needs, and its outcome."""
+    """One call on one group, with its inputs and its outcome."""
 
     group: Any
     members: tuple[int, ...]
     rank: int
-    """In the group."""
+    """The rank in the group."""
     step: Step
     views: bool
-    """Tensors lie in memory as the step says; otherwise they are contiguous."""
+    """Whether tensors lie in memory as the step says; otherwise they are contiguous."""
     works: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    """All that the call may have written, and what must have stayed as it was."""
+    """Everything that the call may have written or must have left unchanged."""
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ class Call:
 
 
 class _Operations:
-    """By the names of the plan. Each returns its work, or several, or None."""
+    """The operations by their names in the plan; each returns one work, several, or None."""
 
     @staticmethod
     def all_reduce(call: Call) -> Any:
@@ -79,7 +79,7 @@ class _Operations:
     @staticmethod
     def reduce(call: Call) -> Any:
         tensor = call.written()
-        if not call.is_root:  # what is left there is not specified
+        if not call.is_root:  # its content is not specified on other ranks
             call.outputs.clear()
         return dist.reduce(tensor, call.root, call.op, call.group, async_op=True)
 

@@ -1,4 +1,4 @@
-"""Which calls a case makes. All ranks compute the same plan from the seed and the case's number."""
+"""The calls of a case, which all ranks compute from the seed and the case's number."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Step:
     view: str
     reduction: str
     root: int
-    """A rank in the group."""
+    """The root's rank in the group."""
     exact: bool
-    """The values are chosen so that no order of additions rounds."""
+    """Whether the values are such that no order of additions rounds."""
     seed: int
 
     def __str__(self) -> str:
@@ -63,10 +63,10 @@ class Case:
     number: int
     members: tuple[int, ...]
     batches: tuple[tuple[Step, ...], ...]
-    """Each is called at once; its works are waited for in the order of `waits`."""
+    """A batch's calls start at once; their works are waited for in the order of `waits`."""
     waits: tuple[tuple[int, ...], ...]
     threads: bool
-    """A second group is used at the same time, by another thread."""
+    """Whether another thread uses a second group at the same time."""
     ending: Ending
 
 

@@ -1,4 +1,4 @@
-"""Cases one after the other until the time is up; what they found, and how to run it again."""
+"""Runs cases until the time is up; keeps the findings and the commands that repeat them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, Final
 from tests.fuzz_api.world import World, WorldEnded
 
 WARM_UP_CASES: Final = 20
-"""Allocators and caches fill at first; from then on memory must not grow with the cases."""
+"""Allocators and caches fill during so many cases; after them memory must not grow."""
 WINDOW: Final = 20
-"""Of so many cases the smallest counts: the memory of a dropped group is given back a little later,
-so a single case can show some of it."""
+"""The number of cases of which the smallest memory counts: a dropped group gives its memory back a
+little later, so a single case may still show some of it.
+"""
 GROWTH_BYTES: Final = 256 << 20
 
 
@@ -35,7 +36,7 @@ class Result:
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
-    """Of the rank with the most memory, after each case."""
+    """The resident memory after each case, of the rank that has the most."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Tensors of a step: their values, and the ways in which they can lie in memory."""
+"""The tensors of a step: their values, and how they lie in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzz_api.plan import REDUCING, Step
 
 
 def values(step: Step, rank: int, index: int, shape: Sequence[int]) -> torch.Tensor:
-    """The same for sealring and for Gloo; another for each rank and each tensor of a call."""
+    """Returns values that sealring and Gloo share, but that differ by rank and by tensor."""
     generator = torch.Generator().manual_seed(step.seed * 4099 + rank * 101 + index)
     count = math.prod(shape)
     if step.dtype == torch.bool:
@@ -29,7 +29,7 @@ def values(step: Step, rank: int, index: int, shape: Sequence[int]) -> torch.Ten
 
 
 def laid_out(tensor: torch.Tensor, view: str, *, written: bool) -> torch.Tensor:
-    """The same values elsewhere in memory; `written` tensors must not overlap themselves."""
+    """Lays the values out elsewhere; `written` tensors must not overlap themselves."""
     if view == "parameter":
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor.clone()
@@ -52,7 +52,7 @@ def laid_out(tensor: torch.Tensor, view: str, *, written: bool) -> torch.Tensor:
     elif view == "channels_last" and tensor.dim() == 4:
         result = torch.empty_like(tensor, memory_format=torch.channels_last)
     elif view == "expanded" and tensor.dim() > 0 and not written and tensor.numel() > 0:
-        # All values are those of the first: the caller makes the plain tensor alike.
+        # All values are those of the first row; the caller makes the plain tensor equal.
         return tensor[:1].clone().expand(tensor.shape)
     else:
         return tensor.clone()
@@ -76,7 +76,7 @@ def make(
 
 
 def same(ours: object, theirs: object, step: Step) -> bool:
-    """Bit for bit, unless an order of additions could round."""
+    """Compares bit for bit, unless the order of additions could round."""
     if isinstance(ours, TwoTensor):
         return same(ours.a, theirs, step) and same(ours.b, theirs, step)
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
@@ -91,7 +91,7 @@ def same(ours: object, theirs: object, step: Step) -> bool:
 
 
 def _rounds(step: Step) -> bool:
-    """A division by the number of ranks rounds, whatever the values are."""
+    """Tells whether the step rounds; a division by the number of ranks always does."""
     if step.operation not in REDUCING or not (
         step.dtype.is_floating_point or step.dtype.is_complex
     ):

@@ -1,4 +1,4 @@
-"""Ten seconds of the fuzzer in every test run, and proof that it finds what it looks for."""
+"""Ten seconds of the fuzzer in every test run, and proof that it detects errors."""
 
 from __future__ import annotations
 

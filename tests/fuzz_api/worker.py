@@ -1,4 +1,4 @@
-"""One rank: runs the cases that it is told to, and reports what differs."""
+"""One rank: runs the cases that it is told to run, and reports differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TIMEOUT = timedelta(seconds=100)
 class Report:
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[str, str]] = field(default_factory=list)
-    """(kind, what): of this rank, in this case."""
+    """The kind and the description of each finding of this rank in this case."""
     resident: int = 0
 
 
@@ -41,7 +41,7 @@ def run(rank: int, world: int, seed: int, env: Mapping[str, str], pipe: Any) -> 
     os.environ.update(env)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     torch.set_num_threads(1)
-    # Small, and always there: torch makes the groups of the cases through it.
+    # This small group stays; torch uses it to make the groups of the cases.
     dist.init_process_group("gloo", rank=rank, world_size=world)
     pipe.send("ready")
     while (number := pipe.recv()) is not None:
@@ -97,8 +97,8 @@ class _Runner:
         for step, call, problem in zip(batch, calls, problems, strict=True):
             self._report.counts[step.operation] += 1
             if step.operation == "barrier":
-                # Not repeated on Gloo: there is nothing to compare, and on a loaded machine Gloo's
-                # own barrier sometimes never returns, without any group of sealring's.
+                # A barrier is not repeated on Gloo: there is nothing to compare. On a loaded
+                # machine Gloo's own barrier sometimes never returns, even without a sealring group.
                 if problem is not None:
                     self._finding("difference", step, f"a barrier failed: {problem!r}")
                 continue
@@ -113,7 +113,7 @@ class _Runner:
             elif refusal is not None:
                 self._report.counts["both refuse"] += 1
             else:
-                # Gloo was given a contiguous copy, and may refuse the view as well.
+                # Gloo got a contiguous copy; it may refuse the view as well.
                 viewed = self._call(gloo, step, views=True)
                 if _begin(viewed) or _finish(viewed):
                     self._report.counts["both refuse"] += 1
@@ -137,7 +137,7 @@ class _Runner:
     def _finding(self, kind: str, step: Step, what: str) -> None:
         self._report.findings.append((kind, f"{step}: {what}"))
 
-    # ---- a group that torch does not know, and the ways in which one ends
+    # ---- a group that torch does not know, and the ways to end it
 
     def make_apart(self) -> Any:
         store = dist.PrefixStore(

@@ -1,4 +1,4 @@
-"""The processes of a world; one that ends or hangs is a finding, and a new world is started."""
+"""The processes of a world; a crash or a hang is a finding, and a new world replaces it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DUMP_S: Final = 2.0
 
 
 class WorldEnded(Exception):
-    """A rank crashed or hangs: (kind, what)."""
+    """A rank crashed or hangs; the arguments are the kind and the description."""
 
 
 class World:
@@ -28,7 +28,8 @@ class World:
         self.patience_s = patience_s
         self._stack = ExitStack()
         env = {
-            "SEALRING_LIVE": "0",  # its socket is the process's and stays, which looks like a leak
+            # The live view's socket stays with the process and would look like a leak.
+            "SEALRING_LIVE": "0",
             **self._stack.enter_context(meeting_place()),
             "SEALRING_SECRET": secrets.token_hex(32),
             "SEALRING_JOB": "fuzz",

@@ -1,4 +1,4 @@
-"""The README's commands, as a newcomer runs them one after the other."""
+"""The README's commands, run one after the other as a newcomer would."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_the_commands_are_read_out_of_the_readme() -> None:
 
 @pytest.mark.timeout(1200)
 def test_the_readmes_commands_run_in_an_empty_environment() -> None:
-    # A wheel of the checkout takes the place of `pip install .`: it compiles only what has changed
-    # since the last time, and the constraint takes the locked torch, which is a CPU build.
+    # A wheel of the checkout replaces `pip install .`, because it compiles only what has changed.
+    # The constraint selects the locked torch, which is a CPU build.
     listed = torch_versions.pip(sys.executable, "index", "versions", "rich")
     if listed.returncode:
         pytest.skip("pip reaches no index here")

@@ -1,4 +1,4 @@
-"""`make release`: what stops a release, one thing at a time."""
+"""Each condition that stops `make release`, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/run_tests.py: no test file is left out, and no failure is lost."""
+"""tools/run_tests.py leaves out no test file and loses no failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_part_that_fails_is_printed_whole(capfd: pytest.CaptureFixture[str]) -
         for log in Path(LOGS).glob("a-try-that-*.log"):
             log.unlink()
     told = capfd.readouterr().out
-    assert told.count("the first line") == 1  # of the part that failed
+    assert told.count("the first line") == 1  # only the part that failed
     assert "1 of 2 parts passed" in told
 
 

@@ -1,6 +1,7 @@
-"""The bindings use what Python's stable ABI has, so that one wheel serves Python 3.12 and later.
+"""The bindings use only Python's stable ABI, so that one wheel serves Python 3.12 and later.
 
-Python 3.11's own build does not notice another name: its module is not built for the stable ABI.
+A build for Python 3.11 would not notice another name, because its module does not use the stable
+ABI.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ BINDINGS = Path(__file__).parents[2] / "native" / "bindings"
 
 
 def _declared() -> set[str]:
-    """Every name that Python's headers declare to a module of the stable ABI."""
+    """Returns every name that Python's headers declare to a module of the stable ABI."""
     headers = sysconfig.get_paths()["include"]
     seen = subprocess.run(
         ["g++", "-E", "-dD", "-DPy_LIMITED_API=0x030C0000", f"-I{headers}", "-x", "c++", "-"],

@@ -1,4 +1,4 @@
-"""The version comes from git's tags, and is sensible where there are none."""
+"""The version comes from git's tags; without tags there is a sensible one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def git(tree: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository of its own with what the version is made from, and no tag."""
+    """Makes a repository with all that the version depends on, but without a tag."""
     folder = tmp_path / "tree"
     (folder / "src" / "sealring").mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "CMakeLists.txt", ".git_archival.txt"):
@@ -44,7 +44,7 @@ def commit(tree: Path) -> None:
 
 
 def version_of(tree: Path, out: Path) -> str:
-    """By the build's own hook, which compiles nothing."""
+    """Returns the version from the build's own hook, which compiles nothing."""
     out.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", CODE, out], cwd=tree, capture_output=True, text=True
@@ -97,5 +97,5 @@ def test_all_takes_every_other_extra() -> None:
     extras = project["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("sealring[").removesuffix("]").split(",")
-    # Ray is a cluster of its own, and larger than all the rest: it is asked for by name.
+    # Ray is a cluster system and larger than all other extras, so users ask for it by name.
     assert set(named) == set(extras) - {"all", "ray"}

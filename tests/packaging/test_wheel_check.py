@@ -1,4 +1,4 @@
-"""A wheel that could not be published is refused, and the reason is named."""
+"""A wheel that must not be published is refused, and the error names the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "sealring-0.1.0-cp312-abi3-linux_aarch64.whl"
 
 
 def module(folder: Path, source: str, *options: str, text: str = PINNED) -> bytes:
-    """A shared object with that text inside; its entry point is what it exports."""
+    """Builds a shared object that contains the text and exports only its entry point."""
     visible = source.replace("int PyInit", '__attribute__((visibility("default"))) int PyInit')
     (folder / "module.c").write_text(visible)
     made = folder / "module.so"
@@ -104,7 +104,7 @@ def test_the_oldest_python_with_the_stable_abi_builds_for_all_later_ones(tmp_pat
 
 
 def test_a_pin_whose_file_is_another_builds_nothing(tmp_path: Path) -> None:
-    """The archive's SHA-256 decides, wherever the archive came from."""
+    """Only the archive's SHA-256 counts, wherever the archive came from."""
     native = tmp_path / "native"
     native.mkdir()
     script = native / "libcrypto.sh"
@@ -113,7 +113,7 @@ def test_a_pin_whose_file_is_another_builds_nothing(tmp_path: Path) -> None:
     (native / "openssl.pin").write_text(f"version=3.5.7\nsha256={'0' * 64}\n")
     tools = tmp_path / "bin"
     tools.mkdir()
-    # What any server could answer.
+    # Any server could give such an answer.
     (tools / "curl").write_text(
         '#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\necho not OpenSSL >"$2"\n'
     )

@@ -1,4 +1,4 @@
-"""`python -m sealring.lab collectives`: what it prints, and where floor and bar come from."""
+"""`python -m sealring.lab collectives`: its output, and how floor and bar are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 4096
 MIB = 1 << 20
 
 
-@pytest.mark.timeout(300)  # of wall time, on a machine that may be busy
+@pytest.mark.timeout(300)  # wall time, on a machine that may be busy
 def test_bench_collectives_prints_every_collective_and_its_floor() -> None:
     arguments = ["collectives", "--ranks", "2", "--sizes", str(SIZE), "--blocks", "3", "--json"]
     done = CliRunner().invoke(app, arguments)
@@ -36,7 +36,8 @@ def test_bench_collectives_prints_every_collective_and_its_floor() -> None:
             case["busiest_core_bytes"] / case["aes_bytes_per_s"] * 1e6, abs=0.01
         )
     a_ranks_bytes = {
-        "all_reduce": 2 * SIZE,  # small: each publishes its tensor, and opens the other's
+        # A small tensor: each rank publishes its tensor and opens the other's.
+        "all_reduce": 2 * SIZE,
         "reduce_scatter": SIZE,
         "all_gather": SIZE,
         "broadcast": SIZE,
@@ -75,7 +76,7 @@ def test_only_some_over_tcp() -> None:
         ([10, 10], 2, 10),
         ([10, 10], 1, 20),
         ([30, 10, 10, 10], 2, 30),  # shared evenly
-        ([50, 10, 10, 10], 2, 50),  # rank 0 alone is more than an even share
+        ([50, 10, 10, 10], 2, 50),  # rank 0 alone has more than an even share
         ([5, 5, 5], 2, 8),
         ([10, 4], 64, 10),
     ],

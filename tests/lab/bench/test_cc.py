@@ -1,4 +1,4 @@
-"""The emulated GPU-TEE path really sums, really seals, and notices what was changed."""
+"""The emulated GPU-TEE path really sums and seals, and notices changed bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_sums_whatever_the_length(workers: Workers, world: int) -> None:
 
 def with_other_keys(rank: int, world: int) -> str:
     gloo = dist.new_group(backend="gloo")
-    # As if every byte had been changed on the way: rank 1 opens with another key.
+    # Rank 1 opens with another key, as if every byte had been changed on the way.
     keys = KEYS[:2] if rank == 0 else [KEYS[3], KEYS[1]]
     ring = CcRing(gloo, keys, copy_us=0)
     try:

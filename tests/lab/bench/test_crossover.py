@@ -1,4 +1,4 @@
-"""From times to a table: made-up times whose answer is known."""
+"""Tables are fitted to made-up times whose answer is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_fastest_wins_and_they_cross_in_between() -> None:
             65536: {"direct": 900, "ring": 300},
         })
     )  # fmt: skip
-    # Equally far apart on both sides: half-way between the two, on a logarithmic scale.
+    # Both sides differ equally, so the limit is half-way between them on a logarithmic scale.
     assert table.rows[KEY] == (Row(2, (8192,), (DIRECT, RING)),)
 
 
@@ -49,7 +49,7 @@ def test_the_nearer_one_gets_less_room() -> None:
 def test_what_is_longer_than_all_that_was_measured_goes_by_the_busiest_ranks_work() -> None:
     times = {1024: {"direct": 100, "ring": 200}, 4096: {"direct": 200, "ring": 400}}
     assert fit(cells(times)).rows[KEY] == (Row(2, (4096,), (DIRECT, RING)),)
-    # And between equals by time.
+    # If the work is equal, time decides.
     equal = {"direct": 100, "ring": 100}
     assert fit(cells(times, work=equal)).rows[KEY] == (Row(2, (), (DIRECT,)),)
 
@@ -66,9 +66,9 @@ def test_the_busiest_rank_by_the_programs() -> None:
     whole = 4096
     # A ring: 3/4 sent and received, then its own quarter published and 3/4 more received.
     assert busiest_rank_bytes(Operation.ALL_REDUCE, RING, four, whole) == whole * 10 // 4
-    # Directly: the whole published, and three others' opened.
+    # Direct: the whole tensor published, and three others' opened.
     assert busiest_rank_bytes(Operation.ALL_REDUCE, DIRECT, four, whole) == 4 * whole
-    # A tree's root: two children's opened, the result published.
+    # A tree's root: two children's tensors opened, and the result published.
     assert busiest_rank_bytes(Operation.ALL_REDUCE, TREE, four, whole) == 3 * whole
     # A ring of parts: three sent on, three opened.
     assert busiest_rank_bytes(Operation.REDUCE_SCATTER, RING, four, whole) == 6 * whole

@@ -1,4 +1,4 @@
-"""alpha and beta come out of times that they made."""
+"""The fit finds the alpha and beta from which the times were made."""
 
 from __future__ import annotations
 

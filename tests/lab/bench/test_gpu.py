@@ -1,4 +1,4 @@
-"""`python -m sealring.lab gpu` without a GPU: what is compared, in turn, and its bars."""
+"""`python -m sealring.lab gpu` without a GPU: the compared ways, their turns and the bars."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_half_of_the_ranks_are_on_each_of_two_hosts(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(180)
 def test_ways_take_turns_and_their_sums_are_right() -> None:
-    """The same worker with tensors on the CPU, which has these two ways."""
+    """Uses the same worker with tensors on the CPU, which has these two ways."""
     ways = [("sealed", "host"), ("plain", "tcp")]
     reports = [
         report for _, report in run_workers(2, gpu.time_all_reduces, CPU, 2, 1 << 16, ways, 3)
@@ -142,7 +142,7 @@ def switching(rank: int, report: Report) -> None:
     turn = gpu.BucketTurn(groups[0])
     step, parameters, batch = gpu.trained_by("gpt-demo", turn, torch.device("cpu"))
     sealed = []
-    for group in (*groups, *groups):  # in the first two DDP lays out its buckets
+    for group in (*groups, *groups):  # in the first two steps DDP lays out its buckets
         turn.group, turn.buckets = group, 0
         before = [each.account()["sealed_bytes"] for each in groups]
         step()
@@ -199,7 +199,7 @@ def test_all_has_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(full) == 16
     monkeypatch.setattr(
         WorkerPlace, "free_bytes", lambda _: 79 << 30
-    )  # not for four of the largest
+    )  # too little for four ranks of the largest model
     smaller = labels(suite.everything(quick=False)["gpu"])
     assert smaller[-1] == "training gpt2-medium, 4 ranks on one GPU"
 

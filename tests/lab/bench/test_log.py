@@ -1,4 +1,4 @@
-"""The benchmark of logs, with a small one: every figure is there and greater than nothing."""
+"""A small run of the benchmark of logs gives every figure, each above zero."""
 
 from __future__ import annotations
 

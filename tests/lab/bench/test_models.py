@@ -1,4 +1,4 @@
-"""The models of the demo and the benchmarks: their sizes, their causality, their determinism."""
+"""The models of the demo and the benchmarks: their sizes, causality and determinism."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_is_as_large_as_documented(name: str, count: int) -> None:
 
 
 def has_torchvision() -> bool:
-    """One that fits this torch."""
+    """Tells whether a torchvision is installed that fits this torch."""
     try:
         with torch.device("meta"):
             build("resnet50")

@@ -1,4 +1,4 @@
-"""A difference is told from noise by the pairs of samples, whatever their distribution."""
+"""Pairs of samples tell a difference from noise, whatever the distribution."""
 
 from __future__ import annotations
 

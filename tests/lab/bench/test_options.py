@@ -1,4 +1,4 @@
-"""What cannot be measured is refused in one sentence, with the way out, before anything starts."""
+"""What cannot be measured is refused before the start, in one sentence that says what to do."""
 
 from __future__ import annotations
 

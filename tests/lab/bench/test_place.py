@@ -1,4 +1,4 @@
-"""Where a bench runs: what is chosen, and what workers on GPUs are given."""
+"""Where a bench runs: the choice of CPUs or GPUs, and the workers' environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO = WorkerPlace("cuda", "NVIDIA H200", gpus=2)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    """As if torch had found so many."""
+    """Makes torch report this number of GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")

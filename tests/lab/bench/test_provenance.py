@@ -1,4 +1,4 @@
-"""The benchmark of statements and audits, with small runs: every figure is there."""
+"""A small run of the benchmark of statements and audits gives every figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_every_figure_is_measured_and_nothing_is_left_behind(tmp_path: Path) -> 
     done = CliRunner().invoke(app, arguments)
     rows = {row["what"]: row for row in json.loads(done.stdout)["rows"]}
     found = {what: row["value"] for what, row in rows.items()}
-    # A warm-up, two timed blocks, and the final one, of each rank.
+    # Each rank has a warm-up, two timed blocks and a final statement.
     assert found["statements"] == 2 * 4
     assert 1000 < found["of a rank and interval"] < 20_000
     on_disk = found["statements, log and evidence"]

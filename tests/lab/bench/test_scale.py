@@ -1,4 +1,4 @@
-"""What forming groups costs as they grow: light workers, in processes of their own."""
+"""The cost of forming groups as they grow, measured with light workers in separate processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_group_of_nine_and_its_mesh() -> None:
     assert [world.what, all_reduce.what, mesh.what] == ["world", "all_reduce", "mesh"]
     assert world.handshakes == 8, "a tree"
     assert world.resumptions == 0
-    # Each row and each column of three is linked in all its pairs, under a session where one is.
+    # Each row and each column of three links all its pairs, under a session if there is one.
     assert mesh.handshakes + mesh.resumptions == 6 * 3
     assert mesh.resumptions >= 3
     assert mesh.sockets > all_reduce.sockets >= world.sockets >= 2 * 8

@@ -1,4 +1,4 @@
-"""A bench run keeps what it measured, however it ends."""
+"""A bench run keeps its measurements, however it ends."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from sealring.lab.results import read_results
 from tests.cli.test_commands import sealring
 
 
-@pytest.mark.timeout(300)  # of wall time, on a machine that may be busy
+@pytest.mark.timeout(300)  # wall time, on a machine that may be busy
 def test_a_step_by_every_variant_with_its_trace_and_results(tmp_path: Path) -> None:
     trace, kept = tmp_path / "step.json", tmp_path / "results.json"
     done = sealring(

@@ -1,4 +1,4 @@
-"""What of a step's communication is exposed, and what it was made of."""
+"""How much of a step's communication is exposed, and what its time went into."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_parts_add_up_to_the_step_and_to_the_engines_time() -> None:
     seal = split[1]
     assert seal.exposed_s == pytest.approx(30e-9 * 40 / 70)
     assert seal.hidden_s == pytest.approx(30e-9 * 30 / 70)
-    # Of a GPU's collectives it is not known what their time went into: they are one part.
+    # A GPU's collectives do not tell what their time went into, so they are one part.
     compute, transfer = parts_of(STEP, collectives, None)
     assert (compute.name, transfer.name) == ("compute", "transfer")
     assert compute.exposed_s + transfer.exposed_s == pytest.approx(250e-9)

@@ -15,7 +15,7 @@ from sealring.lab.bench.workers import Report, run_workers
 
 
 def leaves(rank: int, report: Report, status: int) -> None:
-    """Rank 1 is gone without a word: no `finally`, no flush."""
+    """Ends rank 1 without a message: no `finally`, no flush."""
     if rank:
         os._exit(status)
     report("here")
@@ -40,7 +40,7 @@ def test_a_worker_that_raises_is_told_with_its_traceback() -> None:
 
 
 def loses_another(rank: int, report: Report, status: int) -> None:
-    """Rank 0 sees that rank 1 is gone before anybody knows why."""
+    """Rank 0 loses rank 1 before the reason is known."""
     if not rank:
         raise PeerLost("rank 1 is gone", peer=1)
     time.sleep(0.5)
@@ -83,7 +83,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # multiprocessing names what it removes in its place
+        stderr=subprocess.DEVNULL,  # multiprocessing reports what it removes for the killed parent
         text=True,
     )
     with parent:

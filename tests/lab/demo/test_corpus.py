@@ -1,4 +1,4 @@
-"""What the demo reads, and in which order."""
+"""The text that the demo trains on, and its order."""
 
 from __future__ import annotations
 

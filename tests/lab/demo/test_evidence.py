@@ -1,4 +1,4 @@
-"""The search for plaintext finds it where it is, so that finding none says something."""
+"""The search finds plaintext wherever it is, so an empty result means something."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = RANDOM.randbytes(4096)
 def test_a_piece_of_plaintext_is_found_wherever_it_lies(length: int, where: int) -> None:
     for start in range(4):
         stream = RANDOM.randbytes(where) + PLAIN[start : start + length] + RANDOM.randbytes(500)
-        # A neighbouring byte may agree by chance.
+        # A neighbouring byte may match by chance.
         assert length <= longest_plaintext_run(stream, [b"", PLAIN]) <= length + 2
 
 

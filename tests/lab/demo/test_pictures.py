@@ -1,4 +1,4 @@
-"""The story as it is printed: it tells what happened, also when that is not what was promised."""
+"""The printed story tells what happened, even if that is not what was promised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded runs of the demo: honest ones pass the audit, and the rank that lies is named."""
+"""Recorded runs of the demo: honest runs pass the audit, and the rank that lies is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo concludes from what it saw, and one real run of it."""
+"""What the demo concludes from its measurements, and one real run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD = Sighting({"length": 64, "kind": 1, "collective": 9}, 0)
 
 
 def training(steps: int = 2, *, differ_from: int = 1 << 30) -> Training:
-    """Losses of 3 over both backends, and half a nat more over Gloo from some step on."""
+    """Makes losses of 3 over both backends; from a step on, Gloo's are half a nat higher."""
     result = Training(ranks=2, steps=steps)
     for number in range(steps):
         more = 0.5 if number >= differ_from else 0.0
@@ -98,7 +98,7 @@ def test_a_step_counts_over_all_ranks() -> None:
 
 
 def test_the_demo_as_it_is_by_default() -> None:
-    """But for its length: with the number of ranks, algorithms change."""
+    """All defaults except the length; the number of ranks decides the algorithms."""
     result = CliRunner().invoke(app, ["demo", "--steps", "2", "--json"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
@@ -111,7 +111,7 @@ def test_the_demo_itself() -> None:
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["as_promised"]
-    # Of two ranks each sum is one addition, and that has one result.
+    # With two ranks each sum is one addition, which has only one result.
     assert told["training"]["largest_loss_difference"] == 0
     assert told["wiretap"]["longest_plaintext_run"] == 0
     assert told["wiretap"]["searched_bytes"] > 1 << 20

@@ -1,4 +1,4 @@
-"""The relay: it passes everything on, understands what it may, and changes one bit if told to."""
+"""The relay passes everything on, reads plaintext headers, and flips one bit on demand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A results file of an imagined machine: its times follow from a profile, exactly.
+"""A results file of an imagined machine, whose times follow exactly from a profile.
 
-A fit of a profile to it must find that profile again, and predict its steps.
+A fit to the file must find that profile again and predict its steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPUTE = {1: Compute(0.02, 0.04, 0.01), 2: Compute(0.022, 0.044, 0.011)}
 
 
 def results_of(profile: Profile) -> Results:
-    """`profile`'s kernels must have the rates above."""
+    """Makes the results; `profile`'s kernels must have the rates above."""
     return Results(
         command="imagined",
         made="2026-11-15T08:00:00Z",

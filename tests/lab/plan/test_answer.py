@@ -1,4 +1,4 @@
-"""One question, one answer: what is chosen, what fits, what it costs."""
+"""The planner's answers: the choice, what fits, and the cost."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_sixteen_thousand_ranks_have_an_answer() -> None:
     assert found.parameters == 1_557_611_200
     largest = found.algorithms[-1]
     assert largest.seconds <= largest.default_seconds
-    # Rings of so many hops lose by far while messages are short.
+    # A ring of so many hops is far slower while messages are short.
     asked = question("gpt2-xl", ranks=16384)
     ring = ClusterSetting(asked.profile, "sealed", asked.network, asked.cluster, Algorithm.RING)
     assert found.algorithms[0].algorithm == "tree"
@@ -139,7 +139,7 @@ def test_the_published_experiment_is_predicted_from_published_figures_alone() ->
     published = {count: found[f"{count} all-reduces: published"] for count in (145, 1)}
     assert published == {145: 41.6, 1: 3.03}
     assert found["1 all-reduces: predicted"] <= found["145 all-reduces: predicted"]
-    # What both figures would need is stated, and does give both figures.
+    # Values that would give both figures are stated, and they do give both.
     plain = found["plain step"]
     for count, ratio in published.items():
         messages = found[f"{count} all-reduces: messages a rank"]

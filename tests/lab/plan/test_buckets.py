@@ -1,4 +1,4 @@
-"""Buckets as torch makes them, and models as they are registered."""
+"""Buckets as torch makes them, and models by their names."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_shapes_are_those_of_the_benchmarks_models(name: str) -> None:
     ],
 )
 def test_all_reduces_of_gpt2_by_bucket_size(name: str, expected: list[int]) -> None:
-    """With a first bucket of 1 MiB; caps of 25, 100, 400 and 1000 MB."""
+    """The first bucket has 1 MiB; the caps are 25, 100, 400 and 1000 MB."""
     sizes = [4 * parameter.count for parameter in reversed(load_model(name).parameters)]
     caps = (25, 100, 400, 1000)
     assert [len(fill(sizes, (1 << 20, cap << 20))) for cap in caps] == expected

@@ -1,4 +1,4 @@
-"""How much of the documented errors hangs on what a turn is learnt from, and on when ranks move."""
+"""How the documented errors change with the case that a turn is learnt from, and as ranks move."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FILES = ("xeon-2-cores", "neoverse-2-cores")
 
 
 def documented(row: str) -> str:
-    """The one row of planning.md that begins so."""
+    """Returns the one row of planning.md that begins with this text."""
     text = (DOCS / "planning.md").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {row}")]
     return line
 
 
 def row_of_errors() -> str:
-    """Both files' errors as a row has them."""
+    """Returns both files' errors in the form of a row."""
     found = [validating.validate(read_results(DOCS / "results" / f"{name}.json")) for name in FILES]
     return " | ".join(f"{100 * (each.median_error('all_reduce') or 0):.1f} %" for each in found)
 

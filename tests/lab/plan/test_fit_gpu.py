@@ -1,4 +1,4 @@
-"""A GPU's profile from what `python -m sealring.lab gpu` measured."""
+"""A GPU's profile is made from the results of `python -m sealring.lab gpu`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_rates_are_the_kernels() -> None:
 
 @pytest.mark.parametrize(("way", "transport"), [("sealed", "peer"), ("plain", "nccl")])
 def test_an_all_reduce_takes_what_it_took(way: Way, transport: str) -> None:
-    """By the fastest wire of sealring's, and by NCCL though Gloo be faster."""
+    """sealring's fastest wire is used, and NCCL, even if Gloo is faster."""
     results = with_gpu()
     profile = gpu_profile_of(results)
     (case,) = [
@@ -119,7 +119,7 @@ def test_a_file_with_a_gpu_plans_for_the_gpu_unless_the_cpu_is_meant(tmp_path: P
     )
     assert (found["profile"], found["hosts"]) == ("this GPU", 1)
     assert [each["way"] for each in found["ways"]] == ["plain", "sealed"]
-    # Cores are validated as before: a GPU's cases are none of theirs.
+    # Cores are validated as before; cases of a GPU do not count for them.
     assert {case.ranks for case in validate(both).cases} == {2, 3, 4}
     assert len(validate(both).cases) == len(validate(results_of(imagined())).cases)
 

@@ -1,4 +1,4 @@
-"""Lines through points, none of whose parts can be negative."""
+"""Fits lines through points, without a negative start or slope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases are predicted by the algorithms and over the transport with which they were measured."""
+"""Cases are predicted for the algorithms and the transport with which they were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: every figure has a source, and a file that lacks one is refused."""
+"""Every figure of a profile has a source; a file without one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock runs the engines' own programs; what it extrapolates is what it would have found."""
+"""The simulated clock runs the engines' own programs; extrapolated times match simulated ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FOUR_THREADS = Cutting(124 << 10, by_world=True, threads=4)
 def whole(
     algorithm: Algorithm, cluster: Cluster, nbytes: int, costs: Costs, cutting: Cutting = RECORDS
 ) -> Simulated:
-    """Every rank and every segment."""
+    """Simulates every rank and every segment."""
     slot = longest_slot(ALL_REDUCE, algorithm, cluster, nbytes)
     hosts = cluster.host_of()
     topology = Topology(hosts) if algorithm is Algorithm.HIERARCHICAL else None
@@ -110,7 +110,7 @@ def test_hosts_of_many_ranks_follow_from_hosts_of_few(costs: Costs) -> None:
 
 
 def test_a_host_that_is_not_full_counts_as_full() -> None:
-    """And the largest worlds of odd numbers are no reason to simulate every rank."""
+    """For a large world of odd size, too, not every rank needs to be simulated."""
     odd, full = (
         collective(ALL_REDUCE, Algorithm.RING, Cluster(ranks, 8), 1 << 30, GPU, RECORDS)
         for ranks in (16_001, 16_008)
@@ -124,7 +124,7 @@ def test_one_rank_needs_no_peer() -> None:
 
 
 def test_a_ring_over_slow_links_takes_two_thirds_more_of_them_with_each_rank() -> None:
-    """2 (n - 1) / n of the tensor leaves every rank: the classic bound, with nothing else to do."""
+    """2 (n - 1) / n of the tensor leaves every rank: the classic bound for a ring."""
     costs = Costs(0.0, 0.0, 0.0, 0.0, inside=Hop(0.0, 1e-9), between=FREE)
     for ranks in (2, 3, 4, 8):
         nbytes = 64 * 124 * 1024 * ranks
@@ -144,7 +144,7 @@ def test_a_ring_without_bytes_takes_its_latencies() -> None:
 
 
 def test_an_engine_waits_for_its_turn_only_when_it_has_run_out_of_records() -> None:
-    """A record alone needs a turn at every hop of the ring; many keep an engine busy."""
+    """A single record needs a turn at every hop of the ring; many records keep an engine busy."""
     four = Cluster(4, 4)
     for nbytes, turns in ((4096, (6, 6)), (100 << 20, (0, 40))):
         base, crowded = (
@@ -157,7 +157,7 @@ def test_an_engine_waits_for_its_turn_only_when_it_has_run_out_of_records() -> N
 
 
 def test_what_is_passed_on_is_not_sealed_again() -> None:
-    """Sealing alone: n chunks a rank in a ring, n - 1 of them on the way to the sum."""
+    """Only sealing costs time: each rank seals n chunks, n - 1 of them before the sum."""
     costs = Costs(1.0, 0.0, 0.0, 0.0, inside=FREE, between=FREE)
     found = collective(ALL_REDUCE, Algorithm.RING, Cluster(4, 4), 4096, costs, RECORDS)
     assert found.engine_s == pytest.approx(4096)
@@ -183,7 +183,7 @@ def test_ranks_that_do_not_divide_the_world_cannot_stand_for_it() -> None:
 
 def test_programs_that_wait_for_each_other_are_noticed() -> None:
     programs = [program_for(ALL_REDUCE, Algorithm.RING, 2, rank) for rank in range(2)]
-    # Without its first step no rank sends anything.
+    # Without its first step, no rank sends anything.
     broken = [dataclasses.replace(each, steps=each.steps[1:2]) for each in programs]
     broken = [
         dataclasses.replace(
@@ -209,8 +209,8 @@ def test_threads_share_a_large_tensor(algorithm: Algorithm) -> None:
     assert takes(2, large, FOUR_THREADS) == pytest.approx(takes(2, large, RECORDS) / 4, rel=0.02)
     for ranks, nbytes in ((2, small), (MAX_LANED_WORLD + 1, large)):
         assert takes(ranks, nbytes, FOUR_THREADS) == takes(ranks, nbytes, RECORDS)
-    # Of more ranks than are all linked, those share it that the program uses.
+    # In a larger group that is not fully linked, lanes are shared by the ranks of the program.
     assert takes(16, large, FOUR_THREADS) < 0.4 * takes(16, large, RECORDS)
-    # One stripe more than four threads have: one of them has two.
+    # There is one stripe too many for four threads, so one thread has two stripes.
     stripes = 5 * STRIPE_SEGMENTS * (124 << 10)
     assert takes(2, 2 * stripes, FOUR_THREADS) > 0.3 * takes(2, 2 * stripes, RECORDS)

@@ -1,4 +1,4 @@
-"""Rounds, traffic and fan-in as the textbooks have them, counted in our own programs."""
+"""Rounds, traffic and fan-in from the textbooks agree with counts of the actual programs."""
 
 from __future__ import annotations
 

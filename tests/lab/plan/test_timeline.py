@@ -1,4 +1,4 @@
-"""Computing beside communicating: what is hidden, what is not, and who shares a core."""
+"""Computing and communicating at once: what is hidden or exposed, and who shares a core."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_without_overlap_everything_is_exposed() -> None:
 
 
 def test_an_engine_that_shares_the_core_hides_nothing() -> None:
-    """One core: whatever the engine does, backward does not."""
+    """On one core, backward stands still whenever the engine works."""
     step = run_step(COMPUTE, [StepCollective(0.5, 0.5, 0.5)], Sharing(cores=1, ranks=1))
     assert step.seconds == pytest.approx(4.0)
     assert step.slowed_s == pytest.approx(0.5)
@@ -54,13 +54,13 @@ def test_waiting_for_a_link_costs_no_core() -> None:
 
 @pytest.mark.parametrize(("ranks", "part"), [(2, 1.0), (4, 1.0), (4, 0.8), (4, 0.3), (3, 0.9)])
 def test_work_is_neither_lost_nor_gained(ranks: int, part: float) -> None:
-    """A collective alone takes its own time, or what its work takes on all cores."""
+    """A collective alone takes its own time, or the time that its work takes on all cores."""
     step = run_step(Compute(0.0, 0.0, 0.0), [StepCollective(1.0, 1.0, part)], Sharing(2.0, ranks))
     assert step.seconds == pytest.approx(max(1.0, ranks * part / 2.0), rel=1e-6)
 
 
 def test_three_ranks_that_yield_take_as_long_on_two_cores_as_four() -> None:
-    """One core has two of them, and the third waits for these."""
+    """Two of the three ranks share one core, and the third waits for them."""
     alone = [StepCollective(1.0, 1.0, 0.9)]
     three, four = (
         run_step(Compute(0.0, 0.0, 0.0), alone, Sharing(2.0, ranks, yields=True)).seconds
@@ -78,8 +78,12 @@ def test_three_ranks_that_yield_take_as_long_on_two_cores_as_four() -> None:
 def test_ranks_that_have_not_settled_may_share_one_core_of_several(
     ranks: int, cores: int, busiest: int
 ) -> None:
-    """Of 16 ways in which four ranks wake up on two cores, 6 have two on each and 14 have no more
-    than three on one: the median is three. Where every rank can have a core, it finds one."""
+    """How many ranks share the busiest core.
+
+    Four ranks can wake up on two cores in 16 ways. In 6 of them each core has two ranks, and in 14
+    no core has more than three: the median is three. If there is a core for every rank, each rank
+    finds one.
+    """
     assert Sharing(cores, ranks, yields=True, settled=False).on_a_core == busiest
     assert Sharing(cores, ranks, yields=True).on_a_core == -(-ranks // cores)
     assert Sharing(cores, ranks, settled=False).on_a_core == max(1.0, ranks / cores)

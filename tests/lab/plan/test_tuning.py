@@ -1,4 +1,4 @@
-"""`sealring.tune`: DDP with the bucket size that was planned."""
+"""`sealring.tune` makes DDP with the bucket size that was planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile from measurements, and whether it predicts what it has not seen."""
+"""A profile from measurements predicts cases that it has not seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
 def imagined() -> Profile:
-    """What fit.py makes of some results, with other overheads, latencies and shares put in."""
+    """Returns a profile in the form of fit.py's, with its own overheads, latencies and shares."""
     blank = {field.name: figure(0.0) for field in dataclasses.fields(Route)}
     sealed = Route(
         **{
@@ -99,7 +99,7 @@ def test_every_case_is_compared_and_none_is_chosen() -> None:
     assert sum(case.kind == "all_reduce" for case in found.cases) == len(results.allreduce) == 30
     seen = {(case.variant, case.ranks) for case in found.cases if case.seen}
     assert seen == {("plain", 2), ("plain", 3), ("plain", 4), ("sealed", 2), ("sealed", 3)}
-    # Of sealed ones in a crowd the shortest alone is looked at.
+    # Of sealed cases with several ranks a core, the fit uses only the shortest.
     (turned,) = [
         case for case in found.cases if case.seen and case.variant == "sealed" and case.ranks > 2
     ]
@@ -190,7 +190,7 @@ def test_compute_of_one_rank_stands_for_others_where_theirs_was_not_measured() -
     results = results_of(imagined())
     without = [case for case in results.step if case.variant != "compute" or case.ranks == 1]
     found = validate(dataclasses.replace(results, step=without))
-    # Two ranks have a core each, so one rank's 70 ms are taken for their 77.
+    # Two ranks have a core each, so one rank's 70 ms replace their 77 ms.
     errors = [case.error for case in found.cases if case.kind == "step"]
     assert all(-0.12 < error < -0.01 for error in errors)
 

@@ -1,10 +1,10 @@
-"""Rounds, traffic and fan-in of an all-reduce, counted in the programs that the engines run.
+"""Counts rounds, traffic and fan-in of an all-reduce in the programs that the engines run.
 
-rounds     the longest chain of records each of which has to wait for the one before
+rounds     the longest chain of records, each of which waits for the one before
 sent       bytes that the busiest rank sends, as a part of the tensor
-received   bytes that the busiest rank takes
-fan-in     from how many ranks the busiest one takes records
-peak       bytes that come to the busiest rank in one round, as a part of the tensor
+received   bytes that the busiest rank receives, as a part of the tensor
+fan-in     the number of ranks from which the busiest rank receives records
+peak       bytes that reach the busiest rank in one round, as a part of the tensor
 """
 
 from __future__ import annotations

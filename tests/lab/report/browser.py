@@ -1,4 +1,4 @@
-"""A headless Chromium that tells what it sees, over the DevTools protocol on a pipe."""
+"""A headless Chromium that reports what it shows, by the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Browser:
         return result["result"].get("value")
 
     def complaints(self) -> list[str]:
-        """What the console would show, of any level that matters."""
+        """Returns what the console would show, at every level that matters."""
         told = {"Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"}
         return [json.dumps(event["params"]) for event in self.events if event.get("method") in told]
 
@@ -102,7 +102,7 @@ def chromium() -> Iterator[Browser]:
     to_read, write = os.pipe()
     read, to_write = os.pipe()
 
-    def on_three_and_four() -> None:  # where --remote-debugging-pipe looks
+    def on_three_and_four() -> None:  # --remote-debugging-pipe uses descriptors 3 and 4
         first, second = os.dup(to_read), os.dup(to_write)
         os.dup2(first, 3)
         os.dup2(second, 4)

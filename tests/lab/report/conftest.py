@@ -1,4 +1,4 @@
-"""The page of a whole run takes seconds to draw: one for all tests."""
+"""One page of a whole run for all tests, because drawing it takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of a whole run, made up: what the page has to cope with, deterministic."""
+"""Made-up results of a whole run, always the same, with all that the page must handle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def samples(middle: float, generator: random.Random, count: int = 9) -> list[flo
 
 
 def whole(seed: int = 0, factor: float = 1.0, **changes: Any) -> Results:
-    """`factor` makes everything sealed so much slower."""
+    """Makes the results; `factor` makes everything sealed slower."""
     draw = random.Random(seed)
     results = Results(
         command="sealring bench all --quick",
@@ -55,7 +55,7 @@ GPU = "NVIDIA H200"
 
 
 def with_gpu(seed: int = 0, **changes: Any) -> Results:
-    """The same of a machine that has a GPU: one of its bars is missed."""
+    """Makes the results of a machine that also has a GPU, which misses one of its bars."""
     draw, base = random.Random(seed), whole(seed)
     machine = dataclasses.replace(MACHINE, gpus=[GPU], gpu_memory_bytes=150_000_000_000)
     results = dataclasses.replace(

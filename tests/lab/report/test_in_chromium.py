@@ -1,4 +1,4 @@
-"""The page as a person sees it: in a real browser, on a desk and on a phone, light and dark."""
+"""The page in a real browser, on a desk and on a phone, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_two_results_compared_are_drawn_too(browser: Browser, tmp_path: Path) ->
 
 
 def overlapping(texts: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Pairs of labels of which one covers a good part of the other."""
+    """Returns the pairs of labels in which one covers a good part of the other."""
     found = []
     for index, one in enumerate(texts):
         for other in texts[index + 1 :]:
@@ -119,7 +119,7 @@ def colour(text: str) -> tuple[float, float, float]:
 
 
 def luminance(rgb: tuple[float, float, float]) -> float:
-    """As WCAG 2 defines it."""
+    """Computes the luminance by WCAG 2."""
     parts = [
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
         for value in (each / 255 for each in rgb)

@@ -1,4 +1,4 @@
-"""What the page says: the published figures, no ratio of noise, nothing that runs or is fetched."""
+"""The page shows published figures, no ratio of noise, and nothing that runs or is fetched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_PLOTS: dict[str, Any] = {"aead": [], "link": [], "step": [], "scale": []}
 
 
 def noisy() -> Results:
-    """Sealed steps that scatter around the plain ones."""
+    """Makes sealed steps that scatter around the plain ones."""
     plain, sealed = [case for case in whole().step if case.run == 4 and case.variant != "cc"]
     scattered = [0.7, 1.3, 0.8, 1.25, 1.0, 0.9, 1.1, 0.75, 1.2]
     return whole(
@@ -44,7 +44,7 @@ def test_the_published_figures_stand_behind_ours(html: str) -> None:
 
 
 def test_the_own_result_leads_where_no_step_was_measured(tmp_path: Path) -> None:
-    """The lead had other people's figures alone."""
+    """The lead once had only other people's figures."""
     results = whole(step=[])
     lead = lead_of(results)
     assert re.search(
@@ -67,7 +67,7 @@ def test_the_command_says_the_own_result(tmp_path: Path) -> None:
 def test_a_gpus_measurements_stand_beside_their_bars(html: str) -> None:
     said = re.search(r"(\d+) of (\d+) measurements reach their bar", html)
     assert said is not None
-    assert (said[1], said[2]) == ("12", "14")  # Gloo is not twice as slow, with 2 ranks or 4
+    assert (said[1], said[2]) == ("12", "14")  # Gloo is not twice as slow, with 2 ranks or with 4
     assert "all_reduce 256 MiB, 4 ranks, peer: NCCL" in html
     assert 'id="gpu-roofline"' in html
     assert 'id="gpu"' not in page(whole())
@@ -77,7 +77,7 @@ def test_what_forming_groups_costs_is_told_by_their_size(html: str) -> None:
     assert 'id="forming"' in html
     assert "works 16 ms to form a group of 16 and 112 ms for one of 256" in html
     assert "1.0 TLS handshakes a rank" in html
-    for scale in ([], whole().scale[:3]):  # no line through one number of ranks
+    for scale in ([], whole().scale[:3]):  # one number of ranks gives no line
         assert 'id="forming"' not in page(whole(scale=scale))
 
 

@@ -1,4 +1,4 @@
-"""Results as a bench run could have written them; times are made up."""
+"""Results in the form of a bench run, with made-up times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A results file appears whole or not at all, and nothing but one is taken for one."""
+"""A results file is written whole or not at all, and no other file is read as one."""
 
 from __future__ import annotations
 

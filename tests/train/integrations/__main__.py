@@ -1,6 +1,6 @@
-"""`make integrations`: a table of the frameworks that were run, and whether they were sealed.
+"""`make integrations` prints a table of the frameworks that ran and whether they were sealed.
 
-Arguments are the names of cases; without any, all of them are run.
+The arguments are names of cases; without arguments all cases run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs one framework's script on Gloo and sealed, and compares what it computed."""
+"""Runs one framework's script on Gloo and sealed, and compares the results."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ ROOT: Final = Path(__file__).parents[3]
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 ON_CPU: Final = os.environ.get("INTEGRATIONS_DEVICE", "cpu") == "cpu"
 TOLERANCE: Final = 0.0 if ON_CPU else 1e-6
-"""On GPUs frameworks have NCCL average, and divide a sum by themselves with other backends."""
+"""On GPUs, frameworks let NCCL average, but divide a sum themselves with other backends."""
 LIMIT_S: Final = 240
-"""For one script; all of them are done in seconds on an idle machine."""
+"""The limit for one script; an idle machine needs only seconds for each."""
 
 
 class FrameworkFailed(Exception):
-    """A script did not end well, or not in time; shows the end of its output."""
+    """A script failed or took too long; the error shows the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     script: str
     framework: str
-    """The distribution that it needs."""
+    """The distribution that the case needs."""
     arguments: tuple[str, ...] = ()
     starts_workers: bool = False
     """The framework starts the workers itself, so there is no launcher."""
@@ -60,9 +60,9 @@ class Comparison:
     groups: list[str]
     """The classes of all process groups that existed at the end of the sealed run."""
     difference: float
-    """The largest, of losses and of the sum of all weights."""
+    """The largest difference of the losses and of the sum of all weights."""
     seconds: float
-    """That both runs took together."""
+    """How long both runs took together."""
 
 
 def version_of(framework: str) -> str | None:
@@ -116,7 +116,8 @@ def output_of(command: list[str], environ: dict[str, str], folder: str) -> str:
         try:
             printed, errors = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.terminate()  # a launcher ends its workers then; killed, it would leave them
+            # On SIGTERM a launcher ends its workers; a killed one would leave them.
+            process.terminate()
             _, errors = process.communicate(timeout=60)
             raise FrameworkFailed(f"not done in {LIMIT_S} s: {errors[-2000:]}") from None
     if process.returncode != 0:

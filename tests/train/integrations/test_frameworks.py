@@ -1,4 +1,4 @@
-"""Frameworks' scripts that name Gloo, or nothing, under `sealring run`: sealed, and bit-equal."""
+"""Frameworks' scripts that name Gloo, or none, are sealed under `sealring run`, and bit-equal."""
 
 from __future__ import annotations
 

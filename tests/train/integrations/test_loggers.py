@@ -1,4 +1,4 @@
-"""The figures in a real TensorBoard writer, and through the callbacks of real Trainers."""
+"""The figures in a real TensorBoard writer, and in the callbacks of real Trainers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks, about th
 
 @pytest.fixture(autouse=True)
 def engine(monkeypatch: pytest.MonkeyPatch) -> CountingEngine:
-    """One group, whose engine only counts."""
+    """Registers one group, whose engine only counts."""
     monkeypatch.setattr(process, "_recorders", [])
     monkeypatch.setattr(process, "_ended", EndedGroups())
     counting = CountingEngine()

@@ -1,4 +1,4 @@
-"""A worker's rank in a job of torchft's comes from how it was started, not from a quorum."""
+"""A worker's rank in a job of torchft comes from how it was started, not from a quorum."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.train.integrations.frameworks import SCRIPTS, output_of
 
 @pytest.fixture(autouse=True)
 def installed() -> None:
-    # The nightly builds have another name and install the same module.
+    # The nightly builds have another name but install the same module.
     if importlib.util.find_spec("torchft") is None:
         pytest.skip("torchft is not installed: make integrations installs it")
 

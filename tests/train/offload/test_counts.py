@@ -1,4 +1,4 @@
-"""The counts under which parked tensors are sealed. The GPU's part is in tests/gpu."""
+"""The counts under which parked tensors are sealed; tests/gpu has the GPU's part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sealring.train.offload.parking import Counts
 
 @pytest.mark.threat("V4")
 def test_no_two_threads_get_one_count() -> None:
-    """A count that came twice would be a nonce that came twice."""
+    """A repeated count would be a repeated nonce."""
     counts, taken = Counts(), []
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""What of a tensor is sealed, and how a forged record is named. The GPU's part is in tests/gpu."""
+"""How a tensor is cut for sealing, and how errors name a forged record; tests/gpu has the rest."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_torch_has_still_to_compute_is_computed(lazy: str) -> None:
 
 
 def test_a_tensor_of_another_device_is_refused() -> None:
-    """A GPU that is not there has a device all the same; tests/gpu parks a tensor of the host."""
+    """A device object exists even without the GPU; tests/gpu parks a tensor of the host."""
     gpu = torch.device("cuda", 0)
     for tensor in (torch.ones(3), torch.ones(3, device="meta")):
         with pytest.raises(ConfigurationError, match="cannot be parked from cuda:0"):

@@ -1,4 +1,4 @@
-"""The optimizer whose state is parked, with a parking of the CPU that seals nothing."""
+"""The optimizer that parks its state, on a CPU stand-in that seals nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sealring.train.offload import OffloadedOptimizer
 
 
 class OnCpu:
-    """In the place of a Parking."""
+    """Stands in for a Parking."""
 
     device = torch.device("cpu")
 
@@ -28,7 +28,7 @@ class OnCpu:
 
 
 class Exchanging(torch.optim.Optimizer):
-    """Keeps two tensors of each parameter, and exchanges or views them anew in each step."""
+    """Keeps two tensors for each parameter, and in each step swaps them and views them anew."""
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, {})
@@ -55,7 +55,7 @@ def test_state_that_an_optimizer_exchanges_or_views_otherwise() -> None:
 
 
 def test_a_group_that_is_added_later_is_trained() -> None:
-    """A scheduler made before, and a saved state, know it too."""
+    """A scheduler that was made before, and a saved state, know the new group too."""
     ours, theirs = (
         [torch.nn.Parameter(torch.ones(1000)) for _ in range(4)] for _ in range(2)
     )  # fmt: skip

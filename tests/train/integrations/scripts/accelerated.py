@@ -1,4 +1,4 @@
-"""Hugging Face's accelerate, which insists on Gloo for CPUs."""
+"""Hugging Face's accelerate, which uses only Gloo on CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For torchtitan, which asks an accelerator how much memory is in use, where there is none."""
+"""A stand-in for an accelerator, which torchtitan asks for its memory, on a machine without one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Cpu:
-    """`torch.cpu` with the functions that `torch.cuda` has besides."""
+    """`torch.cpu`, with functions that only `torch.cuda` has."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

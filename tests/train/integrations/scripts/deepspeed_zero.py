@@ -1,4 +1,4 @@
-"""DeepSpeed, which chooses Gloo for CPUs by itself. The argument is the stage of ZeRO."""
+"""DeepSpeed, which chooses Gloo for CPUs itself. The argument is the stage of ZeRO."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.nn.functional import mse_loss
 
 from tiny_training import DEVICE, ROWS, STEPS, batch, model, report
 
-# Training does not call the operator that reduces through shared memory, and it takes minutes to
-# compile. In sealed-only mode DeepSpeed must not compile it, without being told here.
+# The operator that reduces through shared memory takes minutes to compile, and training never calls
+# it. In sealed-only mode DeepSpeed must not compile it, even if nobody tells it so.
 sealed = os.environ.get("SEALRING_ONLY") == "1"
 if not sealed:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -37,8 +37,8 @@ for step in range(STEPS):
     engine.step()
     losses.append(loss.item())
 if sealed:
-    # For inference DeepSpeed reduces through shared memory, in plaintext, where it has an operator
-    # for it. Without one it reduces in torch's group.
+    # For inference DeepSpeed reduces in plaintext through shared memory, if it has the operator for
+    # that. Without the operator it reduces in torch's group.
     assert deepspeed.comm.comm.cdb.shm_comm_op is None
     sums = torch.ones(8, device=DEVICE)
     deepspeed.comm.inference_all_reduce(sums)

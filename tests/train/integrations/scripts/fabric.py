@@ -1,4 +1,4 @@
-"""Lightning's Fabric, whose rank_zero_first makes a group of Gloo's."""
+"""Lightning's Fabric, whose rank_zero_first makes a Gloo group."""
 
 from __future__ import annotations
 

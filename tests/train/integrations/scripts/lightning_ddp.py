@@ -1,4 +1,4 @@
-"""Lightning's Trainer, whose barrier makes a group of Gloo's."""
+"""Lightning's Trainer, whose barrier makes a Gloo group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Module(lightning.LightningModule):
         self.losses: list[float] = []
 
     def prepare_data(self) -> None:
-        """There is one, so that Lightning makes its barrier."""
+        """Does nothing; because the method exists, Lightning makes its barrier."""
 
     def training_step(self, given: Any, _: int) -> Tensor:
         rows, targets = given

@@ -1,5 +1,8 @@
-"""A script in the manner of nanoGPT: its variables, DDP without synchronisation while gradients
-accumulate, clipping, and a loss that is averaged over ranks."""
+"""A script in the style of nanoGPT.
+
+It uses torchrun's variables, accumulates gradients under DDP without synchronisation, clips them,
+and averages the loss over the ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script in the manner of nanoGPT: torchrun's variables, DDP, a backend by name."""
+"""A script in the style of nanoGPT: torchrun's variables, DDP, a backend by name."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def start(lighthouse: LighthouseServer, replica: int, *more: str) -> subprocess.
 
 
 def main(*killing: str) -> None:
-    """With arguments, the last replica group gets them, dies, and is started again without."""
+    """Runs the replica groups; with arguments, the last group gets them, dies, and is restarted."""
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=REPLICAS)
     processes = [start(lighthouse, replica) for replica in range(REPLICAS - 1)]
     last = start(lighthouse, REPLICAS - 1, *killing)

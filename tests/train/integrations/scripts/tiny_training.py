@@ -18,11 +18,11 @@ ROWS = 4
 DEVICE = os.environ.get("INTEGRATIONS_DEVICE", "cpu")
 ON_CPU = DEVICE == "cpu"
 PLAINTEXT = "gloo" if ON_CPU else "nccl"
-"""What a script names that has to name a backend."""
+"""The backend for scripts that must name one."""
 
 if not ON_CPU and "RANK" in os.environ:
-    # All ranks share one GPU: each takes itself for the only one of its machine. NCCL refuses ranks
-    # of one machine that share a GPU, and believes a name of the machine.
+    # All ranks share one GPU, and each believes that it is the only rank of its machine. NCCL
+    # refuses ranks of one machine that share a GPU, but accepts any name of the machine.
     os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": f"rank-{os.environ['RANK']}"}
 
 
@@ -38,7 +38,7 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def train(net: nn.Module) -> list[float]:
-    """The loop that frameworks leave to the script; the losses of this rank."""
+    """Trains as frameworks leave it to the script; returns this rank's losses."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
     for step in range(STEPS):
@@ -52,7 +52,7 @@ def train(net: nn.Module) -> list[float]:
 
 
 def result(losses: list[float], weights: nn.Module) -> dict[str, Any]:
-    """What a rank knows at the end of training, while the groups exist."""
+    """Returns a rank's results at the end of training, while the groups exist."""
     whole = [
         weight.full_tensor() if isinstance(weight, DTensor) else weight
         for weight in weights.state_dict().values()
@@ -65,7 +65,7 @@ def result(losses: list[float], weights: nn.Module) -> dict[str, Any]:
 
 
 def report(losses: list[float], weights: nn.Module) -> None:
-    """Called by every rank; the first one prints it for the test."""
+    """Every rank calls this; the first rank prints its result for the test."""
     found = result(losses, weights)
     if dist.get_rank() == 0:
         print("RESULT", json.dumps(found), flush=True)

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from tiny_training import ON_CPU, STEPS, report
 
-if ON_CPU:  # torchtitan takes a machine without an accelerator for one with CUDA.
+if ON_CPU:  # torchtitan takes a machine without an accelerator for one with CUDA
     tools.device_type, tools.device_module = "cpu", Cpu()
-if not hasattr(dist, "set_timeout"):  # its name up to torch 2.13
+if not hasattr(dist, "set_timeout"):  # older torch versions, up to 2.13, have only the private name
     dist.set_timeout = c10d._set_pg_timeout
 
 from torchtitan.hf_datasets import DatasetConfig
@@ -33,7 +33,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write_assets(folder: Path) -> None:
-    """A tokenizer of single letters, and lines of them."""
+    """Writes a tokenizer of single letters, and lines of letters."""
     numbers = {word: number for number, word in enumerate([BEGIN, END, *LETTERS])}
     tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -68,7 +68,7 @@ def settings(folder: Path) -> Trainer.Config:
     config.comm.trace_buf_size = 0
     config.debug.seed = 1
     config.checkpoint.enable, config.checkpoint.interval = True, 2
-    config.checkpoint.async_mode = "async"  # for which it makes a group of Gloo's
+    config.checkpoint.async_mode = "async"  # this makes a Gloo group
     return config
 
 
