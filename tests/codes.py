@@ -1,4 +1,4 @@
-"""Expecting an error of sealring's by its code, beside its class."""
+"""Lets a test expect one of sealring's errors by its code, besides its class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sealring.errors import SealringError
 
 
 def coded(*codes: str) -> Callable[[SealringError], bool]:
-    """For `pytest.raises(..., check=coded("vault.later_version"))`: the error has one of them."""
+    """Returns a check for `pytest.raises(..., check=coded("vault.later_version"))`."""
 
     def check(error: SealringError) -> bool:
         return error.code in codes

@@ -12,13 +12,15 @@ import pytest
 
 from tests.workers import Workers
 
-# A shell's background jobs ignore SIGINT and SIGQUIT, and nohup SIGHUP, as do their children.
+# Background jobs of a shell ignore SIGINT and SIGQUIT, nohup ignores SIGHUP, and children inherit
+# it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _ignored in (signal.SIGQUIT, signal.SIGHUP):
     signal.signal(_ignored, signal.SIG_DFL)
 
-# numpy warns of a cast whose result depends on the CPU. pytest makes errors of warnings in its own
-# process; this does it in those that tests start. Their other warnings are not ours to judge.
+# numpy warns of a cast whose result depends on the CPU. pytest turns warnings into errors only in
+# its own process; this does it in processes that tests start. Their other warnings do not matter
+# here.
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"error:{what} encountered in cast:RuntimeWarning" for what in ("invalid value", "overflow")
 )
@@ -49,6 +51,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_unconfigure() -> None:
-    """Awaits the process that the workers are forked from: its CPU seconds count as this one's."""
+    """Waits for the process from which workers are forked, whose CPU time counts as this one's."""
     server: Any = forkserver._forkserver
     server._stop()

@@ -1,4 +1,4 @@
-"""A child process that is killed at its Nth step on the disk."""
+"""Kills a child process at its Nth step on the disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 STEPS = ("open", "mkdir", "replace", "rename", "fsync", "unlink", "rmdir", "link")
-"""The calls that change the disk or make a change last. Sealed chunks go past them."""
+"""The calls that change the disk or make a change last; sealed chunks do not use them."""
 
 
 def killed_at(step: int, action: Callable[[], object], calls: Sequence[str] = STEPS) -> bool:
-    """Runs the action in a child that gets SIGKILL at that step; False if it came through."""
+    """Runs the action in a child that gets SIGKILL at that step; returns False if it finished."""
     child = os.fork()
     if child == 0:
         try:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def packages_imported_by(module: ModuleType) -> set[str]:
-    """Their names, as its source says them."""
+    """Returns the names of the packages that the module's source imports."""
     assert module.__file__ is not None
     found = set()
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):

@@ -1,7 +1,8 @@
 """Searches this process's own memory for a secret that the search itself does not hold.
 
-The secret is given masked (`tests.attacks.key_search.masked`), and each block of memory is masked
-before it is compared, so that neither the search nor its caller leaves a copy to be found.
+The caller passes the secret masked (`tests.attacks.key_search.masked`). Each block of memory is
+masked before it is compared. So neither the search nor its caller leaves a copy that could be
+found.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tests.attacks.key_search import MASK
 
 _BLOCK: Final = 1 << 20
 _ROOM: Final = mmap.mmap(-1, 2 * _BLOCK)
-"""What is read, in a mapping of its own: it is not searched."""
+"""Room for what is read, in a separate mapping that is not searched."""
 _MEMORY: Final = np.frombuffer(_ROOM, dtype=np.uint8)
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 
 
 def places(masked: str) -> list[int]:
-    """The addresses in writable memory at which the secret lies."""
+    """Returns the addresses in writable memory at which the secret lies."""
     wanted = bytes.fromhex(masked)
     prctl = ctypes.CDLL(None).prctl
     before = prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)

@@ -6,15 +6,15 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-# A port is a test process's own for as long as it holds the UDP port of the same number.
+# A test process owns a port for as long as it holds the UDP port of the same number.
 _held = ExitStack()
 atexit.register(_held.close)
 
 
 def free_port() -> int:
-    """A port at which no other process listens; for what cannot be told to choose one itself.
+    """Returns a port at which no other process listens, for programs that cannot choose one.
 
-    No outgoing connection takes it either: it lies below those the system chooses from.
+    No outgoing connection takes this port either, because it is below the system's own range.
     """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:

@@ -1,4 +1,4 @@
-"""Who imports whom is what docs/architecture.md and the contracts in pyproject.toml say."""
+"""Modules import what docs/architecture.md and the contracts in pyproject.toml allow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL_MAY_IMPORT = {"errors", "limits", "version"}
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """By module. The package itself stands for the native module, which the tool cannot read."""
+    """Returns the imports by module; `sealring` stands for the unreadable native module."""
     graph = grimp.build_graph("sealring", cache_dir=None)
     return {
         module: graph.find_modules_directly_imported_by(module) - {"sealring"}
@@ -50,7 +50,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_the_table_of_rooms_says_what_the_code_imports() -> None:
     real: dict[str, set[str]] = defaultdict(set)
     for module, imported in imports().items():
-        if module == "sealring.lab.__main__":  # never imported: its options are the CLI's
+        if module == "sealring.lab.__main__":  # never imported, and its options are the CLI's
             continue
         room = module.split(".")[1]
         real[room] |= {one.split(".")[1] for one in imported} - {room} - ALL_MAY_IMPORT
@@ -66,7 +66,7 @@ def test_the_layers_of_the_page_are_those_of_the_contracts() -> None:
 
 
 def test_from_the_package_itself_only_the_native_module_is_imported() -> None:
-    # The contracts ignore imports of `sealring`, so nothing else may hide behind that name.
+    # The contracts ignore imports of `sealring`, so only the native module may use that name.
     modules = {path.stem for path in (ROOT / "src" / "sealring").iterdir()}
     for path in (ROOT / "src" / "sealring").rglob("*.py"):
         text = path.read_text()
@@ -95,7 +95,7 @@ print(*set(sys.modules) - before)
 dist.destroy_process_group()
 """
 MOST_OF_THE_CORE = 110
-"""Modules. Forming a group is mostly importing: one more takes each rank a millisecond or two."""
+"""The most modules of the core: each one adds a millisecond or two to a rank's first group."""
 BESIDE_PYTHONS_OWN = {"OpenSSL", "_cffi_backend", "_openssl", "cryptography", "sealring"}
 OF_THE_LIVE_VIEW = {"", ".directory", ".metrics", ".process", ".server"}
 
@@ -119,5 +119,5 @@ def test_a_first_group_loads_the_core_and_of_the_satellites_the_live_view_alone(
     assert observe == {f"sealring.observe{name}" for name in OF_THE_LIVE_VIEW}
     assert len([name for name in loaded if name.startswith("sealring.core.")]) <= MOST_OF_THE_CORE
     foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
-    # OpenTelemetry's API is there where somebody wants metrics.
+    # OpenTelemetry's API is loaded if somebody wants metrics.
     assert foreign - {"opentelemetry"} == BESIDE_PYTHONS_OWN

@@ -1,4 +1,4 @@
-"""What the documents say of the code is so: tests, settings, errors and commands that they name."""
+"""Tests, settings, errors and commands in the documents exist in the code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=[path.name for pa
 
 @cache
 def named_in(file: str) -> frozenset[str]:
-    """The tests of a file, read and not run."""
+    """Returns the names of a file's tests, without running them."""
     path = ROOT / file
     if not path.exists():
         return frozenset()
@@ -38,7 +38,7 @@ def named_in(file: str) -> frozenset[str]:
 
 
 def rows(document: str) -> list[list[str]]:
-    """The cells of every table row, without the heads."""
+    """Returns the cells of every table row, without the heads."""
     lines = document.splitlines()
     return [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -117,7 +117,7 @@ def test_no_document_names_a_setting_that_does_not_exist() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     known = set(re.findall(r"\bSEALRING_[A-Z_]+\b", page)) | BUILD_OPTIONS
     for path in DOCUMENTS:
-        if path.name != "CHANGELOG.md":  # says what is gone
+        if path.name != "CHANGELOG.md":  # the changelog names removed settings
             assert set(re.findall(r"\bSEALRING_[A-Z_]+\b", path.read_text())) <= known, path.name
 
 

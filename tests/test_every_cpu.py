@@ -1,7 +1,7 @@
-"""Nothing that is stored, signed or compared depends on the CPU.
+"""Nothing that is stored, signed or compared may depend on the CPU.
 
-Values are tested where they are made, for instance in tests/vault/datasets/test_fields.py. Here is
-what keeps new code from it: numpy's default types, and casts that a CPU may answer as it likes.
+Other tests check the values where they are made, for instance tests/vault/datasets/test_fields.py.
+These tests keep out numpy's default types, and casts whose result differs between CPUs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import pytest
 from tests.workers import Workers
 
 ROOT: Final = Path(__file__).parents[1]
-# How many arguments come before the type: numpy chooses one by the values if none is given.
+# How many arguments come before the type; without a type numpy chooses one by the values.
 MAKERS: Final = {
     "array": 1, "asarray": 1, "empty": 1, "zeros": 1, "ones": 1,
     "full": 2, "fromiter": 1, "frombuffer": 1, "fromfile": 1, "arange": 3, "linspace": 5,
 }  # fmt: skip
-# These keep the type of the array that they are given.
+# These functions keep the type of the array that they get.
 KEEPERS: Final = {"src/sealring/vault/datasets/fields.py": {"asarray"}}
 
 

@@ -1,4 +1,4 @@
-"""The core runs without attestation, vault, recording and live view: it asks for them by hooks."""
+"""The core runs without attestation, vault, recording and live view, which it reaches by hooks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_core_forms_a_group_where_no_satellite_can_be_imported(tmp_path: Pat
 
 @pytest.fixture
 def no_providers() -> Iterator[None]:
-    """No provider is registered; afterwards those of the package are again."""
+    """Removes all providers during the test."""
     with ExitStack() as stack:
         for each in vars(hooks).values():
             if isinstance(each, Slot):

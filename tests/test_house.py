@@ -1,4 +1,4 @@
-"""The project does not grow unnoticed."""
+"""The project must not grow unnoticed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CEILINGS = {
     "errors": 60,
     "private names in tests": 48,
 }
-"""Lowered when the numbers fall. What raises one needs a reason that a user would give.
+"""Lower a ceiling when its number falls. Raise one only for a reason that a user would give.
 
-Code lines and files are counted and not limited: a mend may need some.
+Code lines and files are counted but not limited, because a repair may need some.
 """
 
 

@@ -1,4 +1,4 @@
-"""The table of native/README.md holds: which folder may include which, without a cycle."""
+"""Native folders include only what the table of native/README.md allows, without a cycle."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ NATIVE = Path(__file__).parent.parent / "native"
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 ROW = re.compile(r"^\| `([\w/]+)/` \|[^|]*\| ([^|]*) \|$", re.MULTILINE)
 FROM_THE_PACKAGE = {"chacha20_poly1305.hpp"}
-"""The GPU's own text (src/sealring/core/engine/cuda), which one stand-in compiles for the CPU."""
+"""The GPU's own source (src/sealring/core/engine/cuda), which one stand-in compiles for the CPU."""
 
 
 def allowed() -> dict[str, set[str]]:
-    """The table: folder -> the folders that it may include."""
+    """Returns the table: each folder, and the folders that it may include."""
     rows = ROW.findall((NATIVE / "README.md").read_text())
     return {folder: set(re.findall(r"`([\w/]+)/`", may)) for folder, may in rows}
 
 
 def includes() -> list[tuple[Path, str]]:
-    """(file, path that it includes), tests and fuzz targets left out."""
+    """Returns each file with a path that it includes, except in tests and fuzz targets."""
     return [
         (path.relative_to(NATIVE), included)
         for path in sorted(NATIVE.rglob("*.[ch]pp"))

@@ -25,7 +25,7 @@ _SECONDS = 60.0
 
 
 def ends_well(child: Callable[[], object]) -> bool:
-    """Whether a child that is forked now comes to an end of this."""
+    """Tells whether a child that is forked now finishes the call."""
     process = os.fork()
     if process == 0:
         try:
@@ -63,7 +63,7 @@ def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
 
     def has_left() -> None:
         assert left
-        with NoFork():  # free in the child
+        with NoFork():  # the child can enter
             pass
 
     assert ends_well(has_left)
@@ -73,14 +73,14 @@ def test_fork_waits_for_a_thread_that_is_in_openssl() -> None:
 
 
 def test_a_thread_that_is_in_openssl_itself_can_fork() -> None:
-    """A signal's handler runs in the middle of anything."""
+    """A signal's handler can run, and fork, at any moment."""
     with NoFork(), NoFork():
         assert ends_well(lambda: None)
     assert not no_fork.inside
 
 
 def test_the_thread_that_forks_can_free_a_key_meanwhile() -> None:
-    """The garbage collector, or a signal's handler, may do so in any handler of fork()."""
+    """The garbage collector or a signal's handler may free a key inside any handler of fork()."""
     code = """
 import os
 keys = [None, None, None]
@@ -99,7 +99,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 == len(keys)
 
 
 def use_openssl() -> None:
-    """All of its copies: Python's, which the native core has too, and that of `cryptography`."""
+    """Uses both copies of OpenSSL: Python's, which the native core shares, and cryptography's."""
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     SSL.Context(SSL.TLS_METHOD)
     key = Ed25519PrivateKey.generate()
@@ -141,7 +141,7 @@ def test_a_child_that_is_forked_while_groups_form_can_use_openssl() -> None:
     ],
 )
 def test_no_lock_on_the_way_to_a_group_is_held_in_a_child(module: str, name: str) -> None:
-    """A thread that holds it does not exist in the child, which would wait for it without end."""
+    """The thread that holds a lock does not exist in the child, which would wait without end."""
     place = importlib.import_module(module)
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""What a newcomer meets first: the install, its error messages, and the names it brings."""
+"""A newcomer's first contact: the install, its error messages, and the names that it brings."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_torch_is_pinned_exactly_in_the_locked_versions() -> None:
 def test_everything_the_tests_ran_with_is_locked() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     locked = {_plain(line.split("==")[0]) for line in lines if "==" in line}
-    # Installed by hand or by the environment itself, and not part of what is tested.
+    # These are installed by hand or by the environment, and are not tested.
     besides = {"pip", "setuptools", "sealring", "atheris"}
     installed = {_plain(distribution.name) for distribution in distributions()}
     assert installed - besides <= locked
 
 
 def test_the_locked_versions_satisfy_each_other() -> None:
-    """Else pip installs nothing where they are given as constraints."""
+    """Otherwise pip could install nothing with these versions as constraints."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     locked = {_plain(name): pin for name, _, pin in (line.partition("==") for line in lines) if pin}
     needs = [
@@ -115,7 +115,7 @@ def test_a_missing_build_tool_is_named_in_one_sentence(
 
 @pytest.mark.parametrize(("state", "installed"), [("wheel", False), ("editable", True)])
 def test_no_wheel_contains_the_stand_ins(state: str, installed: bool, tmp_path: Path) -> None:
-    """What plays a GPU for tests is installed only with a checkout that is worked on."""
+    """The stand-in for a GPU is installed only with an editable checkout."""
     tools = Path(sys.executable).parent
     found = subprocess.check_output([sys.executable, "-m", "nanobind", "--cmake_dir"], text=True)
     subprocess.run(
@@ -135,7 +135,7 @@ def test_no_wheel_contains_the_stand_ins(state: str, installed: bool, tmp_path: 
 def test_a_libcrypto_that_is_built_in_stays_inside() -> None:
     if not _native.OPENSSL_BUILT_IN:
         pytest.skip("the system's OpenSSL is linked here")
-    # In a process that has no other OpenSSL: what is found is the module's own.
+    # This process has no other OpenSSL, so a symbol that is found would be the module's own.
     code = (
         "import ctypes, sys; module = ctypes.CDLL(sys.argv[1]); module.PyInit__native; "
         "assert 'libcrypto' not in open('/proc/self/maps').read(); module.EVP_aes_256_gcm"

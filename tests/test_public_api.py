@@ -1,7 +1,7 @@
 """The public interface is locked: its names and signatures are those of public_api.txt.
 
-A change of it is a decision. `python -m tests.test_public_api` writes the file again; the change
-then shows in the diff and belongs in CHANGELOG.md.
+A change of the interface is a decision. `python -m tests.test_public_api` writes the file again;
+the change then shows in the diff and belongs in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_the_reference_lists_what_is_locked() -> None:
         sealring.vault,
     ):
         for name in module.__all__:
-            # `sealring.record_run` is `sealring.record.record_run`.
+            # `sealring.record_run` is the same function as `sealring.record.record_run`.
             where = "sealring" if name in sealring.__all__ else module.__name__
             assert re.search(rf":: {re.escape(where)}.{name}\b", page), (module, name)
 

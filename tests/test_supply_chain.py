@@ -1,4 +1,4 @@
-"""What sealring is built from is locked, listed, and looked at."""
+"""What sealring is built from is locked by hash, listed and checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_pinned_package_is_locked_by_hash_and_nothing_else_is() -> None:
 
 
 def locked_here(**settings: str) -> dict[str, str]:
-    """What the lock's tool would install with these settings of pip alone."""
+    """Returns what the lock's tool would install with only these settings of pip."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "lock.py", "here"],
@@ -46,7 +46,7 @@ def locked_here(**settings: str) -> dict[str, str]:
 
 
 def test_the_index_s_torch_comes_with_the_libraries_of_cuda() -> None:
-    """Without them `import torch` fails, and so did `make demo` wherever no CPU build lay ready."""
+    """Without these libraries `import torch` fails; `make demo` once failed without a CPU build."""
     found = locked_here(PIP_CONFIG_FILE=os.devnull)
     assert found == {name: version for name, version, _ in ENTRY.findall(LOCK)}
     assert {"torch", "nvidia-cudnn-cu13", "cuda-bindings", "triton"} <= found.keys()
@@ -69,7 +69,7 @@ def test_a_local_cpu_build_of_torch_leaves_them_out(tmp_path: Path) -> None:
     ],
 )
 def test_torchs_cpu_build_is_locked_for_both_architectures(machine: str, digest: str) -> None:
-    """2.13.0+cpu for Python 3.11. Without its hash no image of a worker can be made there."""
+    """2.13.0+cpu for Python 3.11. A worker's image cannot be made there without this hash."""
     (hashes,) = [found[2] for found in ENTRY.findall(LOCK) if found[0] == "torch"]
     assert f"sha256:{digest}" in hashes, machine
 
@@ -100,7 +100,7 @@ def bill() -> dict[str, Any]:
 
 
 def test_the_bill_of_materials_is_cyclonedx(bill: dict[str, Any]) -> None:
-    """What its schema demands: required fields, unique references, no reference into nothing."""
+    """The bill meets its schema: required fields, unique references, no dangling reference."""
     assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
     uuid = r"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
     assert re.fullmatch(uuid, bill["serialNumber"])

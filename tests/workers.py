@@ -1,8 +1,8 @@
-"""Worker processes that are started once and reused, so that a multi-process test is cheap.
+"""Worker processes that are started once and reused, which makes multi-process tests cheap.
 
-A test hands over a module-level function; every worker calls it as fn(rank, world, *arguments) and
-the results come back in rank order. Workers keep their process group between calls that ask for
-the same one; a call that fails costs its group.
+A test passes a module-level function. Every worker calls it as fn(rank, world, *arguments), and the
+results are returned in the order of ranks. Workers keep their process group for later calls that
+ask for the same one; a call that fails ends its group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECRET = "2d34b815872b8b5c963b6e4525cd9a63516cf180021473137f1e82952abe18e0"
 
 
 class RemoteError(Exception):
-    """A worker's exception that was not asked for; shows its traceback."""
+    """A worker's exception that the test did not ask for; it shows the traceback."""
 
 
 class Workers:
@@ -53,12 +53,13 @@ class Workers:
         rank_env: Mapping[int, Mapping[str, str]] | None = None,
         errors: bool = False,
     ) -> list[Any]:
-        """fn's results by rank. With errors=True exceptions are results too, else they raise.
+        """Returns fn's results by rank; with errors=True, exceptions are results and not raised.
 
-        Without a group, fn makes its own (dist.init_process_group finds its environment set).
+        With group=False, fn makes its own group; the environment is set for
+        dist.init_process_group.
         """
         shared = {
-            # Every call meets in a place of its own, whatever the calls before it left behind.
+            # Every call has its own store, whatever earlier calls left in theirs.
             **self._stack.enter_context(meeting_place()),
             "WORLD_SIZE": str(world),
             "SEALRING_SECRET": SECRET,
@@ -66,7 +67,7 @@ class Workers:
             **(env or {}),
         }
         wanted = (world, tuple(sorted((env or {}).items()))) if group and not rank_env else None
-        # Decided here for all: a worker that sat out a change would believe in its old group.
+        # This is decided here for all workers: one that missed a change would trust its old group.
         reuse = wanted is not None and wanted == self._current
         try:
             for rank in range(world):
@@ -74,7 +75,7 @@ class Workers:
                 self._pipes[rank].send((fn, arguments, rank, world, own, group, reuse))
             results = [self._result(rank) for rank in range(world)]
         except BaseException:
-            # The test ran out of time. Its workers are still at it, and would answer the next one.
+            # The test ran out of time. Its workers still run and would answer the next test's call.
             self._end(patience_s=0)
             self._start()
             raise
@@ -130,8 +131,8 @@ def _loop(pipe: Any) -> None:
             if not reuse:
                 if dist.is_initialized():
                     dist.destroy_process_group()
-                # torch names groups by a count that a failed init leaves raised, and workers
-                # that were not part of the failure would wait under another name.
+                # torch names groups by a counter, which a failed init leaves raised. Workers
+                # without that failure would then wait under another name.
                 dist.distributed_c10d._world.group_count = 0
                 os.environ.clear()
                 os.environ.update({**before, **env})
@@ -142,7 +143,7 @@ def _loop(pipe: Any) -> None:
             with suppress(Exception):
                 dist.destroy_process_group()
             text = traceback.format_exc()
-            # pytest's own outcomes, for one, cannot travel.
+            # Some errors cannot be pickled, for instance pytest's own outcomes.
             pipe.send(("error", error if _travels(error) else RemoteError(text), text))
         if not group and dist.is_initialized():
             with suppress(Exception):

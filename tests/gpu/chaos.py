@@ -1,13 +1,14 @@
-"""Random worlds on one GPU: calls, captures that must be refused, and faults.
+"""Random worlds on one GPU, with calls, captures that must be refused, and faults.
 
-    python -m tests.gpu.chaos --seconds 480 --seed 7
+`python -m tests.gpu.chaos --seconds 480 --seed 7` runs it.
 
-Every world has two to four ranks on the first GPU, a wire and a way of waiting, drawn by chance,
-and at most one fault: a rank dies, aborts, calls something else or falls silent. The rules are
-those of docs/chaos.md: without a fault every result is right and every capture was refused; with
-one, every other rank gets a GroupError in bounded time, and no wrong value without an error.
+Every world has two to four ranks on the first GPU, a random wire and a random way of waiting. It
+has at most one fault: a rank dies, aborts, calls something else or falls silent. The rules are
+those of docs/chaos.md. Without a fault every result is right and every capture is refused. With a
+fault every other rank gets a GroupError in bounded time, and there is no wrong value without an
+error.
 
-Workers live on from world to world, as long as no fault ends them: starting CUDA takes seconds.
+Workers are reused for many worlds, until a fault ends them, because starting CUDA takes seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MODES: Final = ("global", "thread_local", "relaxed")
 FAULTS: Final = ("kill", "abort", "other_call", "silence")
 TIMEOUT_S: Final = 10
 PATIENCE_S: Final = 60
-"""After which a world hangs."""
+"""A world that takes longer than this hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class World:
     wait: str
     calls: tuple[Call, ...]
     fault: tuple[str, int, int] | None
-    """What, on which rank, before which call."""
+    """The fault, its rank, and the call before which it strikes."""
 
     def __str__(self) -> str:
         what = "no fault" if self.fault is None else "{} of rank {} at call {}".format(*self.fault)
@@ -71,7 +72,7 @@ class Outcome:
     error: str = ""
     """The class of the GroupError with which the rank ended."""
     trouble: str = ""
-    """Anything else."""
+    """Any other error of the rank."""
     wrong: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
 
@@ -101,12 +102,12 @@ def serve(rank: int, pipe: Any, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     from tests.gpu.shared_gpu import enter
 
-    os.environ["SEALRING_GPU_WIRE"] = "nccl"  # what it needs must be set before CUDA starts
+    os.environ["SEALRING_GPU_WIRE"] = "nccl"  # what NCCL needs must be set before CUDA starts
     enter(rank)
     pipe.send("up")
     while (order := pipe.recv()) is not None:
         world, port = order
-        faulthandler.dump_traceback_later(PATIENCE_S - 10)  # what a rank that hangs does
+        faulthandler.dump_traceback_later(PATIENCE_S - 10)  # shows what a hanging rank does
         pipe.send(_run(world, rank, port))
         faulthandler.cancel_dump_traceback_later()
 
@@ -253,7 +254,7 @@ class _Member:
         self._check("park", self._parking.fetch(parked), _value(number, self._rank))
 
     def capture(self, number: int, call: Call) -> None:
-        """Every rank tries alike, and no call is captured."""
+        """Every rank tries the same captures, and each must be refused."""
         import torch
         import torch.distributed as dist
 
@@ -270,7 +271,7 @@ class _Member:
             try:
                 found = refusal_of(what, call.mode)
             except torch.AcceleratorError as broken:
-                # A group that fails meanwhile calls CUDA, and so ends a capture in mode "global".
+                # A group that fails meanwhile calls CUDA, which ends a capture in mode "global".
                 if self._world.fault is None or "capture" not in str(broken):
                     raise
                 continue
@@ -308,7 +309,7 @@ class Workers:
         return process, ours
 
     def run(self, world: World, port: int) -> dict[int, Outcome]:
-        """What each rank reports; one that died or hangs reports nothing, and is replaced."""
+        """Returns the ranks' reports; ranks that died or hang report nothing and are replaced."""
         for rank in range(world.ranks):
             process, pipe = self._each[rank]
             if not process.is_alive():

@@ -1,4 +1,4 @@
-"""These tests need a GPU (`make test-gpu`); elsewhere they are skipped."""
+"""Skips these tests where there is no GPU; `make test-gpu` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several ranks on one GPU, over the wire that a test is about."""
+"""Several ranks on one GPU, connected by the wire that a test chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def environment_of(wire: str, **more: str) -> dict[str, str]:
 
 
 def enter(rank: int) -> None:
-    """In a worker, before its first group."""
+    """Prepares a worker before its first group."""
     if os.environ.get("SEALRING_GPU_WIRE") == "nccl":
         os.environ.update(nccl_on_a_shared_gpu(rank))
     torch.cuda.set_device(0)

@@ -1,4 +1,4 @@
-"""The benchmarks on a GPU: they end, reduce to the right sums and keep what they measured."""
+"""The benchmarks on a GPU end, reduce to the right sums and keep their measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_kernel_has_its_bar() -> None:
 
 @pytest.mark.parametrize("wires", [["host"], ["peer"], ["nccl"], ["hosts"]])
 def test_all_reduces_over_each_wire_come_to_the_sum(wires: list[str]) -> None:
-    """A wrong sum fails the worker."""
+    """A wrong sum would fail the worker."""
     (found,) = gpu.measure_allreduces(one_gpu(), 2, 8 << 20, wires, blocks=3)
     assert [(each.variant, each.transport) for each in found.cases] == gpu.ways_over(wires)
     assert found.cases[0].sealed_bytes == 8 << 20
@@ -45,7 +45,7 @@ def test_a_step_is_measured_sealed_and_unsealed() -> None:
     assert (sealed.variant, unsealed.variant) == ("sealed", "unsealed")
     assert len(sealed.seconds) == len(unsealed.seconds) == 3
     assert (sealed.sealed_bytes, unsealed.sealed_bytes) == (124_439_808 * 4, 0)
-    assert 12 <= sealed.all_reduces <= 14  # buckets of 25 MB, and one embedding of 154
+    assert 12 <= sealed.all_reduces <= 14  # buckets of 25 MB, and one embedding of 154 MB
 
 
 MODELS = [

@@ -1,7 +1,7 @@
-"""CUDA graphs: no call of ours can be captured, in any mode, and the group goes on.
+"""No sealring call can be captured into a CUDA graph, in any mode, and the group goes on.
 
-A replay repeats kernels with the arguments of the capture. Captured, a collective would be left out
-of every replay, and a sealed tensor would be sealed under the same nonces again.
+A replay repeats kernels with the arguments of the capture. A captured collective would be left out
+of every replay, and a captured seal would use the same nonces again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RECORD_BYTES = 4096
 
 
 def in_group(body: Callable[..., Any], wire: str, wait: str, *more: Any) -> list[Any]:
-    """What body(rank) returns on each of two ranks that share a GPU."""
+    """Returns what body(rank) returns on each of two ranks that share a GPU."""
     environment = environment_of(wire, **with_settings({}, cuda_wait=wait))
     found = dict(run_workers(2, _member, body, more, environment=environment))
     return [found[rank] for rank in range(2)]
@@ -45,7 +45,7 @@ def _member(rank: int, report: Report, body: Callable[..., Any], more: tuple[Any
 
 
 def refusal_of(call: Callable[[], object], mode: str) -> str:
-    """What the call raises on a stream that is being captured."""
+    """Returns the error of a call on a stream that is being captured."""
     graph = torch.cuda.CUDAGraph()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
@@ -86,7 +86,7 @@ def calls(rank: int) -> dict[str, Callable[[], object]]:
 
 
 def all_refused(rank: int, mode: str, first: bool) -> tuple[list[str], float]:
-    """Which calls were not refused, and what the group computes afterwards."""
+    """Returns which calls were not refused, and what the group computes afterwards."""
     if not first:
         dist.all_reduce(torch.ones(10, device="cuda"))
     torch.cuda.synchronize()
@@ -106,7 +106,7 @@ def test_a_captured_call_would_not_be_replayed_so_it_is_refused(mode: str, wait:
 
 @each_wire
 def test_a_groups_first_call_is_captured(wire: str) -> None:
-    """It is refused before the ranks' GPUs are introduced to each other, which it needs later."""
+    """The refusal comes before the ranks share facts about their GPUs, which come later."""
     assert in_group(all_refused, wire, "stream", "relaxed", True) == [([], 30.0)] * 2
 
 
@@ -122,13 +122,13 @@ def wait_in_a_capture(rank: int, mode: str) -> tuple[str, float]:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.threat("C17")
 def test_a_graph_that_waits_for_an_earlier_call(mode: str) -> None:
-    """The wait of a replay would wait for nothing."""
+    """In a replay the wait would wait for nothing."""
     found = in_group(wait_in_a_capture, "auto", "stream", mode)
     assert all(REFUSAL in refused and value == 3.0 for refused, value in found)
 
 
 def compiled(rank: int, kind: str) -> list[Any]:
-    """What three runs return: torch captures in the second or the third."""
+    """Returns the results of several runs; torch captures in the second or the third."""
 
     def traced(data: torch.Tensor) -> torch.Tensor:
         return functional.all_reduce(data * 2, "sum", list(range(2))) + 1
@@ -170,14 +170,14 @@ def compiled(rank: int, kind: str) -> list[Any]:
 @pytest.mark.parametrize("kind", ["functional", "rewritten"])
 @pytest.mark.threat("C17")
 def test_compiled_with_graphs_a_collective_is_right_or_refused(kind: str, wait: str) -> None:
-    """torch's own check may find memory of a call under way first. It rewrites dist.all_reduce."""
+    """torch rewrites dist.all_reduce; its own check may first find an unfinished call."""
     for found in in_group(compiled, "auto", wait, kind):
         assert all(result in (7.0, True) for result in found), found
 
 
 @pytest.mark.parametrize("wait", ["stream", "host"])
 def test_compiled_with_graphs_a_collective_can_be_left_outside_of_them(wait: str) -> None:
-    """As docs/gpu-memory.md says."""
+    """This is the setting that docs/gpu-memory.md describes."""
     assert in_group(compiled, "auto", wait, "outside") == [[7.0] * 4] * 2
 
 
@@ -185,7 +185,7 @@ def test_compiled_with_graphs_a_group_method_breaks_the_graph_and_is_right() -> 
     assert in_group(compiled, "auto", "stream", "method") == [[7.0] * 4] * 2
 
 
-# ---- what is sealed without a group -------------------------------------------------------------
+# ---- sealing without a group -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -213,7 +213,7 @@ def test_saved_tensors_are_not_parked_by_a_graph() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.threat("C17")
 def test_the_launch_of_a_kernel_that_seals_asks_for_itself(mode: str) -> None:
-    """Whatever calls it: the kernel's argument has the nonce."""
+    """Every caller is refused, because the kernel's argument contains the nonce."""
     device = torch.device("cuda", 0)
     kernels = RecordKernels(device, bytes(32), RECORD_BYTES)
     key, plain = DeviceKey(device, bytes(32)), torch.ones(RECORD_BYTES // 4, device=device)
@@ -222,6 +222,7 @@ def test_the_launch_of_a_kernel_that_seals_asks_for_itself(mode: str) -> None:
         kind=1, sender=0, receiver=0, collective=1, operation=0, dtype=0,
         reduction=0, algorithm=0, message=0, segment=0, total=RECORD_BYTES,
     )  # fmt: skip
-    kernels.seal(plain, key, header, wire)  # compiles it, which a capture does not allow
+    # This compiles the kernel, which a capture does not allow.
+    kernels.seal(plain, key, header, wire)
     refused = refusal_of(lambda: kernels.seal(plain, key, header, wire), mode)
     assert "each replay would use its nonces again" in refused

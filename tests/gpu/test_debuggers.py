@@ -1,4 +1,4 @@
-"""CUDA tensors that workers which shut out debuggers share with another process."""
+"""Workers that refuse debuggers share CUDA tensors with another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.attacks.unprivileged import CHECKOUT, needs_unprivileged, start
 
 
 def total(arrived: Any, answers: Any) -> None:
-    """A spawned child."""
+    """Runs in a spawned child and answers the sum of the tensor that it gets, or the error."""
     try:
         tensor = arrived.get()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Every example on a GPU, by the script that the CPU runs: to the losses of one process."""
+"""Every example on a GPU, with the CPU's script, reaches the losses of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any], float]] = {
 
 
 def losses_of_all(rank: int) -> dict[str, list[float]]:
-    """One after another in one group, as starting one takes longer than training in it."""
+    """Runs all examples in one group, because starting a group takes longer than training in it."""
     sys.path.insert(0, str(HERE))
     found = {"alone": importlib.import_module("gpt").train(STEPS, device="cuda")}
     for name, (module, options, _) in EXAMPLES.items():
@@ -43,7 +43,7 @@ def losses_of_all(rank: int) -> dict[str, list[float]]:
 
 @pytest.fixture(scope="module", params=["host", "stream"])
 def losses(request: pytest.FixtureRequest) -> list[dict[str, list[float]]]:
-    """By rank. They are the same whether the host or a stream waits for results."""
+    """The losses by rank, whether the host or a stream waits for results."""
     found: list[Any] = in_group(4, losses_of_all, **with_settings({}, cuda_wait=request.param))
     return found
 
@@ -54,7 +54,7 @@ def test_losses_are_those_of_one_process(
     losses: list[dict[str, list[float]]], example: str
 ) -> None:
     for by_rank in losses:
-        assert by_rank["alone"][-1] < 0.9 * by_rank["alone"][0]  # it learns
+        assert by_rank["alone"][-1] < 0.9 * by_rank["alone"][0]  # the model learns
         assert by_rank[example] == losses[0][example]
         assert by_rank[example] == pytest.approx(by_rank["alone"], rel=EXAMPLES[example][2])
 

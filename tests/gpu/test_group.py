@@ -16,7 +16,7 @@ from tests.gpu.shared_gpu import each_wire, enter, environment_of
 
 
 def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[Any]:
-    """What body(rank) returns on each rank of a group on one GPU."""
+    """Returns what body(rank) returns on each rank of a group on one GPU."""
     found: dict[int, Any] = {}
     for rank, value in run_workers(ranks, _member, body, environment=environment):
         found[rank] = value
@@ -35,7 +35,7 @@ def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
 
 
 def every_collective(rank: int) -> list[str]:
-    """Each on CUDA tensors and on equal CPU tensors; the names of those that differ."""
+    """Runs each call on CUDA tensors and on equal CPU tensors; returns those that differ."""
     world, wrong = dist.get_world_size(), []
 
     def differ(name: str, make: Callable[[str], list[torch.Tensor]]) -> None:
@@ -109,7 +109,7 @@ def every_collective(rank: int) -> list[str]:
 
 @pytest.mark.parametrize(("ranks", "transport"), [(2, "shm"), (3, "tcp"), (4, "shm")])
 def test_every_collective_gives_what_it_gives_on_the_cpu(ranks: int, transport: str) -> None:
-    # To the bit, so by one algorithm: on a wire between GPUs the table's choice may be another.
+    # The bits are equal only by the same algorithm, and a wire between GPUs may choose another.
     same = {"SEALRING_TRANSPORT": transport, **with_settings({}, algorithm="ring")}
     assert in_group(ranks, every_collective, **same) == [[]] * ranks
 
@@ -124,7 +124,7 @@ def test_keys_go_forward_on_the_gpu_too(wire: str) -> None:
 
 
 def after_the_callers_stream(rank: int) -> bool:
-    """The call waits for what its stream still computes, and wait() makes the result usable."""
+    """The call waits for its stream's earlier work, and wait() makes the result usable."""
     side = torch.cuda.Stream()
     good = True
     with torch.cuda.stream(side):
@@ -150,7 +150,7 @@ def test_streams(wire: str) -> None:
 
 
 def trained(rank: int) -> list[float]:
-    """DDP on the GPU: the same loss, and the same weights, as one process on all the data."""
+    """Trains by DDP on the GPU; one process on all the data must have the same losses."""
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The kernels on a GPU: against OpenSSL, against the engine's arithmetic, and under forgery."""
+"""The kernels on a GPU, compared with OpenSSL and the engine's arithmetic, and under forgery."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def sizes(record_bytes: int) -> list[int]:
 def test_tags_do_not_depend_on_what_others_write_into_the_output(
     record_bytes: int, parts: int
 ) -> None:
-    """Records may be put together in memory that others can write: nothing of it is read back.
+    """Other processes may write to the output's memory, so sealing must not read it back.
 
-    All of the payloads are changed again and again while they are being sealed.
+    This test keeps changing all payloads while they are being sealed.
     """
     kernels = RecordKernels(device(), CONTEXT, record_bytes, parts=parts)
     key = DeviceKey(device(), KEY)
@@ -80,12 +80,13 @@ def test_tags_do_not_depend_on_what_others_write_into_the_output(
     stride = len(right) // 32
     tensor, wire = on_gpu(plain), torch.zeros(len(right), dtype=torch.uint8, device=device())
     payloads = wire.view(32, stride)[:, 80 : 80 + record_bytes]
-    kernels.seal(tensor, key, header(), wire)  # compiled now, so that the next one meets the writer
+    # Compiles now, so that the next call meets the writer.
+    kernels.seal(tensor, key, header(), wire)
     torch.cuda.synchronize()
     changed = 0
     writer = torch.cuda.Stream()
     for _ in range(20):
-        # Both streams wait until all is queued, and then run at the same time.
+        # Both streams wait until everything is queued, and then run at the same time.
         torch.cuda._sleep(40_000_000)
         writer.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(writer):
@@ -150,7 +151,7 @@ def test_hop_and_open_reduce(record_bytes: int, parts: int) -> None:
 
 @pytest.fixture(scope="module")
 def _compiled() -> None:
-    """Each takes seconds, but the compiler runs as often at once as there are cores."""
+    """Compiles all kernels, as many at once as there are cores, because each takes seconds."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda case: compiler.code_for(0, definitions(case)), CASES))
 
@@ -175,7 +176,7 @@ def test_reduces_to_the_bit_as_defined(dtype: DType, kind: ReduceKind) -> None:
     got = result.cpu().view(torch.uint8).numpy().view(ours.dtype)
     same = got.view(np.uint8) == ours.view(np.uint8)
     if dtype in FLOATS or dtype in COMPLEXES:
-        # Which of the many NaNs a result is, is not defined.
+        # A NaN result may be any of the many NaNs.
         same |= (nan_bytes(got, dtype)) & (nan_bytes(ours, dtype))
     assert same.all()
 

@@ -1,4 +1,4 @@
-"""Messages that streams wait for, while the host goes on (test_streams.py has the collectives)."""
+"""Streams wait for messages while the host goes on; test_streams.py covers the collectives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.test_streams import (
 
 
 def the_stream_waits(rank: int) -> bool:
-    """Rank 1 does not send before rank 0 has got back, on a stream of its own."""
+    """Rank 1 sends only after rank 0's calls on a separate stream have returned."""
     store, side = _get_default_store(), torch.cuda.Stream()
     data = torch.full((20 * MILLION,), rank + 1.0, device="cuda")
     torch.cuda.synchronize()
@@ -45,7 +45,7 @@ def test_the_host_goes_on_and_the_stream_waits() -> None:
 
 
 def there_and_back(rank: int) -> bool:
-    """Each turn waits for the one before on the GPU alone; the host is far ahead."""
+    """Each turn waits for the one before only on the GPU; the host is far ahead."""
     peer = 1 - rank
     data = torch.zeros(300_000, device="cuda")
     for _ in range(100):
@@ -65,7 +65,7 @@ def test_a_long_way_ahead() -> None:
 
 
 def freed_early(rank: int) -> bool:
-    """What the script lets go is not used again while it is still being sent or written."""
+    """Memory that the script frees is not reused while it is still being sent or written."""
     right = []
     for turn in range(30):
         data = torch.full((2 * MILLION,), float(turn), device="cuda")
@@ -90,7 +90,7 @@ def test_tensors_freed_early() -> None:
 
 def while_the_stream_waits(rank: int, act: Callable[[], None]) -> float:
     data = torch.ones(20 * MILLION, device="cuda")
-    torch.empty(100 * MILLION, device="cuda")  # freed at once: there is something to give back
+    torch.empty(100 * MILLION, device="cuda")  # freed at once, so that there is memory to give back
     torch.cuda.synchronize()
     if rank:
         time.sleep(3)
@@ -115,7 +115,7 @@ def test_the_driver_can_be_used_while_a_stream_waits(body: Callable[..., Any]) -
 
 
 def beside_collectives(rank: int) -> float:
-    """A message and a collective, each held by a stream of its own."""
+    """A message and a collective are under way at once, each held by its own stream."""
     sides = [torch.cuda.Stream() for _ in range(2)]
     total = 0.0
     for turn in range(10):
@@ -138,7 +138,7 @@ def test_messages_beside_collectives() -> None:
 
 
 def from_stage_to_stage(rank: int) -> bool:
-    """A pipeline of four: every stage works on what came, the host of each far ahead."""
+    """A pipeline of four: every stage works on what it received, and each host is far ahead."""
     world, batches = dist.get_world_size(), 20
     weight = torch.full((512, 512), 1.0 / 512, device="cuda")
     outcomes, sends = [], []

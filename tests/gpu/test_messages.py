@@ -1,4 +1,4 @@
-"""Messages of CUDA tensors between process groups' ranks: several of them on one GPU."""
+"""Messages of CUDA tensors between the ranks of a process group, several of them on one GPU."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.gpu.test_streams import introduced
 
 @pytest.fixture(params=["host", "stream"])
 def waiting(request: pytest.FixtureRequest) -> dict[str, str]:
-    """They are the same whether the host or a stream waits for messages."""
+    """The messages are the same, whether the host or a stream waits for them."""
     return with_settings({}, cuda_wait=request.param)
 
 
 def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[Any]:
-    """What body(rank) returns on each rank of a group on one GPU."""
+    """Returns what body(rank) returns on each rank of a group on one GPU."""
     found = dict(run_workers(ranks, _member, body, environment=environment))
     return [found[rank] for rank in range(ranks)]
 
@@ -32,14 +32,14 @@ def in_group(ranks: int, body: Callable[..., Any], **environment: str) -> list[A
 def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("sealring")
-    introduced()  # before that, no stream can wait for a message
+    introduced()  # earlier, no stream can wait for a message
     report(body(rank))
     dist.barrier()
     dist.destroy_process_group()
 
 
 SIZES = (0, 1, 1000, 300_001, 5_000_000)
-"""Elements: in one record, and in many."""
+"""The numbers of elements, which fit one record or need many."""
 
 
 def numbers(length: int, seed: int, device: str = "cuda") -> torch.Tensor:
@@ -50,7 +50,7 @@ def numbers(length: int, seed: int, device: str = "cuda") -> torch.Tensor:
 
 
 def around_the_ring(rank: int) -> list[str]:
-    """What did not arrive as it was sent."""
+    """Returns the names of messages that did not arrive as they were sent."""
     world, wrong = dist.get_world_size(), []
     right, left = (rank + 1) % world, (rank - 1) % world
     for size in SIZES:
@@ -118,7 +118,7 @@ def test_receive_from_any_source_says_which(waiting: dict[str, str]) -> None:
 
 
 def tags_in_any_order(rank: int) -> bool:
-    """Beside messages of the CPU and collectives of the GPU, which the same group serves."""
+    """Messages of the CPU and collectives of the GPU use the same group meanwhile."""
     lengths = {5: 1000, 0: 700_001, 2**31 - 1: 3, 7: 700_001}
     devices = {5: "cuda", 0: "cpu", 2**31 - 1: "cuda", 7: "cuda"}
     total = torch.ones(100_000, device="cuda")
@@ -163,7 +163,7 @@ def test_tensors_that_are_not_contiguous(waiting: dict[str, str]) -> None:
 
 
 def no_thread_waits(rank: int) -> bool:
-    """Both sides only look whether it is done; the group's own thread moves the bytes."""
+    """Both sides only ask whether the message is done; the group's own thread moves the bytes."""
     got = torch.empty(3_000_001, device="cuda")
     work = dist.isend(numbers(3_000_001, 1), 1) if rank == 0 else dist.irecv(got, 0)
     assert work is not None
@@ -179,7 +179,7 @@ def test_messages_move_while_no_thread_waits(waiting: dict[str, str]) -> None:
 
 
 def from_a_thread(rank: int) -> bool:
-    """One that has done nothing with the GPU before."""
+    """Sends and receives from a thread that has not used the GPU before."""
     sent, got = numbers(100_000, rank), torch.empty(100_000, device="cuda")
 
     def exchange() -> None:
@@ -202,7 +202,7 @@ def test_any_thread_may_send(waiting: dict[str, str]) -> None:
 
 
 def after_the_callers_stream(rank: int) -> bool:
-    """A message waits for what its stream still computes, at both ends."""
+    """At both ends a message waits for the earlier work of its stream."""
     side = torch.cuda.Stream()
     good = True
     with torch.cuda.stream(side):
@@ -226,12 +226,12 @@ def test_streams(waiting: dict[str, str]) -> None:
 
 
 def past_a_busy_stream(rank: int) -> bool:
-    """A message whose stream is far from the call holds up none that comes after it."""
-    around_the_ring(rank)  # so that no memory is to be made meanwhile, for which CUDA may wait
+    """A message whose stream is not ready yet does not delay a later message."""
+    around_the_ring(rank)  # allocates now what would be allocated later, for which CUDA may wait
     slow, quick = torch.cuda.Stream(), torch.cuda.Stream()
     large, small = torch.zeros(1_000_000, device="cuda"), torch.zeros(1000, device="cuda")
     for tensor in (large, small):
-        tensor += 1  # nor code to be loaded, for which it does
+        tensor += 1  # loads the code now too, for which CUDA waits
         tensor -= 1
     torch.cuda._sleep(1)
     torch.cuda.synchronize()
@@ -288,7 +288,7 @@ def test_a_mixed_pair_is_told_so(on_gpu: int) -> None:
 
 
 def left_alone(rank: int, report: Report) -> None:
-    """A message under way when the group ends; its memory is the caller's again."""
+    """A message is under way when the group ends; then its memory belongs to the caller again."""
     torch.cuda.set_device(0)
     dist.init_process_group("sealring")
     data = torch.ones(1000, device="cuda")
@@ -297,7 +297,7 @@ def left_alone(rank: int, report: Report) -> None:
     dist.destroy_process_group()
     try:
         work.wait()
-    except (GroupClosed, PeerLost):  # the first to leave is lost to the other
+    except (GroupClosed, PeerLost):  # the first rank to leave is lost to the other
         data += 1
         report(bool((data == 2).all()))
 

@@ -1,4 +1,4 @@
-"""Tensors of a GPU parked in host memory: as they were, as ciphertext, and not if changed there."""
+"""Tensors of a GPU in host memory: they return unchanged, as ciphertext, and never if changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_tensor_comes_back(shape: tuple[int, ...], dtype: torch.dtype) -> None
     tensor = torch.randint(-100, 100, shape, device="cuda").to(dtype)
     parked = parking.park(tensor)
     expected = tensor.clone()
-    tensor.zero_()  # at once: what was parked is what it was
+    tensor.zero_()  # at once: parking kept the content from before
     for _ in range(2):
         found = parking.fetch(parked)
         assert found.dtype == dtype
@@ -40,7 +40,7 @@ def test_host_memory_has_no_plaintext() -> None:
 @pytest.mark.parametrize("record", [0, 3, PART_RECORDS, 2 * PART_RECORDS + 1])
 @pytest.mark.threat("V4")
 def test_changed_host_memory_is_refused(record: int) -> None:
-    """The error names the record within the tensor, in whatever part it travels."""
+    """The error names the record within the tensor, whichever part contains it."""
     parking = Parking("cuda")
     before, parked = (
         parking.park(torch.ones((2 * PART_RECORDS + 2) * RECORD_BYTES // 4, device="cuda"))

@@ -1,6 +1,6 @@
-"""The host goes on, and streams wait for the result.
+"""The host goes on while streams wait for results.
 
-The ranks share a GPU, where streams wait only if they are told to.
+The ranks share a GPU, where streams wait only if a setting says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MILLION = 1_000_000
 
 
 def in_group(ranks: int, body: Callable[..., Any], wire: str = "auto") -> list[Any]:
-    """What body(rank) returns on each rank of a group on one GPU."""
+    """Returns what body(rank) returns on each rank of a group on one GPU."""
     environment = environment_of(wire, **STREAMS_WAIT)
     found = dict(run_workers(ranks, _member, body, environment=environment))
     return [found[rank] for rank in range(ranks)]
@@ -47,9 +47,10 @@ def _member(rank: int, report: Report, body: Callable[..., Any]) -> None:
 
 
 def introduced() -> None:
-    """The first call waits for all ranks: their GPUs are introduced to each other.
+    """Makes the calls that wait for other things at their first use.
 
-    So does the first launch of a kernel, for whatever the GPU does: its code is loaded.
+    The first call waits for all ranks, which exchange facts about their GPUs. The first launch of a
+    kernel waits for all work of the GPU, because its code is loaded.
     """
     data = torch.full((10,), 1.0, device="cuda")
     dist.all_reduce(data)
@@ -65,12 +66,12 @@ def introduced() -> None:
 
 
 def the_stream_waits(rank: int) -> bool:
-    """Rank 1 does not come before rank 0 has got back, on a stream of its own."""
+    """Rank 1 calls only after rank 0's call on a separate stream has returned."""
     store, side = _get_default_store(), torch.cuda.Stream()
     if rank:
         store.wait(["rank 0 went on"])
     with torch.cuda.stream(side):
-        # So few kernels, over links too, that all of them are launched ahead.
+        # So few kernels, even over links, that all of them are launched ahead.
         data = torch.full((4 * MILLION,), rank + 1.0, device="cuda")
         dist.all_reduce(data)
         doubled = data * 2
@@ -90,7 +91,7 @@ def test_the_host_goes_on_and_the_stream_waits(wire: str) -> None:
 
 
 def beside_a_long_kernel(rank: int) -> bool:
-    """Streams that have nothing to do with the call are not waited for, nor do they wait."""
+    """Streams without the call's work neither delay the call nor wait for it."""
     busy, side = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(busy):
         torch.cuda._sleep(6_000_000_000)
@@ -113,7 +114,7 @@ def test_another_streams_long_kernel_is_not_waited_for(wire: str) -> None:
 
 
 def freed_early(rank: int) -> bool:
-    """What the script lets go is not used again while it is still being written or read."""
+    """Memory that the script frees is not reused while it is still being written or read."""
     side = torch.cuda.Stream()
     right, works = [], []
     for turn in range(30):
@@ -139,7 +140,7 @@ def test_tensors_freed_early(wire: str) -> None:
 
 
 def through_futures(rank: int) -> float:
-    """As DDP's hooks do: callbacks run at once, and their kernels wait for the call."""
+    """Callbacks run at once, as in DDP's hooks, and their kernels wait for the call."""
     data = torch.full((5 * MILLION,), 1.0 + rank, device="cuda")
     future = dist.all_reduce(data, async_op=True).get_future()
     done_at_once = future.done()
@@ -153,7 +154,7 @@ def test_futures() -> None:
 
 
 def many_streams(rank: int) -> bool:
-    """Held: streams of every priority that torch has, and more than the hardware has queues."""
+    """Holds streams of every priority that torch has, more than the hardware has queues."""
     store = _get_default_store()
     streams = [torch.cuda.Stream(priority=-(n % 4)) for n in range(64)]
     data = torch.ones(4 * MILLION, device="cuda")
@@ -176,7 +177,7 @@ def test_many_streams_of_every_priority() -> None:
 
 
 def several_groups(rank: int) -> bool:
-    """Each with a stream of its own, and all under way at once."""
+    """Three groups have calls under way at once, on separate streams."""
     groups = [dist.new_group() for _ in range(3)]
     results = []
     for n in range(24):
@@ -208,14 +209,14 @@ def memory_given_back() -> None:
 
 
 def code_loaded() -> None:
-    torch.special.bessel_j0(torch.ones(10, device="cuda"))  # compiled when it is first called
+    torch.special.bessel_j0(torch.ones(10, device="cuda"))  # compiled at its first call
 
 
 def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -> None:
     enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     data = torch.ones(20 * MILLION, device="cuda")
-    torch.empty(100 * MILLION, device="cuda")  # freed at once: there is something to give back
+    torch.empty(100 * MILLION, device="cuda")  # freed at once, so that there is memory to give back
     torch.zeros(1, device="cuda").add_(1).item()
     introduced()
     if rank:
@@ -230,7 +231,7 @@ def while_the_stream_waits(rank: int, report: Report, act: Callable[[], None]) -
 @each_wire
 @pytest.mark.parametrize("act", [more_launches_than_a_queue_holds, memory_given_back, code_loaded])
 def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None], wire: str) -> None:
-    """Each of these keeps the driver's lock until the GPU has come further."""
+    """Each of these calls keeps the driver's lock until the GPU has gone further."""
     reports = dict(
         run_workers(
             2, while_the_stream_waits, act, environment=environment_of(wire, **STREAMS_WAIT)
@@ -240,7 +241,7 @@ def test_the_driver_can_be_used_while_a_stream_waits(act: Callable[[], None], wi
 
 
 def beside_a_message(rank: int) -> float:
-    """A message that is under way is not held up by a collective that a stream waits for."""
+    """A collective that a stream waits for does not delay a message that is under way."""
     data, mail = torch.ones(8 * MILLION, device="cuda"), torch.ones(MILLION, device="cuda")
     if rank == 0:
         torch.cuda._sleep(500_000_000)
@@ -259,7 +260,7 @@ def test_messages_beside_collectives() -> None:
 
 
 def many_buckets(rank: int) -> bool:
-    """More is given ahead than a queue holds, of several types; keys are replaced on the way."""
+    """Queues more calls than a queue holds, of several types, while keys are replaced."""
     tensors = [
         torch.full((3 * MILLION + n,), float(n % 7), device="cuda").to(dtype)
         for n in range(30)
@@ -322,9 +323,9 @@ def attacked(rank: int, report: Report, port: int, relay: Address, told: str) ->
 @pytest.mark.parametrize("told", ["next call", "barrier", "backward", "destroy"])
 @pytest.mark.threat("C15")
 def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
-    """Rank 1 sees the change, and has nothing; rank 0 may have had all that it needed."""
+    """Rank 1 sees the change and has no result; rank 0 may already have all that it needs."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # Over the network: on a wire inside the host an attacker there has nothing to change.
+    # The network carries the records: inside a host an attacker could change nothing.
     environment = {**STREAMS_WAIT, "SEALRING_TRANSPORT": "tcp", "SEALRING_GPU_WIRE": "links"}
     with Relay(lambda: real_address(server), Flip(gradient=2)) as relay:
         found = dict(
@@ -335,7 +336,7 @@ def test_a_changed_record_gives_no_result_and_an_error(told: str) -> None:
 
 
 def left_alone(rank: int, report: Report, call: Callable[[torch.Tensor], None]) -> None:
-    """The peer dies while a stream waits for what was called."""
+    """The peer dies while a stream waits for the call."""
     enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     introduced()
@@ -370,7 +371,7 @@ def test_a_stream_that_waits_for_the_dead_is_let_go(call: Callable[..., None], w
 
 
 def dies_on_the_way(rank: int, report: Report) -> None:
-    """Rank 1 dies when its GPU is to meet the others', which takes all ranks."""
+    """Rank 1 dies while the ranks make their NCCL communicator, which needs all of them."""
     enter(rank)
     dist.init_process_group("sealring", timeout=TIMEOUT)
     if rank == 1:
@@ -407,7 +408,7 @@ def test_ddp_and_fsdp2_have_the_losses_of_one_process() -> None:
             assert losses == pytest.approx(alone, rel=1e-4)
 
 
-# ---- what shows when a group is made ------------------------------------------------------------
+# ---- errors that show when a group is made -----------------------------------------------------
 
 
 def refused(rank: int, report: Report, port: int, break_gpu: Callable[[], Any]) -> None:
@@ -437,7 +438,7 @@ def break_the_kernels() -> None:
     from sealring.core.engine.cuda import driver
 
     compile_code = driver.compile_code
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # where no good ones are kept
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()  # a folder without good kernels
     driver.compile_code = lambda name, _, *rest: compile_code(name, b"this is no kernel", *rest)
 
 
@@ -450,5 +451,5 @@ def test_a_gpu_that_cannot_serve_shows_on_every_rank(break_gpu: Any, reason: str
     told = dict(run_workers(2, refused, server.port, break_gpu))
     assert sorted(told) == [0, 1]
     assert all(reason in text.lower() for text in told.values())
-    # Both ranks are on one GPU: memory is missing on both.
+    # Both ranks are on one GPU, so both lack the memory.
     assert break_gpu is leave_no_memory or "rank 1" in told[0]

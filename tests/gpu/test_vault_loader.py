@@ -1,4 +1,4 @@
-"""Batches of a vault's stream, opened by the GPU: those of the CPU's loader, bit by bit."""
+"""Batches of a vault's stream that the GPU opens equal those of the CPU's loader, bit by bit."""
 
 from __future__ import annotations
 

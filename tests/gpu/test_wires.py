@@ -1,4 +1,4 @@
-"""Ways between GPUs besides the links: each gives what the CPU gives, and is the one asked for."""
+"""Every wire between GPUs gives the CPU's results, and is the one that was asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sealring.lab.bench.workers import Report, run_workers
 from tests.gpu.shared_gpu import each_wire, enter, environment_of
 from tests.gpu.test_group import every_collective, in_group
 
-# Sums are the same to the bit only by the same algorithm; this one passes no records on.
+# Only the same algorithm gives the same bits; this one forwards no records.
 SAME = with_settings({}, algorithm="hierarchical")
 
 
@@ -39,7 +39,7 @@ def test_nccl_without_its_kernels_loaded() -> None:
 
 
 def sums_of_many_sizes(rank: int) -> list[int]:
-    """Runs of several records, whole and broken; the sizes that came out wrong."""
+    """Reduces whole and partial runs of several records; returns the sizes with wrong sums."""
     wrong = []
     for size in (65_536, 65_537, 524_288 * 3 + 5, 9_000_001, 40_000_000):
         data = torch.full((size,), float(rank + 1), device="cuda")
@@ -57,7 +57,7 @@ def test_long_tensors(wire: str) -> None:
 
 
 def on_one_of_two_hosts(rank: int) -> tuple[bool, list[str], list[int]]:
-    """Peer memory inside each, NCCL between; every algorithm gives what it gives on the CPU."""
+    """Uses peer memory inside each host and NCCL between hosts; results must equal the CPU's."""
     group: Any = dist.group.WORLD
     wrong = every_collective(rank)
     return group.engine.exchanges, wrong, sums_of_many_sizes(rank)
@@ -89,7 +89,7 @@ def sums_and_every_collective(rank: int) -> tuple[list[int], list[str]]:
 
 
 def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
-    """Sums, the links that they took, a message to a rank without one, and every collective."""
+    """Returns wrong sums, the links in use, a value from an unlinked rank, wrong calls."""
     group: Any = dist.group.WORLD
     world = dist.get_world_size()
     wrong = sums_of_many_sizes(rank)
@@ -106,7 +106,7 @@ def a_large_group(rank: int) -> tuple[list[int], int, float, list[str]]:
 @pytest.mark.parametrize("wait", ["host", "stream"])
 @pytest.mark.timeout(300)
 def test_a_ring_over_nccl(ranks: int, wait: str) -> None:
-    """What a rank would pass on it seals anew for the next one."""
+    """A rank seals again for the next rank what it would otherwise forward."""
     environment = environment_of(
         "nccl",
         **with_settings({}, cuda_wait=wait, algorithm="ring"),
@@ -135,7 +135,7 @@ class NoRoom:
 
 
 def a_first_program_beside_a_message(rank: int) -> float:
-    """All ranks receive, then call a program of which no GPU has the links, then send."""
+    """All ranks receive, then call a program whose links no GPU has, then send."""
     world = dist.get_world_size()
     data = torch.ones(1000, device="cuda")
     dist.all_reduce(data)
@@ -152,14 +152,14 @@ def a_first_program_beside_a_message(rank: int) -> float:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("wait", ["stream", "host"])
 def test_nccl_is_connected_while_a_message_is_awaited(wait: str) -> None:
-    """A message's kernel runs until the message has come; connecting must not wait for it."""
+    """A message's kernel runs until the message has come, and connecting must not wait for it."""
     environment = environment_of("nccl", **with_settings({}, cuda_wait=wait))
     found = in_group(10, a_first_program_beside_a_message, **environment)
     assert found == [1.0 + (rank - 3) % 10 for rank in range(10)]
 
 
 def a_gpu_without_room(rank: int) -> tuple[str, float]:
-    """The others must neither wait for it in NCCL nor give up what they have."""
+    """The other ranks must neither wait in NCCL for this GPU nor give up their connections."""
     dist.all_reduce(torch.ones(10, device="cuda"))
     group: Any = dist.group.WORLD
     programs = group.engine.on_gpus
@@ -184,7 +184,7 @@ def test_a_gpu_that_takes_no_key_is_the_error_of_all_ranks(wire: str) -> None:
 
 
 def several_groups(rank: int) -> list[float]:
-    """Each group has areas of its own, and a new one comes after one that is gone."""
+    """Each group has its own memory areas, and a new group follows one that is gone."""
     found = []
     for turn in range(3):
         group = dist.new_group([0, 1], backend="sealring")
