@@ -1,4 +1,4 @@
-// Memory that Python lends.
+// Access to the memory of Python objects.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,7 +8,7 @@
 
 namespace sealring {
 
-// A Python object's memory, for as long as this exists.
+// A view of a Python object's memory, for as long as the view exists.
 class BufferView {
  public:
   BufferView(const nanobind::object& object, bool writable) {

@@ -1,4 +1,4 @@
-// Certificates and members' signatures as Python has them verified.
+// Bindings that read certificates and verify members' signatures.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -17,7 +17,7 @@ using namespace sealring;
 
 namespace {
 
-// Without the GIL their memory is read: a tuple keeps what it has for as long.
+// Views of a tuple's `bytes` objects. They are read without the GIL; the tuple keeps the objects alive.
 std::vector<der::Bytes> views_of(const nb::tuple& tuple) {
   std::vector<der::Bytes> views;
   for (const nb::handle each : tuple) views.push_back(span_of(nb::cast<nb::bytes>(each)));
@@ -40,7 +40,7 @@ nb::list read_certificates(const nb::tuple& certificates, const nb::tuple& autho
   return out;
 }
 
-// Which of the certificates' keys did not make the signature at its place.
+// The places at which a signature is not by the key of the certificate there.
 nb::list wrong_signatures(const nb::tuple& certificates, const nb::tuple& signatures,
                           const nb::bytes& message) {
   if (certificates.size() != signatures.size()) {

@@ -1,4 +1,4 @@
-// Codes and limits. Python takes them from here and has no copies.
+// Bindings of codes and limits. Python takes them from here and keeps no copies.
 #include <cctype>
 #include <string>
 
@@ -13,14 +13,14 @@ using namespace sealring;
 
 namespace {
 
-// As enum.IntEnum has it: its text is the number.
+// Makes an enum print as its number, as enum.IntEnum does.
 void print_as_number(nb::handle made) {
   const nb::object integer = nb::module_::import_("builtins").attr("int");
   made.attr("__str__") = integer.attr("__repr__");
   made.attr("__format__") = integer.attr("__format__");
 }
 
-// A value per code from `first` on, under the name that errors call it, in capitals.
+// Makes an enum with a value for each code from `first` on, named like name_of() in capitals.
 template <typename Enum>
 nb::enum_<Enum> enum_of_names(nb::module_& m, const char* name, const char* doc, int first) {
   nb::enum_<Enum> made(m, name, doc, nb::is_arithmetic());

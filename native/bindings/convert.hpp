@@ -1,4 +1,4 @@
-// From Python's bytes to C++ arrays.
+// Conversion of Python's bytes to C++ arrays.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What collectives and messages have in common: links, a device, completions.
+// Bindings of what collectives and messages share: links, a device, completions.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -70,7 +70,7 @@ void bind_endpoint(nb::module_& m) {
   nb::class_<Completion>(m, "Completion")
       .def(
           "wait_on_host",
-          // None when all went well, else the failure.
+          // Returns None on success, else the failure.
           [](Completion& self, uint64_t number, double timeout_s) {
             return without_gil([&]() -> std::optional<Failure> {
               const ProcessMark& process = self.owner().process();
@@ -141,7 +141,7 @@ void bind_endpoint(nb::module_& m) {
           "attach",
           [](Endpoint& self, DetachedDevice& device) { self.attach(std::move(device.device)); },
           "device"_a, nb::call_guard<nb::gil_scoped_release>())
-      // With a kernel that reads commands streams can wait: `run_one_batch` for collectives,
+      // Streams can wait only with a kernel that reads commands: `run_one_batch` for collectives,
       // `run_all_batches` for messages.
       .def(
           "attach_cuda",

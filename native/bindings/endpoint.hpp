@@ -1,4 +1,5 @@
-// A device on its way to an engine or a mailbox, and what wires.cpp adds to the engine.
+// A device before an engine or a mailbox takes it, and the function by which wires.cpp extends the engine's
+// bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// The engine that runs collectives, and what it is called with.
+// Bindings of the engine that runs collectives, and of its programs and calls.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -41,7 +41,7 @@ std::unique_ptr<Program> make_program(uint8_t operation, uint8_t algorithm, int 
                                    std::move(out), levels);
 }
 
-// The same call on memory of the same length elsewhere.
+// A copy of the call for memory of the same length at another address.
 Call moved_to(const Call& like, uintptr_t address, uint64_t number, double timeout_s,
               std::function<bool()> signal_pending) {
   Call call = like;
@@ -106,14 +106,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "submit",
           [](Engine& self, const Call& call, const CallerStream* caller) {
-            // It may have to wait for another thread in the driver. Where it need not, the GIL is kept: to get
-            // it back could take as long as a collective.
+            // submit() may wait for another thread in the CUDA driver, so then the GIL is released. Otherwise
+            // the GIL is kept: getting it back could take as long as a collective.
             std::optional<nb::gil_scoped_release> released;
             if (caller != nullptr && caller->streams_wait) released.emplace();
             return self.submit(call, caller == nullptr ? std::nullopt : std::optional(*caller));
           },
           "call"_a, "caller"_a.none(), nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>())
-      // A call like an earlier one, whose first slot begins at another address. None when all went well,
+      // Runs a call like an earlier one, whose first slot begins at another address. Returns None on success,
       // else the failure.
       .def(
           "run_at",
@@ -143,7 +143,7 @@ void bind_engine(nb::module_& m) {
       .def("mark_end", &Engine::mark_end, "collective"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("release_streams", &Engine::release_streams, "collective"_a,
            nb::call_guard<nb::gil_scoped_release>())
-      // The stream of the kernels that are launched ahead; 0 where none can be.
+      // The stream of the prelaunched kernels; 0 if there are none.
       .def_prop_ro("prelaunch_stream",
                    [](Engine& self) -> uint64_t {
                      auto* const cuda = dynamic_cast<CudaDevice*>(self.device());

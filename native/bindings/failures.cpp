@@ -27,13 +27,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// While another thread runs Python, or collects garbage, the interpreter's lock comes late, and nothing of a
-// collective moves meanwhile. So it is not asked for before every sleep, and the more seldom the later it comes:
-// a tenth of the time goes there at most, and Ctrl-C is noticed after two seconds at the latest.
+// While another thread runs Python or collects garbage, getting the GIL takes long, and the collective stands
+// still meanwhile. So the GIL is not taken before every sleep, and the longer it took, the later it is taken
+// again. This costs at most a tenth of the time, and Ctrl-C is noticed after at most two seconds.
 constexpr std::chrono::milliseconds kBetweenQuestions{50}, kLongest{2000};
 constexpr int kTimesAsLong = 10;
 
-// Python runs the handlers of signals on this thread alone.
+// Python runs signal handlers only on the main thread.
 bool is_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 
 }  // namespace
@@ -48,7 +48,7 @@ bool signal_pending(const ProcessMark& process) {
     next = Clock::now() +
            std::clamp<Clock::duration>((got - asked) * kTimesAsLong, kBetweenQuestions, kLongest);
   }
-  process.require("this process group");  // a handler may have forked
+  process.require("this process group");  // a signal handler may have forked
   return pending;
 }
 

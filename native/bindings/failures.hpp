@@ -1,4 +1,4 @@
-// Failures cross the border as data: a call returns the Failure that it ended with.
+// Failures reach Python as data: a call returns the Failure that it ended with.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -11,11 +11,11 @@
 
 namespace sealring {
 
-// A synchronous call runs on the script's own thread: Ctrl-C must get through. A signal's handler may
-// also fork, and then the child returns here too.
+// Whether a signal waits for the script. A synchronous call runs on the script's own thread, and Ctrl-C must
+// get through. A signal handler may also fork, and then the child returns here too.
 bool signal_pending(const ProcessMark& process);
 
-// Calls without the GIL. Returns the Failure, or else the result.
+// Calls the function without the GIL. Returns its result, or the Failure that it threw.
 template <typename Function>
 nanobind::object without_gil(Function function) {
   namespace nb = nanobind;

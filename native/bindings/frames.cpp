@@ -1,4 +1,4 @@
-// Frames as Python sends and takes them.
+// Bindings for sealing frames, and for receiving and opening them from a socket.
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -26,7 +26,7 @@ nb::bytes seal(FrameSealer& self, const nb::object& plain) {
   return nb::bytes(out.data(), out.size());
 }
 
-// None while some of the frame has not come. It never waits, so it keeps the GIL (sockets.cpp).
+// Returns None while the frame has not come completely. Never waits, so it keeps the GIL (sockets.cpp).
 nb::object receive(FrameOpener& self, int descriptor) {
   while (!self.whole()) {
     const std::span<uint8_t> room = self.room();

@@ -1,4 +1,5 @@
-// Keys for kernels that Python launches: of sealed files, and of what is parked in host memory.
+// Bindings of keys for kernels that Python launches: keys of sealed files, and of what is offloaded to host
+// memory.
 #include "bindings/bind.hpp"
 #include "bindings/secrets.hpp"
 #include "device/cuda/key_memory.hpp"

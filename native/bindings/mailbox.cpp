@@ -1,4 +1,4 @@
-// Messages from one rank to another.
+// Bindings of messages from one rank to another.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>

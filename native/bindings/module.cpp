@@ -1,8 +1,8 @@
-// The native core as Python sees it: sealring._native. Nothing here decides anything.
+// The Python module sealring._native. It only calls the bindings; nothing is decided here.
 #include "bindings/bind.hpp"
 
 NB_MODULE(_native, m) {
-  // A script may end without destroying its group; what it held is not a leak worth a message.
+  // A script may end without destroying its group. What it still held is no leak that needs a message.
   nanobind::set_leak_warnings(false);
   m.doc() =
       "sealring's native core: records, links, reductions, collectives, messages and sealed files.";

@@ -1,4 +1,4 @@
-// Single pieces of the core, for test vectors, fuzzing, measurements and the reference.
+// Bindings of single parts of the core, for test vectors, fuzzing, measurements and the reference.
 #include <nanobind/stl/string.h>
 #include <openssl/crypto.h>
 
@@ -39,8 +39,8 @@ nb::dict header_fields(const Header& header) {
   return out;
 }
 
-// Both ends of one key, to measure the cipher itself. It counts its nonces, so that none is used twice;
-// the tag follows the ciphertext.
+// Both ends of one key, to measure the cipher alone. It counts its nonces, so that none is used twice. The
+// tag follows the ciphertext.
 class Cipher {
  public:
   explicit Cipher(const KeyBytes& key)
@@ -51,7 +51,7 @@ class Cipher {
     sealing_.seal(make_nonce(0, sealed_++), {}, reinterpret_cast<const uint8_t*>(plain), bytes, out,
                   out + bytes);
   }
-  // The next one in the order they were sealed; false, and it does not count, on a bad tag.
+  // Opens the next payload, in the order of sealing. With a bad tag it returns false and does not count.
   bool open(uintptr_t sealed, size_t bytes, uintptr_t plain) {
     const uint8_t* const in = reinterpret_cast<const uint8_t*>(sealed);
     const bool good = opening_.open(make_nonce(0, opened_), {}, in, bytes, in + bytes,
@@ -144,7 +144,7 @@ void bind_pieces(nb::module_& m) {
         return nb::bytes(made.data(), made.size());
       },
       "key"_a);
-  // Of the library that is called, which need not be the one whose headers were compiled.
+  // The version of the library that is called, which may differ from the headers that were compiled.
   m.def("openssl_version", [] { return std::string(OpenSSL_version(OPENSSL_VERSION)); });
   m.def("openssl_version_number", &OpenSSL_version_num);
 #ifdef SEALRING_STATIC_OPENSSL

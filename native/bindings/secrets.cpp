@@ -28,7 +28,7 @@ void set_forked_process(const char* what) {
   PyErr_SetString(type.ptr(), what);
 }
 
-// The bytes themselves, not a copy.
+// Lends the secret's own memory as a buffer, not a copy.
 int lend_buffer(PyObject* self, Py_buffer* buffer, int flags) {
   SecretBytes& secret = *nb::inst_ptr<SecretBytes>(self);
   try {
@@ -61,8 +61,9 @@ SecretBytes from_hex(const nb::object& text) {
   return out;
 }
 
-// Bytes that a library gave as an object that cannot be changed: the object is overwritten all the same.
-// Nothing else may hold it. Python shares the objects of no byte and of one.
+// Moves a secret out of a `bytes` object that a library returned, and overwrites that object although Python
+// says it cannot change. Nothing else may hold it. Python shares the `bytes` objects of length 0 and 1, so
+// these are refused.
 SecretBytes moved(const nb::bytes& source) {
   if (source.size() < 2) throw nb::value_error("no secret has less than two bytes");
   SecretBytes out(source.size());
@@ -81,7 +82,7 @@ void write_hex(const SecretBytes& secret, const nb::object& into) {
   }
 }
 
-// HKDF of RFC 5869 with SHA-256, both steps.
+// HKDF-Extract and HKDF-Expand (RFC 5869) with SHA-256.
 SecretBytes derive(const SecretBytes& secret, const nb::bytes& salt, const nb::bytes& info,
                    size_t size) {
   return hkdf(Hash::sha256, here(secret), {salt.c_str(), salt.size()}, {info.c_str(), info.size()},
@@ -134,7 +135,8 @@ nb::bytes seal(const SecretBytes& secret, const nb::bytes& nonce, const nb::obje
   return nb::bytes(out.data(), out.size());
 }
 
-// False where the tag does not match; the buffer then holds zeros. Its owner can overwrite the plaintext.
+// Opens into a buffer that its owner can overwrite later. If the tag does not match, returns false and fills
+// the buffer with zeros.
 bool open_into(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& sealed,
                const nb::bytes& associated, const nb::object& into) {
   const BufferView view(into, true);
@@ -147,7 +149,7 @@ bool open_into(const SecretBytes& secret, const nb::bytes& nonce, const nb::byte
   return good;
 }
 
-// None where the tag does not match.
+// Returns None if the tag does not match.
 nb::object open(const SecretBytes& secret, const nb::bytes& nonce, const nb::bytes& sealed,
                 const nb::bytes& associated) {
   if (sealed.size() < kTagBytes) return nb::none();

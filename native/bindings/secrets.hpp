@@ -1,4 +1,4 @@
-// Keys as Python holds them: in the memory for keys, never as `bytes`.
+// Secrets in Python's hands: kept in the memory for keys, never as `bytes`.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,8 +15,8 @@
 
 namespace sealring {
 
-// Makes an object whose destructor runs only in the process that made it. In a forked child it would
-// close what the child does not own, and wait for threads that the child does not have.
+// Makes an object whose destructor runs only in the process that made it. In a forked child the destructor
+// would close what the child does not own, and wait for threads that the child does not have.
 template <typename Object, typename... Arguments>
 std::shared_ptr<Object> owned_here(Arguments&&... arguments) {
   return std::shared_ptr<Object>(new Object(std::forward<Arguments>(arguments)...),

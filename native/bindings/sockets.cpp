@@ -1,4 +1,4 @@
-// What set-up takes from sockets.
+// Reading from sockets during set-up.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,8 +14,9 @@ namespace {
 
 constexpr size_t kMostAtOnce = 16 << 10;
 
-// None where nothing has come, no bytes where the peer has ended its direction. It never waits, so it keeps
-// the GIL: giving it away where other threads want it takes two context switches, many times as long.
+// Returns None if nothing has come, and no bytes if the peer has ended its direction. Never waits, so it
+// keeps the GIL: releasing it while other threads want it costs two context switches, many times the time of
+// this call.
 nb::object receive_now(int descriptor, size_t most, bool peek) {
   std::array<char, kMostAtOnce> bytes;
   const ssize_t count = recv(descriptor, bytes.data(), std::min(most, bytes.size()),

@@ -1,6 +1,6 @@
-// sealring._stand_ins, for tests alone: a device and a CUDA driver played by the CPU, and the GPU's
-// arithmetic compiled for the CPU. Python hands the first two to sealring._native, whose code then runs
-// on them as it does on a GPU.
+// The module sealring._stand_ins, for tests only: a device and a CUDA driver played by the CPU, and the GPU's
+// arithmetic compiled for the CPU. Python hands the device and the driver to sealring._native, whose code
+// then runs on them as on a GPU.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>

@@ -1,4 +1,4 @@
-// Members' statements as Python reads them.
+// Bindings of members' statements and bundles.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -17,7 +17,7 @@ using namespace sealring;
 
 namespace {
 
-// The memory of Python's objects, for as long as this exists.
+// Views of several Python objects' memory, for as long as this object exists.
 class Buffers {
  public:
   explicit Buffers(const nb::tuple& objects) {

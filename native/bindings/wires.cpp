@@ -1,4 +1,4 @@
-// The kernels of reductions, and the wires between GPUs.
+// Bindings of reductions' kernels and of the wires between GPUs.
 #include "bindings/endpoint.hpp"
 
 #include <nanobind/stl/array.h>
@@ -37,8 +37,8 @@ void bind_wires_of(nb::class_<Engine, Endpoint>& engine) {
       },
       "dtype"_a, "kind"_a, "functions"_a, nb::call_guard<nb::gil_scoped_release>());
   engine
-      // Wires: an area for peers to read, in the GPU's memory (with the handle that leads to it) or
-      // in a mapped file; then the peers' areas, and, when all ranks have them all, their use.
+      // Wires. First an area that peers read, in the GPU's memory (returns the handle by which peers open it)
+      // or in a mapped file; then the peers' areas; then, when all ranks have them all, their use.
       .def(
           "offer_gpu_wires",
           [](Engine& self, uint32_t slots, size_t payload) {

@@ -1,9 +1,9 @@
-// What computes on tensors that are not in the CPU's memory: a GPU.
+// A device that computes on tensors outside the CPU's memory: a GPU.
 //
-// The work of one queue runs in order; queues may overlap. A segment's steps,
-// and those of later segments that use its scratch memory, go into one queue, and no others depend on
-// each other. So a step may be begun as soon as those before it are. Only what leaves the device, and
-// whether a record was authentic, must be waited for: that has a ticket.
+// The work of one queue runs in order; queues may overlap. A segment's steps, and those of later segments
+// that use the same scratch memory, go into one queue; steps in other queues do not depend on them. So a step
+// may be begun as soon as the steps before it were begun. Only two results must be waited for: that a record
+// may leave the device, and that a record was authentic. These have a ticket.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,24 @@
 
 namespace sealring {
 
-// What it cannot do it says with an exception; the group then ends, on all ranks.
+// A call that the device cannot perform throws; the group then ends, on all ranks.
 class Device {
  public:
-  using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are asked about in this order
+  using Ticket = uint64_t;  // 0, 1, 2, ...: tickets are settled in this order
   enum class State { pending, done, refused };
 
-  // What a collective will need of the device.
+  // What a collective will need from the device.
   struct Need {
-    uint64_t stream;  // the caller's: what it was given before comes first
+    uint64_t stream;  // the caller's stream; its earlier work runs first
     DType dtype;
     ReduceKind reduction;
     size_t segment_bytes;
     size_t scratch_bytes;
-    uint32_t commands;  // at most
-    uint32_t results;  // parts of memory that it writes
-    std::vector<ExchangeRound> rounds = {};  // all exchanges that it will run, in order
+    uint32_t commands;  // the most commands
+    uint32_t results;  // how many pieces of memory it writes
+    std::vector<ExchangeRound> rounds = {};  // all its exchanges, in order
   };
-  // What holds for all of a collective.
+  // The settings of one collective.
   struct Setting {
     uint64_t ready;  // the event after which the slots may be read and written
     DType dtype;
@@ -44,77 +44,81 @@ class Device {
     double factor;
     size_t segment_bytes;
     size_t scratch_bytes;
-    Submitted submitted;  // what the device was given ahead
+    Submitted submitted;  // what was launched ahead for it
   };
 
-  // Where records lie, or are to lie: in host memory that the device reaches by itself, or in a
-  // device's, this one's or a peer's.
+  // The place of records: host memory that the device can reach, or the memory of a device, this one or a
+  // peer's.
   struct Area {
     uint8_t* at = nullptr;
     bool on_device = false;
-    bool is_private = false;  // no other process can write there: records are opened in place
+    bool is_private = false;  // no other process can write there, so records are opened in place
   };
 
-  // A run of records, mostly of one: what the first one's header must be, and where they lie.
+  // A run of records (often one record): the header that the first must have, and the place of the records.
   struct Record {
     int key;
     std::span<const uint8_t> header;  // 64 bytes
     std::span<const uint8_t> context;  // 32 bytes
-    size_t length;  // of the payload, all of it
+    size_t length;  // of the whole run's payload
     Area area;
   };
 
   virtual ~Device() = default;
 
-  // Work for the device comes from the calling thread now.
+  // Called before the calling thread gives the device work.
   virtual void enter() = 0;
-  // Whether an event has been reached: the memory that it guards may then be used. 0 is always reached.
+  // Whether an event has been reached, after which the memory that it guards may be used. 0 is always
+  // reached.
   virtual bool reached(uint64_t event) = 0;
 
-  // Host memory that the device reads and writes by itself.
+  // Host memory that the device can read and write.
   virtual void reserve_pinned_memory(size_t bytes, size_t pieces) = 0;
   virtual uint8_t* take_pinned_memory(size_t bytes) = 0;
   virtual void free_pinned_memory(uint8_t* memory) = 0;
-  // What it has for itself, there and here, besides what was taken from it or is a collective's scratch.
+  // The device's and host's memory that this object uses, without pinned memory that was taken from it and
+  // without a collective's scratch.
   virtual size_t memory_bytes() const = 0;
 
-  // Memory of this device that other processes' devices can read, and the handle by which they find
-  // it; what such a handle leads to; host memory that several processes share. All lives as long as
-  // the device does.
+  // share() makes memory on this device that devices of other processes can read, and the handle with which
+  // they find it. reach() opens such a handle. reach_host() makes host memory that several processes share
+  // reachable. All of it lives as long as the device.
   virtual Area share(size_t bytes, std::vector<uint8_t>& handle) = 0;
   virtual Area reach(std::span<const uint8_t> handle) = 0;
   virtual Area reach_host(uint8_t* memory, size_t bytes) = 0;
-  // Memory of this device for itself alone.
+  // Memory of this device that no other process can reach.
   virtual Area own_area(size_t bytes) = 0;
-  // Exchanges with the devices of other ranks: what all ranks must know to meet, and the meeting; then
-  // the connections with those with which this one will exchange records, between two collectives. Both are
-  // begun here and complete when `exchanges_ready` returns true.
+  // Exchanges with other ranks' devices. All ranks need the same meeting id to meet. begin_connecting()
+  // connects with the peers with which records will be exchanged; it is called between two collectives.
+  // Meeting and connecting are begun here and are complete when exchanges_ready() returns true.
   virtual std::vector<uint8_t> new_meeting_id(int world) = 0;
   virtual void begin_meeting(std::span<const uint8_t> id, int rank, int world) = 0;
   virtual void begin_connecting(const std::vector<int>& peers) = 0;
   virtual bool exchanges_ready() = 0;
   virtual void drop_exchanges() noexcept = 0;
-  // From now on runs of records may have so much payload.
+  // Makes room for runs of records with up to this much payload.
   virtual void make_room(size_t payload) = 0;
 
-  // As many as an engine has for its GPU: with each peer one to send, one to receive and its group
-  // key, and our own group key.
+  // How many GPU keys an engine has: for each peer one to send, one to receive and the peer's group key, and
+  // our own group key.
   static int keys_of_group(int world) { return 3 * world; }
-  // Keys, by slot. A key that is replaced is overwritten when all that was begun with it is done.
+  // Keys, by slot. A replaced key is overwritten when all work begun with it is done.
   virtual int add_key(const KeyBytes& key) = 0;
   virtual void replace_key(int slot, const KeyBytes& key) = 0;
   virtual void wipe() = 0;
 
-  // What streams wait for; null where they cannot.
+  // The queue that streams wait through; null if they cannot wait.
   virtual CommandQueue* command_queue() { return nullptr; }
-  // Gives the device its part of a collective ahead, one at a time, in the order in which they will be run.
+  // Launches a collective's kernels ahead; called once for each collective, in the order in which they will
+  // be run.
   virtual Submitted submit(const Need& /*need*/) { return {}; }
-  // The rest of what the last one needs ahead. May block until the device has done some of it.
+  // Launches the remaining kernels of the last submitted collective. May block until the device has run some
+  // of them.
   virtual void launch_rest() {}
   virtual void begin(const Setting& setting) = 0;
-  // Returns when all that was begun is done.
+  // Returns when all work that was begun is done.
   virtual void end() = 0;
-  // The same, whatever has gone wrong.
+  // Like end(), but also after a failure.
   virtual void abandon() noexcept = 0;
   virtual uint8_t* scratch() const = 0;
 
@@ -128,7 +132,7 @@ class Device {
   virtual Ticket seal(uint64_t queue, const Record& record, const uint8_t* plain) = 0;
   // Checks the record; then, and only if it is authentic, writes or reduces it into `into`.
   virtual Ticket open(uint64_t queue, const Record& record, uint8_t* into, bool reduces) = 0;
-  // Of the oldest ticket that is not settled; anything but pending settles it.
+  // The state of the oldest unsettled ticket. Any state but pending settles the ticket.
   virtual State settle(Ticket ticket) = 0;
 
   virtual void copy(uint64_t queue, uint8_t* into, const uint8_t* from, size_t bytes) = 0;

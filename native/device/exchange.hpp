@@ -1,8 +1,7 @@
-// Records that leave for other devices, and come from them, in grouped calls.
+// Exchanges: records sent to other devices and received from them in grouped calls.
 //
-// Where devices cannot read each other's memory, a collective's records go in exchanges. Which records
-// belong to which exchange follows from the program alone, so all ranks know it beforehand
-// (collective/rounds.hpp).
+// If devices cannot read each other's memory, a collective's records travel in exchanges. The program alone
+// decides which records belong to which exchange, so all ranks know it beforehand (collective/rounds.hpp).
 #pragma once
 
 #include <cstddef>
@@ -24,8 +23,8 @@ struct Exchange {
 };
 
 struct ExchangeRound {
-  std::vector<Exchange> exchanges;  // at least one, each on a channel of its own
-  // Kernels launched ahead that may have to run before it, of all that the collective has.
+  std::vector<Exchange> exchanges;  // at least one, each on a different channel
+  // How many of the collective's prelaunched kernels may have to run before this round.
   uint32_t kernels_before = 0;
 };
 

@@ -1,4 +1,4 @@
-// A record as a device is given it: the key where the device finds it, the header as it must be.
+// Gives records to a device: puts the key on the device and encodes the header that the record must have.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace sealring {
 
-// Puts a key where the device finds it, once per generation.
+// Puts a key on the device, once per generation. Returns its slot.
 template <typename Key>
 int slot_of(Device& device, Key& key) {
   key.bytes().require_key();
@@ -27,7 +27,7 @@ int slot_of(Device& device, Key& key) {
   return there.slot;
 }
 
-// All of them, on a device that is being attached; if it cannot take them, it has none.
+// Puts all keys on a device that is being attached. If one fails, none counts as being there.
 template <typename... Keys>
 void put_keys(Device& device, const std::vector<Keys*>&... keys) {
   try {
@@ -38,7 +38,7 @@ void put_keys(Device& device, const std::vector<Keys*>&... keys) {
   }
 }
 
-// Gives the header its place in the key's sequence, and the places behind it to the rest of its run.
+// Gives the header the next number of the key, and reserves the following numbers for the rest of its run.
 inline void reserve(SealingKey& key, Header& header, size_t bytes) {
   const SealingKey::Reservation place = key.advance(bytes, records_in_run(bytes));
   header.generation = place.generation;
@@ -53,8 +53,8 @@ inline Device::Ticket seal_on(Device& device, uint64_t queue, SealingKey& key,
   return device.seal(queue, {slot_of(device, key), encoded, context, bytes, area}, plain);
 }
 
-// Not with the header as it lies there: the device is told what was found authentic, and finds out
-// for itself whether the record has that.
+// Passes the authentic header, not the bytes in `area`: the device checks that the record there has this
+// header.
 inline Device::Ticket open_on(Device& device, uint64_t queue, int key, const Context& context,
                               const Header& header, size_t bytes, Device::Area area, uint8_t* into,
                               bool reduces) {

@@ -1,15 +1,14 @@
-// Wires: memory through which devices hand each other records, so that over the link itself only
-// their headers travel.
+// Wires: memory through which devices pass each other records, so that only the records' headers travel over
+// the link.
 //
-// Every rank has one area, cut into slots, which it writes and its peers read. The lane in a record's
-// header says in which slot of its sealer's area it lies; a segment's further records follow it there.
-// A peer that has fetched what it was lent says so over the link, and a slot is free again when all
-// that it was lent to have. The areas are no more trusted than any other way: a record is
-// copied to the opener's own memory first.
+// Every rank has one area, cut into slots, which it writes and its peers read. The lane in a record's header
+// names the slot of the sealer's area that holds the record; a segment's further records follow it there. A
+// peer that has fetched records says so over the link, and a slot is free again when all peers that it was
+// lent to have fetched it. The areas are not trusted: a record is copied to the opener's own memory first.
 //
-// Peers whose devices cannot read each other's memory exchange records instead (device/exchange.hpp):
-// what leaves lies in one area, what comes in another, and neither can be reached by other processes.
-// What takes neither way takes the link.
+// Peers whose devices cannot read each other's memory exchange records instead (device/exchange.hpp). Records
+// that leave are in one area and records that come in another, and other processes can reach neither. All
+// other records take the link.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +26,7 @@ class Wires {
  public:
   enum class Way { link, area, exchange };
 
-  // `payload` is what a slot holds at most, before it is sealed.
+  // `payload` is the most bytes that a slot holds, before sealing.
   Wires(int world, uint32_t slots, size_t payload)
       : channels(world),
         slots_(slots),
@@ -37,7 +36,7 @@ class Wires {
     for (uint32_t slot = slots; slot-- > 0;) free_.push_back(slot);
   }
 
-  // Of all its areas.
+  // The memory of all its areas.
   size_t memory_bytes() const {
     return (own.at != nullptr ? area_bytes(slots_, payload_) : 0) + 4 * half_bytes;
   }
@@ -48,12 +47,12 @@ class Wires {
   size_t largest_segment() const {
     if (own.at == nullptr) return half_bytes;
     if (exchanges()) return std::min(payload_, half_bytes);
-    return mixed ? kGpuPayload : payload_;  // what goes by a link is one record
+    return mixed ? kGpuPayload : payload_;  // over a link a segment is one record
   }
   Device::Area own{};
   Device::Area& area_of(int peer) { return peers_.at(static_cast<size_t>(peer)).area; }
-  // What leaves for peers with which records are exchanged, and what comes from them: two halves each,
-  // of so many bytes, for exchanges that follow each other.
+  // The areas for exchanges: records that leave, and records that come. Each area has two halves of
+  // `half_bytes`, for exchanges that follow each other.
   uint8_t* leaving = nullptr;
   uint8_t* arriving = nullptr;
   size_t half_bytes = 0;
@@ -65,15 +64,16 @@ class Wires {
     return known.area.at != nullptr ? Way::area : Way::link;
   }
   bool exchanges_with(int peer) const { return way_to(peer) == Way::exchange; }
-  // Some ranks of the group have each other's areas, and others have not.
+  // True if only some ranks of the group can reach each other's areas.
   bool mixed = false;
   bool exchanges() const {
     return std::any_of(peers_.begin(), peers_.end(),
                        [](const Peer& peer) { return peer.exchanges; });
   }
 
-  // Segments in the air at once. So many that every rank has slots for all that it seals of them: where
-  // ranks seal anew what they would pass on (schedule/relayed.py), that is twice as much.
+  // How many segments may be under way at once: so many that every rank has slots for all that it seals of
+  // them. If ranks seal again what they would forward (schedule/relayed.py), each segment needs twice as
+  // many.
   uint64_t window(int world) const {
     return std::max<uint64_t>(1, slots_ / static_cast<uint64_t>(mixed ? 2 * world : world));
   }
@@ -84,21 +84,21 @@ class Wires {
   Device::Area own_slot(uint32_t slot) const { return in(own, slot); }
   bool lent_to(int peer) const { return !peers_[static_cast<size_t>(peer)].lent.empty(); }
   bool lends() const { return free_.size() != slots_; }
-  // The peer has fetched so many of all that it was ever lent; false if that cannot be.
+  // The peer says how many of all records ever lent to it it has fetched. False if that is impossible.
   [[nodiscard]] bool returned(int peer, uint64_t ever);
 
   // ---- what it is lent
   Device::Area slot_of(int peer, uint32_t slot) const {
     return in(peers_[static_cast<size_t>(peer)].area, slot);
   }
-  // Counts another one as fetched; how many were ever.
+  // Counts another record as fetched; returns how many there were in all.
   uint64_t fetched(int peer) { return ++peers_[static_cast<size_t>(peer)].fetched; }
 
  private:
   struct Peer {
     Device::Area area{};
     bool exchanges = false;
-    std::deque<uint32_t> lent;  // slots, in the order in which their headers left
+    std::deque<uint32_t> lent;  // slots, in the order in which their records' headers left
     uint64_t returned = 0;
     uint64_t fetched = 0;
   };
@@ -109,7 +109,7 @@ class Wires {
   const uint32_t slots_;
   const size_t payload_;
   std::vector<uint32_t> free_;
-  std::vector<int> readers_;  // by slot: who has not fetched it yet
+  std::vector<int> readers_;  // by slot: how many peers have not fetched it yet
   std::vector<Peer> peers_;
 };
 

@@ -1,8 +1,8 @@
-// The two 16-bit floats: how they become float32 and how float32 rounds back to them.
+// The two 16-bit float types: how they become float32 and how float32 rounds back to them.
 //
-// These scalar forms do the last few elements of a chunk, and all of it on a processor without the
-// vectors in reduce_lanes_*.hpp. Both agree to the bit with the hardware's conversions (FCVT on
-// aarch64, F16C on x86_64).
+// These scalar functions handle the last few elements of a chunk, or all of them on a processor without the
+// vectors of lanes_*.hpp. Both agree to the bit with the hardware's conversions (FCVT on aarch64, F16C on
+// x86_64).
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// NEON where the compiler's own vectors fall short: the 16-bit floats, and min and max of floats.
+// NEON code where the compiler's own vectors are too slow: the 16-bit floats, and min and max of floats.
 
 #pragma once
 
@@ -105,10 +105,10 @@ struct Step<T, Op> {
 
 }  // namespace sealring::lanes
 
-// From ARMv8.2 most processors compute in float16 itself, several times faster than converting.
-// One float16 operation gives the very bits of float32 rounded once: float32's 24 digits are twice
-// float16's 11 and two more, enough for rounding twice to equal rounding once. (An average divides
-// by a number that may not be a float16, so it still converts.)
+// From ARMv8.2 on, most processors compute in float16 directly, several times faster than by converting. One
+// float16 operation gives the same bits as a float32 operation rounded once: float32's 24 digits are twice
+// float16's 11 digits plus two, enough for rounding twice to equal rounding once. (An average divides by a
+// number that may not be a float16, so it still converts.)
 #if !defined(__clang__) || __clang_major__ >= 16
 #define SEALRING_HAS_NATIVE_FLOAT16 1
 #define SEALRING_FLOAT16_TARGET __attribute__((target("arch=armv8.2-a+fp16")))

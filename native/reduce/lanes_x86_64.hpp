@@ -1,5 +1,4 @@
-// AVX2 with F16C, asked for at run time, where the compiler's own vectors fall short: the 16-bit
-// floats.
+// AVX2 code with F16C, chosen at run time, where the compiler's own vectors are too slow: the 16-bit floats.
 
 #pragma once
 
@@ -72,8 +71,8 @@ SEALRING_LANES_TARGET SEALRING_INLINE Wide apply(Product, Wide a, Wide b) {
   return {_mm256_mul_ps(a.first, b.first), _mm256_mul_ps(a.second, b.second)};
 }
 
-// MINPS and MAXPS return their second operand for two zeros and for a NaN. Asking both ways round
-// and joining the bits orders the zeros; where either side is NaN, the sum is taken instead.
+// MINPS and MAXPS return their second operand for two zeros and for a NaN. Taking both orders of the operands
+// and joining the bits orders the zeros; if either operand is NaN, the sum is taken instead.
 SEALRING_LANES_TARGET SEALRING_INLINE __m256 or_nan(__m256 ordered, __m256 a, __m256 b) {
   return _mm256_blendv_ps(ordered, _mm256_add_ps(a, b), _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
 }

@@ -1,8 +1,8 @@
-// The loops over a chunk, and which build of each loop this processor gets.
+// The loops over a chunk, and the choice of each loop's build for this processor.
 //
-// Each loop is compiled plainly, for any processor of its kind, and again for more: on x86_64 for
-// AVX2 with F16C, on aarch64 with hand-written NEON and, for float16, with ARMv8.2's own float16
-// arithmetic. Wheels carry all of them and the processor chooses. All give the same bits.
+// Each loop is compiled for any processor of the architecture, and again for more capable ones: on x86_64 for
+// AVX2 with F16C, on aarch64 with hand-written NEON and, for float16, with ARMv8.2's own float16 arithmetic.
+// Wheels carry all builds, and the choice is made at run time. All give the same bits.
 
 #pragma once
 
@@ -29,7 +29,7 @@ struct PairLoop {
   }
 };
 
-// T is the type of one part. The two products of each part are rounded before they meet.
+// T is the type of one part. Each product is rounded before the two are added or subtracted.
 template <class T>
 struct ComplexProductLoop {
   static SEALRING_INLINE void run(std::byte* __restrict dst, const std::byte* __restrict src,
@@ -71,7 +71,7 @@ namespace lanes {
 
 template <Narrow16 T, class Op>
 struct Step<T, Op> {
-  // Four vectors in flight, so that the long way from open to close of one hides behind the others.
+  // Works on four vectors at once, so that the latency of one is hidden behind the others.
   static constexpr std::size_t kVectors = 4;
   static constexpr std::size_t kBytes = kVectors * lanes::kBytes;
   SEALRING_LANES_TARGET static SEALRING_INLINE void run(std::byte* dst, const std::byte* src) {

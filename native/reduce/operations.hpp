@@ -1,4 +1,4 @@
-// One element at a time: the arithmetic of each kind, written so that loops over it vectorise.
+// The arithmetic of each reduction on one element, written so that loops over it vectorise.
 
 #pragma once
 
@@ -157,11 +157,11 @@ struct Scale {
   SEALRING_INLINE T apply(T value) const { return Product::apply(value, factor); }
 };
 
-// Every NaN that float32 arithmetic makes out of bfloat16 inputs is the default NaN or one of the
-// inputs, and so has nothing in its lower half. A NaN factor from outside has to be made so too.
+// Every NaN that float32 arithmetic makes out of bfloat16 inputs is the default NaN or one of the inputs, so
+// its lower half is empty. A NaN factor from outside is replaced by such a NaN.
 SEALRING_INLINE float clean_nan(float value) { return value != value ? __builtin_nanf("") : value; }
 
-// Through memcpy, because the bytes may belong to a tensor of any type and start anywhere.
+// Uses memcpy, because the bytes may belong to a tensor of any type and start at any address.
 template <class T>
 SEALRING_INLINE T load(const std::byte* from) {
   T value;
@@ -174,7 +174,7 @@ SEALRING_INLINE void store(std::byte* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// A vector's worth of dst = dst op src, where one is written by hand; none in general.
+// dst = dst op src on one vector, if it is written by hand; kBytes 0 means that it is not.
 namespace lanes {
 template <class T, class Op>
 struct Step {

@@ -5,7 +5,7 @@
 
 #include "reduce/loops.hpp"
 
-// Elements travel as they lie in memory.
+// Elements travel in their memory representation.
 static_assert(std::endian::native == std::endian::little);
 
 namespace sealring {

@@ -13,9 +13,8 @@
 //                       infinities; no min, max or bitwise kinds
 //   bytes               moved, never reduced
 //
-// The one thing left open is which NaN: processors differ in the sign and payload they pick when an
-// operation makes or meets one. Rounding a NaN to 16 bits makes it quiet and keeps its sign and the
-// top of its payload.
+// Only the kind of NaN is not defined: processors differ in the sign and payload that they give a NaN.
+// Rounding a NaN to 16 bits makes it quiet and keeps its sign and the top of its payload.
 //
 // This holds in the default floating-point environment, compiled with -ffp-contract=off and without
 // -ffast-math. Pointers need no alignment. Nothing here allocates, and every ReduceFn is reentrant.
@@ -60,33 +59,34 @@ enum class ReduceKind : std::uint8_t {
   premul_sum = 9,
 };
 
-// The names by which errors call them; nullptr for values outside the enums.
+// The names that errors use; nullptr for values outside the enums.
 const char* name_of(DType dtype);
 const char* name_of(ReduceKind kind);
 
 // Size of one element; 1 for bytes, 0 for a value that is no DType.
 std::size_t item_bytes(DType dtype);
 
-// Whether the pair has a meaning. False for kind none, for bytes, and for values outside the enums.
+// Whether this kind is defined for this dtype. False for kind none, for bytes, and for values outside the
+// enums.
 bool reducible(DType dtype, ReduceKind kind);
 
 // dst[i] = dst[i] op src[i]. `bytes` is a multiple of the item size; dst and src do not overlap.
 using ReduceFn = void (*)(void* dst, const void* src, std::size_t bytes);
 
-// The function for a pair, or nullptr where it is not reducible. avg and premul_sum give the sum:
+// The function for this dtype and kind, or nullptr if they are not reducible. For avg and premul_sum it adds:
 // average() follows the last addition, premultiply() comes before the first.
 ReduceFn reduce_function(DType dtype, ReduceKind kind);
 
-// Divides the finished sum. Floats and both parts of a complex divide by the divisor as their type
-// (float16 and bfloat16 in float32, rounded once); integers truncate toward zero; booleans stay.
-// Throws std::invalid_argument for bytes or for divisor 0.
+// Divides the finished sum. Floats and both parts of a complex number are divided in their own type (float16
+// and bfloat16 in float32, rounded once). Integers truncate toward zero; booleans do not change. Throws
+// std::invalid_argument for bytes or for divisor 0.
 void average(DType dtype, void* data, std::size_t bytes, std::uint32_t divisor);
 
-// Multiplies one rank's input. The factor is first converted to the element type (float16 and
-// bfloat16: to float32, multiplied there, rounded once). For integers that drops the fraction,
-// saturates at the ends of the 64-bit types, takes NaN as 0, and wraps to the type's width, as does
-// the product. A boolean stays where the factor is nonzero and becomes false where it is 0.
-// Throws std::invalid_argument for bytes.
+// Multiplies one rank's input. The factor is first converted to the element type (float16 and bfloat16: to
+// float32, multiplied there, rounded once). For integers the conversion drops the fraction, saturates at the
+// ends of the 64-bit types, takes NaN as 0, and wraps to the type's width; the product wraps too. A boolean
+// does not change if the factor is nonzero and becomes false if it is 0. Throws std::invalid_argument for
+// bytes.
 void premultiply(DType dtype, void* data, std::size_t bytes, double factor);
 
 }  // namespace sealring

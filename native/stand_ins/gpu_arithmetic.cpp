@@ -7,8 +7,8 @@
 
 #include "chacha20_poly1305.hpp"
 
-// For tests/constant_time, which treats keys and messages as undefined memory: whether a tag matched
-// is public, and nothing else is.
+// For tests/constant_time, which treats keys and messages as undefined memory: only whether a tag matched is
+// public.
 #ifdef SEALRING_CHECK_CONSTANT_TIME
 #include <valgrind/memcheck.h>
 #define SEALRING_PUBLIC(value) (void)VALGRIND_MAKE_MEM_DEFINED(&(value), sizeof(value))
@@ -27,13 +27,13 @@ u32 word_at(const uint8_t* bytes, size_t size, size_t at) {
   return word;
 }
 
-// How a record is shared out; the GPU's host chooses it by the record's length.
+// How a record is divided into parts and turns. On a GPU the host chooses this by the record's length.
 struct Shares {
   int parts = 1;
   int log_turns = 0;
 
   explicit Shares(int blocks) {
-    // Several of each as early as a GPU might have them, so that every weight is used.
+    // Uses several parts and turns already for short records, so that every weight is used.
     while (log_turns < 3 && blocks > kThreads << log_turns) ++log_turns;
     parts = std::max(1, (blocks + (kThreads << log_turns) - 1) / (kThreads << log_turns));
   }
@@ -146,7 +146,8 @@ void gpu_seal(const KeyBytes& key, const sealring::Nonce& nonce,
               std::span<const uint8_t> associated, const uint8_t* plain, size_t bytes,
               uint8_t* cipher, uint8_t* tag) {
   const Inputs inputs(key, nonce);
-  // A GPU hashes what it has in registers. Here that is `own`: the output is only written.
+  // A GPU hashes the ciphertext that it has in registers. `own` stands for these, so the output is only
+  // written.
   std::vector<uint8_t> own(bytes);
   apply_cipher(inputs, plain, bytes, own.data());
   const Tag made = tag_over(inputs, associated.data(), associated.size(), own.data(), bytes);

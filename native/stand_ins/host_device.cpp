@@ -18,7 +18,7 @@ constexpr std::align_val_t kAlign{64};
 struct Part {
   Header header;
   std::array<uint8_t, kHeaderBytes + kContextBytes> associated;
-  size_t at;       // where its payload begins in the plaintext
+  size_t at;  // where the record's payload begins in the plaintext
   uint8_t* sealed;
 
   Part(const Device::Record& run, size_t number) : at(number * kGpuPayload) {
@@ -95,7 +95,7 @@ int HostDevice::add_key(const KeyBytes& key) {
   return slot;
 }
 
-// The bytes alone: the key may come from another module, which has its own memory for keys.
+// Copies only the bytes: the key may come from another module, which has its own memory for keys.
 void HostDevice::replace_key(int slot, const KeyBytes& key) {
   std::memcpy(keys_.at(slot).data(), key.data(), kKeyBytes);
 }
@@ -130,7 +130,7 @@ Device::Ticket HostDevice::seal(uint64_t, const Record& record, const uint8_t* p
 
 bool HostDevice::open_run(const Record& record, std::vector<uint8_t>& plain) const {
   const KeyBytes& key = keys_.at(record.key);
-  // Read once: a peer can write there.
+  // Reads the record once, because a peer can write there.
   std::vector<uint8_t> own(record.area.at, record.area.at + sealed_run_bytes(record.length));
   Record copied = record;
   copied.area = {own.data()};

@@ -1,5 +1,5 @@
-// A device made of this CPU and the GPU's own arithmetic, so that a collective on a device can be
-// run, and attacked, on a machine that has no GPU. Its memory is the process's.
+// A device played by this CPU with the GPU's arithmetic, so that a collective on a device can be run, and
+// attacked, on a machine without a GPU. Its memory is the process's memory.
 #pragma once
 
 #include <deque>
@@ -14,28 +14,28 @@
 
 namespace sealring {
 
-// How a test watches a device that an engine owns, and makes it fail.
+// With it a test watches a device that an engine owns, and makes it fail.
 struct HostDeviceProbe : std::enable_shared_from_this<HostDeviceProbe> {
   bool broken = false;
-  // What the device was given to do: "seal 4096", "open 4096", "open_reduce 4096", "copy 64", ...
+  // The work that the device was given: "seal 4096", "open 4096", "open_reduce 4096", "copy 64", ...
   std::vector<std::string> log;
 };
 
 class HostDevice : public Device {
  public:
-  // A ticket is settled when it has been asked about `lag` times.
+  // A ticket is pending until settle() was called for it more than `lag` times.
   HostDevice(int lag, int world,
              std::shared_ptr<HostDeviceProbe> probe = std::make_shared<HostDeviceProbe>())
       : lag_(lag), key_slots_(keys_of_group(world)), probe_(std::move(probe)) {}
 
   void enter() override {}
-  // An event is a number here: how often it must be asked about before it is reached.
+  // An event is a number here: how many calls return false before it is reached.
   bool reached(uint64_t event) override { return ++asked_about_[event] > event; }
   void reserve_pinned_memory(size_t, size_t) override {}
   uint8_t* take_pinned_memory(size_t bytes) override;
   void free_pinned_memory(uint8_t* memory) override;
   size_t memory_bytes() const override { return 0; }
-  // Its peers are in the same process: a handle is an address.
+  // The peers are in the same process, so a handle is an address.
   Area share(size_t bytes, std::vector<uint8_t>& handle) override;
   Area reach(std::span<const uint8_t> handle) override;
   Area reach_host(uint8_t* memory, size_t) override { return {memory}; }
@@ -80,7 +80,7 @@ class HostDevice : public Device {
   std::vector<uint8_t> scratch_;
   std::vector<std::unique_ptr<uint8_t[]>> shared_;
   HostMeeting meeting_;
-  std::map<size_t, std::deque<Exchange>> exchanges_;  // by channel: those that have begun
+  std::map<size_t, std::deque<Exchange>> exchanges_;  // by channel: exchanges that have begun
   std::map<size_t, uint64_t> exchanged_;
   std::deque<Unsettled> unsettled_;
   Ticket next_ = 0;

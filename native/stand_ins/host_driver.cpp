@@ -19,7 +19,7 @@ struct Event {
 };
 
 HostStream& stream_of(cuda::Handle handle) { return *static_cast<HostStream*>(handle); }
-// As CUDA's do, a destroyed event lives until the streams that were given it have come to it.
+// As in CUDA, a destroyed event lives until the streams that were given it have come to it.
 using EventRef = std::shared_ptr<Event>;
 EventRef& event_of(cuda::Handle handle) { return *static_cast<EventRef*>(handle); }
 uint8_t* memory_at(cuda::Pointer at) { return reinterpret_cast<uint8_t*>(at); }
@@ -93,14 +93,15 @@ void run_command(const gpu::Command& command, const Function& function) {
   }
 }
 
-// The commands of a batch may run in any order: here in the reverse one, to find what depends on it.
+// The commands of a batch may run in any order. Here they run in reverse, to find commands that depend on the
+// order.
 void run_commands(const gpu::Batch& batch, const Function& function) {
   for (uint32_t i = batch.count; i-- > 0;) run_command(batch.commands[i], function);
 }
 
 void run_one_batch(const gpu::BatchArgument& argument, const Function& function) {
   const auto* const batch = reinterpret_cast<const gpu::Batch*>(argument.batch);
-  // The host may already write the next batch to this place, if this kernel gets none.
+  // If this kernel got no batch, the host may already write the next batch to this place.
   if (number_at(argument.batch).load(std::memory_order_acquire) != argument.number) return;
   run_commands(*batch, function);
   number_at(argument.done).store(argument.number, std::memory_order_release);

@@ -1,6 +1,6 @@
-// CUDA's driver played by this CPU: streams are threads, device memory is the process's, and kernels
-// compute with the GPU's own arithmetic. So what a GPU is given to do, launched or told, can be run on a
-// machine that has none. No group can have it.
+// CUDA's driver played by this CPU: streams are threads, device memory is the process's memory, and kernels
+// compute with the GPU's arithmetic. So work for a GPU, given as launches or as commands, can run on a
+// machine without one. No group can use it.
 #pragma once
 
 #include <condition_variable>
@@ -19,11 +19,11 @@ class HostStream {
  public:
   HostStream() : thread_([this] { run(); }) {}
   ~HostStream();
-  // As CUDA's queues do, it takes so much and then keeps its caller waiting.
+  // Like CUDA's queues, it holds a limited number of tasks and then blocks its caller.
   void put(std::function<void()> task);
   void synchronize();
   bool idle();
-  // What CUDA says of a stream whose work becomes a graph.
+  // Whether CUDA would report that the stream is captured into a graph.
   bool captured = false;
 
  private:
@@ -37,7 +37,7 @@ class HostStream {
   std::thread thread_;
 };
 
-// What stands for the kernels of engine/cuda/kernels.cu; the number of a function also has its dtype and
+// Stands for the kernels of engine/cuda/kernels.cu. A function's number also contains its dtype and
 // reduction.
 enum class HostKernel : uint8_t {
   seal = 1,

@@ -98,7 +98,7 @@ struct HostCommunicator {
   std::shared_ptr<std::atomic<bool>> failed = std::make_shared<std::atomic<bool>>(false);
 };
 
-// What the calling thread's group has until now.
+// The calls in the calling thread's open NCCL group.
 struct Group {
   HostCommunicator* communicator = nullptr;
   HostStream* stream = nullptr;
@@ -114,7 +114,8 @@ nccl::Result add(std::vector<Transfer>& to, void* at, size_t bytes, int peer, vo
   return nccl::kSuccess;
 }
 
-// Runs in the stream: all sends, then all receives, until they are done or the communicator is aborted.
+// Runs an exchange in the stream: all sends, then all receives, until they are done or the communicator is
+// aborted.
 void run(const HostMeeting& meeting, const Exchange& exchange, std::atomic<bool>& failed) {
   if (meeting.aborted()) return;
   for (const Transfer& each : exchange.sends) meeting.send(each);

@@ -1,5 +1,5 @@
-// NCCL played by this CPU: ranks are threads of one process, and what they send each other passes through
-// its memory. As NCCL does, it takes its time to make a communicator, and waits for ranks that do not come.
+// NCCL played by this CPU: ranks are threads of one process, and messages pass through its memory. Like NCCL,
+// it makes a communicator in the background, and waits for ranks that do not come.
 #pragma once
 
 #include <atomic>
@@ -18,20 +18,21 @@ class HostMeeting {
  public:
   enum class State { waiting, ready, aborted };
   static std::vector<uint8_t> new_id();
-  // The next message that comes to this rank, in any meeting, is changed on the way.
+  // Changes the next message that comes to this rank, in any meeting.
   static void change_next_for(int rank);
-  // Messages that left, in all meetings of this process, without those of one byte by which ranks connect.
+  // How many messages were sent in all meetings of this process, without the one-byte messages by which ranks
+  // connect.
   static uint64_t sent();
 
   HostMeeting() = default;
   HostMeeting(std::span<const uint8_t> id, int rank, int world);
 
-  // Whether all have come.
+  // Whether all ranks have come.
   State settled() const;
   void send(const Transfer& transfer) const;
-  // False while nothing has come. Throws if what came has another length.
+  // Returns false while nothing has come. Throws if the message has another length.
   bool receive(const Transfer& transfer) const;
-  // At this rank alone, as NCCL does.
+  // Aborts at this rank only, as NCCL does.
   void abort();
   bool aborted() const { return aborted_ != nullptr && *aborted_; }
 

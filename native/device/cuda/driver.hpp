@@ -1,5 +1,5 @@
-// The calls of CUDA's driver that the engine makes, found at run time: sealring is built, and works,
-// on machines without CUDA. Types and numbers are those of cuda.h.
+// The functions of CUDA's driver that the engine calls, looked up at run time: sealring builds and works on
+// machines without CUDA. Types and numbers are those of cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,7 @@ struct Driver {
   Result (*destroy_stream)(Handle);
   Result (*synchronize)(Handle);
   Result (*query_stream)(Handle);
-  Result (*capture_status)(Handle, int*);  // 0: what is put on the stream runs, and is not captured
+  Result (*capture_status)(Handle, int*);  // 0: work put on the stream runs and is not captured
   Result (*wait_event)(Handle, Handle, unsigned);
   Result (*create_event)(Handle*, unsigned);
   Result (*destroy_event)(Handle);
@@ -69,7 +69,7 @@ struct Driver {
   Result (*query_event)(Handle);
   Result (*allocate)(Pointer*, size_t);
   Result (*release)(Pointer);
-  // In a stream's order, and without waiting for any other.
+  // Allocate and free in one stream's order, without waiting for other streams.
   Result (*allocate_in)(Pointer*, size_t, Handle);
   Result (*release_in)(Pointer, Handle);
   Result (*allocate_host)(void**, size_t, unsigned);
@@ -85,25 +85,26 @@ struct Driver {
   Result (*close_shared)(Pointer);
   Result (*fill)(Pointer, unsigned char, size_t, Handle);
   Result (*launch)(const LaunchConfig*, Handle, void**, void**);
-  // Null where the driver has none.
+  // Null if the driver has no such function.
   Result (*wait_value)(Handle, Pointer, uint32_t, unsigned);
   Result (*write_value)(Handle, Pointer, uint32_t, unsigned);
   Result (*loading_mode)(int*);
-  // NCCL on this driver's streams; throws where there is none.
+  // NCCL on this driver's streams; throws if NCCL is not installed.
   const nccl::Library& (*nccl)();
 };
 
-// Throws where there is no driver, or one too old.
+// Throws if there is no driver, or if it is too old.
 const Driver& driver();
 
-// Throws unless the call went well.
+// Throws if the call failed.
 void check(Result result, const char* what);
 
-// In the calling thread's context, before others': they wait for what such streams do.
+// Creates a stream of the highest priority in the calling thread's context, because other streams wait for
+// its work.
 Handle create_urgent_stream(const Driver& driver);
 
-// CUDA shares whole blocks with other processes. What is shared must fill its own, and what must not be
-// must not lie in one that anybody else in this process may share.
+// CUDA shares whole blocks with other processes. Shared memory must fill whole blocks, and secret memory must
+// not be in a block that anything else in this process may share.
 constexpr size_t kSharedBlock = 2u << 20;
 constexpr size_t whole_blocks(size_t bytes) {
   return (bytes + kSharedBlock - 1) / kSharedBlock * kSharedBlock;

@@ -17,8 +17,9 @@ using cuda::check;
 
 constexpr unsigned kExchangeGlanceUs = 10;
 constexpr std::chrono::seconds kPatience{3};
-constexpr size_t kLineWords = 32;  // words have lines of their own
-constexpr uint32_t kFurthest = 1u << 30;  // from a number to one that no stream waits for
+constexpr size_t kLineWords = 32;  // each word has its own cache line
+// added to a number, it exceeds every number that a stream waits for
+constexpr uint32_t kFurthest = 1u << 30;
 
 std::atomic_ref<uint32_t> value(uint32_t* word) { return std::atomic_ref<uint32_t>(*word); }
 
@@ -77,8 +78,8 @@ void CudaExchanges::release() noexcept {
   if (words_ != nullptr) cuda_.release_host(words_);
 }
 
-// One after the other: while NCCL makes a communicator it calls CUDA, which may wait for the kernels of
-// another one.
+// Makes one communicator after the other: NCCL calls CUDA while it makes one, and CUDA may wait for the
+// kernels of another.
 bool CudaExchanges::ready() {
   const std::lock_guard<std::mutex> lock(launching_);
   if (abandoned_) throw std::runtime_error("NCCL's communicators were given up");
@@ -107,8 +108,8 @@ void CudaExchanges::connect(std::vector<int> peers) {
   for (Channel& channel : channels_) channel.greeted = false;
 }
 
-// NCCL connects, and loads its kernels, at their first use. That must be complete before anything depends
-// on it: so a byte goes to each peer.
+// Sends one byte to each peer: NCCL connects and loads its kernels at first use, and that must be complete
+// before anything depends on it.
 void CudaExchanges::greet(Channel& channel, size_t number) {
   const Channels channels(world_);
   Exchange first;
@@ -144,7 +145,8 @@ void CudaExchanges::launch_planned(const std::function<void(uint32_t)>& launch_k
   }
 }
 
-// By a caller: NCCL may take its time, and the thread that runs the collective ends it if need be.
+// Called by a collective's caller, because NCCL may take long. The thread that runs the collective can end
+// the wait with abandon().
 void CudaExchanges::launch(const ExchangeRound& round) {
   for (const Exchange& each : round.exchanges) {
     Channel& channel = channels_[each.channel];
@@ -192,15 +194,15 @@ bool CudaExchanges::allow(const Exchange& exchange) {
   return true;
 }
 
-// What goes wrong in NCCL shows here: to ask it is no call to CUDA. It is told only if the links say
-// nothing meanwhile: they know which rank is gone, and NCCL does not.
+// Asking NCCL for its errors is no CUDA call, so its failures are seen here. A failure is reported only if
+// the links report nothing meanwhile: they know which rank is gone, NCCL does not.
 uint64_t CudaExchanges::completed(size_t number) {
   Channel& channel = channels_[number];
   const uint32_t ended = value(channel.ended).load(std::memory_order_acquire);
   const uint32_t gone = ended - static_cast<uint32_t>(channel.before);
   if (ended == static_cast<uint32_t>(channel.allowed)) return gone;
   const std::unique_lock<std::mutex> lock(launching_, std::try_to_lock);
-  if (!lock.owns_lock() || abandoned_) return gone;  // a caller is at it
+  if (!lock.owns_lock() || abandoned_) return gone;  // a caller uses the communicators
   try {
     if (failed_) std::rethrow_exception(failed_);
     const bool launched = channel.communicator->settled();
@@ -220,13 +222,14 @@ bool CudaExchanges::idle() const {
          });
 }
 
-// Each in a thread of its own. NCCL first tells a communicator's kernels to end, and then calls CUDA, which
-// may wait for those of the others, and for streams that only this thread releases.
+// Aborts each communicator in its own thread. NCCL first tells the communicator's kernels to end and then
+// calls CUDA, which may wait for the kernels of other communicators, and for streams that only the calling
+// thread releases.
 void CudaExchanges::abandon() noexcept {
   if (abandoned_ || words_ == nullptr || idle()) return;
   abandoned_ = true;
   for (Channel& channel : channels_) {
-    // What is launched runs now, and ends when NCCL is told to.
+    // Exchanges that were launched run now, and end when NCCL aborts them.
     value(channel.may_run)
         .store(value(channel.ended).load() + kFurthest, std::memory_order_release);
   }

@@ -57,8 +57,8 @@ void KeyMemory::wipe() noexcept {
   cuda_.synchronize(stream_);
 }
 
-// Nothing here waits for the GPU. Python's garbage collection may come here at any moment, with the
-// interpreter's lock, also while kernels on the GPU wait for what another thread is about to do.
+// Does not wait for the GPU. Python's garbage collector may call this at any moment while it holds the GIL,
+// also while kernels wait for what another thread is about to do.
 void KeyMemory::release() noexcept {
   cuda_.set_current(context_);
   if (at_ != 0) {

@@ -1,5 +1,5 @@
-// Keys in a GPU's memory, for kernels that open sealed files or seal what is parked in host memory. The
-// block holds nothing else and is shared with no other process; it is overwritten before it is given back.
+// Keys in a GPU's memory, for kernels that open sealed files or seal what is offloaded to host memory. Their
+// block holds nothing else and is shared with no other process. It is overwritten before it is freed.
 #pragma once
 
 #include "device/cuda/driver.hpp"
@@ -9,7 +9,7 @@ namespace sealring {
 
 class KeyMemory {
  public:
-  // A key of 32 bytes, and the base nonce of 12 where there is one.
+  // An entry has a key of 32 bytes and, for a file, a base nonce of 12.
   static constexpr size_t kEntryBytes = 64;
 
   KeyMemory(const cuda::Driver& driver, int ordinal, size_t entries);
@@ -17,14 +17,14 @@ class KeyMemory {
   KeyMemory(const KeyMemory&) = delete;
   KeyMemory& operator=(const KeyMemory&) = delete;
 
-  // Entries lie behind each other, in the order in which they were added.
+  // Entries follow each other in memory, in the order in which they were added.
   void add(const KeyBytes& key, const Nonce& base);
-  // Where the GPU finds the first entry.
+  // The GPU address of the first entry.
   cuda::Pointer start() const { return at_; }
-  // The keys are not overwritten before this stream has done what it has been given until now. Does not
-  // wait for it. A kernel that seals would otherwise seal under a key of zeros.
+  // Delays the overwriting of the keys until the stream has done the work that it has now. Does not wait for
+  // it. Without this call a kernel could seal under a key of zeros.
   void use_until(cuda::Handle stream);
-  // Overwrites all of them, and waits for it.
+  // Overwrites all keys and waits until that is done.
   void wipe() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What a GPU's kernels are handed: the structs of engine/cuda/gpu_record.hpp and commands.hpp.
+// The arguments of a GPU's kernels: the structs of engine/cuda/gpu_record.hpp and commands.hpp.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Command {
   uint64_t argument;
 };
 
-inline constexpr uint32_t kCommands = 8;  // of one batch
-// In place of a number of commands: there will be no more batches (engine/cuda/persistent_kernel.hpp).
+inline constexpr uint32_t kCommands = 8;  // the most commands of one batch
+// In place of a batch's number of commands: no batch follows (engine/cuda/persistent_kernel.hpp).
 inline constexpr uint32_t kStop = ~0u;
 
 struct Batch {
@@ -61,13 +61,13 @@ inline constexpr uint32_t kThreads = 128;
 inline constexpr uint32_t kMaxParts =
     8;  // clusters that every GPU of compute capability 9.0 can launch
 
-// A record is shared out between so many blocks of threads that each has about 32 KiB: one record
-// must not take long, for there are not many at a time.
+// How many thread blocks share one record: about one for 32 KiB. A record must not take long, because few are
+// under way at a time.
 uint32_t parts_of(size_t record_bytes);
-// How often a part's threads must go round, as a power of two.
+// How many turns a part's threads take, as a power of two.
 uint32_t log_turns_of(size_t record_bytes, uint32_t parts);
 
-// A group's keys in the GPU's memory, and one place more behind them.
+// A group's keys in the GPU's memory, and one more slot after them.
 struct KeyTable {
   cuda::Pointer at = 0;
   int slots = 0;
@@ -75,21 +75,21 @@ struct KeyTable {
   size_t bytes() const { return static_cast<size_t>(slots + 1) * kKeyBytes; }
 };
 
-// What the command queue of a GPU needs of it.
+// What a GPU's command queue needs to know about the GPU.
 struct Gpu {
   const cuda::Driver& driver;
   cuda::Handle context;
   KeyTable keys;
 };
 
-// What a kernel needs to seal a run of records to `sealed`, or to open it there; a bad tag is reported in
-// `failed`.
+// The argument for a kernel that seals a run of records to `sealed`, or opens it there. The kernel reports a
+// bad tag in `failed`.
 Launch launch_of(const Device::Record& record, const KeyTable& keys, cuda::Pointer sealed,
                  bool opens, const uint8_t* local, uint8_t* result, uint32_t parts,
                  uint64_t* failed);
 
-// Launches a kernel of one argument in the calling thread's context. Throws where the stream is being
-// captured: the argument has keys' places and nonces, and a graph would repeat it with every replay.
+// Launches a kernel with one argument in the calling thread's context. Throws if the stream is being
+// captured: the argument contains nonces, and a CUDA graph would use them again with every replay.
 void launch(const cuda::Driver& driver, uint64_t function, uint32_t blocks, uint32_t threads,
             uint32_t cluster, const void* argument, cuda::Handle stream);
 

@@ -10,7 +10,7 @@ namespace sealring::nccl {
 namespace {
 
 Library load() {
-  // CUDA builds of torch have it in the process already.
+  // CUDA builds of torch have already loaded it.
   const SharedLibrary library("NCCL", "libnccl.so.2");
   Library out;
   library.find(out.new_id, "ncclGetUniqueId");
@@ -72,7 +72,7 @@ void Communicator::exchange(const Exchange& exchange, cuda::Handle stream) {
     note(library_.send(each.at, each.bytes, kByte, each.peer, communicator_, stream));
   for (const Transfer& each : exchange.receives)
     note(library_.receive(each.at, each.bytes, kByte, each.peer, communicator_, stream));
-  note(library_.group_end());  // in any case: the group is the thread's
+  note(library_.group_end());  // always called, because the open group belongs to the thread
   check(first, "an exchange");
 }
 

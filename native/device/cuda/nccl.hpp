@@ -1,8 +1,8 @@
-// NCCL's sends and receives, found at run time: a communicator of all ranks of a group.
+// NCCL's sends and receives, looked up at run time, through a communicator of all ranks of a group.
 //
-// It never blocks its caller: to make it, and to launch an exchange, is begun here and goes on in
-// threads of NCCL's, and `settled` tells when that has ended. So a peer that does not come costs no more
-// than the caller's patience.
+// No call here blocks. Making a communicator and launching an exchange are begun here and go on in NCCL's
+// threads; settled() tells when they have ended. So a peer that does not come costs no more than the caller's
+// timeout.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ struct UniqueId {
   char bytes[kIdBytes];
 };
 
-// ncclConfig_t as of NCCL 2.14, the first that does not block. Later versions take it by its size.
+// ncclConfig_t of NCCL 2.14, the first version with non-blocking communicators. Later versions recognise it
+// by its size.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -43,23 +44,23 @@ struct Library {
   const char* (*explain)(Result);
 };
 
-// Throws where there is no NCCL, or one too old.
+// Throws if NCCL is not installed or too old.
 const Library& library();
 
 class Communicator {
  public:
-  // Begins to make it, in the calling thread's context. All ranks come with the same id.
+  // Begins to make the communicator in the calling thread's context. All ranks use the same id.
   Communicator(const Library& library, const UniqueId& id, int rank, int world);
   ~Communicator() { abort(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Whether the operation begun last is complete: making the communicator, or launching an exchange.
-  // Throws what went wrong in it, or in an exchange that was launched before.
+  // Whether the last operation (making the communicator, or launching an exchange) is complete. Throws if it
+  // failed, or if an earlier exchange did.
   bool settled() const;
-  // Begins to launch an exchange in the stream. The operation before must be complete.
+  // Begins to launch an exchange in the stream. The previous operation must be complete.
   void exchange(const Exchange& exchange, cuda::Handle stream);
-  // Ends what is under way; nothing can be begun any more. No other call may be under way.
+  // Ends what is under way; nothing can be begun afterwards. No other call may be under way.
   void abort() noexcept;
 
  private:

@@ -6,8 +6,8 @@
 namespace sealring {
 namespace {
 
-// A queue of CUDA's holds about a thousand entries, and a kernel is two of them. A caller that launches
-// more blocks until some are done.
+// A CUDA queue holds about a thousand entries, and a kernel takes two. A caller that launches more than fit
+// blocks until some have run.
 constexpr uint32_t kAtOnce = 256;
 
 }  // namespace
@@ -23,7 +23,7 @@ PrelaunchedKernels::~PrelaunchedKernels() {
 Submitted PrelaunchedKernels::launch(const KernelShape& shape, uint32_t commands, uint32_t spare,
                                      uint64_t after) {
   const std::lock_guard<std::mutex> lock(launching_);
-  launch_some(rest_);  // of one whose caller was interrupted
+  launch_some(rest_);  // for a collective whose caller was interrupted
   const uint32_t number = take_number();
   if (number == 0) return {};
   mark_reached(after, number);
@@ -71,11 +71,11 @@ void PrelaunchedKernels::begin(const Submitted& operation, uint32_t parts) {
   first_ = next_ = operation.first;
   limit_ = first_ + operation.commands - 1;
   last_ = limit_ + operation.spare;
-  skipped_ = first_ - 1;  // kernels that got no batch
+  skipped_ = first_ - 1;  // kernels before it that got no batch
   batch_.count = 0;
 }
 
-// A command may push out the batch in front of it.
+// Room for two batches is needed: adding a command may first submit the batch before it.
 bool PrelaunchedKernels::has_room() const {
   return next_ + 2 <= kRing || batch_done(next_ + 2 - kRing);
 }
@@ -88,9 +88,10 @@ void PrelaunchedKernels::allow_up_to(uint64_t kernel) {
 void PrelaunchedKernels::fail(const Submitted& operation,
                               std::span<const std::span<uint8_t>> results) noexcept {
   if (operation.first <= ended_) return;
-  if (!running_ || first_ != operation.first) begin(operation, 1);  // it was never begun
+  // the collective was never begun
+  if (!running_ || first_ != operation.first) begin(operation, 1);
   limit_ = last_;
-  // Whatever ends a collective has ended the group.
+  // A failed collective has ended the group, so the keys are wiped too.
   poison(results, true);
   end();
 }

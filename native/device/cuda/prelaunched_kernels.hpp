@@ -1,9 +1,9 @@
 // Kernels for a collective, launched before its commands are known.
 //
-// The caller of the collective launches as many kernels as it can need. Each waits in the stream for its
-// number (engine/cuda/prelaunched_kernel.hpp). The group's thread then hands over batches of commands and
-// counts that number up; it makes no call to CUDA (device/command_queue.hpp). A kernel whose number comes
-// without a batch returns at once.
+// A collective's caller launches as many kernels as the collective can need. Each kernel waits in the stream
+// for its number (engine/cuda/prelaunched_kernel.hpp). The group's thread then hands over batches of commands
+// and counts that number up; it makes no CUDA call (device/command_queue.hpp). A kernel whose number is
+// reached without a batch returns at once.
 //
 // Processes that share a GPU get it in time slices, and a process with two waiting streams keeps it for
 // the whole of its slice (docs/performance.md).
@@ -19,7 +19,7 @@ namespace sealring {
 
 class PrelaunchedKernels : public CommandBatches {
  public:
-  // In the calling thread's context.
+  // Called in the GPU's context.
   explicit PrelaunchedKernels(const gpu::Gpu& gpu);
   ~PrelaunchedKernels() override;
 
@@ -29,10 +29,11 @@ class PrelaunchedKernels : public CommandBatches {
     uint32_t parts;  // thread blocks for one record
     uint32_t blocks;  // thread blocks for one command
   };
-  // Launches kernels after the work of the caller's stream, or as many as CUDA's queue takes: one for each
-  // of `commands`, and `spare` more.
+  // Launches `commands` + `spare` kernels after the work of the caller's stream, or as many of them as CUDA's
+  // queue takes.
   Submitted launch(const KernelShape& shape, uint32_t commands, uint32_t spare, uint64_t after);
-  // Of the last one's kernels, those up to this number of them, and all of them.
+  // launch_up_to() launches the last collective's kernels up to this number of them; launch_rest() launches
+  // all.
   void launch_up_to(uint32_t count);
   void launch_rest();
   void mark_end(uint32_t number) override;
@@ -59,10 +60,10 @@ class PrelaunchedKernels : public CommandBatches {
   std::mutex launching_;
   uint64_t launched_;
   KernelShape shape_{};
-  uint32_t total_ = 0;  // kernels of the last collective
-  uint32_t rest_ = 0;  // of them, those that are not launched
+  uint32_t total_ = 0;  // how many kernels the last collective has
+  uint32_t rest_ = 0;  // how many of them are not launched yet
   std::atomic<uint64_t> unfinished_{0};  // collectives that were launched and have not ended
-  // Of the collective under way.
+  // About the collective under way:
   uint64_t first_ = 0;
   uint64_t last_ = 0;  // its last kernel
   uint64_t ended_ = 0;  // the last kernel of the last collective that has ended

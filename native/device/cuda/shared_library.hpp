@@ -1,4 +1,4 @@
-// A library that is looked for at run time: sealring is built, and works, where it is not installed.
+// A library that is looked up at run time: sealring builds and works where it is not installed.
 #pragma once
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@ class SharedLibrary {
     if (handle_ == nullptr) throw std::runtime_error(name_ + ", " + file + ", is not installed");
   }
 
-  // nullptr where it has none.
+  // Sets `function` to nullptr if the library has no such symbol.
   template <typename Function>
   void look_for(Function& function, const char* symbol) const {
     function = reinterpret_cast<Function>(dlsym(handle_, symbol));

@@ -1,7 +1,7 @@
-// ChaCha20-Poly1305 exactly as RFC 8439: the arithmetic, once, for the GPU and for the CPU.
+// ChaCha20-Poly1305 of RFC 8439: one source for the GPU and the CPU.
 //
-// NVRTC compiles this file without a standard header, so it includes none; the C++ compiler takes
-// the same text for machines that have no GPU, where it is held against the official vectors.
+// NVRTC compiles this file without standard headers, so it includes none. The C++ compiler compiles the same
+// text for machines without a GPU, where it is checked against the official vectors.
 //
 // Poly1305 is a polynomial in r over the message's 16-byte blocks, modulo 2^130 - 5. Many threads
 // evaluate one polynomial: each takes every n-th 64-byte block and steps by a power of r, and the
@@ -30,9 +30,9 @@ constexpr u32 kLimbMask = 0x3ffffff;
 // ---- ChaCha20 ----------------------------------------------------------------------------------
 
 #ifdef __CUDACC__
-// A GPU has one pipe for logic and shifts and another for multiplication, and ChaCha20 would use
-// the first alone. So additions are written as multiply-adds by a 1 that the compiler cannot see
-// through, and go to the second.
+// A GPU has one pipe for logic and shifts and another for multiplication, and plain ChaCha20 would use only
+// the first. So additions are written as multiply-adds with a factor 1 that the compiler does not know, and
+// go to the second.
 SEALRING_EVERYWHERE u32 add(u32 a, u32 b, u32 one) {
   u32 sum;
   asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(sum) : "r"(b), "r"(one), "r"(a));
@@ -74,9 +74,9 @@ SEALRING_EVERYWHERE void double_round(u32 (&x)[16], u32 one) {
   quarter_round(x[3], x[4], x[9], x[14], one);
 }
 
-// 64 bytes of keystream. `one` is 1; `key(words)` fetches the key whenever it is needed, so that it
-// need not stay in registers. `at_a_time` double rounds are written out, out of ten: fewer make
-// shorter code, which a GPU fetches sooner.
+// Makes 64 bytes of keystream. `one` is 1. `key(words)` fetches the key when it is needed, so that it need
+// not stay in registers. Of the ten double rounds, `at_a_time` are written out: fewer make shorter code,
+// which a GPU fetches sooner.
 template <int at_a_time, class Key>
 SEALRING_EVERYWHERE void keystream(Key key, u32 counter, const Nonce& nonce, u32 one,
                                    u32 (&x)[16]) {
@@ -115,7 +115,7 @@ struct Columns {
   u64 at[5];
 };
 
-// A 16-byte block with the bit above it that RFC 8439 appends.
+// A 16-byte block, with the extra bit that RFC 8439 appends above it.
 SEALRING_EVERYWHERE Number number_of(u32 a, u32 b, u32 c, u32 d, u32 above) {
   return {{a & kLimbMask, join_right(a, b, 26) & kLimbMask, join_right(b, c, 20) & kLimbMask,
            join_right(c, d, 14) & kLimbMask, d >> 8 | above << 24}};
@@ -125,8 +125,8 @@ SEALRING_EVERYWHERE Columns columns_of(const Number& n) {
   return {{n.limb[0], n.limb[1], n.limb[2], n.limb[3], n.limb[4]}};
 }
 
-// A number to multiply by. What reaches 2^130 comes back five times as large at the bottom, so the
-// limbs are kept times five too. Twelve words: three wide loads.
+// A number to multiply by. What exceeds 2^130 returns at the bottom times five, so the limbs times five are
+// kept too. Twelve words: three wide loads.
 struct alignas(16) Factor {
   u32 limb[5];
   u32 five[4];  // limbs 1 to 4, times five
@@ -211,10 +211,10 @@ SEALRING_EVERYWHERE OneTimeKey one_time_key(Key key, const Nonce& nonce, u32 one
   return {factor_of(r), {x[4], x[5], x[6], x[7]}};
 }
 
-// How a record is shared out. Its whole 64-byte blocks lie right-aligned in
-// parts * (kThreads << log_turns) places, so that every block weighs the same power of r whatever
-// the record's length; places in front are empty and add nothing. Thread t of a part takes places
-// t, t + kThreads, ..., one a turn. It adds up the products of kGroup turns before it carries.
+// How a record is divided. Its whole 64-byte blocks are right-aligned in parts * (kThreads << log_turns)
+// places. So every block has the same power of r as its weight, whatever the record's length; empty places at
+// the front add nothing. Thread t of a part takes places t, t + kThreads, ..., one a turn. It adds up the
+// products of kGroup turns before it carries.
 constexpr int kNextWarp = 5;  // index into `doubling`: the next 32 blocks
 constexpr int kNextTurn = 7;  // and the next kThreads
 #ifndef SEALRING_LOG_GROUP
@@ -230,15 +230,15 @@ static_assert(57 + 5 <= 64 && 4 * kGroup + 2 < 1 << 5, "a column holds a group's
 
 SEALRING_EVERYWHERE int next_part(u32 log_turns) { return kNextTurn + (int)log_turns; }
 
-// The powers of r by which blocks weigh, and by which threads step and join. `doubling[k]` is
-// r^(4 * 2^k), the weight of 2^k blocks; `weight[k][i]` is r^(i + 1), k turns before the group's end.
+// The powers of r that are blocks' weights, and that join the threads' sums. `doubling[k]` is r^(4 * 2^k),
+// the weight of 2^k blocks; `weight[k][i]` is r^(i + 1), k turns before the group's end.
 constexpr int kMaxDoublings = 15;  // 16384 blocks, the longest record
 struct Powers {
   Factor weight[kGroup][4];
   Factor doubling[kMaxDoublings];
 };
 
-// What must be made one after the other.
+// Makes the powers that depend on each other, one after the other.
 SEALRING_EVERYWHERE void make_powers(const Factor& r, int doublings, Powers& powers) {
   const Number square = product(number_of(r), r);
   const Factor twice = factor_of(square);
@@ -255,7 +255,7 @@ SEALRING_EVERYWHERE void make_powers(const Factor& r, int doublings, Powers& pow
   }
 }
 
-// And what `helpers` threads make side by side, after that: helper h of them its share.
+// Makes the other powers, after make_powers(). `helpers` threads share the work; h is this thread's number.
 SEALRING_EVERYWHERE void make_weights(int h, int helpers, Powers& powers) {
   const Factor& turn = powers.doubling[kNextTurn];
   for (int at = h; at < 4 * (kGroup - 1); at += helpers) {
@@ -266,8 +266,8 @@ SEALRING_EVERYWHERE void make_weights(int h, int helpers, Powers& powers) {
   }
 }
 
-// sum += the four 16-byte blocks of 64 bytes of ciphertext, the last one weighing least. `power(i)`
-// gives the block's weight[.][i] when it is needed.
+// Adds the four 16-byte blocks of 64 bytes of ciphertext to the sum; the last block has the least weight.
+// `power(i)` gives the block's weight[.][i] when it is needed.
 template <class Power>
 SEALRING_EVERYWHERE void add_block(Columns& sum, const u32 (&w)[16], Power power) {
   SEALRING_UNROLL
@@ -293,7 +293,7 @@ struct Tag {
   u32 word[4];
 };
 
-// The last step: the lengths, the reduction modulo 2^130 - 5, the pad.
+// The last step: absorbs the lengths, reduces modulo 2^130 - 5 and adds the pad.
 SEALRING_EVERYWHERE Tag tag_of(const Number& absorbed_all, const OneTimeKey& key, u64 associated,
                                u64 bytes) {
   Number h = absorbed(
@@ -339,7 +339,7 @@ SEALRING_EVERYWHERE Tag tag_of(const Number& absorbed_all, const OneTimeKey& key
   return tag;
 }
 
-// Without a branch that would tell where two tags first differ.
+// Compares without a branch that would tell where two tags first differ.
 SEALRING_EVERYWHERE bool same(const Tag& a, const Tag& b) {
   return ((a.word[0] ^ b.word[0]) | (a.word[1] ^ b.word[1]) | (a.word[2] ^ b.word[2]) |
           (a.word[3] ^ b.word[3])) == 0;

@@ -1,7 +1,7 @@
 // Commands that kernels read from host memory, in batches (native/device/cuda/command_batches.hpp).
 //
-// A batch's commands run together, each by so many thread blocks. A prelaunched kernel runs one batch
-// (prelaunched_kernel.hpp), the persistent kernel one after the other (persistent_kernel.hpp).
+// A batch's commands run together, each by its own thread blocks. A prelaunched kernel runs one batch
+// (prelaunched_kernel.hpp), the persistent kernel batch after batch (persistent_kernel.hpp).
 #pragma once
 
 #include "gpu_record.hpp"
@@ -24,8 +24,8 @@ enum Action : u32 {
 
 struct Command {
   Launch launch;
-  const u8*
-      wire;  // where the records to open lie, to be copied to launch.in.records; null: they are there
+  // The records to open, to be copied to launch.in.records; null if they are there already.
+  const u8* wire;
   u64 argument;  // a byte to fill with, a world to divide by, the bits of a factor
 };
 
@@ -41,17 +41,18 @@ struct Batch {
 // The kernel's argument.
 struct BatchArgument {
   const Batch* batch;
-  u32* arrived;  // blocks of threads that are done; between batches 0
-  u32* done;  // in host memory: the last batch that is
-  u32 number;  // of its batch, or of its first
-  u32 blocks;  // of threads, for each command
+  u32* arrived;  // thread blocks that are done; 0 between batches
+  u32* done;  // in host memory: the last batch that is done
+  u32 number;  // of the kernel's batch, or of its first batch
+  u32 blocks;  // thread blocks for each command
 };
 static_assert(sizeof(Command) == 256 && sizeof(Batch) == 64 + kCommands * 256);
 static_assert(sizeof(BatchArgument) == 32);
 
 // ---- One command -------------------------------------------------------------------------------
 
-// Every byte is read once: what is checked and used is the copy, which only this worker can write.
+// Reads every byte of a record once into a copy that only this worker can write. The copy is checked and
+// used.
 __device__ __forceinline__ void fetch_record(const Command& command, const RecordPart& at) {
   const u64 from = at.record * ((u64)command.launch.record_bytes + kOverhead);
   const u8* const wire = command.wire + from;
@@ -84,7 +85,7 @@ __device__ __forceinline__ void run_command(const Command& command, u32 index, u
     case kOpenReduce: {
       const u64 records =
           launch.bytes == 0 ? 1 : (launch.bytes + launch.record_bytes - 1) / launch.record_bytes;
-      if (index / parts_of_record() >= records) return;  // all of a cluster, or none
+      if (index / parts_of_record() >= records) return;  // all threads of a cluster return, or none
       if (launch.action == kSeal) return Records::seal(launch, index, shared);
       if (command.wire != nullptr) fetch_record(command, part_at(launch, index));
       if (launch.action == kOpen) return Records::open(launch, index, shared);
@@ -111,7 +112,7 @@ __device__ __forceinline__ void run_command(const Command& command, u32 index, u
       return premultiply_elements(reinterpret_cast<Element*>(launch.result), launch.bytes,
                                   __longlong_as_double((long long)command.argument), index, blocks);
 #endif
-    default:  // compiled for a collective without that
+    default:  // the kernel was compiled without this action
       if (launch.failed != nullptr) *launch.failed = 0;
   }
 }
@@ -124,7 +125,7 @@ __device__ __forceinline__ void take_command(const Batch* batch, u32 which, Comm
   __syncthreads();
 }
 
-// By all threads, when their block is done with its part.
+// Called by all threads when their block has finished its part.
 __device__ __forceinline__ void report(const BatchArgument& argument, u32 number) {
   __syncthreads();
   if (threadIdx.x != 0) return;

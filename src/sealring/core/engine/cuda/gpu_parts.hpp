@@ -1,5 +1,5 @@
-// What the thread blocks of one GPU do with each other and with memory: clusters that share a record out,
-// loads and stores at any address.
+// How thread blocks work together and access memory: clusters that share a record, and loads and stores at
+// any address.
 #pragma once
 
 #include "chacha20_poly1305.hpp"
@@ -29,7 +29,7 @@ __device__ __forceinline__ void meet() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// A word of another part's shared memory.
+// Reads a word of another part's shared memory.
 __device__ __forceinline__ u32 remote(const u32& here, u32 part) {
   u32 at = (u32)__cvta_generic_to_shared(&here), there, value;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(part));
@@ -46,8 +46,8 @@ __device__ __forceinline__ Number remote(const Number& here, u32 part) {
 
 // ---- Memory ------------------------------------------------------------------------------------
 
-// Loads that the compiler may not move out of a loop: keeping what they fetch in registers would
-// cost more threads than fetching it costs time.
+// Loads that the compiler may not move out of a loop: keeping the values in registers would leave room for
+// fewer threads, which costs more than loading again.
 __device__ __forceinline__ void fetch4(const u32* shared_words, u32* to) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store(u8* to, bool aligned, const u32 (&from)[16
   }
 }
 
-// Fewer than 64 bytes, at any address; by one thread, once per record. The rest is zeros.
+// Loads fewer than 64 bytes from any address and fills up with zeros. Called by one thread, once per record.
 __device__ __noinline__ void load_tail(const u8* from, u32 bytes, u32* to) {
 #pragma unroll 1
   for (u32 i = 0; i < 16; ++i) to[i] = 0;

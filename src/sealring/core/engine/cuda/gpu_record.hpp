@@ -1,5 +1,5 @@
-// One record on the GPU: what the host says of it, where it lies, its keys and powers, and whether it is
-// authentic.
+// One record on the GPU: what the host says about it, where it is, its keys and powers, and the check of its
+// tags.
 #pragma once
 
 #include "gpu_parts.hpp"
@@ -14,8 +14,8 @@ constexpr u32 kHeaderLane = 0x80000000;
 
 // ---- What the host hands over (core/engine/cuda/kernels.py and native/device/cuda/cuda_device.cpp pack the same) --
 
-// The records of one direction. Length, count and segment are those of the first record; further
-// ones of the launch count on from there.
+// The records of one direction. Length, count and segment are those of the first record; the launch's other
+// records have the following numbers.
 struct Wire {
   u8* records;
   const u32* key;
@@ -24,7 +24,7 @@ struct Wire {
 
 struct Launch {
   Wire in, out;
-  const u8* local;  // sealed, or reduced with what comes in
+  const u8* local;  // what is sealed, or reduced with the received data
   u8* result;  // where the plaintext goes, if anywhere
   u64 bytes;
   u64* failed;  // gets the count of a record that is not authentic
@@ -38,11 +38,11 @@ static_assert(sizeof(Wire) == 80 && sizeof(Launch) == 240);
 
 // ---- One record --------------------------------------------------------------------------------
 
-// What one direction needs to know of its record, in shared memory.
+// The data about one direction's record, in shared memory.
 struct Side {
   Powers powers;
   OneTimeKey one_time;
-  // Each by itself in 16 bytes or more, so that no wide load reaches into a neighbour.
+  // Each of these has its own aligned 16 bytes, so that no wide load reads a neighbour.
   alignas(16) u32 key[8];
   alignas(16) u32 associated_words[kAssociatedBytes / 4];  // the header and the group's context
   alignas(16) Number associated;  // their hash
@@ -65,13 +65,13 @@ struct RecordPart {
   u32 bytes;
   int blocks;  // whole 64-byte blocks
   u32 tail;  // bytes after the last
-  int first_place;  // of this part; negative where places in front of the first block are empty
-  int first_turn;  // the first one that has blocks
+  int first_place;  // of this part; negative if it has empty places before the first block
+  int first_turn;  // the first turn that has blocks
   int turns;
   u32 part, parts;
 };
 
-// `index` is the thread block's among those that work on this launch.
+// `index` is the thread block's number among those that work on this launch.
 __device__ __forceinline__ RecordPart part_at(const Launch& launch, u32 index) {
   RecordPart at;
   at.part = part_of_record();
@@ -120,7 +120,7 @@ __device__ __forceinline__ u32 header_word(const Wire& wire, const RecordPart& a
   }
 }
 
-// One code for the blocks that only set-up needs, so that it stays out of the loops' way.
+// Not inlined: keystream blocks for set-up only, kept out of the loops' code.
 __device__ __noinline__ void slow_keystream(const u32* key, u32 counter, u32 n0, u32 n1, u32 n2,
                                             u32 one, u32* out) {
   u32 x[16];
@@ -145,12 +145,12 @@ __device__ __noinline__ Number hash_associated(const Side& side, const Factor& r
                        [&](u32 i) { return side.associated_words[i]; });
 }
 
-// By one warp of every part.
+// Called by one warp of every part.
 __device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wire,
                                             const RecordPart& at, Side& side) {
   if (threadIdx.x % kLanes == 0) {
     side.one_time = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
-    // What a short record does not need is not made.
+    // A short record needs fewer powers.
     int last = at.parts > 1 ? next_part(launch.log_turns) : kNextWarp;
     if (at.turns > 1 && last < kNextTurn) last = kNextTurn;
     if (at.turns > kGroup && last < kNextGroup) last = kNextGroup;
@@ -160,14 +160,15 @@ __device__ __noinline__ void prepare_powers(const Launch& launch, const Wire& wi
   if (at.turns > 1) make_weights(threadIdx.x % kLanes, kLanes, side.powers);
 }
 
-// By one thread of every part, any of which may have the first block: what stands in front of it.
+// Called by one thread of every part. Hashes the associated data, which comes before the first block; any
+// part may have that block.
 __device__ __noinline__ void prepare_associated(const Launch& launch, const Wire& wire,
                                                 const RecordPart& at, Side& side) {
   const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, 0), launch.one);
   side.associated = hash_associated(side, key.r);
 }
 
-// By one thread of part 0: the tag of the header we expect or send.
+// Called by one thread of part 0. Makes the tag of the header that is expected or sent.
 __device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wire,
                                             const RecordPart& at, Side& side) {
   const OneTimeKey key = slow_one_time_key(side.key, nonce_of(wire, at, kHeaderLane), launch.one);
@@ -175,8 +176,8 @@ __device__ __noinline__ void prepare_header(const Launch& launch, const Wire& wi
   for (int i = 0; i < 4; ++i) side.header_tag[i] = tag.word[i];
 }
 
-// Whether something is authentic is public, and nothing else that depends on a key. What passes here
-// may be branched on; tests/constant_time finds every other branch on a secret.
+// Marks a result as public. Whether something is authentic is public; nothing else that depends on a key is.
+// A branch on this result is allowed; tests/constant_time finds every other branch on a secret.
 __device__ __forceinline__ bool verdict(bool authentic) {
   u32 known;
   asm volatile("mov.b32 %0, %1; // sealring: public" : "=r"(known) : "r"((u32)authentic));
@@ -191,7 +192,7 @@ __device__ __noinline__ bool header_on_wire_is(const Side& side, const u8* recor
   return verdict(different == 0);
 }
 
-// Ciphertext past the last whole block, and its plaintext.
+// Loads the ciphertext after the last whole block, and decrypts it.
 __device__ __noinline__ void open_tail(const Launch& launch, const RecordPart& at, const u8* record,
                                        Shared& shared) {
   Side& side = shared.side[0];
@@ -202,7 +203,7 @@ __device__ __noinline__ void open_tail(const Launch& launch, const RecordPart& a
   for (int i = 0; i < 16; ++i) shared.plain_tail[i] ^= side.tail[i];
 }
 
-// The sum of all threads' numbers, each weighed by its place, in `part_sum`. Called by all.
+// Leaves the sum of all threads' numbers, each weighted by its place, in `part_sum`. Called by all threads.
 __device__ __forceinline__ void sum_part(Number sum, const Powers& powers, Shared& shared) {
 #pragma unroll 1
   for (int level = 0; level < kNextWarp; ++level) {
@@ -222,7 +223,7 @@ __device__ __forceinline__ void sum_part(Number sum, const Powers& powers, Share
   }
 }
 
-// By one thread of part 0, after all parts' sums are there.
+// Called by one thread of part 0, after all parts' sums are there.
 __device__ __noinline__ Tag finish_tag(const Launch& launch, const RecordPart& at, const Side& side,
                                        const Shared& shared) {
   Number h = side.associated;
@@ -238,16 +239,16 @@ __device__ __noinline__ Tag finish_tag(const Launch& launch, const RecordPart& a
   return tag_of(h, side.one_time, kAssociatedBytes, at.bytes);
 }
 
-// What a thread has of the polynomial: a number, and the products of the group of turns under way.
+// A thread's part of the polynomial: a number, and the products of the current group of turns.
 struct Partial {
   Number sum = {};
   Columns columns = {};
 };
 
-// Adds the block of this turn, which may be missing; `cipher` are its words.
+// Adds this turn's block, if there is one. `cipher` holds the block's words.
 __device__ __forceinline__ void absorb_block(Partial& partial, const RecordPart& at, int turn,
                                              int block, const u32 (&cipher)[16], const Side& side) {
-  const int to_come = (at.turns - 1 - turn) % kGroup;  // turns of this group
+  const int to_come = (at.turns - 1 - turn) % kGroup;  // turns left in this group
   const Factor(&weight)[4] = side.powers.weight[to_come];
   if (block >= 0) {
     add_block(partial.columns, cipher, [&](int i) { return fetch(weight[i]); });
@@ -312,7 +313,8 @@ __device__ __forceinline__ void prepare(const Launch& launch, const RecordPart& 
     }
   }
   __syncthreads();
-  // Who does what: with one direction a warp each, with two directions two warps each.
+  // The division of work: with one direction each task has a warp; with two directions each direction has two
+  // warps.
   constexpr bool both = opens && seals;
   const u32 which = both ? warp / 2 : (seals ? 1 : 0);
   const u32 task = both ? warp % 2 : warp;

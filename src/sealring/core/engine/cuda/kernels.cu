@@ -1,16 +1,17 @@
-// Records sealed and opened by the GPU that holds the tensor.
+// Kernels that seal and open records on the GPU that holds the tensor.
 //
-// A thread block takes one record, or several take one together, as a cluster: each then has a
-// "part" of it. To open a record it is read twice: first for the tag, then, if that is good, for
-// everything else. A forged record leaves no trace. The wire must therefore lie in memory that only
-// this worker can write; what comes from elsewhere is copied there first.
+// One thread block works on a record, or several do together as a cluster; each then has a "part" of it. To
+// open a record, it is read twice: first for the tag, then, if the tag is good, for everything else. A forged
+// record leaves no trace. The record must therefore be in memory that only this worker can write; what comes
+// from elsewhere is copied there first.
 //
-// The host compiles this once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element
-// type and reduction for those that compute. The same again with SEALRING_RUNS_COMMANDS 1 for `run_one_batch` and
-// `run_all_batches`, which do all of it (prelaunched_kernel.hpp, persistent_kernel.hpp).
+// The host compiles this file once with SEALRING_REDUCES 0 for `seal` and `open`, and once per element type
+// and reduction for the kernels that compute. It compiles each again with SEALRING_RUNS_COMMANDS 1 for
+// `run_one_batch` and `run_all_batches`, which perform all actions (prelaunched_kernel.hpp,
+// persistent_kernel.hpp).
 
-// What was found best on an H200: double rounds written out at a time, and how
-// many blocks of threads a multiprocessor must have room for, which bounds their registers.
+// The values that were fastest on an H200: how many double rounds are written out, and how many thread blocks
+// a multiprocessor must have room for, which limits their registers.
 #ifndef SEALRING_ROUNDS
 #define SEALRING_ROUNDS 5
 #endif
@@ -110,7 +111,7 @@ __device__ __forceinline__ void run(const Launch& launch, u32 index, Shared& sha
       }
     }
   }
-  // No part may leave while another reads its memory.
+  // No part may end while another reads its shared memory.
   if (at.parts > 1) meet();
 }
 

@@ -1,7 +1,7 @@
 // Opens chunks of sealed files (C2SP's chunked encryption with ChaCha20-Poly1305) in the GPU's memory.
 //
-// One block of threads opens one chunk: first the tag, then, if that is good, the plaintext. Of a forged
-// chunk nothing is written. The ciphertext must lie in memory that only this worker can write.
+// One thread block opens one chunk: it checks the tag and then, if the tag is good, writes the plaintext.
+// Nothing of a forged chunk is written. The ciphertext must be in memory that only this worker can write.
 
 #ifndef SEALRING_ROUNDS
 #define SEALRING_ROUNDS 5
@@ -23,7 +23,7 @@ struct Chunk {
   u64 to;  // in the plaintext
   u64 number;  // in its file
   u32 bytes;  // of plaintext
-  u32 file;  // whose key it is
+  u32 file;  // the file whose key opens it
 };
 
 struct Opening {
@@ -31,7 +31,7 @@ struct Opening {
   u8* plain;
   const Chunk* chunks;
   const u32* keys;
-  u64* failed;  // gets the place in `chunks` of one that is not authentic
+  u64* failed;  // gets the place in `chunks` of a chunk that is not authentic
   u32 one;
   u32 unused;
 };

@@ -1,15 +1,15 @@
-// The kernel that stays while messages are under way (native/device/cuda/persistent_kernel.hpp).
+// The kernel that stays on the GPU while messages are under way (native/device/cuda/persistent_kernel.hpp).
 //
-// It polls host memory for its next batch, less often the longer none comes, and ends when it reads
-// kStop. To acquire the batch's number is to see all that was written before it, a sender's tensor
-// included.
+// It polls host memory for its next batch, less often the longer none comes, and ends when it reads kStop.
+// After an acquiring load of the batch's number it sees everything that was written before, including a
+// sender's tensor.
 #pragma once
 
 #include "commands.hpp"
 
 namespace {
 
-constexpr u32 kStop = ~0u;  // in place of a number of commands
+constexpr u32 kStop = ~0u;  // in place of a number of commands: the kernel ends
 constexpr u32 kShortestPauseNs = 500, kLongestPauseNs = 8000;
 
 __device__ __forceinline__ u32 acquired(const u32* number) {
@@ -18,7 +18,7 @@ __device__ __forceinline__ u32 acquired(const u32* number) {
   return seen;
 }
 
-// By one thread of each block; returns how many commands there are.
+// Called by one thread of each block; returns how many commands the batch has.
 __device__ __forceinline__ u32 await_batch(const Batch* batch, u32 number) {
   for (u32 pause = kShortestPauseNs; acquired(&batch->number) != number;) {
     __nanosleep(pause);

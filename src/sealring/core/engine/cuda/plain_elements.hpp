@@ -1,4 +1,4 @@
-// What a program computes between its messages, by any number of thread blocks.
+// A program's own computations between its messages, for any number of thread blocks.
 #pragma once
 
 #include "gpu_parts.hpp"

@@ -1,7 +1,7 @@
 // dst op incoming, element by element, as tests/core/reference.py defines it to the bit.
 //
-// One pair of element type and reduction is compiled at a time: SEALRING_DTYPE and SEALRING_KIND
-// hold their numbers of the wire (docs/spec.md). Compile with -fmad=false: nothing may be fused.
+// One pair of element type and reduction is compiled at a time: SEALRING_DTYPE and SEALRING_KIND hold their
+// numbers in records (docs/spec.md). Compile with -fmad=false: nothing may be fused.
 #pragma once
 
 #include "chacha20_poly1305.hpp"
@@ -92,7 +92,7 @@ struct ElementOf<15> {
 };
 using Element = typename ElementOf<SEALRING_DTYPE>::Type;
 
-// The bits tell -0 from +0, which a comparison does not.
+// Looks at the bits, because a comparison cannot tell -0 from +0.
 SEALRING_EVERYWHERE bool negative(float x) { return __float_as_int(x) < 0; }
 SEALRING_EVERYWHERE bool negative(double x) { return __double_as_longlong(x) < 0; }
 
@@ -139,7 +139,7 @@ SEALRING_EVERYWHERE Complex<T> combine(Complex<T> a, Complex<T> b) {
   return {a.re + b.re, a.im + b.im};
 }
 
-// Integers, which wrap around: in 64 unsigned bits nothing can overflow that is kept.
+// Integers wrap around: computed in 64 unsigned bits, the bits that are kept are right.
 template <class T>
 SEALRING_EVERYWHERE T combine(T a, T b) {
   if constexpr (kKind == min) return b < a ? b : a;
@@ -151,7 +151,7 @@ SEALRING_EVERYWHERE T combine(T a, T b) {
   return (T)((u64)a + (u64)b);
 }
 
-// The end of an average.
+// The last step of an average: divides the sum.
 SEALRING_EVERYWHERE float divide(float x, u32 by) { return __fdiv_rn(x, (float)by); }
 SEALRING_EVERYWHERE double divide(double x, u32 by) { return __ddiv_rn(x, (double)by); }
 SEALRING_EVERYWHERE Half divide(Half x, u32 by) { return narrow(divide(widen(x), by), x); }
@@ -167,7 +167,7 @@ SEALRING_EVERYWHERE T divide(T x, u32 by) {
   return (T)((u64)x / by);
 }
 
-// The beginning of a PREMUL_SUM; integers have none.
+// The first step of a PREMUL_SUM: multiplies the input. Integers are not scaled here.
 SEALRING_EVERYWHERE float scale(float x, double by) { return __fmul_rn(x, (float)by); }
 SEALRING_EVERYWHERE double scale(double x, double by) { return __dmul_rn(x, by); }
 SEALRING_EVERYWHERE Half scale(Half x, double by) { return narrow(scale(widen(x), by), x); }
@@ -181,7 +181,7 @@ SEALRING_EVERYWHERE T scale(T x, double) {
   return x;
 }
 
-// The elements of 64 bytes, in place: dst = dst op incoming.
+// Combines the elements of 64 bytes in place: dst = dst op incoming.
 SEALRING_EVERYWHERE void combine_block(u32 (&dst)[16], const u32 (&incoming)[16]) {
   constexpr int kCount = 64 / sizeof(Element);
   union Block {

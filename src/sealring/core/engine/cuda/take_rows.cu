@@ -1,5 +1,5 @@
-// Makes the rows of a tensor from samples that lie anywhere in opened memory: numbers of any size become
-// those of the tensor's type, and a row that has too few is filled up.
+// Makes the rows of a tensor from samples anywhere in opened memory. Numbers of any size are converted to the
+// tensor's type, and a row with too few numbers is filled up.
 
 namespace {
 
@@ -8,15 +8,15 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-constexpr u32 kNumbersOfBlock = 4096;  // of one row
+constexpr u32 kNumbersOfBlock = 4096;  // the numbers of one row that a thread block handles
 
 // ---- What the host hands over (core/engine/cuda/chunks.py packs the same) ----------------------------------
 
 struct Row {
-  u64 from;  // its place in the opened memory, which need not be aligned
+  u64 from;  // the sample's place in the opened memory, which need not be aligned
   u64 bytes;
   i64 item;  // the size of a number, 1 to 8; negative for signed ones
-  i64 pad;  // what the row is filled up with
+  i64 pad;  // the value that fills the rest of the row
 };
 
 struct Taking {
