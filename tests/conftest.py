@@ -12,15 +12,13 @@ import pytest
 
 from tests.workers import Workers
 
-# Background jobs of a shell ignore SIGINT and SIGQUIT, nohup ignores SIGHUP, and children inherit
-# it.
+# Background jobs of a shell ignore SIGINT and SIGQUIT, nohup ignores SIGHUP; children inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for _ignored in (signal.SIGQUIT, signal.SIGHUP):
     signal.signal(_ignored, signal.SIG_DFL)
 
 # numpy warns of a cast whose result depends on the CPU. pytest turns warnings into errors only in
-# its own process; this does it in processes that tests start. Their other warnings do not matter
-# here.
+# its own process; this does it in processes that tests start, for these warnings alone.
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"error:{what} encountered in cast:RuntimeWarning" for what in ("invalid value", "overflow")
 )

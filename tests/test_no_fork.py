@@ -99,7 +99,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1 == len(keys)
 
 
 def use_openssl() -> None:
-    """Uses both copies of OpenSSL: Python's, which the native core shares, and cryptography's."""
+    """Uses each copy of OpenSSL: Python's, which the native core shares, and cryptography's."""
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     SSL.Context(SSL.TLS_METHOD)
     key = Ed25519PrivateKey.generate()

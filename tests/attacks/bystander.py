@@ -66,7 +66,7 @@ def main() -> None:
         sums = [float(batch.sum()) for batch in loader]
         assert sum(sums) == 100 * sum(i * i for i in range(ROWS))
         taken = {exchange(strategy) for strategy in ("file_descriptor", "file_system")}
-        # These are the files about a process that the project and its tests read.
+        # The project and its tests read these files of their own process.
         for name in ("maps", "smaps", "status", "stat", "fd"):
             path = Path(f"/proc/self/{name}")
             assert list(path.iterdir()) if path.is_dir() else path.read_bytes()

@@ -17,7 +17,7 @@ def in_child(act: Callable[[], object], fork: Callable[[], int] = os.fork) -> st
     """Returns what `act` returns in a forked child, or the type of the exception it raises."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about fork in threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of fork
         child = fork()
     if child == 0:
         try:

@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Place:
 
 
 class Wall:
-    """A machine's clock, which the test can set, and its CLOCK_BOOTTIME, which only goes on."""
+    """A machine's clock, which the test can set, and its CLOCK_BOOTTIME, which only advances."""
 
     def __init__(self) -> None:
         self.shift = 0.0
@@ -146,7 +146,7 @@ def test_an_expired_nonce_and_token_stay_so_when_a_live_brokers_clock_is_moved_b
             again(broker, unused, body)
         with pytest.raises(BrokerRefusal, check=coded("broker.expired_token")):
             again(broker, joined)
-        # The broker goes on, by its own count of time.
+        # The broker continues with its own count of time.
         broker.join(2)
 
 

@@ -43,8 +43,7 @@ def test_a_list_cut_short_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureF
         first = held.certificate.serial_number
         (folder / "maker.crl").write_bytes(content[: len(content) // 2])
         broker.join(1)
-        # The worker's certificate is renewed although the file is damaged; once the group ended
-        # here.
+        # The worker's certificate is renewed although the file is damaged.
         until = time.monotonic() + 30
         while held.certificate.serial_number == first and not group.ended.is_set():
             assert time.monotonic() < until

@@ -156,8 +156,7 @@ def test_empty_folders_come_back(vault: Vault, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file").read_text() == "x"
 
 
-# ---- an exchanged vault, and what a killed process leaves
-# -----------------------------------------
+# ---- an exchanged vault, and what a killed process leaves ----------------------------------------
 
 
 @pytest.mark.threat("V23")

@@ -110,7 +110,7 @@ def _fields(header: headers.Header) -> dict[str, Any]:
 def test_a_revocation_that_is_killed_never_shares_the_next_key(
     vault: Vault, key: Path, tmp_path: Path
 ) -> None:
-    """A header drops a grant only together with a new key; else the key would stay."""
+    """A header without the grant has a new key, which would otherwise never be made."""
     keys.make_key_file(tmp_path / "second")
     second = keys.key_file(tmp_path / "second")
     vault.grant("second", second)
@@ -360,7 +360,7 @@ def test_a_list_of_digests_that_is_cut(hash: Hash, vault: Vault) -> None:
     dcp.save(saved, storage_writer=CheckpointWriter(vault, "run", hash=hash))
     whole = _native.chunk_digests(saved["w"].numpy().data, computed(hash))
     assert len(whole) == 4 * 32
-    put_list(vault, whole)  # as it was
+    put_list(vault, whole)  # the list is unchanged
     dcp.load({"w": torch.zeros(3 * 4096)}, storage_reader=CheckpointReader(vault, "run"))
     put_list(vault, whole[:-32])
     with pytest.raises(CheckpointException) as raised:
@@ -388,7 +388,7 @@ def test_the_files_of_an_older_versions_digests_put_back(vault: Vault) -> None:
 def test_a_manifest_that_names_another_hash_or_none(
     named: str | None, error: type[VaultError], vault: Vault
 ) -> None:
-    """By a holder of the key, over what the rank has signed."""
+    """A holder of the key names another hash in the manifest than the rank has signed."""
     writer = CheckpointWriter(vault, "run", hash="blake3")
     dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)
     copy = vault.find("run").copy
@@ -398,14 +398,14 @@ def test_a_manifest_that_names_another_hash_or_none(
     assert part.pop("hash") == "blake3"
     if named is not None:
         part["hash"] = "sha256" if named == "the other" else named
-    (vault.path / "ledger.json").local.unlink()  # it knows the manifest's digest
+    (vault.path / "ledger.json").local.unlink()  # the ledger knows the manifest's digest
     path.local.write_bytes(copy.place.seal("manifest", json.dumps(manifest).encode()))
     assert type(refusal_of_load(vault)) is error
 
 
 @pytest.mark.threat("P2")
 def test_what_a_rank_signed_of_an_older_version(vault: Vault) -> None:
-    """With the other hash, the list and the part that belong to it."""
+    """The older version has another hash, and the list and the part that belong to it."""
     for hash in ("blake3", "sha256"):
         writer = CheckpointWriter(vault, "run", hash=hash)
         dcp.save({"w": torch.arange(8.0)}, storage_writer=writer)

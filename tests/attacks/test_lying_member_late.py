@@ -309,9 +309,7 @@ def test_a_member_that_lies_without_end_takes_no_memory(monkeypatch: pytest.Monk
 
 
 def serve(one: Team, behave: Callable[[Liar, socket.socket], None]) -> Callable[[], None]:
-    """Listens at the liar's address and runs `behave` on each connection; returns how to stop
-    it.
-    """
+    """Runs `behave` on connections to the liar's address; returns how to stop it."""
     late = one.groups[LIAR].engine.exchange
     assert late is not None
     address = one.groups[LIAR].agreed.members[LIAR].addresses[0]

@@ -64,9 +64,7 @@ def answer(result: AuditResult, claim: str) -> tuple[Said, str]:
 
 @pytest.mark.threat("A3")
 def test_a_worker_presents_a_run_of_its_own_as_the_jobs(tmp_path: Path) -> None:
-    """The worker's certificate states no world size, so the worker claims that all 1 ranks
-    signed.
-    """
+    """The certificate states no world size, so the worker claims a world of one rank."""
     made = MadeRun(world=1)
     made.workers[0] = made.authority.worker(0, None)
     run = made.write(tmp_path / "run")

@@ -74,9 +74,7 @@ def test_a_pipe_in_the_place_of_a_folder_that_is_made(level: str, vault: Vault) 
 def test_what_is_planted_as_an_unfinished_output_stops_no_open(
     kind: str, vault: Vault, tmp_path: Path
 ) -> None:
-    """Anyone can plant files in a directory that others may write to. This once raised
-    UnsafePath.
-    """
+    """Others may write to this directory, too. A planted file once raised UnsafePath."""
     source, out = tmp_path / "source", tmp_path / "out"
     source.write_bytes(b"content")
     trees.seal_path(vault, source, "object", None, lambda _: None)

@@ -70,9 +70,7 @@ def test_the_setting_lets_debuggers_in() -> None:
 
 @needs_unprivileged
 def test_torch_shares_tensors_between_processes_all_the_same() -> None:
-    """Covers data loaders and queues of tensors. Only sharing by `pidfd_getfd` needs the
-    setting.
-    """
+    """Covers data loaders and queues; only sharing by `pidfd_getfd` needs the setting."""
     user, *taken = last_line_of("tests.attacks.bystander", "0").split()
     assert user != "0"
     assert taken == ["PermissionError"]

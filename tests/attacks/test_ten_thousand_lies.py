@@ -173,7 +173,7 @@ def transport(kind: object) -> bytes:
 # ---- what the liar may send in place of a hello, at either end
 
 Hellos = Mapping[str, tuple[Callable[[Terms, int], bytes], str]]
-"""By name: what makes the message from the liar's terms and the victim's rank; the error's code."""
+"""By name: how to make the message (from terms and the victim's rank), and the error's code."""
 
 
 def said(**changes: Any) -> Callable[[Terms, int], bytes]:
@@ -418,9 +418,7 @@ def test_a_member_that_dials() -> None:
 
 
 def parts(liar: Dialing) -> Iterator[Callable[[], str]]:
-    """Yields calls that cut each message of the dialing liar after each byte; they return the
-    error.
-    """
+    """Yields calls that cut each message after each byte and return the victim's error."""
 
     def cut(connection: SessionConnection, part: bytes) -> str:
         connection.socket.send(part)
@@ -821,7 +819,7 @@ class InRounds:
         self.sessions, self.victims = SessionTable(), SessionTable()
         self.number = 0
         self.earlier: dict[int, bytearray] = {}
-        """What the liar said of itself in each round of the first attempt, by round."""
+        """What the liar said of itself in each round of the first attempt."""
         self.server = socket.create_server(("127.0.0.1", 0))
         self.server.settimeout(60.0)
 

@@ -109,8 +109,7 @@ class _Worker:
         for number, members in enumerate(self._plan.groups[1:], 1):
             store.group = number
             self._groups.append(dist.new_group(list(members), timeout=_SETUP_TIMEOUT))
-        # On a crowded machine a group takes long to make, so only later calls have the short
-        # timeout.
+        # A group takes long to make on a crowded machine; only later calls are on the clock.
         for group, members in zip(self._groups, self._plan.groups, strict=True):
             if self._rank in members:
                 group.set_timeout(timedelta(seconds=self._plan.timeout_s))

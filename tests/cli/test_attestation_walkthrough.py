@@ -3,9 +3,9 @@
 Each machine has namespaces of its own for network, mounts and host name:
 
     broker 10.77.0.1 (a bridge) ---- host0 10.77.0.10, with a TPM in software
-                                ---- host1 10.77.0.11, with another
+                                ---- host1 10.77.0.11, with another TPM
 
-The vendors' servers are played on the broker's loopback: AMD's serves the list of the TPMs' maker.
+Servers on the broker's loopback stand in for the vendors': AMD's gives the TPM maker's list.
 """
 
 from __future__ import annotations

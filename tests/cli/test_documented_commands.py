@@ -88,7 +88,7 @@ def test_the_page_says_what_prints_json() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     (sentence,) = re.findall(r"These print JSON with `--json`: (.*?)\.\n", page, re.DOTALL)
     named = {re.sub(r" --.*", "", one) for one in re.findall(r"`([^`]*)`", sentence)}
-    without = {"bench all", "bench report", "top metrics"}  # as the sentence says
+    without = {"bench all", "bench report", "top metrics"}  # the sentence names these as exceptions
     for path, command in leaves():
         typed = " ".join(path)
         listed = typed not in without and bool({typed, path[0]} & named)

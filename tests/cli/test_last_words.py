@@ -81,7 +81,7 @@ def test_the_last_line_is_the_cause_and_not_what_followed(
     for others in ("; 1 more ended with it", " (1 more ended with it)"):
         found = found.replace(others, "")
     assert found.endswith(last)
-    assert "group.peer_lost" not in done.stderr  # rank 0 got this error, but it says nothing new
+    assert "group.peer_lost" not in done.stderr  # rank 0 got this error, which adds nothing
 
 
 def test_what_the_launcher_ended_itself_is_no_cause(

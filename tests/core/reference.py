@@ -1,21 +1,21 @@
-"""What a reduction computes, to the bit: the definition that every engine follows.
+"""Defines to the bit what a reduction computes; every engine follows this definition.
 
 A step combines as ``new = dst op incoming`` with ``dst`` on the left. One step rounds once:
 
 - float32, float64: the IEEE 754 operation, to nearest even, subnormals kept, nothing fused.
 - float16, bfloat16: both widened to float32, one float32 operation, rounded to nearest even back.
-- MIN, MAX: the incoming element is taken if it is smaller (larger) or a NaN, else ``dst`` stays. So
-  a NaN once seen stays. -0.0 is smaller than 0.0, whichever came first.
+- MIN, MAX: the incoming element is taken if it is smaller (larger) or a NaN, otherwise
+  ``dst`` stays. So a NaN stays once it was seen. -0.0 is smaller than 0.0, in either order.
 - Integers wrap around.
 - bool: SUM, MAX, BOR are `or`; PRODUCT, MIN, BAND are `and`; BXOR is `xor`.
-- Complex: parts are added each; (a+bi)(c+di) is (ac - bd) + (ad + bc)i, every product, difference
-  and sum rounded by itself.
-- AVG sums like SUM and divides once at the end, by the world. Floats: a true division (16-bit types
+- Complex: the parts are added separately; (a+bi)(c+di) is (ac - bd) + (ad + bc)i, where every
+  product, difference and sum is rounded separately.
+- AVG sums like SUM and divides once at the end, by the world size. Floats: a true division (16-bit types
   in float32, then rounded). Complex: each part. Integers: the wrapped sum, truncated toward zero.
 - PREMUL_SUM multiplies each contribution once, before it is summed: the factor is rounded to
   float32 (float64 for float64 and complex128), the product to the element type.
 
-That a result is a NaN is defined; which of the many NaNs it is, is not.
+It is defined when a result is a NaN, but not which of the many NaNs it is.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def reduce_into(dst: Array, incoming: Array, dtype: DType, kind: ReduceKind) -> 
             a, b, c, d = dst.real, dst.imag, incoming.real, incoming.imag
             dst.real, dst.imag = a * c - b * d, a * d + b * c
         else:
-            # NumPy's bool addition and multiplication are `or` and `and`, as the definition
-            # requires.
+            # NumPy's bool addition and multiplication are `or` and `and`, as defined above.
             _plain_ufunc(kind)(dst, incoming, out=dst)
 
 

@@ -169,7 +169,7 @@ def addresses(data: bytes) -> None:
 
 
 def stored(data: bytes) -> None:
-    """A sealed store's value parses or not, but opens only if it was sealed under the key."""
+    """A sealed store's value may parse, but opens only if it was sealed under the key."""
     try:
         parts = parse_parts(data)
     except StoreError:

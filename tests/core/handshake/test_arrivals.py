@@ -62,7 +62,7 @@ def test_a_message_that_is_too_long_is_refused(record: bytes) -> None:
 
 
 def test_bytes_are_taken_without_waiting() -> None:
-    near, far = socket.socketpair()  # sockets that block
+    near, far = socket.socketpair()  # these sockets would block
     with near, far:
         assert _native.receive_now(far.fileno(), 10) is None
         near.sendall(b"abcde")

@@ -1,4 +1,4 @@
-"""Which algorithm each table chooses; files that are not tables are refused by name."""
+"""Which algorithm each table chooses; a file that is no table is refused with what is wrong."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ LARGE = {
 @pytest.mark.parametrize("topology", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("wired", [False, True])
 def test_what_is_chosen_in_a_large_world_needs_few_links(topology: Topology, wired: bool) -> None:
-    """Covers all operations except those that go from one rank to every other, or the other way."""
+    """Covers all operations except those from one rank to every other, or from all to one."""
     selection, world = Selection(topology), len(topology.host_of)
     selection = selection.without_forwards() if wired else selection
     ranks = sorted({0, 1, 7, world // 2, world - 1})

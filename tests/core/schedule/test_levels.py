@@ -81,8 +81,7 @@ def by_running(programs: list[Program], hosts: tuple[int, ...]) -> OfAll:
             before, sender = level, step.peers[0]
             at, level = sent[sender, rank, step.origin, step.message]
             if exchanged and before - 1 > level:
-                # A step before it was opened later, so this record must not come in an earlier
-                # exchange.
+                # What was opened before came later, so this record must not come earlier.
                 level = levels[sender][at] = before - 1
                 assert programs[sender].steps[at].peers == (rank,)
             complete[rank][index] = max(complete[rank][index], level + exchanged)

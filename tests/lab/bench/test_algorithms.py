@@ -41,8 +41,7 @@ def test_it_measures_every_algorithm_and_writes_the_table(tmp_path: Path) -> Non
         times = {cell["algorithm"]: cell["fastest_us"] for cell in cells if cell["bytes"] == size}
         row = table.row(Operation.BROADCAST, Placement.ONE_RANK_EACH, 2)
         chosen = row.at(size).name.lower()
-        # Noise may decide between equals, and a change has its cost; neither explains twice the
-        # time.
+        # Noise decides between equals, and a change has its cost; neither doubles the time.
         assert times[chosen] < 2 * min(times.values())
 
 

@@ -1,4 +1,4 @@
-"""How the documented errors change with the case that a turn is learnt from, and as ranks move."""
+"""How the documented errors depend on the case that gives turn_s, and on when ranks move."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_hosts_of_many_ranks_follow_from_hosts_of_few(costs: Costs) -> None:
 
 
 def test_a_host_that_is_not_full_counts_as_full() -> None:
-    """For a large world of odd size, too, not every rank needs to be simulated."""
+    """Even in the largest worlds of odd size, not every rank needs to be simulated."""
     odd, full = (
         collective(ALL_REDUCE, Algorithm.RING, Cluster(ranks, 8), 1 << 30, GPU, RECORDS)
         for ranks in (16_001, 16_008)
@@ -209,7 +209,7 @@ def test_threads_share_a_large_tensor(algorithm: Algorithm) -> None:
     assert takes(2, large, FOUR_THREADS) == pytest.approx(takes(2, large, RECORDS) / 4, rel=0.02)
     for ranks, nbytes in ((2, small), (MAX_LANED_WORLD + 1, large)):
         assert takes(ranks, nbytes, FOUR_THREADS) == takes(ranks, nbytes, RECORDS)
-    # In a larger group that is not fully linked, lanes are shared by the ranks of the program.
+    # In a group that is too large to link all pairs, the links of the program have lanes.
     assert takes(16, large, FOUR_THREADS) < 0.4 * takes(16, large, RECORDS)
     # There is one stripe too many for four threads, so one thread has two stripes.
     stripes = 5 * STRIPE_SEGMENTS * (124 << 10)

@@ -16,7 +16,7 @@ from sealring.observe.process import keep
 from sealring.train.integrations import Figures, lightning_callback, log_with_trainer
 from tests.observe.test_flight import CountingEngine, recorder, run
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks, about themselves
+pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' warnings about themselves
 
 
 @pytest.fixture(autouse=True)
