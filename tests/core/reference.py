@@ -10,8 +10,9 @@ A step combines as ``new = dst op incoming`` with ``dst`` on the left. One step 
 - bool: SUM, MAX, BOR are `or`; PRODUCT, MIN, BAND are `and`; BXOR is `xor`.
 - Complex: the parts are added separately; (a+bi)(c+di) is (ac - bd) + (ad + bc)i, where every
   product, difference and sum is rounded separately.
-- AVG sums like SUM and divides once at the end, by the world size. Floats: a true division (16-bit types
-  in float32, then rounded). Complex: each part. Integers: the wrapped sum, truncated toward zero.
+- AVG sums like SUM and divides once at the end, by the world size. Floats: a true division (16-bit
+  types in float32, then rounded). Complex: each part. Integers: the wrapped sum, truncated toward
+  zero.
 - PREMUL_SUM multiplies each contribution once, before it is summed: the factor is rounded to
   float32 (float64 for float64 and complex128), the product to the element type.
 
