@@ -1,26 +1,26 @@
 """Data at rest: sealed files, the keys that open them, and checkpoints made of them.
 
-closing            what close() means: keys wiped, and an error for every later use
-files, sealed      what survives a crash; sealed files by the native core
-digests            SHA-256 or BLAKE3 of each chunk: what is signed
+closing            close() wipes the keys; every later use raises an error
+files, sealed      files that survive a crash; sealed files, written by the native core
+digests            SHA-256 or BLAKE3 of each chunk; ranks sign these digests
 storage, stores    where a vault lies: a directory, or a store that fsspec reaches
-requests           questions to a store in bounded time, and what its answers prove
-keys, header       who opens a vault, and its list of grants
+requests           requests to a store in bounded time, and what its answers prove
+keys, header       the keys that open a vault, and its list of grants
 opened             a header while a process has it open, and how its keys change
-objects, vault     versions of a name as files, and the directory of them
-ledger             by which a rollback is seen
-trees              files and folders in and out; rotation
+objects, vault     the versions of an object as files, and the directory that holds them
+ledger             records the newest versions, so that a rollback is seen
+trees              seals and opens files and folders; rotates the keys
 
-signing            what a rank vouches for
+signing            the statements that a rank signs
 checkpoint_form    tensors and other entries as bytes
-checkpoint_check   what makes a checkpoint valid
+checkpoint_check   checks that a checkpoint is valid
 checkpoint_writer, checkpoint_reader  torch.distributed.checkpoint's storage
-staging            sealing in a process of its own
-checkpoint_export  other forms of checkpoints
-movement, resharding  another layout between running workers, without a disk
+staging            seals a rank's part in a helper process
+checkpoint_export  checkpoints in the formats of torch.save and safetensors
+movement, resharding  change a state's layout between running workers, without a disk
 
-gpu_batches        ciphertext from the disk to a GPU, which opens it
-children           processes of this one, and how they get keys
+gpu_batches        batches read as ciphertext, which the GPU opens
+children           child processes, and how they get keys
 datasets           sealed shards, read in one order by any number of ranks
 """
 

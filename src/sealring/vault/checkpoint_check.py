@@ -1,11 +1,11 @@
 """What makes a checkpoint valid: coordinators check it before a commit, readers before a load.
 
-Each rank of the world signs for its own part and for no other: which tensors' pieces are in it, of
-which type and shape, and the SHA-256 of each chunk of plaintext. Each signs the digest of the plan
-as well, which says which rank saves which pieces. The metadata that torch gets is computed from
-these statements alone, so one rank that lies after the save can change the bytes of its own
-pieces, and nothing else: for another plan it needs the signatures of all other ranks. During the
-save it can say that it has a tensor of another rank, and torch's planner may have it save that one.
+Each rank of the world signs a statement about its own part only. The statement says which pieces
+of which tensors the part holds, their types and shapes, and the digests of the part's chunks. It
+also holds the digest of the plan, which says which rank saves which pieces. torch's metadata is
+computed from these statements alone. So a rank that lies after the save can change only the bytes
+of its own pieces: for another plan it needs the signatures of all other ranks. During the save a
+rank can claim a tensor of another rank, and torch's planner may then let it save that tensor.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class Item:
     length: int
     dtype: str | None
     size: list[int] | None
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
     offsets: list[int] | None
     sizes: list[int] | None
-    """Of this piece."""
+    """The shape of this piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Which one a statement is about."""
+    """The checkpoint that a statement is about."""
 
     vault: str
     object: str
@@ -72,12 +72,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one rank signs."""
+    """The statement that one rank signs."""
 
     checkpoint: Checkpoint
     length: int
     hash: Hash
-    """Of each chunk of its part."""
+    """The hash function of the chunks' digests."""
     digests: str
     """SHA-256 of the list of its chunks' digests."""
     items: list[Item]
@@ -85,10 +85,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A checkpoint's manifest."""
+    """The content of a checkpoint's manifest."""
 
     contributions: list[signing.Signed]
-    """One of each rank, in their order."""
+    """One for each rank, in the order of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +101,28 @@ class Location:
 
 
 class Root(NamedTuple):
-    """What a rank signed of its part's bytes."""
+    """What a rank signed about the bytes of its part."""
 
     hash: Hash
-    """Of each chunk."""
+    """The hash function of the chunks' digests."""
     digest: str
     """The SHA-256 of the list of the chunks' digests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Valid:
-    """A checkpoint whose statements were all checked. Only `check` makes one."""
+    """A checkpoint whose statements were all checked. Only `check` makes this object."""
 
     metadata: Metadata
     roots: Mapping[str, Root]
-    """Of each rank's part."""
+    """By the name of each rank's part."""
     files: Mapping[str, int]
-    """The names and lengths of all parts."""
+    """The lengths of all parts, by their names."""
     content_digest: str
-    """Of what it holds and of the layout: not of keys, dates, versions and signatures."""
+    """Covers the plaintext and the layout, and no keys, dates, versions or signatures."""
 
     def require_files(self, parts: Sequence[Part], whose: str) -> None:
-        """The manifest lists exactly the files that were signed, each once."""
+        """Raises ForeignPart unless the manifest lists exactly the signed files, each once."""
         listed = sorted((part.name, part.length) for part in parts)
         roots = {part.name: Root(part.hash, part.digest) for part in parts}
         if listed != sorted(self.files.items()) or not self.roots.items() <= roots.items():
@@ -134,7 +134,7 @@ def part_of(rank: int) -> str:
 
 
 def list_of(part: str) -> str:
-    """The part with the digests of that part's chunks."""
+    """The name of the part that lists the digests of this part's chunks."""
     return f"{part}.digests"
 
 
@@ -145,7 +145,7 @@ def checkpoint_at(place: Place, save: str, plan: str) -> Checkpoint:
 def plan_digest(
     ranks: Sequence[Sequence[Item]], paths: Mapping[str, Sequence[str | int]] | None
 ) -> str:
-    """Of what each rank saves, and of how names were flattened."""
+    """A digest of what each rank saves and of how nested names were flattened."""
     pieces = [
         [[one.name, one.dtype, one.size, one.offsets, one.sizes] for one in items]
         for items in ranks
@@ -157,7 +157,10 @@ def plan_digest(
 def check(
     text: str, place: Place, authorities: Sequence[x509.Certificate], job: str, whose: str
 ) -> Valid:
-    """The checkpoint that a manifest's content describes, if workers of the job signed it all."""
+    """Checks a manifest's content: workers of the job must have signed all of it.
+
+    Returns the checkpoint that it describes. Raises ForeignPart, NotAVault or VaultError.
+    """
     try:
         document = read_json(text)
     except ValueError:
@@ -202,7 +205,10 @@ def expect_signed(
     reader: _native.SealedFileReader, copy: Copy, parts: Mapping[str, Part], part: str, root: Root,
     whose: str,
 ) -> int:  # fmt: skip
-    """The part's reader takes those chunks alone that the rank signed. The bytes read for it."""
+    """Makes the part's reader accept only the chunks that the rank signed.
+
+    Returns how many bytes were read for this.
+    """
     listed = parts[list_of(part)]
     with copy.opened(listed, whose) as opened:
         content = bytearray(opened.length)
@@ -214,7 +220,10 @@ def expect_signed(
 
 
 def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str) -> None:
-    """Every file is there, as long as it must be, and opens; every list is the signed one."""
+    """Raises an error unless every file opens and has its length, and every list is as signed.
+
+    Opens only the last chunk of each part.
+    """
     by_name = {part.name: part for part in parts}
     for part, root in valid.roots.items():
         with copy.opened(by_name[part], whose) as reader:
@@ -290,7 +299,7 @@ def _described(rank: int, item: Item, whose: str) -> TensorStorageMetadata:
 
 
 def covers(size: list[int], pieces: list[Box]) -> bool:
-    """Whether the pieces, all of which lie inside, hold every element once."""
+    """Whether the pieces hold every element exactly once. Each piece lies inside the tensor."""
     full = [piece for piece in pieces if piece.elements]
     if sum(piece.elements for piece in full) != math.prod(size):
         return False
@@ -300,7 +309,10 @@ def covers(size: list[int], pieces: list[Box]) -> bool:
 
 
 def _is_grid(pieces: list[Box]) -> bool:
-    """Whether they are different cells of a grid, as nearly all layouts are. Then none overlap."""
+    """Whether the pieces are different cells of one grid, and so do not overlap.
+
+    Nearly all layouts are grids, and this check is fast.
+    """
     spans = (zip(one.offsets, one.sizes, strict=True) for one in pieces)
     for dimension in zip(*spans, strict=True):
         edges = sorted(set(dimension))

@@ -1,4 +1,4 @@
-"""How far two checkpoints are from each other, number by number."""
+"""Compares two checkpoints number by number."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sealring.vault.vault import Vault
 
 
 class NamedCheckpoint(NamedTuple):
-    """A checkpoint as records name it, and whose workers signed it."""
+    """A checkpoint as records name it, with the authorities and job of the workers that signed."""
 
     name: str
     """NAME@VERSION in the vault."""
     manifest: str
-    """Its digest."""
+    """The manifest's digest."""
     content: str | None
     authorities: Sequence[x509.Certificate]
     job: str
 
 
 class Difference(NamedTuple):
-    """The largest between the numbers of two checkpoints."""
+    """The largest difference between two numbers in the same place of two checkpoints."""
 
     size: float
-    """As a share of the largest number of the same tensor; infinite where there is no measure."""
+    """Relative to the tensor's largest number; infinite where it cannot be measured."""
     where: str
     """The tensor's or entry's name."""
 
@@ -39,10 +39,10 @@ class Difference(NamedTuple):
 def largest_difference(
     vault: Vault, recorded: NamedCheckpoint, repeated: NamedCheckpoint
 ) -> Difference:
-    """Between a recorded checkpoint and the one that a repetition saved into the same vault.
+    """Compares a recorded checkpoint with the one that a repetition saved into the same vault.
 
-    Each must have the content that the records name. What is no floating-point number must be
-    equal: whole numbers, generators' states, names, types and shapes.
+    Each must have the content that the records name. All that is not a floating-point number must
+    be equal: whole numbers, generators' states, names, types and shapes.
     """
     return difference_of_states(_state(vault, recorded), _state(vault, repeated))
 

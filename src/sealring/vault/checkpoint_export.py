@@ -1,4 +1,4 @@
-"""Checkpoints out of a vault and into it: torch.save's form, and safetensors."""
+"""Exports checkpoints as torch.save or safetensors files, and imports safetensors files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def safetensors_header(tensors: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> bytes:
-    """What goes in front of the tensors' bytes, which follow in this order."""
+    """The header of a safetensors file. The tensors' bytes follow it in this order."""
     document: dict[str, Any] = {_METADATA: dict(notes)} if notes else {}
     start = 0
     for name, tensor in tensors.items():
@@ -71,7 +71,10 @@ def safetensors_header(tensors: Mapping[str, torch.Tensor], notes: Mapping[str, 
 
 
 def read_safetensors(file: BinaryIO, size: int, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a file, one after the other. Each range must be inside and of its shape."""
+    """Reads the tensors of a file one by one.
+
+    Raises ConfigurationError if a tensor's range does not fit its shape or lies outside the file.
+    """
     try:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > min(_LARGEST_HEADER, size):
@@ -103,14 +106,14 @@ def read_safetensors(file: BinaryIO, size: int, where: str) -> Iterator[tuple[st
 
 
 def load_whole(reader: CheckpointReader) -> dict[str, Any]:
-    """The whole state of a checkpoint, in this process alone."""
+    """Loads the whole state of a checkpoint in this process, without other ranks."""
     return _loaded(reader, None)[0]
 
 
 def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any], list[str]]:
-    """A checkpoint's state, or what is below one entry, and the names of what was left out.
+    """Loads a checkpoint's state, or only what is below the entry `only`.
 
-    Nothing else is read.
+    Returns the state and the names of the entries that were left out, which are not read.
     """
     state: dict[str, Any] = {}
     reader.reset()
@@ -118,7 +121,7 @@ def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any],
     try:
         _load_state_dict(state, reader, planner=planner, no_dist=True)
     except BaseException as problem:
-        # torch wraps what a rank raises, in an exception of its own kind.
+        # torch wraps a rank's error in an exception of its own.
         for error, _ in getattr(problem, "failures", {}).values():
             raise error from None
         raise
@@ -128,9 +131,9 @@ def _loaded(reader: CheckpointReader, only: str | None) -> tuple[dict[str, Any],
 def export_torch(
     reader: CheckpointReader, out: str | os.PathLike[str], *, only: str | None = None
 ) -> list[str]:
-    """Writes it as `torch.save` does, in plaintext; `weights_only=True` loads it.
+    """Writes a checkpoint in plaintext, as `torch.save` does; `weights_only=True` loads it.
 
-    `only`: the one entry to write, such as "model". Returns the names of what was left out.
+    `only`: the one entry to write, such as "model". Returns the names of the entries left out.
     """
     target = Path(out)
     check_output(target)
@@ -143,10 +146,11 @@ def export_torch(
 def export_safetensors(
     reader: CheckpointReader, out: str | os.PathLike[str], *, only: str | None = None
 ) -> list[str]:
-    """Writes its tensors as safetensors, in plaintext, under the names that they are saved with.
+    """Writes a checkpoint's tensors in plaintext as safetensors, under their saved names.
 
-    What is no tensor has no place there: such a checkpoint is refused. `only`: the one entry to
-    write, such as "model", with names below it. Returns the names of what was left out.
+    Raises Unsupported if an entry is not a tensor: safetensors cannot hold it. `only`: the one
+    entry to write, such as "model"; tensor names then begin below it. Returns the names of the
+    entries left out.
     """
     target = Path(out)
     check_output(target)
@@ -188,7 +192,7 @@ def _flatten(prefix: str, value: Any, into: dict[str, torch.Tensor]) -> None:
 
 
 class _Below(_EmptyStateDictLoadPlanner):
-    """Loads what is below one entry, and nothing else; or all of them."""
+    """A load planner that loads only what is below one entry; all entries if `only` is None."""
 
     def __init__(self, only: str | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -214,16 +218,16 @@ class _Below(_EmptyStateDictLoadPlanner):
             if any(self._only.startswith(f"{one}.") for one in lists):
                 raise ConfigurationError(f"{self._only!r} is in the list {lists[0]!r}: export that")
             return True
-        # The outermost entry that holds nothing of what is loaded.
+        # Names the outermost entry that holds nothing of what is loaded.
         outer = (one for one in above if not f"{self._only}.".startswith(f"{one}."))
         self.left_out[next(outer, name)] = None
         return False
 
 
 def _below(state: dict[str, Any], only: str, name: str) -> dict[str, Any]:
-    """What `only` names in a state; `name`: the whole name, for a single value.
+    """The part of a state that `only` names; a single value gets the whole name `name`.
 
-    A name with dots is one key, or keys inside each other; a state may have both.
+    A name with dots may be one key or several nested keys; a state may have both.
     """
     found: dict[str, Any] = {}
     for key, inner in state.items():
@@ -238,7 +242,7 @@ def _below(state: dict[str, Any], only: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def _plaintext_file(target: Path) -> Iterator[Any]:
-    """A file of mode 0600 that gets its name when it is complete."""
+    """Opens a new file of mode 0600, which gets its name only when it is complete."""
     try:
         with unfinished(target) as temporary:
             with new_output(temporary, target) as file:

@@ -1,4 +1,4 @@
-"""Tensors and other entries of a checkpoint as bytes."""
+"""Turns tensors and other entries of a checkpoint into bytes, and back."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ _LONGEST_REASON: Final = 300
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This worker's, also where no process group was made."""
+    """This worker's rank and world size; (0, 1) if no process group was made."""
     if not dist.is_available() or not dist.is_initialized():
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def load_entry(name: str, pickled: bytes) -> Any:
-    """What a pickle holds, if it names nothing but tensors and plain data."""
+    """Loads a pickle that holds only tensors and plain data; else raises VaultError."""
     try:
         return torch.load(io.BytesIO(pickled), weights_only=True, map_location="cpu")
-    except Exception as problem:  # the bytes may be anything, and so is what they lead to
+    except Exception as problem:  # the bytes may be anything, and may raise anything
         raise _unsafe(name, problem) from None
 
 
 def pickled_anew(name: str, pickled: bytes) -> io.BytesIO:
-    """Loads an entry with restrictions, and pickles what it holds for a planner.
+    """Loads an entry with restrictions, then pickles the value again for a planner.
 
-    Planners load what they are given without restrictions, so none gets a checkpoint's own bytes.
-    A pickle made here names classes and functions that the value holds, and it holds those alone
-    that the restricted load allows.
+    Planners load their input without restrictions, so they never get a checkpoint's own bytes. The
+    new pickle names only classes and functions of the value, and the restricted load allowed those.
     """
     value = load_entry(name, pickled)
     content = io.BytesIO()
     try:
         torch.save(value, content)
-    except Exception as problem:  # an entry may set its objects' attributes
+    except Exception as problem:  # an entry's objects may have any attributes, and not pickle
         raise _unsafe(name, problem) from None
     content.seek(0)
     return content
@@ -74,7 +73,7 @@ def paths_document(planner_data: Any) -> dict[str, list[str | int]] | None:
 
 
 def paths_of_all(plans: Sequence[SavePlan]) -> dict[str, list[str | int]] | None:
-    """The table of all ranks, merged as DefaultSavePlanner merges them."""
+    """The name tables of all ranks, merged as DefaultSavePlanner merges them."""
     found = [paths_document(plan.planner_data) for plan in plans]
     tables = [one for one in found if one is not None]
     return (
@@ -85,7 +84,7 @@ def paths_of_all(plans: Sequence[SavePlan]) -> dict[str, list[str | int]] | None
 
 
 def bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
-    """The entry's bytes, in memory, without a copy where it has them so."""
+    """The entry's bytes in CPU memory; a contiguous CPU tensor is not copied."""
     data: Any = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         content = data.getvalue()
@@ -114,12 +113,12 @@ def bytes_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def raw_bytes(tensor: torch.Tensor) -> Any:
-    """A contiguous tensor's memory itself, as a buffer of bytes."""
+    """A contiguous tensor's memory as a buffer of bytes, without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def has_own_memory(tensor: torch.Tensor) -> bool:
-    """False for classes that hold other tensors, such as masked ones or those of quantizers."""
+    """False for classes that hold other tensors, such as masked tensors or quantizers' tensors."""
     return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
@@ -135,7 +134,6 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def _path(path: Any) -> list[str | int]:
-    """How the planner flattened a nested name."""
     if not isinstance(path, tuple) or not all(isinstance(step, str | int) for step in path):
         raise _no_table()
     return list(path)

@@ -38,9 +38,9 @@ _TOLD: Final[set[VaultPath]] = set()
 
 
 class _Refused(Metadata):
-    """Stands for metadata that were refused: every use of them raises the error.
+    """Stands in for refused metadata: every use of it raises the error.
 
-    torch replaces what read_metadata raises by an AssertionError, and passes on later errors.
+    torch replaces an error of read_metadata by an AssertionError, but passes on later errors.
     """
 
     def __init__(self, reason: SealringError) -> None:
@@ -53,10 +53,10 @@ class _Refused(Metadata):
 
 
 class CheckpointReader(Closable, StorageReader):
-    """Loads the newest checkpoint of a name, or the one whose version is named.
+    """Loads the newest checkpoint of a name, or the given version.
 
-    `authorities` and `job`: whose workers may have signed it; else this worker's own. `close()`
-    leaves the vault open; what was loaded stays named. One load at a time.
+    `authorities` and `job` say whose workers may have signed it; the default is this worker's own.
+    `close()` leaves the vault open; `loaded` stays readable. One reader does one load at a time.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class CheckpointReader(Closable, StorageReader):
         self._stored: Stored | None = None
         self._failure: SealringError | None = None
         self.bytes_read = 0
-        """Of sealed files, by this reader."""
+        """Bytes of sealed files that this reader has read."""
         self.bytes_needed = 0
-        """Of plaintext that was asked for."""
+        """Bytes of plaintext that were asked for."""
 
     def _release(self) -> None:
         if self._stored is not None:
@@ -128,16 +128,16 @@ class CheckpointReader(Closable, StorageReader):
 
     @property
     def content_digest(self) -> str:
-        """Of what was loaded: of its plaintext and layout, as records name it."""
+        """The digest of the loaded plaintext and layout, by which records name a checkpoint."""
         return self._valid.content_digest
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Says which checkpoint this rank has found: each opens the vault by itself."""
+        """Adds which checkpoint this rank found: each rank opens the vault by itself."""
         assert self._stored is not None
         return replace(plan, storage_data=_found(self._stored))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuses a load in which ranks would mix checkpoints."""
+        """Raises RolledBack if the ranks have found different checkpoints."""
         for rank, plan in enumerate(plans):
             if not isinstance(plan.storage_data, list):
                 raise Unsupported(
@@ -155,7 +155,7 @@ class CheckpointReader(Closable, StorageReader):
         self.require_open()
         stored, valid = self._stored, self._valid
         assert stored is not None
-        if plan.storage_data != _found(stored):  # else it would read another checkpoint's bytes
+        if plan.storage_data != _found(stored):  # this load would read another checkpoint's bytes
             raise Unsupported(
                 f"this reader of {self.checkpoint_id!r} began another load before this one had "
                 "ended: give each load a CheckpointReader of its own"
@@ -182,7 +182,7 @@ class CheckpointReader(Closable, StorageReader):
         return done
 
     def _same_again(self, stored: Stored, valid: checking.Valid) -> Stored:
-        """The checkpoint where it is now: a rotation may have sealed it anew meanwhile."""
+        """Finds the checkpoint again: a rotation may have sealed it anew meanwhile."""
         manifest = stored.manifest
         found = self._vault.find(manifest.name, manifest.object_version)
         if found.manifest.digest != manifest.digest:
@@ -228,7 +228,7 @@ class CheckpointReader(Closable, StorageReader):
             planner.load_bytes(item, pickled_anew(item.storage_index.fqn, bytes(room)))
 
     def _open(self, stored: Stored) -> checking.Valid:
-        """The checkpoint, if workers of the job signed it and all that it lists."""
+        """Checks that workers of the job signed the checkpoint and all parts that it lists."""
         manifest = stored.manifest
         if manifest.kind != KIND:
             raise Unsupported(f"{stored.whose} is no checkpoint: `sealring vault open` opens it")
@@ -270,7 +270,7 @@ def _saved(metadata: Metadata, item: ReadItem) -> tuple[torch.dtype, list[int]]:
 
 
 def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
-    """Once in a process for each vault."""
+    """Warns once in a process for each vault whose ledger lies on the vault's own disk."""
     local = vault.ledger.beside_the_vault
     if local and vault.path not in _TOLD:
         _TOLD.add(vault.path)
@@ -283,7 +283,7 @@ def _tell_what_the_ledger_proves(vault: Vault, stored: Stored) -> None:
 
 
 def _fillable(target: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor itself where bytes can be put into it as they are, else one for a copy."""
+    """The tensor itself if saved bytes can be read straight into it; else a new tensor."""
     plain = not target.is_conj() and not target.is_neg()
     on_cpu = target.device.type == "cpu"
     plain = plain and on_cpu and has_own_memory(target)

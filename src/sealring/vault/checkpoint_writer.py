@@ -1,9 +1,9 @@
 """`dcp.save` and `dcp.async_save` into a vault.
 
-Each rank seals one part: the bytes of its tensors, row by row, one behind the other. It signs where
-they are and what they are, and the plan of all ranks; a rank that has nothing to save signs too.
-The coordinator writes the manifest, last: before that the checkpoint does not exist, and the one
-before it is untouched.
+Each rank seals one part: the bytes of its tensors, row by row, one tensor after the other. The rank
+signs what each tensor is, where its bytes are, and the plan of all ranks. A rank that has nothing
+to save signs too. The coordinator writes the manifest last. Until then the checkpoint does not
+exist, and the previous one stays untouched.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ _LOG = logging.getLogger("sealring")
 class CheckpointWriter(Closable, StorageWriter):
     """Saves checkpoints as versions of one object of a vault.
 
-    `helper=True` lets a process of its own do the sealing. It gets the key of this rank's part,
-    and no key of the checkpoint, the vault or the rank. Give `dcp.async_save` a process group of
-    its own. Saves by one writer may overlap, each with a group of its own. `close()` leaves the
-    vault open.
+    With `helper=True` a separate process seals. It gets the key of this rank's part, and not the
+    keys of the checkpoint, the vault or the rank. Give each `dcp.async_save` a process group of
+    its own; saves by one writer may then overlap. `close()` leaves the vault open.
     """
 
     def __init__(
@@ -76,9 +75,9 @@ class CheckpointWriter(Closable, StorageWriter):
         helper: bool = False,
         hash: Hash | None = None,
     ) -> None:
-        """`keep`: how many complete checkpoints to keep; else all.
+        """`keep`: how many complete checkpoints to keep; by default all.
 
-        `hash`: what digests of its part this rank signs; else what is faster here and now.
+        `hash`: the hash function of the digests that this rank signs; by default `faster()` picks.
         """
         super().__init__()
         vault.require_writer()
@@ -95,7 +94,7 @@ class CheckpointWriter(Closable, StorageWriter):
         self.rank, self.world = 0, 1
         self._used = ""
         self._told = False
-        # torch does all steps of a save in one thread, and two saves at once in two.
+        # torch does all steps of one save in one thread, and two saves at once in two threads.
         self._saves: dict[threading.Thread, _Save] = {}
 
     def _release(self) -> None:
@@ -104,7 +103,7 @@ class CheckpointWriter(Closable, StorageWriter):
 
     @property
     def _save(self) -> _Save:
-        """Of this thread."""
+        """The save that this thread does; begins one if there is none."""
         thread = threading.current_thread()
         if thread not in self._saves:
             self._begin(self.checkpoint_id)
@@ -113,7 +112,7 @@ class CheckpointWriter(Closable, StorageWriter):
     def _begin(self, name: str) -> None:
         this = threading.current_thread()
         for thread in list(self._saves):
-            if thread is this or not thread.is_alive():  # of a save that failed
+            if thread is this or not thread.is_alive():  # its save failed
                 self._saves.pop(thread).end()
         self._saves[this] = _Save(name)
 
@@ -156,7 +155,7 @@ class CheckpointWriter(Closable, StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Makes the place that all ranks write to. It is not a checkpoint before `finish`."""
+        """Makes the folder that all ranks write to. It becomes a checkpoint in `finish`."""
         self.require_open()
         save = self._save
         if len(plans) != self.world:
@@ -167,10 +166,11 @@ class CheckpointWriter(Closable, StorageWriter):
         save.paths = paths_of_all(plans)
         pieces = [[_described(item, 0, 0) for item in plan.items] for plan in plans]
         plan_digest = checking.plan_digest(pieces, save.paths)
-        # The vault is held in each step and not between them: a save that fails elsewhere would
-        # hold it for ever. If its keys change between two steps, the next one fails.
+        # Each step holds the vault, but it is free between the steps: a save that failed on
+        # another rank would else hold it for ever. If the vault's keys change between two steps,
+        # the next step fails.
         self._remove(lambda: self._vault.incomplete(save.name, abandoned=True))
-        files.wait_until_freed()  # the space of what the save before has removed is there
+        files.wait_until_freed()  # the space of what the previous save removed is free now
         with self._vault.held(alone=False):
             self._vault.refresh()
             draft = save.draft = self._vault.new_version(save.name)
@@ -200,8 +200,8 @@ class CheckpointWriter(Closable, StorageWriter):
                 self._vault.require_key(draft.vault_key, save.name)
                 self._commit(save, draft, metadata, results)
             if (keep := self._keep) is not None:
-                # What does not open is neither counted nor removed: an attacker may have put it
-                # there.
+                # A version that does not open is neither counted nor removed: an attacker may have
+                # put it there.
                 before = draft.place.version
                 self._remove(lambda: self._vault.surplus(save.name, before, keep - 1))
         except BaseException:
@@ -214,7 +214,7 @@ class CheckpointWriter(Closable, StorageWriter):
     def _commit(
         self, save: _Save, draft: Copy, metadata: Metadata, results: list[list[WriteResult]]
     ) -> None:
-        """Makes the checkpoint, if a reader would accept it."""
+        """Writes the manifest if a reader would accept the checkpoint; else raises."""
         whose = f"{save.name!r} version {draft.place.version}"
         if paths_document(metadata.planner_data) != save.paths:
             raise Unsupported("the planner changed its table of names: use DefaultSavePlanner")
@@ -264,7 +264,7 @@ class CheckpointWriter(Closable, StorageWriter):
         return [WriteResult(MetadataIndex(name), part.length, sealed)]
 
     def _draft_of(self, plan: SavePlan) -> _Draft:
-        """What the coordinator has begun."""
+        """The draft that the coordinator sent with the plan."""
         told = plan.storage_data
         draft = _draft(told) if isinstance(told, str) else None
         if draft is None:
@@ -277,9 +277,10 @@ class CheckpointWriter(Closable, StorageWriter):
         return draft
 
     def _remove(self, versions: Callable[[], list[VaultPath]]) -> None:
-        """Removes versions while no other process uses the vault; else a later save does it.
+        """Removes versions if no other process uses the vault; else leaves them to a later save.
 
-        Then none of them is being read, and each that is being written is claimed.
+        While this process alone holds the vault, nobody reads these versions, and each version
+        that is being written is claimed.
         """
         try:
             with suppress(VaultBusy), self._vault.held(alone=True, wait=False):
@@ -288,7 +289,7 @@ class CheckpointWriter(Closable, StorageWriter):
                     try:
                         self._vault.remove_version(version)
                     except (VaultError, DiskFull, OSError) as problem:
-                        # The checkpoint itself is saved.
+                        # Only a warning: the checkpoint itself is saved.
                         _LOG.warning("sealring: %s is not removed: %s", version, problem)
         except StoreFailed as problem:
             _LOG.warning("sealring: older versions are not removed: %s", problem)
@@ -296,7 +297,7 @@ class CheckpointWriter(Closable, StorageWriter):
 
 @dataclass(slots=True)
 class _Save:
-    """One call of `dcp.save`. A rank that is no coordinator has its name alone."""
+    """One call of `dcp.save`. On ranks other than the coordinator only `name` is set."""
 
     name: str
     draft: Copy | None = None
@@ -312,13 +313,13 @@ class _Save:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What the coordinator tells each rank: the copy to write to, and the attempt to save."""
+    """What the coordinator sends to each rank: the copy to write to, and the attempt's id."""
 
     object: str
     version: int
     copy: str
     vault_key: int
-    """Its number when the save began."""
+    """The number of the vault's key when the save began."""
     save: str
     """Random, one for each attempt to save."""
     plan: str
@@ -337,7 +338,7 @@ _FORMS: Final = {
 
 
 def _draft(told: str) -> _Draft | None:
-    """None where it is not of the form that a coordinator sends."""
+    """Parses the coordinator's message; None if it does not have the expected form."""
     try:
         draft: _Draft = strictly(_Draft, read_json(told.encode()), "the plan", "draft")
     except (ValueError, ConfigurationError):
@@ -350,7 +351,7 @@ def _draft(told: str) -> _Draft | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """What a rank tells the coordinator."""
+    """What a rank sends to the coordinator after it has sealed its part."""
 
     signed: signing.Signed
     parts: list[Part]

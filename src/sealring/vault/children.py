@@ -1,9 +1,10 @@
-"""How a child process of this one gets keys: through a connection that it opens itself.
+"""Child processes get their keys through a connection that the child opens itself.
 
-Another process of this user could take over what a new process inherits. So the child inherits no
-descriptor: it shuts such processes out of its memory first, then connects to an address that is no
-secret, and the kernel says to each end which process the other is. The child answers a question
-besides: who connected may have ended, and left its connection and its number to others.
+Another process of this user could take over descriptors that a new process inherits. So the child
+inherits none. It first shuts other processes out of its memory, then connects to an address that
+is not secret. The kernel tells each end the process number of the other end. The child must also
+answer a question: the process that connected may have ended and left its connection to another
+process, and its number may have been given to a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sealring.vault.keys import KEY_BYTES
 from sealring.vault.sealed import Progress, shown
 
 START_SECONDS: Final = 120.0
-"""For a child to start, on a machine that is busy."""
+"""A child must connect within this time, also on a busy machine."""
 END_SECONDS: Final = 5.0
 _LARGEST_ORDER: Final = 64 << 20
 _LARGEST_ANSWER: Final = 1 << 20
@@ -38,11 +39,11 @@ _MOST_KEYS: Final = 8
 _MOST_FILES: Final = 2
 _QUESTION_BYTES: Final = 16
 SHORTEST_WAIT: Final = 0.001
-"""Seconds. A socket that waits for none at all fails otherwise than one whose time has passed."""
+"""Seconds. With a timeout of 0 a socket raises another error than one whose time has passed."""
 
 
 class Door:
-    """An address that this process listens at, for one child."""
+    """An address at which this process listens for one child."""
 
     def __init__(self) -> None:
         self.address = f"sealring-helper-{secrets.token_hex(16)}"
@@ -56,9 +57,9 @@ class Door:
         ended: Callable[[], int | None] = lambda: None,
         seconds: float = START_SECONDS,
     ) -> socket.socket:
-        """The child's connection; those of other processes are closed.
+        """Returns the child's connection, and closes those of other processes.
 
-        `ended` gives the child's status once it has ended.
+        `ended` returns the child's exit status once it has ended, else None.
         """
         self._listening.settimeout(0.1)
         deadline = time.monotonic() + seconds
@@ -80,9 +81,10 @@ class Door:
 
 
 def _holds(here: socket.socket, pid: int, deadline: float) -> bool:
-    """Whether the process that connected answers, and not another that it left the connection to.
+    """Whether the process that connected still holds the connection and answers itself.
 
-    When it has ended, a new child may get its number. The kernel adds the sender's to each message.
+    It may have passed the connection on and ended; a new child may then get its number. The kernel
+    adds the sender's number to each message.
     """
     question = secrets.token_bytes(_QUESTION_BYTES)
     came = b""
@@ -109,7 +111,7 @@ def _holds(here: socket.socket, pid: int, deadline: float) -> bool:
 
 
 def connect_to_parent(address: str) -> socket.socket:
-    """The child's end, once no other process of this user can read its memory."""
+    """Returns the child's connection, after other processes are shut out of its memory."""
     shut_out_debuggers()
     if not ALLOW_DEBUGGERS.read(os.environ) and tracer() != 0:
         raise ConnectionError("another process traced this one before it could shut debuggers out")
@@ -129,7 +131,7 @@ def connect_to_parent(address: str) -> socket.socket:
 
 
 def tracer() -> int:
-    """The process that traces this one; 0 if there is none."""
+    """The number of the process that traces this one; 0 if there is none."""
     return _status_of("self", "TracerPid:")
 
 
@@ -160,7 +162,10 @@ def fill(source: socket.socket, room: memoryview, deadline: float = math.inf) ->
 def send(
     to: socket.socket, document: Any, keys: Sequence[_native.Secret] = (), files: Sequence[int] = ()
 ) -> None:
-    """JSON with open files, and keys of 32 bytes behind it, which are nowhere else in memory."""
+    """Sends a JSON document with open files, then the keys, 32 bytes each.
+
+    The keys are sent from their own memory, without a copy.
+    """
     text = json.dumps([document, len(keys)]).encode()
     socket.send_fds(to, [len(text).to_bytes(4, "big")], files)
     to.sendall(text)
@@ -172,7 +177,7 @@ def send(
 def receive(
     source: socket.socket, largest: int = _LARGEST_ORDER, deadline: float = math.inf
 ) -> tuple[dict[str, Any], list[_native.Secret]]:
-    """What `send` has sent. Files that come with it are closed by the kernel."""
+    """Receives the document and the keys of one `send`. The kernel closes files sent with it."""
     head = bytearray(4)
     fill(source, memoryview(head), deadline)
     return _received(source, head, largest, deadline)
@@ -188,7 +193,7 @@ def _received(
     fill(source, memoryview(text), deadline)
     try:
         document, count = read_json(bytes(text))
-    except (ValueError, TypeError):  # TypeError: it is no list
+    except (ValueError, TypeError):  # TypeError: not a list
         raise ConnectionError("a message cannot be read") from None
     if not isinstance(document, dict) or not isinstance(count, int) or count > _MOST_KEYS:
         raise ConnectionError("a message is not of the form that is sent")
@@ -199,7 +204,7 @@ def _received(
 
 
 def answer_of(carry_out: Callable[[], Any]) -> dict[str, Any]:
-    """What is made of an order, or why it cannot be, as JSON for another process."""
+    """Carries out an order. Returns its result, or its error, as JSON for another process."""
     try:
         return {"result": carry_out()}
     except SealringError as problem:
@@ -209,7 +214,7 @@ def answer_of(carry_out: Callable[[], Any]) -> dict[str, Any]:
 
 
 def result_of(answer: dict[str, Any]) -> Any:
-    """The result of an answer; an error that it names is raised. Its sender may be an attacker."""
+    """Returns an answer's result, or raises the error that it names. Its sender is not trusted."""
     if "result" in answer:
         return answer["result"]
     message = shown(str(answer.get("message")), _LONGEST_REASON)
@@ -219,19 +224,19 @@ def result_of(answer: dict[str, Any]) -> Any:
 
 
 def _without_secrets() -> dict[str, str]:
-    """The environment may hold the job's secret, and names files that hold keys."""
+    """The environment without SEALRING_ variables: they may hold secrets or name key files."""
     allowed = ALLOW_DEBUGGERS.read(os.environ)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SEALRING_")}
     return kept | (with_settings({}, allow_debuggers=True) if allowed else {})
 
 
 class Child:
-    """A process of this package that carries out orders, one after the other."""
+    """A child process that runs a module of this package and carries out orders one by one."""
 
     def __init__(self, module: str) -> None:
         shut_out_debuggers()
         door = Door()
-        # -P: no module is taken from the working directory.
+        # -P: Python imports no module from the working directory.
         command = [sys.executable, "-P", "-m", module, door.address]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_without_secrets())
         try:
@@ -256,7 +261,10 @@ class Child:
         files: Sequence[int] = (),
         seconds: float = math.inf,
     ) -> Any:
-        """What the child answers within this time. An error that it names is raised here."""
+        """Sends an order and returns the child's result, or raises the error that it names.
+
+        Raises WorkerFailed if the child does not answer in time.
+        """
         deadline = time.monotonic() + seconds
         try:
             send(self.connection, order, keys, files)
@@ -275,7 +283,7 @@ class Child:
         return result_of(answer)
 
     def close(self) -> None:
-        """Ends the process: at once if it still works."""
+        """Closes the connection, and kills the child if it does not end within END_SECONDS."""
         self.connection.close()
         self._end()
 
@@ -291,7 +299,7 @@ def serve(
     address: str,
     carry_out: Callable[[dict[str, Any], list[_native.Secret], list[int], Progress], Any],
 ) -> None:
-    """The child's side: carries out orders until the parent closes the connection, or ends."""
+    """Runs in the child: carries out orders until the parent closes the connection or ends."""
     with connect_to_parent(address) as parent:
         parent.settimeout(None)
         advance = partial(_tell_progress, parent)

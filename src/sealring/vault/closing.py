@@ -1,4 +1,4 @@
-"""What holds keys, files or threads until it is closed, and is of no use afterwards."""
+"""The base class of objects that hold keys, files or threads until they are closed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sealring.errors import AlreadyClosed
 class Closable(ABC):
     """Usable until `close()`, or until the end of its `with` block.
 
-    What describes it, such as its name, stays readable. All that needs a key or a file raises
-    AlreadyClosed. A thread that uses it must have ended, or must expect that error.
+    After that its name and other descriptions stay readable, and every use that needs a key or a
+    file raises AlreadyClosed. End threads that use it first, or let them expect that error.
     """
 
     _closed = False
     _what: str
-    """For the error, such as "the loader"."""
+    """How the error names this object, such as "the loader"."""
     _instead: ClassVar[str] = "open it again"
 
     def close(self) -> None:
@@ -39,4 +39,4 @@ class Closable(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Called once."""
+        """Wipes keys, closes files, ends threads. `close` calls it once."""

@@ -1,7 +1,7 @@
-"""What digests a part's chunks have: SHA-256 or BLAKE3, whichever this CPU computes faster.
+"""The digests of a part's chunks: SHA-256 or BLAKE3, whichever this CPU computes faster.
 
-SHA-256 runs in the native core. BLAKE3 is the package `blake3`, which gives Python's lock back for
-each chunk and takes it again: where another thread runs Python meanwhile, it waits each time.
+SHA-256 runs in the native core. BLAKE3 is the package `blake3`, which releases Python's lock and
+takes it again for each chunk. While another thread runs Python, it waits for the lock each time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from sealring import _native
 from sealring.core.hooks import run_notes
 
 Hash = Literal["sha256", "blake3"]
-"""As manifests and statements name it."""
+"""A hash function, as manifests and statements name it."""
 CHUNK_BYTES: Final = 16384
 DIGEST_BYTES: Final = 32
 _TRIED: Final = bytes(8 * CHUNK_BYTES - 1)
 _TRIES: Final = 5
 _FASTER: Final = 1.5
-"""So many times faster BLAKE3 must be: else near-equal rates would change the choice."""
+"""BLAKE3 is chosen if it is this many times faster. With 1.0, near-equal rates would change the
+choice from run to run."""
 
 
 def _blake3_of_chunks(plain: memoryview, step: int, count: int) -> bytes:
@@ -36,13 +37,13 @@ _COMPUTED: Final[dict[Hash, _native.ChunkHash]] = {"sha256": "sha256", "blake3":
 
 
 def computed(name: Hash) -> _native.ChunkHash:
-    """For the native core's writers and readers."""
+    """The hash function in the form that the native core's writers and readers take."""
     return _COMPUTED[name]
 
 
 @cache
 def rate_of(name: Hash) -> float:
-    """Bytes a second on one core: the fastest of a few short tries, once in a process."""
+    """Bytes a second on one core, the best of a few short tries. Measured once in a process."""
     return len(_TRIED) / min(_seconds(name) for _ in range(_TRIES))
 
 
@@ -53,10 +54,10 @@ def _seconds(name: Hash) -> float:
 
 
 def faster() -> Hash:
-    """What a new part's digests are, if its writer does not say.
+    """The hash function of a new part's digests, if its writer does not choose one.
 
-    SHA-256 in a thread beside the main one, which runs Python. And in a recorded run: a repetition
-    on another CPU must come to the same digest of what its checkpoints hold.
+    SHA-256 outside the main thread, because the main thread runs Python meanwhile. SHA-256 also in
+    a recorded run: a repetition on another CPU must compute the same digests of its checkpoints.
     """
     beside = threading.current_thread() is not threading.main_thread()
     if beside or any(notes.recorded() for notes in run_notes.all()):
