@@ -222,7 +222,7 @@ def expect_signed(
 def require_readable(copy: Copy, parts: Sequence[Part], valid: Valid, whose: str) -> None:
     """Raises an error unless every file opens and has its length, and every list is as signed.
 
-    Opens only the last chunk of each part.
+    Of each rank's part only the last chunk is opened.
     """
     by_name = {part.name: part for part in parts}
     for part, root in valid.roots.items():

@@ -1,6 +1,6 @@
-"""Files and directories that must survive a crash, and paths that must stay where they belong.
+"""Writes files and directories that survive a crash, and refuses paths that lead out of theirs.
 
-Plaintext that is not finished lies beside its output, and is found again if its process was killed.
+Unfinished plaintext lies beside its output. If its process was killed, the next one removes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sealring.formats.files import (
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 LONGEST_WAIT: Final = 300.0
-"""Seconds, for another process that holds the vault."""
+"""How many seconds to wait for another process that holds the vault."""
 _MARK: Final = ".sealring-unfinished-"
 _RANDOM_BYTES: Final = 8
 _NOT_HANDLED: Final = frozenset(
@@ -50,21 +50,21 @@ _NOT_HANDLED: Final = frozenset(
 )  # fmt: skip
 _LARGE_FILE: Final = 1 << 20
 _MOST_HELD: Final = 256
-"""Descriptors that one removal opens. Further files are freed when they are removed."""
+"""The most descriptors that one removal opens. Further files are freed as they are removed."""
 not_for_children: Final[set[int]] = set()
-"""Descriptors of this process that a forked child closes: its copies would keep what they hold."""
+"""Descriptors that a forked child closes: its copies would keep locks held and files unfreed."""
 _under_way: Final[set[threading.Event]] = set()
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """A file that nothing needs yet: before something does, the caller syncs it."""
+    """Writes a new file without syncing it. The caller syncs it before anything depends on it."""
     with named(path), open(os.open(path, NEW_FILE, 0o600), "wb") as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Errors of a write: a full disk is `DiskFull`, and all others name the path."""
+    """Turns a full disk into `DiskFull`; adds the path to all other errors of a write."""
     try:
         yield
     except OSError as problem:
@@ -75,7 +75,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def sync_together(paths: Sequence[Path]) -> None:
-    """Files and directories, all at once: a file system then writes them in one transaction."""
+    """Syncs files and directories at the same time, so that one transaction can write them all."""
     with ThreadPoolExecutor(len(paths), "sealring-sync") as threads:
         list(threads.map(_sync, paths))
 
@@ -89,21 +89,21 @@ def _sync(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """The file appears whole or not at all, and replaces an older one.
+    """Writes a file, which appears whole or not at all and replaces an older one.
 
-    After a power cut it is there, if it is `lasting`; else the older one may be.
+    If `lasting`, it survives a power cut; else the older file may be there afterwards.
     """
     with named(path):
         write_whole(path, content, 0o600, lasting=lasting)
 
 
 def beside(path: Path) -> Path:
-    """A new name in the same directory, for what is not finished."""
+    """A new name in the same directory, for a file that is not finished."""
     return path.with_name(name_beside(path.name, f".{secrets.token_hex(8)}"))
 
 
 def move_into_place(finished: Path, target: Path) -> None:
-    """Renames a file or a directory; never onto something that is there."""
+    """Renames a file or a directory. Raises VaultError if something has the target's name."""
     done = ctypes.CDLL(None, use_errno=True).renameat2(
         _AT_FDCWD, os.fsencode(finished), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
     )
@@ -118,10 +118,13 @@ def move_into_place(finished: Path, target: Path) -> None:
 
 
 def _move_by_parts(finished: Path, target: Path) -> tuple[int, int]:
-    """For file systems without RENAME_NOREPLACE, such as NFS. A name that is there is not taken."""
+    """Moves without RENAME_NOREPLACE, for file systems such as NFS, and overwrites nothing.
+
+    Returns -1 and the error's number if it fails, else zeros.
+    """
     try:
         if finished.is_dir():
-            target.mkdir(mode=0o700)  # takes the name; an empty directory is then replaced
+            target.mkdir(mode=0o700)  # takes the name; the rename replaces an empty directory
             finished.rename(target)
         else:
             os.link(finished, target, follow_symlinks=False)
@@ -134,8 +137,8 @@ def _move_by_parts(finished: Path, target: Path) -> tuple[int, int]:
 def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
     """Removes a directory below `root`, if it is there. No symlink on the way to it is followed.
 
-    `first`: a file in it whose removal reaches the disk before anything else is removed. The space
-    of large files is given back beside: see `freed_later`.
+    `first`: a file in it whose removal reaches the disk before anything else is removed. A thread
+    gives back the space of large files: see `freed_later`.
     """
     *way, last = path.relative_to(root).parts
     with contextlib.ExitStack() as stack, contextlib.suppress(FileNotFoundError):
@@ -155,7 +158,7 @@ def remove_directory(root: Path, path: Path, first: str | None = None) -> None:
             parent = step(name, parent)
         directory = step(last, parent)
         if first is not None:
-            # A directory in its place is removed with the rest.
+            # If a directory has that name, rmtree removes it below.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(first, dir_fd=directory)
                 os.fsync(directory)
@@ -177,18 +180,18 @@ os.register_at_fork(after_in_child=_in_child)
 
 @contextlib.contextmanager
 def freed_later(directory: int) -> Iterator[None]:
-    """Large files that the block removes from this directory are freed after it, by a thread.
+    """Lets a thread free the large files that the block removes from this directory.
 
-    A file system gives space back when the last name and the last descriptor of a file are gone,
-    and on a disk that is told of it (the mount option `discard`) this takes as long as writing:
-    0.3 s for 256 MiB. So the names are removed while a descriptor is open, which the thread closes.
-    If the process is killed, the kernel closes it.
+    A file system frees a file's space when its last name and its last descriptor are gone. With
+    the mount option `discard` this takes as long as writing: 0.3 s for 256 MiB. So a descriptor
+    stays open while the name is removed, and a thread closes it. If the process is killed, the
+    kernel closes it.
     """
     held = _held(directory)
     try:
         yield
     finally:
-        # Not the thread: others may wait before it has started.
+        # An event, not the thread: others may wait before the thread has started.
         done = threading.Event()
         _under_way.add(done)
         work = held, done
@@ -201,7 +204,7 @@ def freed_later(directory: int) -> Iterator[None]:
 
 
 def wait_until_freed() -> None:
-    """Until the space of all removed files is given back."""
+    """Waits until the space of all removed files is given back."""
     for done in list(_under_way):
         done.wait()
 
@@ -216,7 +219,7 @@ def _held(directory: int) -> list[int]:
                 and status.st_size >= _LARGE_FILE
                 and len(held) < _MOST_HELD
             ):
-                # O_PATH: nothing of the file can be read or written by it.
+                # O_PATH: the descriptor can neither read nor write the file.
                 flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
                 held.append(os.open(one.name, flags, dir_fd=directory))
                 not_for_children.add(held[-1])
@@ -252,7 +255,7 @@ def in_the_way(path: object) -> VaultError:
 
 
 def check_inside(path: str) -> PurePosixPath:
-    """A path that a manifest gives to a file, if it stays in the directory it is opened into."""
+    """Returns a path from a manifest if it stays inside its directory; else raises UnsafePath."""
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or str(pure) != path:
         raise UnsafePath(f"{path[:200]!r} leads out of its directory: nothing was written")
@@ -260,7 +263,10 @@ def check_inside(path: str) -> PurePosixPath:
 
 
 def make_folders(path: Path) -> None:
-    """With those above it that are missing; pathlib would let other users into those."""
+    """Makes a folder and its missing parents, all of mode 0700.
+
+    pathlib would make the parents readable for other users.
+    """
     for folder in reversed((path, *path.parents)):
         if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -268,7 +274,7 @@ def make_folders(path: Path) -> None:
 
 @contextlib.contextmanager
 def _lockable(path: Path, flags: int) -> Iterator[int]:
-    """A descriptor whose lock ends with the context, also if forked children have copies of it."""
+    """Opens a descriptor whose lock ends with the context, even if forked children have copies."""
     try:
         with named(path):
             descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -276,20 +282,20 @@ def _lockable(path: Path, flags: int) -> Iterator[int]:
         if problem.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR):
             raise UnsafePath(f"{path} is not what a lock is held on: remove it") from None
         raise
-    not_for_children.add(descriptor)  # they would hold the lock if this process were killed
+    not_for_children.add(descriptor)  # a child would keep the lock if this process were killed
     try:
         yield descriptor
     finally:
         if descriptor in not_for_children:
             not_for_children.remove(descriptor)
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # some file systems have no locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[None]:
-    """Says that this process works in a directory, until it ends."""
+    """Marks a directory as in use by this process, until the context or the process ends."""
     with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         with contextlib.suppress(OSError):  # some network file systems lock no directories
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -297,7 +303,7 @@ def claim(folder: Path) -> Iterator[None]:
 
 
 def claimed(folder: Path) -> bool:
-    """Whether a process that has not ended works in the directory."""
+    """Whether a running process has claimed the directory."""
     with _lockable(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -310,7 +316,7 @@ def claimed(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[None]:
-    """Holds a vault: alone to change its keys or to remove objects, with others to add objects."""
+    """Locks a vault: shared to add objects, exclusive to change its keys or to remove objects."""
     seconds = LONGEST_WAIT if wait else 0.0
     deadline = time.monotonic() + seconds
     with _lockable(path, os.O_RDWR | os.O_CREAT) as descriptor:
@@ -332,10 +338,10 @@ def locked(path: Path, *, shared: bool, wait: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """A name for the output in a directory of its own, which is removed afterwards in any case.
+    """Gives a name for the output inside a new directory, which is always removed afterwards.
 
-    A signal that ends the process removes it too, in the main thread. What a process that was
-    killed has left of this output is removed first.
+    In the main thread a signal that ends the process removes it too. What killed processes have
+    left of this output is removed first.
     """
     _remove_left(out)
     folder = out.with_name(_name_of(out) + secrets.token_hex(_RANDOM_BYTES))
@@ -348,12 +354,12 @@ def unfinished(out: Path) -> Iterator[Path]:
             finally:
                 ending.begin()
         finally:
-            # No signal interrupts this: one has raised already, or `begin` was called.
+            # No signal interrupts this: a signal has already raised, or `begin` was called.
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Output(io.FileIO):
-    """Remembers why it could not be written."""
+    """A file that remembers the error of a failed write."""
 
     problem: OSError | None = None
 
@@ -367,9 +373,9 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def new_output(path: Path, out: Path) -> Iterator[Any]:
-    """A new file for a library to write, then on the disk. `out`: what it will be called.
+    """Opens a new file for a library to write, and syncs it. `out`: its later name, for errors.
 
-    On a full disk libraries raise errors of their own, about a format or about what they read.
+    On a full disk libraries raise errors of their own; this raises the write's own error instead.
     """
     raw = _Output(os.open(path, NEW_FILE, 0o600), "wb")
     try:
@@ -384,28 +390,28 @@ def new_output(path: Path, out: Path) -> Iterator[Any]:
 
 
 def _name_of(out: Path) -> str:
-    """How all names begin under which this output is not finished."""
+    """The start of the names of all unfinished directories of this output."""
     random = "0" * 2 * _RANDOM_BYTES
     return name_beside(out.name, _MARK + random).removesuffix(random)
 
 
 def _remove_left(out: Path) -> None:
-    """Removes the directories of this output whose processes have ended: they hold no lock."""
+    """Removes this output's directories that no process has locked: their processes have ended."""
     if not out.parent.is_dir():
         return
     for name in os.listdir(out.parent):
         if not name.startswith(_name_of(out)):
             continue
-        # It is another's, gone meanwhile, or no directory, which anyone may have put there.
+        # It may be another user's, or gone meanwhile, or anyone's file in place of a directory.
         with contextlib.suppress(OSError, UnsafePath):
             if not claimed(out.parent / name):
                 shutil.rmtree(out.parent / name, ignore_errors=True)
 
 
 class _Ending:
-    """Signals that would end the process at once raise an exception instead, the first of them.
+    """Turns the first signal that would end the process into an exception.
 
-    Those that follow wait until what was written is removed.
+    Later signals wait until what was written is removed.
     """
 
     def __init__(self) -> None:
@@ -428,7 +434,7 @@ class _Ending:
         return self
 
     def begin(self) -> None:
-        """What was written is removed from now on."""
+        """Says that the removal of what was written begins: from now on signals wait."""
         self._begun = True
 
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:

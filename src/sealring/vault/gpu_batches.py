@@ -1,8 +1,8 @@
 """Batches that travel from the disk to a GPU as ciphertext, and are opened there.
 
-The CPU decrypts nothing: it reads the chunks that hold the wanted samples into pinned memory, the
-GPU copies them into its own memory, authenticates and opens them there. A thread does this for the
-next batches while the current one is computed with.
+The CPU decrypts nothing. It reads the chunks that hold the wanted samples into pinned memory. The
+GPU copies them into its own memory, then authenticates and opens them there. A thread prepares the
+next batches while the caller computes with the current one.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from sealring.errors import (
 from sealring.vault.closing import Closable
 
 _FILE_SHIFT: Final = 40
-"""A chunk's key is the file's number above these bits, and the chunk's number below."""
+"""A chunk's key holds the chunk's number in this many low bits, and the file's number above."""
 _LARGEST_ITEM: Final = 8
 _ALIGNED: Final = 16
-"""Where ciphertext of a chunk may begin in the GPU's memory."""
+"""A chunk's ciphertext begins at a multiple of this in the GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedPart:
-    """A sealed file with its key: AEAD_CHACHA20_POLY1305, the suite for GPUs."""
+    """A sealed file with its key, in the suite for GPUs, AEAD_CHACHA20_POLY1305."""
 
     reader: _native.SealedFileReader
     name: str
 
 
 class SealedParts(Protocol):
-    """Files by their number."""
+    """Sealed files by their numbers."""
 
     def __len__(self) -> int: ...
 
@@ -66,41 +66,45 @@ class SealedParts(Protocol):
 
 
 class Sample(NamedTuple):
-    """Bytes of a file's plaintext."""
+    """A run of bytes of a file's plaintext."""
 
     file: int
     offset: int
     bytes: int
     item: int = 1
-    """The size of one of the numbers that they are, negative for signed ones."""
+    """The bytes of each number in the run; negative for signed numbers."""
     pad: int = 0
-    """What a row of more numbers is filled up with."""
+    """The number that fills up a longer row."""
 
 
 SAMPLE: Final = np.dtype([(name, "<i8") for name in Sample._fields])
 Samples = Sequence[Sample] | NDArray[np.void]
-"""As they are written, or as an array of SAMPLE, which costs less for many of them."""
+"""A sequence of Sample, or an array of SAMPLE, which is faster for many samples."""
 READ: Final = np.dtype([(name, "<u8") for name in ("file", "offset", "bytes", "to")])
-"""A run of bytes of a sealed file, by its place in a list, and its place in the ciphertext."""
+"""A run of bytes of a sealed file: the file's index in a list, the run's offset and length, and
+where it goes in the batch's ciphertext."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     samples: NDArray[np.void]
     files: dict[int, SealedPart]
-    """Those that are read, in the order of their numbers."""
+    """The files that are read, in the order of their numbers."""
     reads: NDArray[np.void]
-    """In the form of READ, by places in `files`."""
+    """An array of READ. Its `file` is the index in `files`."""
     chunks: NDArray[np.void]
-    """What the kernel is given: each chunk once, in the order of files and chunks."""
+    """The kernel's input: each chunk once, in the order of files and chunks."""
     rows: NDArray[np.void]
-    """Where each sample is in the plaintext, and what numbers it holds, in the form of ROW."""
+    """An array of ROW: where each sample is in the plaintext, and what numbers it holds."""
     sealed_bytes: int
     plain_bytes: int
 
 
 def plan_of(samples: Samples, files: SealedParts) -> Plan:
-    """Chunks that are neighbours in a file are neighbours in the batch: a sample is one run."""
+    """Plans which chunks to read for these samples.
+
+    Chunks that are neighbours in a file are neighbours in the batch, so a sample is one run.
+    """
     listed = np.asarray(samples, SAMPLE)
     file, offset, size = listed["file"], listed["offset"], listed["bytes"]
     used = np.flatnonzero(np.bincount(file))
@@ -108,7 +112,7 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
     lengths = np.zeros(max(parts, default=0) + 1, dtype=np.int64)
     for one, part in parts.items():
         lengths[one] = part.reader.length
-    # Not their sum, which may be more than 64 bits hold.
+    # A difference: the sum of offset and size may need more than 64 bits.
     wrong = np.flatnonzero((offset < 0) | (size < 0) | (size > lengths[file] - offset))
     if len(wrong):
         sample = Sample(*listed[wrong[0]].tolist())
@@ -159,18 +163,18 @@ def plan_of(samples: Samples, files: SealedParts) -> Plan:
 _SMALLEST_BUFFER: Final = 1 << 20
 _NO_KEY: Final = -1
 _READERS: Final = 8
-"""Threads that copy ciphertext, at most: more than this do not make a host's memory faster."""
+"""The most threads that copy ciphertext: more do not read a host's memory any faster."""
 _ITEM_SIZES: Final = (1, 2, 4, 8)
 
 
 class Opened(NamedTuple):
-    """What a device has made of a batch."""
+    """A batch after the device has opened it."""
 
     plain: torch.Tensor
     rows: torch.Tensor
     """The plan's rows, in the device's memory."""
     failed: int
-    """The place of a chunk that is not authentic, or NO_FAILURE."""
+    """The index of a chunk that is not authentic, or NO_FAILURE."""
 
 
 class Slot(Protocol):
@@ -180,47 +184,48 @@ class Slot(Protocol):
         """Host memory that the ciphertext is read into."""
 
     def start(self, plan: Plan) -> None:
-        """Begins to open what lies in the room. It may return before that is done."""
+        """Begins to open the ciphertext in the room. May return before it is opened."""
 
     def finish(self) -> Opened:
-        """Waits until it is opened. Any thread may call it."""
+        """Waits until the batch is opened, and returns it. Any thread may call this."""
 
 
 class Opener(Protocol):
     """A device that opens batches."""
 
     def working(self) -> AbstractContextManager[None]:
-        """In the one thread that makes slots and starts them. At its end nothing is under way."""
+        """The context in which one thread makes and starts slots. At its end all work is done."""
 
     def slot(self) -> Slot: ...
 
     def give(self, plain: torch.Tensor, rows: torch.Tensor) -> None:
-        """Called by the thread that will compute with these, before it does."""
+        """Called by the thread that will compute with these tensors, before it does."""
 
     def take(
         self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """A new tensor of these rows, `length` numbers each."""
+        """A new tensor of these rows, with `length` numbers in each."""
 
     def close(self) -> None:
-        """Overwrites the keys. No slot is in use."""
+        """Overwrites the keys. The caller makes sure that no slot is in use."""
 
 
 class _Streams(NamedTuple):
     copies: torch.cuda.Stream
     opens: torch.cuda.Stream
     checks: torch.cuda.Stream
-    """Its own, so that a check does not wait for the batches behind."""
+    """A stream of its own, so that a check does not wait for later batches."""
 
 
 class CudaSlot:
-    """Pinned memory, and the GPU's memory that it is copied to."""
+    """A slot of pinned host memory, and the GPU memory that it is copied to."""
 
     def __init__(self, opener: CudaOpener) -> None:
         self._opener, self._streams = opener, opener.streams
         self.pinned = torch.empty(0, dtype=torch.uint8)
         self.sealed = torch.empty(0, dtype=torch.uint8)
-        # In the stream that uses it: in another one, what is there before could still be written.
+        # Allocated in the stream that uses it: in another stream, an earlier user of this memory
+        # could still write to it.
         with torch.cuda.stream(self._streams.opens):
             self.failed = torch.full((1,), NO_FAILURE, dtype=torch.int64, device=opener.device)
         self.plain = self.failed
@@ -258,17 +263,17 @@ class CudaSlot:
 
 
 class CudaOpener:
-    """A GPU, with the keys of those of the files that batches have needed."""
+    """A GPU with the keys of the files that batches have needed so far."""
 
     def __init__(self, device: torch.device | str, files: SealedParts) -> None:
         self.device = torch.device(device)
-        if self.device.index is None:  # the current one of the thread that works is another
+        if self.device.index is None:  # the working thread may have another current device
             self.device = torch.device(self.device.type, torch.cuda.current_device())
         self._kernels = ChunkKernels(self.device, len(files))
-        # Of all iterations: torch keeps freed memory of the GPU for the stream that it was used in.
+        # Shared by all iterations: torch reuses freed GPU memory only in the stream that used it.
         self.streams = _Streams(*(new_stream(self.device) for _ in range(3)))
         self._entries = np.full(len(files), _NO_KEY, dtype=np.int64)
-        """The place of each file's key in the GPU's memory."""
+        """The index of each file's key in the GPU's memory, or _NO_KEY."""
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -283,7 +288,7 @@ class CudaOpener:
         return CudaSlot(self)
 
     def open(self, plan: Plan, slot: CudaSlot) -> Listed:
-        """On the current stream."""
+        """Opens a slot's chunks on the current stream."""
         for file, part in plan.files.items():
             if self._entries[file] == _NO_KEY:
                 self._entries[file] = self._kernels.add(part.reader)
@@ -292,7 +297,8 @@ class CudaOpener:
         return self._kernels.open(slot.sealed, listed, slot.plain, slot.failed, plan.rows)
 
     def give(self, plain: torch.Tensor, rows: torch.Tensor) -> None:
-        # They were made on other streams: they are not given back before this one is done.
+        # The tensors were made on other streams: torch must not reuse their memory before the
+        # current stream is done with it.
         stream = torch.cuda.current_stream(self.device)
         plain.record_stream(stream)
         rows.record_stream(stream)
@@ -300,7 +306,7 @@ class CudaOpener:
     def take(
         self, plain: torch.Tensor, rows: torch.Tensor, length: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        self.give(plain, rows)  # the current stream may be another than that of the batch before
+        self.give(plain, rows)  # the current stream may differ from the one of an earlier `give`
         return self._kernels.take(plain, rows, length, dtype)
 
     def close(self) -> None:
@@ -315,7 +321,7 @@ class Batch:
     plain: torch.Tensor
     samples: NDArray[np.void]
     table: NDArray[np.void]
-    """Where each sample is in `plain`, as a plan says it."""
+    """The plan's rows: where each sample is in `plain`."""
     on_device: torch.Tensor
     """The same table in the GPU's memory."""
     opener: Opener
@@ -332,11 +338,11 @@ class Batch:
         return Batch(self.plain, samples, table, self.on_device[first:end], self.opener)
 
     def give(self) -> None:
-        """Called by the thread that will compute with it, before it does."""
+        """Called by the thread that will compute with the batch, before it does."""
         self.opener.give(self.plain, self.on_device)
 
     def rows(self, dtype: torch.dtype) -> torch.Tensor:
-        """All samples' bytes as the rows of one tensor. They have the same length."""
+        """The samples' bytes as the rows of one tensor. All samples must have the same length."""
         if bool((self.table["item"] != 1).any()):
             raise ConfigurationError("samples of numbers (item=) do not form rows of bytes: take()")
         widths = np.unique(self.table["bytes"]).tolist()
@@ -347,9 +353,9 @@ class Batch:
         return self.take(widths[0], torch.uint8).view(dtype)
 
     def take(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """The samples' numbers (`Sample.item`), `length` in each row, filled up with their pad.
+        """A tensor with one row of `length` numbers for each sample (see `Sample.item`).
 
-        Of a sample that has more, the first ones.
+        A shorter sample is filled up with its `pad`; a longer one is cut.
         """
         if dtype.itemsize not in _ITEM_SIZES:
             raise Unsupported(f"a GPU makes numbers of 1, 2, 4 or 8 bytes, and not {dtype}")
@@ -358,28 +364,33 @@ class Batch:
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the time of an iteration went, in seconds of the clock."""
+    """Where the time of the iterations went, in seconds.
+
+    `order` to `start` count in the thread that reads ahead, `ready` and `finish` in the thread
+    that takes the batches.
+    """
 
     order: float = 0.0
-    """Of the thread that reads ahead: which samples come next."""
+    """To get the next batch's samples from the caller's iterable."""
     plan: float = 0.0
-    """Which chunks hold them."""
+    """To find the chunks that hold the samples."""
     room: float = 0.0
-    """It waited for the memory of a batch that was not taken yet."""
+    """Waited for the memory of a batch that was not taken yet."""
     read: float = 0.0
+    """To read the chunks into pinned memory."""
     start: float = 0.0
-    """It gave the GPU the chunks, and a list of them."""
+    """To give the chunks and their list to the GPU."""
     ready: float = 0.0
-    """Of the thread that takes the batches: it waited for the one that reads ahead."""
+    """Waited for the thread that reads ahead."""
     finish: float = 0.0
-    """It waited for the GPU, and for what the GPU has found."""
+    """Waited for the GPU to open and check the batch."""
 
 
 Step = Literal["order", "plan", "room", "read", "start", "ready", "finish"]
 
 
 class _Clock:
-    """Adds the time since the last mark to a step. Each thread has a clock and steps of its own."""
+    """Adds the time since the last mark to a step. Each thread has its own clock and steps."""
 
     def __init__(self, seconds: Seconds) -> None:
         self._seconds = seconds
@@ -395,7 +406,7 @@ class _Clock:
 
 
 class Iteration:
-    """Batches from one start on: a thread starts them, another one takes them."""
+    """One pass over batches: one thread starts them, and another thread takes them."""
 
     def __init__(self) -> None:
         self.started: queue.SimpleQueue[tuple[Slot, Plan] | BaseException | None] = (
@@ -411,22 +422,22 @@ class Iteration:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended. Batches that were not taken are dropped.
+        """Ends the thread and waits for it. Batches that were not taken are dropped.
 
-        A garbage collection in the thread itself may call it: the thread then ends by itself.
+        A garbage collection in that thread may call this. It then does not wait for itself.
         """
         self.stopped.set()
-        self.free.put(None)  # it may wait for room
+        self.free.put(None)  # the thread may be waiting for a free slot
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with contextlib.suppress(queue.Empty):
             while True:
                 self.started.get_nowait()
-        self.started.put(None)  # a thread may wait for the next batch
+        self.started.put(None)  # another thread may be waiting for the next batch
 
 
 class GpuBatches(Closable):
-    """Opens batches on a device, `ahead` of them before they are asked for."""
+    """Opens batches on a device. Up to `ahead` batches are opened before they are asked for."""
 
     _what, _instead = "the loader", "make a new one"
 
@@ -439,12 +450,12 @@ class GpuBatches(Closable):
         self._threads = min(_READERS, len(os.sched_getaffinity(0)))
         self.current: Iteration | None = None
         self.seconds = Seconds()
-        """Of all iterations."""
+        """The times of all iterations together."""
 
     def opened(self, batches: Iterable[Samples]) -> Generator[Batch]:
-        """The batches in their order, and an error of a batch in its place.
+        """Yields the opened batches in order; a batch's error is raised in its place.
 
-        `batches` is iterated by the thread that reads ahead. The next call ends this iteration.
+        The thread that reads ahead iterates over `batches`. The next call ends this iteration.
         """
         self.require_open()
         self.stop()
@@ -472,7 +483,7 @@ class GpuBatches(Closable):
             current.stop()
 
     def _finished(self, slot: Slot, plan: Plan) -> Batch:
-        """The batch, after the check of all its chunks."""
+        """Returns the batch if all its chunks are authentic; else raises TamperedChunk."""
         plain, on_device, failed = slot.finish()
         if failed != NO_FAILURE:
             chunk = plan.chunks[failed]
@@ -496,13 +507,13 @@ class GpuBatches(Closable):
             )
 
     def stop(self) -> None:
-        """Ends the iteration that is under way."""
+        """Ends the current iteration, if there is one."""
         if self.current is not None:
             self.current.stop()
         self.current = None
 
     def _release(self) -> None:
-        """Overwrites the keys in the device's memory too."""
+        """Stops the iteration and overwrites the keys in the device's memory."""
         self.stop()
         self._opener.close()
 
@@ -510,7 +521,10 @@ class GpuBatches(Closable):
         return plan_of(samples, self._files)
 
     def read(self, plan: Plan, memory: memoryview) -> None:
-        """In one call without the interpreter, whose lock the caller's thread may hold for long."""
+        """Reads the plan's ciphertext in one native call without Python's lock.
+
+        The caller's thread may hold that lock for long.
+        """
         readers = [part.reader for part in plan.files.values()]
         _native.copy_sealed(readers, plan.reads.view(np.uint8).data, memory, self._threads)
 
@@ -525,7 +539,7 @@ class GpuBatches(Closable):
             current.started.put(problem)
 
     def _start_all(self, current: Iteration, batches: Iterable[Samples]) -> None:
-        # One more than are under way, so that one can be filled from the disk meanwhile.
+        # One slot more than `ahead`, so that one can be filled from the disk meanwhile.
         for _ in range(self._ahead + 1):
             current.free.put(self._opener.slot())
         clock = _Clock(self.seconds)

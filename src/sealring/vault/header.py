@@ -1,7 +1,7 @@
-"""A vault's header: its id, its grants, and the MAC that keeps others from adding one.
+"""A vault's header: its id, its grants, and the MAC that keeps others from adding a grant.
 
-Everything in it is public. It is authenticated under the vault's key: a grant that an attacker adds
-would otherwise get the next key of the vault too.
+Everything in the header is public. The MAC is computed with the vault's key. Without it, an
+attacker could add a grant, which would get the vault's next key too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SALT: Final = b"sealring vault 1"
 
 @dataclass(frozen=True, slots=True)
 class OlderKey:
-    """A key that some objects are still wrapped under, itself wrapped under the newest."""
+    """An older key, wrapped under the newest. Some objects' keys are still wrapped under it."""
 
     number: int
     wrapped: str
@@ -43,11 +43,11 @@ class Header:
     id: str
     suite: str
     generation: int
-    """Counts the header's changes."""
+    """The number of changes of the header so far."""
     key: int
     """The number of the vault's key."""
     names: str
-    """The key from which objects' ids come, wrapped under the vault's key."""
+    """The key that makes objects' ids from their names, wrapped under the vault's key."""
     older: list[OlderKey]
     grants: list[Grant]
     mac: str
@@ -75,7 +75,7 @@ class KeyRing:
 
 
 def new_header(suite: str) -> tuple[Header, KeyRing]:
-    """A vault without grants."""
+    """Makes the header and the keys of a new vault that has no grants yet."""
     ring = KeyRing(1, {1: _native.Secret.random(KEY_BYTES)}, _native.Secret.random(KEY_BYTES))
     vault = bytes(_native.Secret.random(ID_BYTES)).hex()
     names = _native.wrap_key(ring.key, ring.names).hex()
@@ -91,9 +91,9 @@ def changed(header: Header, ring: KeyRing, **changes: Any) -> Header:
 def next_key(
     header: Header, ring: KeyRing, presented: Sequence[Presented]
 ) -> tuple[Header, KeyRing]:
-    """The header under a new key of the vault, from which all older ones follow.
+    """The header under a new key of the vault, which unwraps all older keys.
 
-    The holders that are presented get it. Other grants are left out.
+    The presented holders get the new key. Other grants are left out.
     """
     number, key = ring.newest + 1, _native.Secret.random(KEY_BYTES)
     made = KeyRing(number, {**ring.keys, number: key}, ring.names)
@@ -151,7 +151,7 @@ def write_header(header: Header) -> bytes:
 
 
 def read_header(content: bytes, where: str) -> Header:
-    """Well-formed, and not yet believed."""
+    """Parses a header. It is well-formed but not authenticated: `open_header` does that."""
     try:
         document = read_json(content)
     except ValueError:
@@ -163,7 +163,7 @@ def read_header(content: bytes, where: str) -> Header:
         header: Header = strictly(Header, document, where, "vault")
         if len(header.vault) != ID_BYTES or not 1 <= header.key < 1 << 63:
             raise ValueError
-        # A holder could put a key of its own here, under the number of the next one.
+        # A holder could add a key of its own here, under the number of the next key.
         numbers = [one.number for one in header.older]
         if len(set(numbers)) < len(numbers) or not all(0 < one < header.key for one in numbers):
             raise ValueError("its older keys are not older than its key")
@@ -171,7 +171,8 @@ def read_header(content: bytes, where: str) -> Header:
             bytes.fromhex(text)
         for grant in header.grants:
             bytes.fromhex(grant.wrapped)
-            # They are shown before they are authenticated: nothing in them may control a terminal.
+            # Errors show these texts before they are authenticated, so they must not contain
+            # control characters for a terminal.
             if not all(text.isprintable() for text in (grant.name, grant.kind, grant.resource)):
                 raise ValueError("a grant has characters that cannot be printed")
     except (ConfigurationError, ValueError) as problem:
@@ -180,7 +181,7 @@ def read_header(content: bytes, where: str) -> Header:
 
 
 def open_header(header: Header, opener: Opener, where: str) -> KeyRing:
-    """The vault's keys, and the proof that a holder of them wrote the header."""
+    """Unwraps the vault's keys, and checks that a holder of the newest one wrote the header."""
     for grant in header.grants:
         key = opener.unwrap(header.vault, header.key, grant)
         if key is not None and len(key) == KEY_BYTES:

@@ -5,11 +5,11 @@
                   AES key wrap
     a person      a public key; HPKE with ML-KEM-768 and X25519
 
-The wrapping key is derived from a key file or data key for one vault and one number of the vault's
-key. It is stored nowhere: a holder of the vault's key cannot compute what wraps the next one, and
-a holder of an older key cannot pass it off as a newer one. A new key of the vault is wrapped only
-for the secrets and the public keys that are presented with the change. The public keys in the
-header do not count: any holder could have exchanged them.
+The wrapping key is derived from a key file or data key, separately for each vault and each number
+of the vault's key. It is stored nowhere. So a holder of the vault's key cannot compute what wraps
+the next one, and a holder of an older key cannot pass it off as a newer one. A new key of the vault
+is wrapped only for the secrets and public keys that are presented with the change. The public keys
+in the header do not count: any holder could have exchanged them.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ _HPKE: Final = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 
 class Opener(Protocol):
-    """What a vault is opened with."""
+    """A secret that opens a vault."""
 
     may_write: bool
-    """Whether it proves that a holder of the vault's key made the header."""
+    """Whether a header that this secret opens must be the work of a holder of the vault's key."""
 
     def unwrap(self, vault: bytes, number: int, grant: Grant) -> _native.Secret | None:
-        """The vault's key of this number; None where the grant is not for this opener."""
+        """The vault's key with this number; None if the grant is not for this opener."""
 
 
 class Holder(Protocol):
-    """What a vault can be granted to."""
+    """A key or person that can get a grant of a vault."""
 
     def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
-        """Whether the grant is for this holder already."""
+        """Whether the grant is for this holder."""
 
     def grant(self, name: str, vault: bytes, number: int, key: _native.Secret) -> Grant:
-        """The vault's key of this number, wrapped for the holder."""
+        """A grant that wraps the vault's key with this number for the holder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The vault's key for one holder, as the header has it."""
+    """The vault's key wrapped for one holder, as it stands in the header."""
 
     name: str
     kind: str
@@ -80,12 +80,12 @@ class Grant:
     public: str
     """A person's public key; empty for other kinds."""
     resource: str
-    """A broker's; empty for other kinds."""
+    """The broker's name for its data key; empty for other kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymmetricKey:
-    """A key file, or a data key of a broker's."""
+    """The secret of a key file, or a broker's data key."""
 
     kind: str
     resource: str
@@ -112,11 +112,11 @@ class SymmetricKey:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A private key of a person or an organisation. This program only reads with it.
+    """A private key of a person or an organisation. This program only reads vaults with it.
 
-    Anyone can wrap a key for a public key, so a header that opens with one alone may be the work
-    of an attacker, who would then read what is sealed into it. This protects the person. It does
-    not protect the vault: the person has the vault's key, and another program could write with it.
+    Anyone can wrap a key for a public key. So a header that opens only with a private key may be an
+    attacker's, who would read everything sealed into that vault. The rule protects the person. It
+    does not protect the vault: the person has its key, and another program could write with it.
     """
 
     secret: _native.Secret = field(repr=False)
@@ -156,7 +156,7 @@ class PublicKey:
         _public_key(self.text)
 
     def has(self, grant: Grant, vault: bytes, number: int, key: _native.Secret) -> bool:
-        """Whether the grant names this person. What it wraps, only the person can tell."""
+        """Whether the grant names this person. Only the person can tell which key it wraps."""
         if grant.kind != "person":
             return False
         try:
@@ -171,16 +171,16 @@ class PublicKey:
 
 
 Presented = SymmetricKey | PublicKey
-"""A holder that is named together with a change of the vault's key."""
+"""A holder that is presented with a change of the vault's key, and so gets the new key."""
 
 
 def key_file(path: Path) -> SymmetricKey:
-    """The key in a file of mode 0600, to open a vault with."""
+    """Reads a key file, which must have mode 0600, to open a vault with."""
     return SymmetricKey("file", "", _read(path, "the key file", _FILE, "vault init"))
 
 
 def make_key_file(path: Path) -> None:
-    """A new key, mode 0600; nothing is overwritten."""
+    """Writes a new random key to a new file of mode 0600. Overwrites nothing."""
     _write(path, b"sealring-key-1 ", _native.Secret.random(KEY_BYTES))
 
 
@@ -189,7 +189,7 @@ def bad_key_file(problem: str) -> BadCredential:
 
 
 def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
-    """A data key as a vault's key: from the broker, or from the file that the broker reads."""
+    """A broker's data key as an opener; the data is from the broker or from the broker's file."""
     if not is_resource(resource):
         raise ConfigurationError(f"{resource!r} is no resource of a broker: REPOSITORY/TYPE/TAG")
     if len(data) < KEY_BYTES:
@@ -201,12 +201,12 @@ def broker_key(resource: str, data: _native.Secret) -> SymmetricKey:
 
 
 def released_key(resource: str) -> SymmetricKey:
-    """A data key that the broker releases to this worker, to open a vault with."""
+    """Asks the broker for a data key to open a vault with. The broker must admit this worker."""
     return broker_key(resource, _native.Secret(data_keys.one()(resource)))
 
 
 def identity(path: Path) -> Person:
-    """A person's private key, to read a vault with."""
+    """Reads a person's private key from a file, to read a vault with."""
     return Person(_read(path, "the identity", _IDENTITY, "vault identity"))
 
 
