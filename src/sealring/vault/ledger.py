@@ -1,12 +1,12 @@
-"""What a vault last held: by this an older copy of it is recognised.
+"""A ledger records a vault's newest state, so that an older copy of the vault is recognised.
 
-A ledger on the disk that it guards detects accidents: a backup that was put back, a synchronised
-folder that lost a race. It does not detect an attacker, who puts an older ledger back too. Keep it
-on another disk for that, or with the job's broker (SEALRING_VAULT_LEDGER).
+A ledger on the vault's own disk detects accidents: a backup that was put back, a synchronised
+folder that lost a race. It does not detect an attacker, who puts an older ledger back too. For that
+keep it on another disk, or with the job's broker (SEALRING_VAULT_LEDGER).
 
-The broker records for admitted workers, each under its attested key, and answers what the job's
-workers have recorded. What it answered stays until the vault's header is read again. A process
-accepts no answer that is older than an earlier one: records only go forward.
+The broker takes records from admitted workers, each under its attested key, and answers with what
+the job's workers have recorded. A process keeps the answer until it reads the vault's header again.
+It accepts no answer that is older than an earlier one: records only go forward.
 """
 
 from __future__ import annotations
@@ -35,46 +35,50 @@ AT_THE_BROKER: Final = "broker"
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A ledger's file."""
+    """The content of a ledger's file."""
 
     vault: str
     generation: int
-    """Of the header."""
+    """The header's generation."""
     key: int
-    """The number of the vault's key. A holder of an older key can forge generations, not this."""
+    """The number of the vault's key. A holder of an older key can forge a generation, but no newer
+    key number."""
     entries: list[VaultEntry]
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Which vault lies there."""
+    """The content of a file that records which vault lies in a directory."""
 
     directory: str
     vault: str
 
 
 class Ledger(Protocol):
-    """What is known of the newest state of one vault."""
+    """Records the newest known state of one vault."""
 
     where: str
-    """For messages."""
+    """The ledger's name in messages."""
     beside_the_vault: bool
-    """On the disk that it guards."""
+    """Whether the ledger lies on the vault's own disk."""
 
     def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
-        """Refuses a vault that is not the one that lies there, and tells if none is known."""
+        """Raises VaultError if another vault was recorded for this directory.
+
+        Warns if nothing is recorded of this vault yet.
+        """
 
     def entries(self) -> Mapping[str, VaultEntry]:
         """The newest version of each object, by its id."""
 
     def state(self) -> tuple[int, int]:
-        """The newest key's number and header's generation that were recorded.
+        """The newest recorded key number and header generation.
 
-        Every use of a vault begins with this.
+        Every read of a vault's header asks for this first.
         """
 
     def record(self, key: int, generation: int, entry: VaultEntry | None = None) -> None:
-        """Never goes back: an older header or version leaves what is recorded."""
+        """Records a state. An older header or version does not replace what is recorded."""
 
 
 class LocalLedger:
@@ -85,10 +89,10 @@ class LocalLedger:
         self.beside_the_vault = beside_the_vault
 
     def bind(self, directory: VaultPath, *, made_now: bool, record: bool) -> None:
-        """A ledger elsewhere remembers which vault lies in a directory.
+        """If the ledger lies elsewhere, it also records which vault lies in the directory.
 
-        Another one there is refused, unless this process has made it. A vault that it does not
-        know yet is accepted, and reported.
+        Another vault there is refused, unless this process has just made it. A vault that the
+        ledger does not know yet is accepted with a warning.
         """
         if directory.locks and self.path.parent == directory.local:
             return
@@ -136,7 +140,7 @@ class LocalLedger:
             made = Recorded(self._vault, generation, key, list(entries.values()))
             content = json.dumps(asdict(made)).encode() + b"\n"
             check_small(content, f"the ledger {self.path}", "make a second vault", LARGEST_LEDGER)
-            # One that is behind the vault is caught up by the next reader.
+            # Not `lasting`: the next reader brings a ledger that is behind up to date.
             write_file(self.path, content, lasting=False)
 
     def _read(self) -> Recorded:
@@ -151,13 +155,14 @@ class LocalLedger:
 
 
 class _Answered:
-    """What the broker has answered this process about one vault."""
+    """What the broker has told this process about one vault."""
 
     def __init__(self) -> None:
         self.header = 0, 0
         self.entries: Mapping[str, VaultEntry] = {}
         self.asking = threading.Lock()
-        """Held from the question to the answer: answers then come in the order of questions."""
+        """Held from each question to its answer, so that answers arrive in the order of questions.
+        """
 
     def take(
         self,
@@ -166,9 +171,10 @@ class _Answered:
         entries: Mapping[str, VaultEntry],
         told: tuple[tuple[int, int], Sequence[VaultEntry]] = ((0, 0), ()),
     ) -> None:
-        """What the broker answers now: not older than an earlier answer, and than what it was told.
+        """Accepts an answer of the broker unless it is older than an earlier one or than `told`.
 
-        Otherwise RolledBack, and what was known stays.
+        `told`: what this process has just recorded there. Raises RolledBack for an older answer;
+        what was known then stays.
         """
         known = [*self.entries.values(), *told[1]]
         newer = header >= max(self.header, told[0]) and all(
@@ -183,12 +189,15 @@ class _Answered:
 
 
 def _older(one: VaultEntry, known: VaultEntry) -> bool:
-    """Also another content under the same number: the broker never replaces it."""
+    """Whether an entry is older than the known one.
+
+    True also for the same version with other content: the broker never replaces an entry so.
+    """
     return one.version < known.version or (one.version == known.version and one != known)
 
 
 _ANSWERED: Final[dict[tuple[str, str | None, str], _Answered]] = {}
-"""By the broker, the job and the vault."""
+"""The answers so far, by broker, job and vault."""
 
 
 class BrokerLedger:
@@ -240,7 +249,7 @@ class BrokerLedger:
 
 
 def ledger_of(vault: str, directory: VaultPath) -> Ledger:
-    """Where SEALRING_VAULT_LEDGER says, or in the vault's directory."""
+    """The ledger that SEALRING_VAULT_LEDGER names; by default in the vault's directory."""
     folder = VAULT_LEDGER.read(os.environ)
     if folder == AT_THE_BROKER:
         return BrokerLedger(vault)
@@ -252,7 +261,7 @@ def ledger_of(vault: str, directory: VaultPath) -> Ledger:
             )
         return LocalLedger(vault, directory.local / "ledger.json")
     if not Path(folder).is_dir():
-        # It is not made here: it may lie on a disk that is not there at the moment.
+        # The folder is not made here: it may lie on a disk that is not attached at the moment.
         raise ConfigurationError(
             f"{VAULT_LEDGER.name}={folder} is no directory: attach the disk that it lies on, "
             f"or, if there was none before, run `mkdir -m 700 {folder}`"

@@ -1,8 +1,9 @@
-"""Which rank sends which elements to which, when a state changes its layout: boxes, and no bytes.
+"""Plans which rank sends which elements to which rank when a state changes its layout.
 
-A box is a part of a tensor: offsets and sizes. Every rank says which boxes it holds and which it
-wants, and each computes the same plan from that. A rank receives what it wants and does not hold,
-each element once; elements that several ranks hold come from the one that has sent least so far.
+A plan consists of boxes and touches no data. A box is a part of a tensor, given by offsets and
+sizes. Every rank says which boxes it holds and which it wants, and computes the same plan from all
+answers. A rank receives each element once that it wants and does not hold. If several ranks hold an
+element, the one that has sent least so far sends it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ class Box:
         return math.prod(self.sizes)
 
     def meet(self, other: Box) -> Box | None:
-        """What both have; None if that is nothing."""
+        """The box of the elements that both boxes have; None if there are none."""
         starts = [max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True)]
         ends = [min(a, b) for a, b in zip(self._ends(), other._ends(), strict=True)]
         sizes = [end - start for start, end in zip(starts, ends, strict=True)]
         return Box(starts, sizes) if all(size > 0 for size in sizes) else None
 
     def lies_in(self, size: Sequence[int]) -> bool:
-        """Whether it is a part of a tensor of this size."""
+        """Whether the box lies inside a tensor of this size."""
         return len(self.offsets) == len(self.sizes) == len(size) and all(
             offset + length <= whole
             for offset, length, whole in zip(self.offsets, self.sizes, size, strict=True)
         )
 
     def without(self, inner: Box) -> Iterator[Box]:
-        """The rest, as boxes, of which no two overlap. `inner` lies in this one."""
+        """This box without `inner`, as boxes that do not overlap. `inner` lies in this box."""
         offsets, sizes = list(self.offsets), list(self.sizes)
         for axis, (start, size) in enumerate(zip(inner.offsets, inner.sizes, strict=True)):
             before = start - offsets[axis]
@@ -59,14 +60,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank holds or wants of one entry."""
+    """The part of one entry that a rank holds or wants."""
 
     dtype: str | None
-    """None for an entry that is no tensor: its pickle's bytes."""
+    """None for an entry that is not a tensor; its elements are then the bytes of its pickle."""
     item: int
-    """Bytes of an element."""
+    """The bytes of one element."""
     size: list[int]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
     box: Box
 
 
@@ -80,15 +81,16 @@ class Move:
 
 
 Layout = Mapping[str, Part]
-"""What one rank holds, or wants, by the entries' names."""
+"""All parts that one rank holds, or all that it wants, by the names of their entries."""
 
 
 LARGEST_ENTRIES: Final = 1 << 30
-"""Bytes of all entries of a rank that are no tensors. Their holder says how long they are."""
+"""The most bytes of all of a rank's entries that are not tensors. Their holder says how long they
+are, and may lie."""
 
 
 def check_layout(rank: int, layout: Layout) -> None:
-    """Refuses what no rank can hold: another rank said where it lies, and may not be honest."""
+    """Raises ForeignPart for a layout that no rank can have: another rank sent it and may lie."""
     for name, part in layout.items():
         if not part.box.lies_in(part.size):
             raise ForeignPart(f"rank {rank} says that it has elements out of {name!r}")
@@ -102,24 +104,24 @@ def check_layout(rank: int, layout: Layout) -> None:
 
 
 def entry(length: int) -> Part:
-    """One that is no tensor."""
+    """The part for a whole entry that is not a tensor, with a pickle of this length."""
     return Part(None, 1, [length], Box([0], [length]))
 
 
 def digest_of(moves: Sequence[Move]) -> bytes:
-    """Ranks that have been told different layouts have different plans."""
+    """The digest of a plan. It differs between ranks that were told different layouts."""
     return hashlib.sha256(repr(moves).encode()).digest()
 
 
 def plan(held: Sequence[Layout], wanted: Sequence[Layout]) -> list[Move]:
-    """All moves, also those of a rank to itself, in an order that is the same on every rank."""
+    """All moves, in the same order on every rank. A rank's moves to itself are included."""
     sent = [0] * len(held)
     moves: list[Move] = []
     for target, layout in enumerate(wanted):
         for name in sorted(layout):
             part = layout[name]
             holders = [rank for rank, one in enumerate(held) if name in one]
-            if part.dtype is None:  # each rank's own may differ
+            if part.dtype is None:  # ranks may hold different values: one rank sends all of it
                 holders = [target] if target in holders else holders[:1]
             for rank in holders:
                 _require_same(name, part, target, held[rank][name], rank)
@@ -135,7 +137,7 @@ def _sources(
     held: Sequence[Layout], sent: Sequence[int],
 ) -> Iterator[Move]:  # fmt: skip
     missing = [part.box] if part.box.elements else []
-    # Its own first: what is there does not move. Then those that have sent least.
+    # First the target's own elements, which need no transfer; then ranks that have sent least.
     for rank in sorted(holders, key=lambda one: (one != target, sent[one], one)):
         left: list[Box] = []
         for one in missing:

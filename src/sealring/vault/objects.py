@@ -1,12 +1,12 @@
-"""Objects of a vault: versions of a name, each of parts that a manifest lists.
+"""A vault's objects. An object has versions; a version consists of parts that its manifest lists.
 
     vault.json                                 the header
-    objects/<object>/<version>/<copy>/key.json  the object's key, wrapped under the vault's
+    objects/<object>/<version>/<copy>/key.json  the copy's key, wrapped under the vault's key
                                       manifest  sealed; written last: it makes the copy complete
                                       <part>    sealed files
 
-An object's id comes from its name by a MAC, so that the names are known to key holders only. A
-version has one complete copy; while `rotate` runs it may have two, and each of them opens.
+An object's id is a MAC of its name, so that only key holders know the names. A version has one
+complete copy. While `rotate` runs it may have two, and either of them opens.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Part:
     """Bytes of plaintext."""
     commitment: str
     hash: Hash
-    """Of each of its chunks."""
+    """The hash function of its chunks' digests."""
     digest: str
-    """Of the plaintext: see `digest_of`."""
+    """The digest of the plaintext: see `digest_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class Manifest:
     format: str
     version: int
     kind: str
-    """files or checkpoint: what `content` is."""
+    """What the object is and what `content` describes, such as files or checkpoint."""
     name: str
     object_version: int
     parts: list[Part]
     content: str
-    """JSON of the kind's own."""
+    """A JSON text whose form depends on `kind`."""
 
     @property
     def digest(self) -> str:
-        """By this a ledger knows a version: of all that stays the same after `rotate`."""
+        """The digest by which a ledger knows a version. `rotate` does not change it."""
         parts = [[part.name, part.length, part.hash, part.digest] for part in self.parts]
         same = [self.kind, self.name, self.object_version, parts, self.content]
         return hashlib.sha256(json.dumps(same, separators=(",", ":")).encode()).hexdigest()
@@ -130,7 +130,7 @@ class Copy:
         return (self.folder / MANIFEST).has_file()
 
     def new_part(self, name: str) -> AbstractContextManager[int]:
-        """A new file's descriptor. If the context ends well, the part is there for good."""
+        """The descriptor of a new file. If the context ends without an error, the part lasts."""
         check_part(name)
         return (self.folder / name).new_file()
 
@@ -140,7 +140,7 @@ class Copy:
     def seal_part(
         self, name: str, pieces: Iterable[Sequence[Buffer]], hash: Hash
     ) -> tuple[Part, bytes]:
-        """Seals the pieces, one behind the other; the part, and the digests of its chunks."""
+        """Seals the pieces one after the other. Returns the part and its chunks' digests."""
         with self.new_part(name) as file:
             writer = self.place.writer(file, name, hash=hash)
             for one in pieces:
@@ -157,7 +157,10 @@ class Copy:
         parts: list[Part],
         content: str,
     ) -> str:
-        """Makes the copy complete: its key and parts are on disk, then the manifest. Its digest."""
+        """Makes the copy complete: first settles its key and parts, then writes the manifest.
+
+        Returns the manifest's digest.
+        """
         manifest = Manifest(FORMAT, VERSION, kind, name, self.place.version, parts, content)
         sealed = self.place.seal(MANIFEST, json.dumps(dataclasses.asdict(manifest)).encode())
         advice = "divide it into several objects"
@@ -167,7 +170,7 @@ class Copy:
         return manifest.digest
 
     def manifest(self) -> Manifest:
-        """Opened, and so authentic."""
+        """Opens and checks the manifest. Raises VaultError if it is not authentic."""
         path = self.folder / MANIFEST
         sealed = path.read_small("the manifest", LARGEST_MANIFEST)
         try:
@@ -194,7 +197,7 @@ class Copy:
     def opened(
         self, part: Part, whose: str, threads: int = 0
     ) -> Iterator[_native.SealedFileReader]:
-        """A part as the manifest lists it, or an error that names it. It ends with the context."""
+        """Opens a part that the manifest lists until the context ends; an error names the part."""
         place, key = self.place.of(part.name), self.place.part_key(part.name)
         name = f"part {part.name} of {whose}"
         try:
@@ -202,7 +205,7 @@ class Copy:
                 self.folder / part.name, place, key, name, part.length, part.commitment, threads
             )
         except TamperedChunk:
-            self.manifest()  # raises, if this is not the object's key
+            self.manifest()  # raises if this is not the object's key
             raise
         try:
             yield opened.reader
@@ -212,13 +215,13 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """A part's file, and what opens its chunks."""
+    """A part's open file, and the reader that opens its chunks."""
 
     file: OpenFile
     reader: _native.SealedFileReader
 
     def close(self) -> None:
-        self.reader.close()  # first: it waits for reads, and the file's number may be used again
+        self.reader.close()  # first: it waits for reads, which must not use a reused descriptor
         self.file.close()
 
 
@@ -226,9 +229,9 @@ def open_part(
     path: VaultPath, place: SealedPlace, key: _native.Secret, name: str, length: int,
     commitment: str, threads: int,
 ) -> OpenPart:  # fmt: skip
-    """A sealed file, if it is the one that a manifest lists.
+    """Opens a sealed file and checks that it is the one that a manifest lists.
 
-    It begins with its salt, of 24 bytes, and its commitment to the key that follows from it.
+    A sealed file begins with a salt of 24 bytes and a commitment to the key derived from it.
     """
     file = path.open_file(name)
     try:
@@ -257,7 +260,7 @@ def open_part(
 
 
 def digest_of(chunks: bytes | bytearray) -> str:
-    """A part's digest: the SHA-256 of the list of its chunks' digests, all of plaintext."""
+    """A part's digest: the SHA-256 of the list of its chunks' digests, which are of plaintext."""
     return hashlib.sha256(chunks).hexdigest()
 
 
@@ -267,14 +270,14 @@ def check_part(name: str) -> None:
 
 
 def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Copy:
-    """An empty copy under a key of its own."""
+    """Makes an empty copy of a version, with a new key of its own."""
     object_bytes, number = bytes.fromhex(version.parent.name), int(version.name)
     key = _native.Secret.random(KEY_BYTES)
     folder = version / secrets.token_hex(4)
     folder.make_folder()
     place = Place(vault, object_bytes, number, suite, key)
     try:
-        (folder / KEY_FILE).write_new(_wrapped(ring, place))  # `commit` settles it
+        (folder / KEY_FILE).write_new(_wrapped(ring, place))  # `commit` syncs this file
     except BaseException:
         remove(folder)
         raise
@@ -282,7 +285,7 @@ def new_copy(version: VaultPath, ring: KeyRing, vault: bytes, suite: str) -> Cop
 
 
 def write_key(folder: VaultPath, ring: KeyRing, place: Place) -> None:
-    """Replaces the file whole: the key under the vault's newest."""
+    """Replaces a copy's key file: wraps its key under the vault's newest key."""
     (folder / KEY_FILE).write(_wrapped(ring, place))
 
 
@@ -333,11 +336,11 @@ def complete_copies(version: VaultPath) -> list[VaultPath]:
 
 
 def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
-    """Of versions of one object, in the order given: those that may be complete.
+    """Yields those versions of one object that may be complete, in the order given.
 
-    Nothing is asked about versions behind the one that the caller stops at. A store is asked about
-    the first versions one by one, each for a request or two; the files of all others come from
-    one listing. Then the requests do not grow with the versions, but for the listing's pages.
+    It makes no requests for versions after the one at which the caller stops. It asks a store about
+    the first versions one by one, in a request or two each. One listing gives the files of all
+    others, so that more versions need no more requests, except for the listing's pages.
     """
     at_once: set[str] | None = None
     for count, version in enumerate(versions):
@@ -348,7 +351,7 @@ def complete(versions: Iterable[VaultPath]) -> Iterator[VaultPath]:
 
 
 def _with_manifest(folder: VaultPath) -> set[str] | None:
-    """The names of versions that have a complete copy; None where each is to be looked at."""
+    """The names of versions that have a complete copy; None if the caller must look at each."""
     files = folder.below()
     if files is None:
         return None
@@ -361,17 +364,17 @@ def _with_manifest(folder: VaultPath) -> set[str] | None:
 
 
 def may_be_complete(version: VaultPath) -> bool:
-    """Whether it has a complete copy, or cannot be read."""
+    """Whether the version has a complete copy, or cannot be read."""
     try:
         return bool(complete_copies(version))
     except VaultError:
-        return True  # to open it gives the error
+        return True  # opening it will raise the error
 
 
 def collected(
     folder: VaultPath, form: re.Pattern[str], problems: list[VaultError]
 ) -> list[VaultPath]:
-    """Entries; what is wrong with the folder, and links in it, are put into `problems`."""
+    """The folder's entries. Adds to `problems` the folder's error and one for each symlink."""
     try:
         found = folder.entries(form)
         problems += folder.links(form)

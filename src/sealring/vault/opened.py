@@ -1,4 +1,4 @@
-"""A vault's header while a process has it open: its keys, its ledger, and how its keys change."""
+"""A vault's header while a process has it open: its keys, its ledger, and changes of its keys."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ HEADER: Final = "vault.json"
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """What a new key of the vault has changed."""
+    """The result of giving the vault a new key."""
 
     versions: int
-    """Whose keys were wrapped anew, or that were sealed anew."""
+    """How many versions were sealed again, or had their keys wrapped again."""
     dropped: list[str]
-    """Grants that were left out, because their holders were not presented."""
+    """The names of the grants that were left out: their holders were not presented."""
 
 
 Tell = Callable[[Sequence[str]], None]
@@ -45,11 +45,11 @@ Tell = Callable[[Sequence[str]], None]
 
 
 def tell_later(names: Sequence[str]) -> None:
-    """For callers that look at KeyChange."""
+    """Does nothing, for callers that read the names in KeyChange afterwards."""
 
 
 class OpenedHeader(Closable):
-    """The part of a vault that is not its objects."""
+    """An open vault without its objects: the header, the keys and the ledger."""
 
     def __init__(
         self, path: VaultPath, opener: Opener, expect: str | None = None, *, made_now: bool = False
@@ -64,7 +64,7 @@ class OpenedHeader(Closable):
         self.refresh(made_now=made_now)
 
     def _release(self) -> None:
-        """What it was opened with stays the caller's, who may open other vaults with it."""
+        """Wipes the keys. The opener is not wiped: the caller may open other vaults with it."""
         self._ring.wipe()
         self._held_opener = None
 
@@ -86,15 +86,15 @@ class OpenedHeader(Closable):
             self._tell_of_ledger(problem)
 
     def _tell_of_ledger(self, problem: OSError | DiskFull) -> None:
-        """Once."""
+        """Warns that the ledger cannot be written; only once."""
         if not self._told_of_ledger:
             self._told_of_ledger = True
             _LOG.warning("sealring: the ledger %s is not kept: %s", self.ledger.where, problem)
 
     def refresh(self, *, made_now: bool = False) -> None:
-        """Reads the header again: a rotation may have changed the vault's key since.
+        """Reads the header again: a rotation may have changed the vault's key meanwhile.
 
-        It is never an older one than this process or the ledger has seen.
+        Raises RolledBack if the header is older than one that this process or the ledger has seen.
         """
         self.require_open()
         path = self.path / HEADER
@@ -118,7 +118,7 @@ class OpenedHeader(Closable):
         self.header, self._ring = header, ring
 
     def _require_as_new(self, header: headers.Header) -> None:
-        # The key first: a holder of an older key can write a header of any generation.
+        # Compares the key number first: a holder of an older key can forge any generation.
         state = header.key, header.generation
         recorded = self.ledger.state()
         for known, who in ((self._seen, "this process has seen"),
@@ -134,10 +134,10 @@ class OpenedHeader(Closable):
             self.record_quietly(state)
 
     def record_quietly(self, state: tuple[int, int], entry: VaultEntry | None = None) -> None:
-        """A ledger that cannot be written does not keep a reader from reading.
+        """Records a state; only warns if the ledger cannot be written, so that readers can go on.
 
-        What a person's identity opens is not recorded: anyone can make a header for a public key,
-        with any vault's id in it, and the real vault would then look older.
+        A header that a person's identity opens is not recorded. Anyone can make one for a public
+        key, with any vault's id in it, and the real vault would then look older.
         """
         if self._opener.may_write:
             try:
@@ -160,7 +160,10 @@ class OpenedHeader(Closable):
             )
 
     def require_key(self, number: int, name: str) -> None:
-        """A holder that was revoked since may know the key of a place that was made before."""
+        """Raises VaultBusy if the vault's key changed since a save began under key `number`.
+
+        A holder that was revoked meanwhile may know the save's key.
+        """
         if self.ring.newest != number:
             raise VaultBusy(
                 f"{self.path} got key {self.ring.newest} while {name!r} was saved under key "
@@ -174,7 +177,7 @@ class OpenedHeader(Closable):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Keeps a rotation from removing what is read; without effect where nothing can be held."""
+        """Keeps a rotation from removing what is read, where the vault can be locked."""
         with ExitStack() as stack:
             with suppress(OSError, DiskFull):  # a directory that this user cannot write to
                 stack.enter_context(self.held(alone=False))
@@ -182,7 +185,7 @@ class OpenedHeader(Closable):
             yield
 
     def grant(self, name: str, holder: Holder) -> None:
-        """Opens the vault to one more holder. What is wrapped is the key that the vault has now."""
+        """Grants the vault to one more holder: wraps its present key for the holder."""
         self.require_writer()
         with self.held(alone=True):
             self.refresh()
@@ -199,15 +202,15 @@ class OpenedHeader(Closable):
     def begin_rotation(
         self, header: headers.Header, also: Sequence[Presented], tell: Tell
     ) -> KeyChange:
-        """A new key of the vault, beside the older ones. The caller holds the vault alone.
+        """Adds a new key to the vault and keeps the older ones. The caller holds the vault alone.
 
-        `also`: other holders that are to have it.
+        `also`: other holders that shall get the new key.
         """
         assert isinstance(self._opener, SymmetricKey), "require_writer"
         made, ring = headers.next_key(header, self.ring, [self._opener, *also])
         kept = {grant.name for grant in made.grants}
         dropped = [one.name for one in header.grants if one.name not in kept]
-        tell(dropped)  # first: what follows can fail, or be stopped
+        tell(dropped)  # first: the rest can fail or be interrupted
         self._ring = ring
         self._write(made)
         return KeyChange(0, dropped)
@@ -215,8 +218,9 @@ class OpenedHeader(Closable):
     def end_rotation(self, problems: Sequence[SealringError]) -> None:
         """Drops the older keys, if no object needs them.
 
-        An object that did not open may be restored from a copy, whose key is wrapped under an older
-        one: they are then kept, wrapped under the new key, and the first problem is raised.
+        If there are problems, it keeps the older keys, wrapped under the new key, and raises the
+        first problem: an object that did not open may be restored from a copy whose key is wrapped
+        under an older key.
         """
         if problems:
             raise type(problems[0])(
@@ -232,7 +236,7 @@ class OpenedHeader(Closable):
         advice = "revoke grants, or give several people one key"
         content = headers.write_header(header)
         check_small(content, "the vault's header", advice, LARGEST_DOCUMENT)
-        # A ledger that cannot be written must not stop a change of keys half way.
+        # Tries the ledger first: if it cannot be written, the change stops before it begins.
         with writing(f"nothing was changed: the ledger {self.ledger.where}"):
             self.ledger.record(*self._seen)
         (self.path / HEADER).write(content)

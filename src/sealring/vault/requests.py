@@ -1,10 +1,9 @@
-"""Requests to a store, through fsspec's client for it, and what their answers may be and prove.
+"""Requests to a store through its fsspec client, and the checks of the store's answers.
 
-Each request ends in bounded time. A client collects in memory whatever comes until then: a whole
-file where a proxy does not serve ranges, and gigabytes where an answer does not end. It follows
-redirects to any address, with the request's body and the session's token. And fsspec's client for
-HTTP calls a file absent for whatever reason it cannot be read. So each answer is looked at as it
-comes.
+Each request ends in bounded time. Until then a client collects in memory whatever arrives: a whole
+file if a proxy does not serve ranges, or gigabytes if an answer does not end. Clients follow
+redirects to any address, with the request's body and the session's token. fsspec's HTTP client
+calls a file absent whenever it cannot be read. So this module checks each answer as it arrives.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from sealring.errors import ConfigurationError, SealringError, StoreFailed, Unsu
 from sealring.vault.sealed import shown
 
 SILENT_SECONDS: Final = 120.0
-"""A request may take so long, with its client's repetitions, and longer by its size:"""
+"""How long a request may take, with its client's repetitions, plus time for its size."""
 _BYTES_A_SECOND: Final = 1 << 18
 _STOP_SECONDS: Final = 5.0
-"""For a request to end that is stopped. It does no more than close its connection."""
+"""How long a stopped request may take to end: it only closes its connection."""
 _MOVES_CONTENT: Final = frozenset({"cat_file", "pipe_file", "put_file"})
 OVERHEAD: Final = 16 << 20
-"""Bytes: a page of a listing, or an error, is much shorter."""
+"""The most bytes of an answer beyond its content: a listing's page or an error is much shorter."""
 LARGEST_LISTING: Final = 64 << 20
-"""Bytes, of the answers that list files: for about 200,000 of them."""
+"""The most bytes of all answers that list files: enough for about 200,000 files."""
 _ABSENT: Final = frozenset({404, 410})
 _CONTENT: Final = frozenset({200, 206})
 """Statuses of answers that hold what was asked for."""
@@ -44,17 +43,17 @@ _LONGEST_ADDRESS: Final = 100
 
 @dataclass(slots=True)
 class Room:
-    """What the answers to one call of the client may hold: it may need several requests."""
+    """Limits the answers to one call of the client, which may need several requests."""
 
     wanted: int
-    """Bytes of content that each request asks for."""
+    """The bytes of content that each request asks for."""
     listing: bool
-    """The pages of a listing count together: a store can always say that another one follows."""
+    """Whether the answers count together: a store can always say that another page follows."""
     absent: frozenset[int] = _ABSENT
-    """Statuses after which the client's word that a file is not there is believed."""
+    """Statuses after which the client is believed when it says that a file is absent."""
     came: int = 0
     status: int | None = None
-    """Of the answer to the last request; None if there was none."""
+    """The status of the last request's answer; None if there was no answer."""
     elsewhere: str = ""
     """Where that answer sends the client, if that is another address."""
 
@@ -63,13 +62,13 @@ class Room:
 
     def answered(self, answer: Any) -> None:
         self.status, self.elsewhere = answer.status, _other_address(answer)
-        # Clients take every such status for success, and the answer for the file: an empty one.
+        # Clients take other statuses below 300 for success too, and the answer for an empty file.
         if answer.method in _READING and answer.status < 300 and answer.status not in _CONTENT:
             _refuse(answer)
         answer.content = _Content(answer, self)
 
     def judged(self, url: str, problem: Exception) -> Exception:
-        """What the failure of the client's call means: here alone a file is found to be absent."""
+        """The error to raise for a failed call. Only this method decides that a file is absent."""
         if self.elsewhere:
             return StoreFailed(
                 f"{url} redirects to {self.elsewhere}, and nothing is sent there. If the store has "
@@ -84,7 +83,10 @@ class Room:
         return FileNotFoundError(url) if self.status in _ABSENT else problem
 
     def take(self, answer: int, count: int) -> None:
-        """`answer`: bytes of the answer that these are the last `count` of."""
+        """Counts `count` more bytes of an answer that now has `answer` bytes in all.
+
+        Raises StoreFailed if they are too many.
+        """
         self.came += count
         if answer > (longest := self.wanted + OVERHEAD):
             raise StoreFailed(f"an answer has more than {longest} bytes")
@@ -96,12 +98,12 @@ room: ContextVar[Room | None] = ContextVar("room", default=None)
 
 
 def _proving_absence(files: Any) -> frozenset[int]:
-    """S3 lists a folder that is not there with success: nothing is in it."""
+    """The statuses that prove absence. S3 lists an absent folder with success, as empty."""
     return _ABSENT | {200} if _S3.intersection(files.protocol) else _ABSENT
 
 
 def options_of(url: str) -> dict[str, Any]:
-    """What fsspec gives to a client, so that its answers are looked at."""
+    """The options with which fsspec makes a client whose answers this module checks."""
     scheme = url.partition("://")[0]
     if scheme in OF_THIS_MACHINE:
         return {}
@@ -143,7 +145,7 @@ def _require(client: Any, parameter: str) -> None:
 
 
 def _other_address(answer: Any) -> str:
-    """Scheme, host and port that a redirect leads to, if they are not those of the request."""
+    """The scheme, host and port of a redirect if they differ from the request's; else empty."""
     if not (target := _target(answer)):
         return ""
     try:
@@ -161,7 +163,7 @@ def _refuse(answer: Any) -> NoReturn:
 
 
 def _target(answer: Any) -> str:
-    """Where the client goes on after this answer."""
+    """The address to which an answer redirects the client; empty if it does not."""
     found = answer.headers.get("Location") or answer.headers.get("URI") or ""
     return str(found) if answer.status in _REDIRECTS else ""
 
@@ -171,7 +173,7 @@ def _no_word() -> OSError:
 
 
 async def _follow_inside(request: Any, send: Any) -> Any:
-    """aiohttp's middleware for one request, also for each that follows a redirect."""
+    """An aiohttp middleware, called for each request and again for each redirect."""
     allowed = room.get() or Room(0, listing=False)
     allowed.asked()
     answer = await send(request)
@@ -186,7 +188,7 @@ async def _follow_inside(request: Any, send: Any) -> Any:
 
 @functools.cache
 def _session_class() -> type:
-    """Always the same: fsspec knows a connection that it has by its options."""
+    """A session class for aiobotocore, made once: fsspec finds a connection by equal options."""
     from aiobotocore.httpsession import AIOHTTPSession
 
     class Session(AIOHTTPSession):  # type: ignore[misc]  # it has no types
@@ -197,7 +199,7 @@ def _session_class() -> type:
 
 
 class _Requests:
-    """aiohttp's session, for aiobotocore. It follows no redirects, as boto3 follows none."""
+    """Wraps aiohttp's session for aiobotocore. It follows no redirects; boto3 follows none too."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -211,7 +213,7 @@ class _Requests:
 
 
 class _Content:
-    """aiohttp's reader of one answer's body."""
+    """Wraps aiohttp's reader of an answer's body, and stops an answer that is too long."""
 
     def __init__(self, answer: Any, allowed: Room) -> None:
         self._answer, self._reader, self._room = answer, answer.content, allowed
@@ -234,17 +236,17 @@ class _Content:
 
 
 def can_be_stopped(files: Any) -> bool:
-    """Whether the client runs in fsspec's loop, as those of stores on a network do."""
+    """Whether the client runs in fsspec's event loop, as clients of network stores do."""
     from fsspec.asyn import AsyncFileSystem
 
     return isinstance(files, AsyncFileSystem)
 
 
 def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any) -> Any:
-    """Calls a method of the client, for `size` bytes. What is not answered is stopped.
+    """Calls a method of the client for `size` bytes, and stops it if no answer comes in time.
 
-    Clients repeat requests: s3fs waits for more than six minutes for a server that says nothing.
-    A request that is not stopped could put something after its caller has gone on without it.
+    Clients repeat requests: s3fs waits more than six minutes for a server that says nothing. A
+    request that goes on could still put a file after its caller has given up.
     """
     if not can_be_stopped(files):
         return getattr(files, method)(*args, **options)
@@ -268,7 +270,7 @@ def ask(files: Any, url: str, size: int, method: str, *args: Any, **options: Any
 
 
 def _run(loop: asyncio.AbstractEventLoop, request: Coroutine[Any, Any, Any]) -> Any:
-    """Waits for a request in fsspec's loop. Ctrl-C stops it: fsspec's own `sync` lets it go on."""
+    """Runs a request in fsspec's loop. Ctrl-C stops it; with fsspec's own `sync` it would go on."""
     ended = threading.Event()
     tasks: list[asyncio.Task[Any]] = []
 
@@ -287,9 +289,9 @@ def _run(loop: asyncio.AbstractEventLoop, request: Coroutine[Any, Any, Any]) -> 
 
 
 def condition_failed(problem: BaseException | None) -> bool:
-    """Whether a store refused a request because its condition did not hold (HTTP's 412).
+    """Whether a store refused a request because its condition did not hold (HTTP status 412).
 
-    s3fs knows that only from stores that name the condition, as AWS does.
+    s3fs itself recognises this only for stores that name the condition, as AWS does.
     """
     while problem is not None:
         answer = getattr(problem, "response", None)

@@ -1,11 +1,11 @@
-"""A training state that changes its layout between running workers, without a disk.
+"""Changes the layout of a training state between running workers, without a disk.
 
     moved = reshard(held, wanted)
 
-Both are state dicts as `dcp.save` and `dcp.load` take them: `held` has what this rank holds in the
-old layout, `wanted` has tensors in the new one, which are filled. A rank that joins holds nothing
-and one that leaves wants nothing. The bytes go through the group's sealed messages, once, from a
-rank that holds them to one that does not. What a rank holds itself stays where it is.
+Both are state dicts as `dcp.save` and `dcp.load` take them. `held` is what this rank holds in the
+old layout. `wanted` has the tensors of the new layout, which are filled. A rank that joins holds
+nothing, and a rank that leaves wants nothing. Each byte is sent once in the group's sealed
+messages, from a rank that holds it to a rank that does not. What a rank holds itself is not sent.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from sealring.vault.movement import Box, Layout, Move, Part, check_layout, diges
 from sealring.vault.sealed import shown
 
 _MESSAGE_BYTES: Final = 32 << 20
-"""The most of a pair's bytes that are staged at once."""
+"""The most bytes that are staged at once for each pair of ranks."""
 _LARGEST_LAYOUT: Final = 64 << 20
-"""Bytes of what a rank says of itself: all ranks make room for the longest."""
+"""The most bytes of a rank's description: all ranks make room for the longest."""
 _LARGEST_REASON: Final = 300
 _DIGEST_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What one rank has received."""
+    """How many bytes one rank needed, received and kept."""
 
     bytes_needed: int
-    """That it wants and does not hold."""
+    """Bytes that the rank wants and does not hold."""
     bytes_received: int
     bytes_kept: int
-    """That it held already."""
+    """Bytes that the rank wants and already held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class _Named:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What each rank tells the others. `problem`: why it cannot take part."""
+    """The message of each rank to the others. `problem`: why the rank cannot take part."""
 
     problem: str | None
     held: list[_Named]
     wanted: list[_Named]
     entries: list[str]
-    """Names that it wants and that are no tensors: only a holder knows how long they are."""
+    """Names of wanted entries that are not tensors: only a holder knows how long they are."""
 
 
 def reshard(
@@ -77,8 +77,8 @@ def reshard(
 ) -> Moved:
     """Fills `wanted` with what the ranks of the group hold. Every rank of the group calls it.
 
-    Where a rank holds an entry that it wants, it keeps its own. If it raises, `wanted` may be
-    filled in part.
+    A rank that already holds an entry that it wants keeps its own. If this raises, `wanted` may be
+    partly filled.
     """
     rank = dist.get_group_rank(process_group, dist.get_rank()) if process_group else dist.get_rank()
     try:
@@ -122,7 +122,7 @@ class _State:
         self._wanted = what == "wanted"
         self.tensors: dict[str, tuple[torch.Tensor, Part]] = {}
         self.pickled: dict[str, torch.Tensor] = {}
-        """Of entries that are no tensors, and, in what is wanted, the room for them."""
+        """Pickles of the entries that are not tensors; in a wanted state, the room for them."""
         for name, value in flat.items():
             if isinstance(value, torch.Tensor):
                 if (found := _local(name, value)) is not None:
@@ -137,7 +137,10 @@ class _State:
         return tensors + [_Named(name, entry(len(one))) for name, one in self.pickled.items()]
 
     def require_apart(self, other: _State) -> None:
-        """A tensor that is filled while others of the same memory are sent would change them."""
+        """Raises Unsupported if a wanted tensor shares its memory with another held tensor.
+
+        Filling the wanted tensor would change the held one while it is sent.
+        """
         own = {one.untyped_storage().data_ptr(): name for name, (one, _) in self.tensors.items()}
         for name, (tensor, part) in other.tensors.items():
             shared = own.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
@@ -149,11 +152,11 @@ class _State:
 
     def make_room(self, incoming: list[Move]) -> None:
         for move in incoming:
-            if move.name in self.pickled:  # from one rank, whole
+            if move.name in self.pickled:  # one rank sends all of it
                 self.pickled[move.name] = torch.empty(move.bytes, dtype=torch.uint8)
 
     def cut(self, move: Move) -> torch.Tensor:
-        """The bytes of a box, row by row."""
+        """The bytes of a move's box, row by row."""
         piece = self._view(move).detach().cpu().resolve_conj().resolve_neg()
         return piece.contiguous().reshape(-1).view(torch.uint8)
 
@@ -178,7 +181,7 @@ class _State:
 
 
 def _local(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, Part] | None:
-    """What this rank has of a tensor; None where its mesh is without this rank."""
+    """This rank's part of a tensor; None if the tensor's mesh does not include this rank."""
     if isinstance(tensor, DTensor):
         if tensor.device_mesh.get_coordinate() is None:
             return None
@@ -210,10 +213,10 @@ def _layout(rank: int, said: list[_Named]) -> Layout:
 
 
 def _wanted(rank: int, said: _Said, held: list[Layout]) -> Layout:
-    """With the entries that are no tensors: as long as they are where they come from."""
+    """What a rank wants. Entries that are not tensors get the length that their holder gives."""
     layout = dict(_layout(rank, said.wanted))
     for name in said.entries:
-        # Its own, if it has it; else that of the first that has.
+        # The rank's own entry if it holds one; else that of the first rank that does.
         holders = [other for other in (rank, *range(len(held))) if name in held[other]]
         if not holders:
             raise ForeignPart(f"rank {rank} wants {name!r}, and no rank holds it")
@@ -226,7 +229,7 @@ def _wanted(rank: int, said: _Said, held: list[Layout]) -> Layout:
 
 
 def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
-    """What every rank says, as JSON: no pickle of another rank is loaded."""
+    """Gathers every rank's message as JSON, so that no pickle of another rank is loaded."""
     text = json.dumps(asdict(said)).encode()
     length = torch.tensor([len(text)], dtype=torch.int64)
     lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
@@ -252,10 +255,10 @@ def _gathered(said: _Said, group: dist.ProcessGroup | None) -> list[_Said]:
 def _exchange(
     moves: list[Move], rank: int, source: _State, target: _State, group: dist.ProcessGroup | None
 ) -> int:
-    """Sends and receives in rounds, one message of each pair in each; the bytes received.
+    """Sends and receives in rounds, one message for each pair of ranks in a round.
 
-    A message begins with the plan's digest. Ranks that were told different layouts, by a rank that
-    is not honest, would else take each other's bytes for those of another place.
+    Returns the bytes received. A message begins with the plan's digest. Without it, if a dishonest
+    rank told them different layouts, ranks would put each other's bytes into the wrong places.
     """
     digest = torch.frombuffer(bytearray(digest_of(moves)), dtype=torch.uint8)
     outgoing = {peer: list(_messages(moves, rank, peer)) for peer in _peers(moves, rank, "target")}
