@@ -1,7 +1,7 @@
-"""Sealed files: C2SP's chunked encryption, by the native core.
+"""Sealed files: C2SP's chunked encryption, done by the native core.
 
-The context is part of a file's key. It says what the file is, so that no other file opens in its
-place: another part of the same object, another version, another object, another vault.
+A file's key is derived from its context, which says what the file is. So no other file opens in its
+place: no other part of the object, no other version, no other object and no other vault's file.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from sealring.vault.digests import Hash, computed
 
 AES: Final = "AEAD_AES_256_GCM"
 CHACHA: Final = "AEAD_CHACHA20_POLY1305"
-"""For files that a GPU opens: GPUs have no instructions for AES."""
+"""The suite for files that a GPU opens: GPUs have no instructions for AES."""
 SUITES: Final = (AES, CHACHA)
 ID_BYTES: Final = 16
 _PREFIX: Final = b"sealring vault 1"
 LARGEST_DOCUMENT: Final = 16 << 20
 LARGEST_MANIFEST: Final = 512 << 20
 LARGEST_LEDGER: Final = 512 << 20
-"""Of more than three million objects."""
+"""Enough for more than three million objects."""
 
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were done since the last call."""
+"""Called with the number of bytes processed since the last call."""
 Source = int | Callable[[int, int], bytes]
 """A file descriptor, or a function that gives a range of bytes by its start and length."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedPlace:
-    """What one part's file is sealed as. Its key travels apart from it."""
+    """What is needed to seal or open one part's file, except its key, which travels apart."""
 
     part: str
     suite: str
@@ -52,7 +52,7 @@ class SealedPlace:
     def writer(
         self, file: int, key: _native.Secret, threads: int = 0, hash: Hash | None = None
     ) -> _native.SealedFileWriter:
-        """`hash`: what its `digests` are, which it has none without."""
+        """`hash`: the hash function of the writer's `digests`; without it there are none."""
         context = bytes.fromhex(self.context)
         name = f"part {self.part}"
         chunk_hash = None if hash is None else computed(hash)
@@ -61,14 +61,14 @@ class SealedPlace:
     def reader(
         self, source: Source, key: _native.Secret, name: str, threads: int = 0, size: int = 0
     ) -> _native.SealedFileReader:
-        """`size`: of all that a function gives."""
+        """`size`: the file's length, if the source is a function."""
         context = bytes.fromhex(self.context)
         return _native.SealedFileReader(source, key, self.suite, context, name, threads, size)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a sealed file is, and what it is sealed with."""
+    """The place of one object version's files in a vault, with the suite and key that seal them."""
 
     vault: bytes
     object: bytes
@@ -77,11 +77,11 @@ class Place:
     key: _native.Secret
 
     def context(self, part: str) -> bytes:
-        """Fields of fixed length and then the part's name, so that no two places look alike."""
+        """The context of a part: fields of fixed length, then the part's name, so it is unique."""
         return _context(self.vault, self.object, self.version) + part.encode()
 
     def part_key(self, part: str) -> _native.Secret:
-        """The input key of one part's file. From it neither the object's nor another's follows."""
+        """The input key of one part's file. It reveals neither the object's key nor another's."""
         return self.key.derive(_PREFIX, b"key of the part " + part.encode(), 32)
 
     def of(self, part: str) -> SealedPlace:
@@ -90,7 +90,7 @@ class Place:
     def writer(
         self, file: int, part: str, threads: int = 0, hash: Hash | None = None
     ) -> _native.SealedFileWriter:
-        """Seals to a file descriptor; to memory where that is -1."""
+        """A writer that seals to a file descriptor, or to memory if `file` is -1."""
         return self.of(part).writer(file, self.part_key(part), threads, hash)
 
     def reader(
@@ -105,7 +105,7 @@ class Place:
         return writer.take()
 
     def open(self, part: str, sealed: bytes, name: str) -> bytes:
-        """The plaintext, whole."""
+        """Returns the whole plaintext. Raises VaultError if it is not authentic."""
         if not sealed:
             raise TruncatedFile(f"{name} is empty: restore it from a copy")
 
@@ -121,7 +121,7 @@ class Place:
 def wrapping_key(
     vault_key: _native.Secret, vault: bytes, object_id: bytes, version: int, suite: str
 ) -> _native.Secret:
-    """What wraps the key of this version of this object: the wrapped key opens nowhere else."""
+    """The key that wraps an object version's key. The wrapped key opens in no other place."""
     info = b"wraps an object's key" + _context(vault, object_id, version) + suite.encode()
     return vault_key.derive(_PREFIX, info, 32)
 
@@ -132,14 +132,15 @@ def _context(vault: bytes, object_id: bytes, version: int) -> bytes:
 
 
 def shown(text: str, longest: int) -> str:
-    """Text that others wrote, for a message: it is cut, and holds no codes of terminals."""
+    """Foreign text for use in a message: cut, and without control codes for terminals."""
     return "".join(one if one.isprintable() else "?" for one in text[:longest])
 
 
 def raise_own_lack(problem: OSError) -> None:
-    """Raises what this process lacks as it is: nothing was learned of the vault.
+    """Raises an error unchanged if this process lacks memory or descriptors.
 
-    As an error of the vault, it would leave out what is there in favour of something older.
+    Such an error says nothing about the vault. As a VaultError it would make the caller skip a
+    version that is there, and take an older one.
     """
     if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise problem
@@ -148,13 +149,14 @@ def raise_own_lack(problem: OSError) -> None:
 _OF_WHAT_LIES_THERE: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO}
 )
-"""Errors that an attacker who writes to the vault causes: by links, pipes, directories, modes."""
+"""Errors that an attacker who can write to the vault can cause, with links, pipes, directories or
+modes."""
 
 
 def disk_failed(problem: VaultError) -> bool:
-    """Whether the disk or its network failed (EIO, ESTALE): nothing was learned of the vault.
+    """Whether the disk or its network failed (EIO, ESTALE), which says nothing about the vault.
 
-    Still an error of the vault, so that one bad sector does not keep `revoke` from all the rest.
+    It still is a VaultError, so that one bad sector does not stop `revoke` for all other objects.
     """
     cause = problem.__cause__
     return isinstance(cause, OSError) and cause.errno not in _OF_WHAT_LIES_THERE
@@ -174,7 +176,10 @@ def check_version(document: Any, known: int, where: str) -> None:
 
 
 def read_as(wanted: Any, content: bytes | str, where: str, version: int | None = None) -> Any:
-    """A document as a dataclass. It may be the work of an attacker, or of a later sealring."""
+    """Reads a JSON document into a dataclass; NotAVault if it does not fit.
+
+    An attacker or a later sealring may have written it.
+    """
     try:
         document = read_json(content)
         if version is not None:
@@ -185,7 +190,7 @@ def read_as(wanted: Any, content: bytes | str, where: str, version: int | None =
 
 
 def check_small(content: bytes, what: str, advice: str, largest: int) -> None:
-    """Refuses to write what `read_small` would not read again."""
+    """Raises Unsupported if `read_small` would refuse to read this content again."""
     if len(content) > largest:
         raise Unsupported(
             f"{what} would have {len(content)} bytes, and no more than {largest} are read again: "
@@ -194,14 +199,14 @@ def check_small(content: bytes, what: str, advice: str, largest: int) -> None:
 
 
 def read_small(path: Path, what: str, largest: int = LARGEST_DOCUMENT) -> bytes:
-    """A file of the vault that is read whole. It may be the work of an attacker: not endless."""
+    """Reads a whole file of the vault, up to `largest` bytes: an attacker may have made it huge."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):  # to read a pipe may give nothing, or not end
+            if not stat.S_ISREG(status.st_mode):  # reading a pipe may give nothing or never end
                 raise NotAVault(f"{what} {path} is not a regular file")
-            # By its size first: what an attacker made large is not read at all.
+            # Checks the size first, so that a file that an attacker made large is not read.
             too_large = status.st_size > largest
             content = b"" if too_large else file.read(largest + 1)
     except OSError as problem:

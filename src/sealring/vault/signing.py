@@ -1,8 +1,8 @@
 """Statements that a worker signs with the key of its certificate.
 
-A statement is JSON text; what is signed and what is read are the same bytes. A checkpoint outlives
-its job's certificates, so their dates are held against the time that the statement itself names:
-a thief of an expired key can date a statement back, and needs the vault's key as well.
+A statement is JSON text. The signature covers the same bytes that are read. A checkpoint outlives
+its job's certificates, so a certificate must be valid at the time that the statement itself names.
+A thief of an expired key can date a statement back, but needs the vault's key as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sealring.formats import signed as signatures
 from sealring.formats.strict import read_json
 
 FIELDS: Final = frozenset({"job", "rank", "world", "time"})
-"""Of every statement."""
+"""The fields of every statement."""
 _PURPOSE: Final = b"sealring vault 1 statement\0"
 
 
@@ -38,7 +38,7 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Proof that a statement was signed by a worker of the job. Only `check` makes one."""
+    """Proof that a worker of the job signed a statement. Only `check` makes this object."""
 
     rank: int
     world: int
@@ -63,7 +63,7 @@ def unadmitted(problem: str) -> VaultError:
 
 
 def check(signed: Signed, authorities: Sequence[x509.Certificate], job: str, where: str) -> Signer:
-    """What the statement says, if a worker of this job signed it."""
+    """Returns what the statement says if a worker of this job signed it; else VaultError."""
     try:
         certificate = certificate_from_pem(signed.certificate.encode(), ValueError())
         data, signature = _PURPOSE + signed.statement.encode(), bytes.fromhex(signed.signature)

@@ -1,8 +1,8 @@
-"""Sealing a rank's part: in this process, or in a helper that gets the part's key alone.
+"""Seals a rank's part, in this process or in a helper process that gets only the part's key.
 
-The helper is this file: python -P -m sealring.vault.staging ADDRESS. It starts with nothing secret
-(see children.py), gets two files, the staged plaintext and the one to write, and answers with the
-commitment.
+The helper runs this file: python -P -m sealring.vault.staging ADDRESS. It starts without secrets
+(see children.py). It gets two open files, the staged plaintext and the file to write, and answers
+with the file's commitment.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from sealring.vault.objects import Copy, Part, digest_of
 from sealring.vault.sealed import Progress, SealedPlace
 
 WORK_SECONDS: Final = 120.0
-"""For a helper to seal a part and to answer, and longer by the part's size."""
+"""How long a helper may take to seal a part and to answer, plus time for the part's size."""
 _BYTES_A_SECOND: Final = 1 << 20
-"""A helper that seals more slowly than this does not work."""
+"""The extra time for a part's size is computed with this rate."""
 _COMMITMENT: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def seal_here(copy: Copy, name: str, buffers: Sequence[Buffer], hash: Hash) -> tuple[Part, bytes]:
-    """The part, and the digests of its chunks."""
+    """Seals a part in this process. Returns the part and the digests of its chunks."""
     return copy.seal_part(name, [buffers], hash)
 
 
 def seal_in_helper(
     copy: Copy, name: str, buffers: Sequence[Buffer], hash: Hash
 ) -> tuple[Part, bytes]:
-    """Stages the bytes in memory that only the two processes share, and hands over one key.
+    """Seals a part in a helper process, which shares the staged plaintext and gets one key.
 
-    The helper knows neither the vault's key, nor the checkpoint's, nor the rank's identity: this
+    The helper has neither the vault's key, nor the checkpoint's, nor the rank's identity: this
     process computes the digests of what it staged, and signs them.
     """
     shut_out_debuggers()  # before the plaintext is staged
@@ -66,7 +66,7 @@ def seal_in_helper(
 
 
 def _sealed_by_helper(copy: Copy, name: str, size: int, files: list[int]) -> str:
-    """The part's commitment, from a helper that an attacker may have taken over."""
+    """Returns the part's commitment as the helper gives it; an attacker may control the helper."""
     order = {"part": name, "place": asdict(copy.place.of(name)), "bytes": size}
     helper = Child("sealring.vault.staging")
     try:
@@ -84,7 +84,7 @@ def _sealed_by_helper(copy: Copy, name: str, size: int, files: list[int]) -> str
 def _seal(
     order: dict[str, Any], keys: list[_native.Secret], files: list[int], progress: Progress
 ) -> str:
-    """In the helper."""
+    """Runs in the helper: seals the staged plaintext and returns the commitment."""
     memory, target = files
     writer = SealedPlace(**order["place"]).writer(target, keys[0])
     if size := order["bytes"]:

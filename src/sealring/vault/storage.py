@@ -1,6 +1,7 @@
 """Where a vault lies: in a directory, or in a folder of a store (stores.py).
 
-The owner of the disk can put anything there. What cannot be read is a VaultError that names it.
+The owner of the disk can put anything there. A file that cannot be read raises a VaultError that
+names it.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ class OpenFile:
         return self.source(offset, size)
 
     def close(self) -> None:
-        """In a store nothing is open between two requests."""
+        """Closes the file's descriptor. A store has none: nothing is open between requests."""
         if isinstance(self.source, int) and self.source >= 0:
             os.close(self.source)
             self.source = -1
 
 
 class VaultPath(Protocol):
-    """A file or a folder of a vault, and all that is done with it."""
+    """A file or a folder of a vault, with all operations on it."""
 
     @property
     def locks(self) -> bool:
-        """Whether `held` and `claim` keep other processes out. A store has no locks."""
+        """Whether `held` and `claim` really lock. A store has no locks."""
 
     @property
     def local(self) -> Path:
-        """The path on this machine; Unsupported in a store."""
+        """The path on this machine. Raises Unsupported in a store."""
 
     @property
     def name(self) -> str: ...
@@ -62,64 +63,64 @@ class VaultPath(Protocol):
     def resolve(self) -> VaultPath: ...
 
     def entries(self, form: re.Pattern[str]) -> list[VaultPath]:
-        """Folders whose name is of this form; other names are not the vault's."""
+        """The folders here whose names have this form; other names are not the vault's."""
 
     def below(self) -> list[str] | None:
-        """All files below a folder, as paths from it; None where each is to be looked at."""
+        """All files below a folder, as paths relative to it; None if one listing cannot tell."""
 
     def links(self, form: re.Pattern[str]) -> list[UnsafePath]:
-        """An error for each symlink with a name of this form: `entries` leaves them out."""
+        """One error for each symlink with a name of this form; `entries` leaves symlinks out."""
 
     def refuse_link(self) -> None: ...
 
     def has_file(self) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists at this path."""
 
     def has_folder(self) -> bool: ...
 
     def read_small(self, what: str, largest: int) -> bytes:
-        """A file that is read whole, if it is no larger."""
+        """Reads a whole file. Raises NotAVault if it is larger than `largest` bytes."""
 
     def write(self, content: bytes) -> None:
-        """The file appears whole or not at all, replaces an older one, and survives a crash."""
+        """Writes a file whole or not at all. It replaces an older one and survives a crash."""
 
     def write_new(self, content: bytes) -> None:
-        """A file that survives a crash after `settle`."""
+        """Writes a new file, which survives a crash only after `settle`."""
 
     def make_vault(self, name: str, header: bytes) -> None:
-        """A folder with a header that was not there; whole, or not at all."""
+        """Makes a new folder with a header in it, whole or not at all."""
 
     def make_folder(self) -> None: ...
 
     def take_folder(self) -> None:
-        """FileExistsError if it is there: no two processes take one."""
+        """Makes a folder. Raises FileExistsError if it exists: two processes cannot both take it."""
 
     def new_file(self) -> AbstractContextManager[int]:
-        """A descriptor to write to. If the context ends well, the file is there for good."""
+        """The descriptor of a new file. If the context ends without an error, the file lasts."""
 
     def open_file(self, name: str) -> OpenFile:
-        """MissingPart if it is not there."""
+        """Opens a file for reading. Raises MissingPart if it does not exist."""
 
     def settle(self, unsynced: str) -> None:
-        """A copy, with its file `unsynced` and the folders above, now survives a crash."""
+        """Makes a copy survive a crash, with its file `unsynced` and the folders above."""
 
     def remove(self, levels: int, first: str | None = None) -> None:
-        """Removes a folder that lies so many levels below the vault's, if it is there.
+        """Removes a folder, if it exists, that lies `levels` levels below the vault's folder.
 
-        `first`: the file in it that goes before all others.
+        `first`: the file in it that is removed before all others.
         """
 
     def held(self, *, alone: bool, wait: bool) -> AbstractContextManager[None]: ...
 
     def claim(self) -> AbstractContextManager[None]:
-        """Says that this process works in the folder."""
+        """Marks the folder as in use by this process until the context ends."""
 
     def claimed(self, *, superseded: bool) -> bool:
-        """Whether a process may be working there; `superseded`: a later version is complete."""
+        """Whether a process may be working there. `superseded`: a later version is complete."""
 
 
 class LocalPath(PosixPath):
-    """A VaultPath in a directory: names that stay inside it, files that survive a crash, locks."""
+    """A VaultPath in a local directory. It follows no symlinks below the vault, and it locks."""
 
     locks: Final = True
 
@@ -128,7 +129,7 @@ class LocalPath(PosixPath):
         return self
 
     def entries(self, form: re.Pattern[str]) -> list[VaultPath]:
-        """A symlink in the place of a folder is refused: what is behind it is not the vault's."""
+        """The folders here. Raises UnsafePath if this is a symlink: it may lead out of the vault."""
         try:
             self.refuse_link()
             with os.scandir(self) as found:

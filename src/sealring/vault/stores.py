@@ -1,8 +1,8 @@
 """A vault in a store that fsspec reaches (s3://, http://, https://, memory://, file://).
 
-A store has no rename and no lock. It must put a file whole or not at all, and show at once what was
-put; the manifest, put last, is then the commit as on a disk. What a store holds is believed as
-little as what a disk holds: see docs/vault.md.
+A store has no rename and no lock. It must put a file whole or not at all, and show it at once. Then
+the manifest, which is put last, is the commit, as on a disk. The content of a store is trusted as
+little as that of a disk: see docs/vault.md.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from sealring.vault.storage import LocalPath, OpenFile, VaultPath
 _BLOCK: Final = 8 << 20
 _LONGEST_REASON: Final = 300
 _ATTEMPTS: Final = 3
-"""To read a small file that is replaced at the same time."""
+"""How often to try to read a small file that is replaced at the same time."""
 _TAKEN: Final = "taken"
 _ROOT: Final = PurePosixPath()
 _LINK: Final = re.compile(rb"""href\s*=\s*["']([^"'<>\s]{1,1024})""", re.IGNORECASE)
 
 
 def _lists_at_once(files: Any) -> bool:
-    """Whether this kind of store has a listing of its own of all that is below a folder."""
+    """Whether this kind of store can list all files below a folder by itself."""
     from fsspec.asyn import AsyncFileSystem
     from fsspec.spec import AbstractFileSystem
 
@@ -52,13 +52,16 @@ def _lists_at_once(files: Any) -> bool:
 
 
 def _reason(problem: Exception) -> str:
-    """In one line, and not endless. The text may be the store's, and that an attacker's."""
+    """An error's reason in one short line. The text may come from the store, or an attacker."""
     told = str(problem).strip().splitlines() or [type(problem).__name__]
     return shown(told[0], _LONGEST_REASON)
 
 
 def _refuse_credentials(url: str) -> None:
-    """The URL is printed, and kept in the ledger. This error does not show it."""
+    """Raises ConfigurationError if the URL may hold credentials; the error does not show the URL.
+
+    URLs are printed and kept in the ledger.
+    """
     scheme = url.partition("://")[0]
     if scheme in requests.OF_THIS_MACHINE:
         return
@@ -66,7 +69,7 @@ def _refuse_credentials(url: str) -> None:
         parts = urlsplit(url)
         plain = "@" not in parts.netloc and (scheme not in requests.HTTP or not parts.query)
         plain = plain and (parts.port is None or parts.port >= 0)
-    except ValueError:  # what stands in the place of the port or the host is none
+    except ValueError:  # the host or the port is malformed
         plain = False
     if not plain:
         raise ConfigurationError(
@@ -88,7 +91,7 @@ class Store:
         self._connect()
 
     def _connect(self) -> tuple[Any, str]:
-        """A connection of this process's own: none of them can be used by a forked child."""
+        """This process's own connection: a forked child cannot use its parent's."""
         if self._process != os.getpid():
             try:
                 import fsspec
@@ -98,7 +101,7 @@ class Store:
                     code="configuration.missing_extra",
                 ) from None
             with self._asking():
-                # What others have put meanwhile must be seen.
+                # No cache: files that others put meanwhile must be seen.
                 self._reached = fsspec.core.url_to_fs(
                     self.url, use_listings_cache=False, **requests.options_of(self.url)
                 )
@@ -137,7 +140,7 @@ class Store:
         return requests.ask(self._files, self.url, size, method, *args, **options)
 
     def names(self, folder: str, form: re.Pattern[str]) -> list[str]:
-        """What lies there under names of this form, in their order."""
+        """The sorted names of this form in a folder."""
         with self._asking():
             self._files.invalidate_cache()
             try:
@@ -150,14 +153,15 @@ class Store:
     def _list(self, folder: str) -> list[str]:
         if requests.HTTP.isdisjoint(self._files.protocol):
             return self._do(0, "ls", self._at(folder), detail=False)  # type: ignore[no-any-return]
-        # fsspec looks for links with an expression that takes hours for some pages.
+        # fsspec's own expression for links takes hours on some pages.
         page = bytes(self._do(0, "cat_file", self._at(folder) + "/"))
         return [one.decode(errors="replace") for one in _LINK.findall(page)]
 
     def below(self, folder: str) -> list[str] | None:
-        """All files below a folder, which is there, as paths from it; None if no request has them.
+        """All files below an existing folder, as paths relative to it.
 
-        fsspec's own `find` asks for each folder, and leaves those out that do not answer.
+        None if the store has no listing of its own: fsspec's own `find` then asks for each folder,
+        and leaves out folders that do not answer.
         """
         if not _lists_at_once(self._files):
             return None
@@ -173,7 +177,7 @@ class Store:
         return [str(one)[len(start) :] for one in found]
 
     def size(self, path: str) -> int | None:
-        """None if no file is there."""
+        """A file's size; None if there is no file."""
         with self._asking():
             described = self._described(self._at(path))
             if described is None or described["type"] != "file":
@@ -183,14 +187,17 @@ class Store:
             return int(described["size"])
 
     def _described(self, at: str) -> Any:
-        """A file or a folder; None if neither is there. Clients' own `exists` hide failures."""
+        """What the store says of a file or folder; None if neither is there.
+
+        The clients' own `exists` would hide failures.
+        """
         try:
             return self._do(0, "info", at)
         except FileNotFoundError:
             return None
 
     def read(self, path: str, largest: int) -> bytes | None:
-        """A file, whole; None if it is larger. FileNotFoundError if it is not there."""
+        """Reads a whole file; None if it is larger. Raises FileNotFoundError if it is not there."""
         for _ in range(_ATTEMPTS):
             size = self.size(path)
             if size is None:
@@ -198,18 +205,18 @@ class Store:
             if size > largest:
                 return None
             if size:
-                # One byte more: another file, put there meanwhile, may be longer.
+                # One byte more shows if a longer file was put there meanwhile.
                 content = self.read_range(path, 0, size + 1)
-            else:  # no range of it can be asked for
+            else:  # an empty file has no range to ask for
                 with self._asking():
                     content = bytes(self._do(0, "cat_file", self._at(path)))
             if len(content) == size:
                 return content
-        # What an answer holds that is cut is not what the store holds: nothing was learned of that.
+        # StoreFailed, as a cut answer says nothing about what the store holds.
         raise StoreFailed(f"{self.url}/{path} has other bytes than the store said")
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """At most so many bytes; fewer if the file was cut."""
+        """Reads the bytes from `start` to `end`; fewer if the file is shorter."""
         if start == end:
             return b""
         with self._asking():
@@ -222,7 +229,10 @@ class Store:
         return came
 
     def put(self, path: str, content: bytes, *, new: bool) -> None:
-        """`new`: FileExistsError if there is another, where the store has conditional puts."""
+        """Puts a file. `new`: raises FileExistsError if another file is there.
+
+        A store without conditional puts may overwrite that file instead.
+        """
         mode = "create" if new else "overwrite"
         try:
             self._in_folder(
@@ -234,17 +244,17 @@ class Store:
                 new and requests.condition_failed(problem)
             ):
                 raise
-            # If the answer to the put was lost, the client has repeated it.
+            # If an answer was lost, the client has repeated its put and may meet its own file.
             if self.size(path) != len(content) or self.read(path, len(content)) != content:
                 raise FileExistsError(path) from problem
 
     def upload(self, source: int, path: str) -> None:
-        """All of an open file, in blocks. The store shows it when all of it is there."""
+        """Uploads a whole open file in blocks. The store shows it once all of it is there."""
 
         def put() -> None:
             if requests.can_be_stopped(self._files):
                 size = os.fstat(source).st_size
-                here = f"/proc/self/fd/{source}"  # it may have no name
+                here = f"/proc/self/fd/{source}"  # the file may have no name
                 self._do(size, "put_file", here, self._at(path))
                 return
             start = 0
@@ -256,7 +266,7 @@ class Store:
         self._in_folder(path, put)
 
     def _in_folder(self, path: str, put: Callable[[], None]) -> None:
-        """Where a store has folders, they are made. A bucket is not: its name may be mistyped."""
+        """Runs `put`, and makes missing folders. It makes no bucket: its name may be mistyped."""
         with self._asking():
             try:
                 put()
@@ -276,7 +286,7 @@ class Store:
     def remove(self, path: str) -> None:
         with self._asking(), contextlib.suppress(FileNotFoundError):
             self._do(0, "rm", self._at(path), recursive=True)
-            # S3 may refuse single files and say so in an answer that s3fs takes for success.
+            # S3 may refuse to remove single files, in an answer that s3fs takes for success.
             if self._described(self._at(path)) is not None:
                 raise StoreFailed(
                     f"{self.url}/{path} is still there after it was removed: the store refuses to "
@@ -338,7 +348,7 @@ class StorePath:
         return []
 
     def refuse_link(self) -> None:
-        """A store has none."""
+        """A store has no links."""
 
     def has_file(self) -> bool:
         return self.store.size(self.key) is not None
@@ -368,17 +378,17 @@ class StorePath:
             raise in_the_way(self) from None
 
     def make_folder(self) -> None:
-        """A folder is there when something is in it."""
+        """Does nothing: a store's folder exists when something is in it."""
 
     def take_folder(self) -> None:
         if self.has_folder():
             raise FileExistsError(str(self))
-        # Random, so that a repeated put knows its own: see Store.put.
+        # Random, so that a repeated put recognises its own file: see Store.put.
         (self / _TAKEN).write_new(secrets.token_hex(16).encode())
 
     @contextlib.contextmanager
     def new_file(self) -> Iterator[int]:
-        """What is sealed goes to a file without a name, and then to the store."""
+        """Gives a local file without a name, which is uploaded when the context ends."""
         with tempfile.TemporaryFile() as file:
             yield file.fileno()
             if self.has_file():
@@ -391,7 +401,7 @@ class StorePath:
         def read(offset: int, size: int) -> bytes:
             try:
                 return self.store.read_range(self.key, offset, offset + size)
-            except FileNotFoundError:  # it was removed since it was opened
+            except FileNotFoundError:  # the file was removed since it was opened
                 raise missing from None
 
         size = self.store.size(self.key)
@@ -400,7 +410,7 @@ class StorePath:
         return OpenFile(read, size)
 
     def settle(self, unsynced: str) -> None:
-        """What was put is there."""
+        """Does nothing: what was put into a store lasts."""
 
     def remove(self, levels: int, first: str | None = None) -> None:
         if first is not None:
@@ -414,7 +424,7 @@ class StorePath:
         return contextlib.nullcontext()
 
     def claimed(self, *, superseded: bool) -> bool:
-        """A store does not know who writes: what no later version follows may be in use."""
+        """A store does not know who writes, so a version that is not superseded may be in use."""
         return not superseded
 
 

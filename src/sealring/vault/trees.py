@@ -1,4 +1,4 @@
-"""Files and folders into a vault and out of it, and a vault under a new key."""
+"""Seals files and folders into a vault, opens them, and seals a whole vault under a new key."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BUFFER: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class File:
     path: str
-    """In the folder that was sealed; empty where a single file was."""
+    """The path in the sealed folder; empty if a single file was sealed."""
     part: str
     executable: bool
 
@@ -62,11 +62,11 @@ class Content:
     tree: bool
     files: list[File]
     folders: list[str]
-    """Those that are empty."""
+    """The paths of empty folders."""
 
 
 def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress: Progress) -> int:
-    """Seals a file or a folder as the next version of an object; its number."""
+    """Seals a file or a folder as the next version of an object. Returns the version's number."""
     found = list(files_below(source))
     watched = Watched()
     for path, inside in found:
@@ -82,7 +82,7 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
                 part, executable = _seal_file(copy, path, f"{number:08}", watched, progress)
                 parts.append(part)
                 files.append({"path": inside, "part": part.name, "executable": executable})
-            tree = [inside for _, inside in found] != [""]  # as it was listed
+            tree = [inside for _, inside in found] != [""]  # a single file has the path ""
             content = json.dumps({"tree": tree, "files": files, "folders": folders})
             watched.check()
             if list(files_below(source)) != found:
@@ -93,14 +93,14 @@ def seal_path(vault: Vault, source: Path, name: str, suite: str | None, progress
                 )
             vault.commit(copy, KIND, name, parts, content)
         except BaseException:
-            if not copy.complete:  # else the ledger may know it: without it all would look older
+            if not copy.complete:  # the ledger may know a complete one; it must not disappear
                 vault.remove_version(copy.folder.parent)
             raise
     return copy.place.version
 
 
 def open_object(stored: Stored, out: Path, progress: Progress) -> None:
-    """Writes the plaintext. It gets its name when all of it was found authentic."""
+    """Writes an object's plaintext to `out`. It gets this name once all of it is authentic."""
     content = content_of(stored)
     check_output(out)
     parts = {part.name: part for part in stored.manifest.parts}
@@ -135,7 +135,7 @@ def content_of(stored: Stored) -> Content:
 
 
 def verify(stored: Stored, progress: Progress) -> None:
-    """Opens every chunk of every part, and keeps nothing."""
+    """Checks every chunk of every part, and keeps no plaintext."""
     for part in stored.manifest.parts:
         for _ in _blocks(stored, part, progress):
             pass
@@ -147,17 +147,17 @@ def rotate(
     also: Sequence[Presented] = (),
     tell: Tell = tell_later,
 ) -> KeyChange:
-    """Seals everything anew, under new keys.
+    """Seals everything again under new keys.
 
-    Whenever it is stopped, the vault opens: the header has the new key and the older ones, and a
-    version keeps its old copy until its new one is complete. The next rotation removes the copies
-    that were left.
+    The vault opens even if this is interrupted at any point: the header has the new key and the
+    older ones, and a version keeps its old copy until its new one is complete. The next rotation
+    removes the unfinished copies.
     """
     count = 0
     with vault.held(alone=True):
         vault.refresh()
         vault.require_writer()
-        _remove_unfinished(vault)  # first: they may be what fills the disk
+        _remove_unfinished(vault)  # first: unfinished copies may fill the disk
         change = vault.begin_rotation(vault.header, also, tell)
         problems: list[VaultError] = []
         unwritten: list[SealringError] = []
@@ -171,7 +171,7 @@ def rotate(
                 unwritten.append(problem)
             except OSError as problem:
                 unwritten.append(not_written(stored.copy.folder.parent, problem))
-        # Else a copy under an older key may be the only one that is left.
+        # After a problem, a copy under an older key may be a version's only one.
         if not problems and not unwritten:
             for copy in list(vault.copies(problems)):
                 if copy.vault_key != vault.ring.newest:
@@ -181,7 +181,7 @@ def rotate(
 
 
 def _remove_unfinished(vault: Vault) -> None:
-    """Copies that a rotation began and did not finish: their versions have a complete one."""
+    """Removes copies that a rotation did not finish; their versions have a complete copy."""
     for copy in list(vault.copies([])):
         if not copy.complete and complete_copies(copy.folder.parent):
             objects.remove(copy.folder)
@@ -205,7 +205,7 @@ def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
         pieces = ([block] for block in _blocks(stored, part, progress))
         parts.append(copy.seal_part(part.name, pieces, part.hash)[0])
     in_store = not copy.folder.locks
-    for part in parts if in_store else []:  # the copy before is removed in favour of these
+    for part in parts if in_store else []:  # check that they open before the old copy is removed
         with copy.opened(part, stored.whose):
             pass
     manifest = stored.manifest
@@ -217,7 +217,11 @@ def _copy_into(copy: Copy, stored: Stored, progress: Progress) -> None:
 
 
 def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryview]:
-    """A part's plaintext. It is what the manifest lists only if this ends without an error."""
+    """Yields a part's plaintext in blocks.
+
+    All of it is authentic as soon as it comes, but only the end without an error proves that it is
+    what the manifest lists.
+    """
     with stored.copy.opened(part, stored.whose) as reader:
         room = bytearray(min(_BLOCK, reader.length))
         chunk_hash = computed(part.hash)
@@ -226,7 +230,7 @@ def _blocks(stored: Stored, part: Part, progress: Progress) -> Iterator[memoryvi
             block = memoryview(room)[: min(_BLOCK, reader.length - start)]
             reader.read_into(start, block)
             found = _native.chunk_digests(block, chunk_hash)
-            # A block of full chunks has the digest of an empty one behind them.
+            # The digests of a block of full chunks end with that of an empty chunk: drop it.
             digests += found if start + _BLOCK >= reader.length else found[:-DIGEST_BYTES]
             progress(len(block))
             yield block
@@ -257,7 +261,10 @@ def _seal_file(
 
 
 def _pieces(source: int, progress: Progress) -> Iterator[list[memoryview]]:
-    """Read, not mapped: another process could change a mapped file while it is sealed."""
+    """Yields a file's content in blocks.
+
+    The file is not mapped: another process could change mapped bytes while they are sealed.
+    """
     room = bytearray(_BLOCK)
     while count := os.readv(source, [room]):
         yield [memoryview(room)[:count]]
@@ -265,9 +272,9 @@ def _pieces(source: int, progress: Progress) -> Iterator[list[memoryview]]:
 
 
 class Watched:
-    """Source files that are read, and must stay as they are meanwhile.
+    """Opens source files, which must not change until `check`.
 
-    `check` is an error if one was changed since it was first seen.
+    `check` raises BadSource if one was changed or removed since it was first opened.
     """
 
     def __init__(self) -> None:
@@ -310,9 +317,9 @@ def size_of(source: Path) -> int:
 
 
 def files_below(source: Path) -> Iterator[tuple[Path, str]]:
-    """The files and empty folders, each with its path in the object.
+    """The files and empty folders below a path, each with its path in the object.
 
-    Links, devices and what cannot be read are refused by name.
+    An error names a symlink, a device or anything that cannot be read.
     """
     if not os.path.lexists(source):
         raise ConfigurationError(f"{source} does not exist")
@@ -333,7 +340,7 @@ def files_below(source: Path) -> Iterator[tuple[Path, str]]:
 
 
 def check_text(path: Path, inside: str) -> None:
-    """Linux takes any bytes for a name; a manifest is JSON, and is not read with others."""
+    """Raises UnsafePath for a file name that is not UTF-8, which a JSON manifest cannot hold."""
     try:
         inside.encode()
     except UnicodeEncodeError:

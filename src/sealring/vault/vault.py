@@ -46,14 +46,14 @@ from sealring.vault.stores import Where, vault_path
 _LOG = logging.getLogger("sealring")
 LAST_VERSION: Final = 9_999_999_999
 _MOST_TAKEN: Final = 100
-"""Numbers that other writers take after they were listed."""
+"""How many version numbers a writer tries that other writers have just taken."""
 REMOVED: Final = "removed"
-"""The kind of the version that says that an object was removed."""
+"""The kind of a version that marks its object as removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A complete version of an object, its manifest opened and authentic."""
+    """A complete version of an object, whose manifest is authentic."""
 
     copy: Copy
     manifest: Manifest
@@ -64,9 +64,9 @@ class Stored:
 
 
 class Vault(OpenedHeader):
-    """Use `Vault.create` or `Vault.open`. `close()` wipes its keys.
+    """An open vault, made by `Vault.create` or `Vault.open`. `close()` wipes its keys.
 
-    A dataset that was opened from it has keys of its own and stays open.
+    A dataset that was opened from it has its own keys and stays open.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Vault(OpenedHeader):
         grant: str,
         suite: str = AES,
     ) -> Vault:
-        """A new vault that this key opens. It appears whole, or not at all."""
+        """Makes a new vault that this key opens. It appears whole or not at all."""
         path = vault_path(path)
         if suite not in SUITES:
             raise ConfigurationError(f"the suite {suite!r} is none of {', '.join(SUITES)}")
         if path.has_file() or path.has_folder():
             raise in_the_way(path)
         header, ring = headers.new_header(suite)
-        ledger_of(header.id, path)  # an error of the settings comes first
+        ledger_of(header.id, path)  # raises an error in the settings before anything is written
         owner = key.grant(grant, header.vault, header.key, ring.key)
         made = headers.with_grant(header, ring, owner)
         with writing(path, "made"):
@@ -99,7 +99,7 @@ class Vault(OpenedHeader):
 
     @classmethod
     def open(cls, path: Where, opener: Opener, expect: str | None = None) -> Vault:
-        """`path`: its directory, or the URL of its folder in a store.
+        """Opens a vault. `path`: its directory, or the URL of its folder in a store.
 
         `expect`: the id that the vault must have.
         """
@@ -110,7 +110,7 @@ class Vault(OpenedHeader):
     def revoke(
         self, name: str, also: Sequence[Presented] = (), tell: Tell = tell_later
     ) -> KeyChange:
-        """Drops a grant and wraps everything under a new key, which that holder does not get."""
+        """Drops a grant, and wraps all objects' keys under a new key that its holder cannot get."""
         return self.rekey(also, tell, without=name)
 
     def rekey(
@@ -126,7 +126,7 @@ class Vault(OpenedHeader):
             self.require_writer()
             left = self.header
             if without is not None:
-                # In one header: a holder that is dropped never shares the key with the rest.
+                # One header drops the grant and has the new key, so the holder never gets that key.
                 left = headers.without_grant(left, self.ring, without)
             change = self.begin_rotation(left, also, tell)
             count = 0
@@ -149,7 +149,10 @@ class Vault(OpenedHeader):
     # ---- versions --------------------------------------------------------------------------------
 
     def find(self, name: str, version: int | None = None) -> Stored:
-        """The newest version, which must not be older than the ledger's; or the one asked for."""
+        """Finds the newest version, or the given one.
+
+        Raises RolledBack if the newest is older than the ledger's.
+        """
         stored = self._find(self.folder_of(name), repr(name), version)
         if stored.manifest.kind == REMOVED:
             raise NoSuchObject(f"{name!r} was removed from {self.path}")
@@ -160,9 +163,10 @@ class Vault(OpenedHeader):
         return self.path / "objects" / object_bytes.hex()
 
     def newest(self, problems: list[VaultError] | None = None) -> Iterator[Stored]:
-        """Of every object, in the order of their names; also those that only the ledger knows.
+        """The newest version of every object, in the order of their names.
 
-        What is wrong with an object is raised, or put into `problems`.
+        An object that only the ledger knows is a problem. A problem is raised, or added to
+        `problems` if that is given.
         """
         found = {one.name for one in (self.path / "objects").entries(OBJECT_NAME)}
         recorded = self.ledger.entries()
@@ -181,26 +185,26 @@ class Vault(OpenedHeader):
         yield from sorted(stored, key=lambda one: one.manifest.name)
 
     def incomplete(self, name: str, *, abandoned: bool = False) -> list[VaultPath]:
-        """Versions of this name that were never finished.
+        """The versions of this name that were never finished.
 
         `abandoned`: only those that no process can be writing.
         """
         found = self.folder_of(name).entries(VERSION_NAME)
-        whole = set(self._complete(found))  # and what cannot be read
+        whole = set(self._complete(found))  # includes versions that cannot be read
         newest = max((one.name for one in whole), default="")
         return [
             one
             for one in found
             if one not in whole
-            # A listing may have left it out, and what is left behind is removed.
+            # Asks again, as a listing may leave a version out, and the caller removes these.
             and not may_be_complete(one)
             and not (abandoned and one.claimed(superseded=one.name < newest))
         ]
 
     def _complete(self, versions: Sequence[VaultPath]) -> list[VaultPath]:
-        """Of these versions of one object, which are in order, those that may be complete.
+        """Those of an object's versions that may be complete. The versions are given in order.
 
-        A store is not asked again about what was complete when this process asked before.
+        A store is not asked again about versions that this process has found complete.
         """
         unknown = [one for one in reversed(versions) if one not in self._known_complete]
         found = set(complete(unknown))
@@ -210,7 +214,7 @@ class Vault(OpenedHeader):
         return whole
 
     def surplus(self, name: str, version: int, keep: int) -> list[VaultPath]:
-        """The versions of this name below a number that are whole, but for the newest `keep`."""
+        """The complete versions of this name below a number, except for the newest `keep`."""
         lower = [
             one for one in self.folder_of(name).entries(VERSION_NAME) if int(one.name) < version
         ]
@@ -259,14 +263,15 @@ class Vault(OpenedHeader):
         return self._open_version(newest)
 
     def _newest_complete(self, object_name: str) -> VaultPath | None:
-        """Whether it opens or not."""
+        """The newest version that may be complete, even if it does not open."""
         versions = (self.path / "objects" / object_name).entries(VERSION_NAME)
         return next(complete(reversed(versions)), None)
 
     def _newest_above(self, recorded: int, versions: Mapping[int, VaultPath]) -> Stored | None:
-        """The newest version that opens, of those that the ledger does not know yet.
+        """The newest version above `recorded`, the ledger's, that opens; None if there is none.
 
-        One that does not open may be an attacker's, so it hides no genuine one below it.
+        A version that does not open is skipped: an attacker may have put it there to hide an older,
+        genuine one.
         """
         above = sorted((one for one in versions if one > recorded), reverse=True)
         for version in complete(versions[one] for one in above):
@@ -279,7 +284,7 @@ class Vault(OpenedHeader):
         return None
 
     def _open_version(self, version: VaultPath) -> Stored:
-        """The copy under the newest key of the vault. It is the recorded one, if one is."""
+        """Opens the version's copy under the newest key, which must be as the ledger recorded it."""
         opened: list[Copy] = []
         failure: VaultError | None = None
         for folder in complete_copies(version):
@@ -295,7 +300,7 @@ class Vault(OpenedHeader):
             if copy.vault_key == newest:
                 try:
                     return self._as_recorded(version, copy)
-                except VaultError as problem:  # it does not hide the right one beside it
+                except VaultError as problem:  # another copy may be the right one
                     failure = failure or problem
         assert failure is not None
         raise failure
@@ -317,7 +322,7 @@ class Vault(OpenedHeader):
     # ---- objects ---------------------------------------------------------------------------------
 
     def new_version(self, name: str, suite: str | None = None) -> Copy:
-        """An empty copy of the next version. Its number is taken, so no two writers have one."""
+        """Makes an empty copy of the next version. No other writer can take the same number."""
         self.require_writer()
         folder = self.folder_of(name)
         folder.parent.refuse_link()
@@ -325,7 +330,7 @@ class Vault(OpenedHeader):
         versions = numbered(folder)
         number = 1 + self._newest_number(folder, versions)
         for _ in range(_MOST_TAKEN):
-            while number in versions:  # what killed saves have left
+            while number in versions:  # left by killed saves
                 number += 1
             if number > LAST_VERSION:
                 raise VaultError(f"{name!r} has {LAST_VERSION} versions: seal it by another name")
@@ -343,7 +348,7 @@ class Vault(OpenedHeader):
         return objects.new_copy(version, self.ring, self.header.vault, suite or self.header.suite)
 
     def _newest_number(self, folder: VaultPath, versions: Mapping[int, VaultPath]) -> int:
-        """Of the versions that are genuine: an attacker can make directories with any number."""
+        """The number of the newest genuine version; an attacker can make folders of any number."""
         known = self.ledger.entries().get(folder.name)
         recorded = known.version if known else 0
         stored = self._newest_above(recorded, versions)
@@ -351,7 +356,7 @@ class Vault(OpenedHeader):
 
     def commit(self, copy: Copy, kind: str, name: str, parts: list[objects.Part],
                content: str) -> str:  # fmt: skip
-        """Makes the copy complete and records it. The manifest's digest."""
+        """Makes the copy complete and records it in the ledger. Returns the manifest's digest."""
         self.require_open()
         manifest = copy.commit(kind, name, parts, content)
         if not copy.folder.locks:
@@ -359,7 +364,7 @@ class Vault(OpenedHeader):
                 raise StoreFailed(
                     f"{copy.folder} has no manifest, and the store said that it was put: save again"
                 )
-            # A change of keys may have missed what is complete only now.
+            # A change of keys may have missed this copy, as it became complete only now.
             self.refresh()
             try:
                 self.require_key(copy.vault_key, name)
@@ -375,8 +380,8 @@ class Vault(OpenedHeader):
     def copies(self, problems: list[VaultError]) -> Iterator[Copy]:
         """All copies of all versions, complete or not.
 
-        A complete one that does not open is put into `problems`. An incomplete one is reported: a
-        save that was killed has left it, or an attacker has put it there.
+        The error of a complete copy that does not open is added to `problems`. For an incomplete
+        one there is only a warning: a killed save has left it, or an attacker has put it there.
         """
         for version in self._versions(problems):
             for one in collected(version, COPY_NAME, problems):
@@ -395,9 +400,9 @@ class Vault(OpenedHeader):
                     yield copy
 
     def stored(self, problems: list[VaultError], name: str | None = None) -> Iterator[Stored]:
-        """All complete versions of all objects, or of one.
+        """All complete versions of all objects, or of one object.
 
-        What is wrong with a version is put into `problems`.
+        The error of a version that does not open is added to `problems`.
         """
         versions = (
             self._versions(problems)
@@ -427,9 +432,10 @@ class Vault(OpenedHeader):
             yield from collected(folder, VERSION_NAME, problems)
 
     def _left_out(self, listed: set[str]) -> Iterator[VaultError]:
-        """What the ledger knows, and a store does not list: a single wrong answer can do that.
+        """Errors for versions that the ledger knows and the store did not list.
 
-        The keys of what is not listed now must not be dropped: it would never open again.
+        A single wrong answer of the store can leave a version out. Its key must not be dropped: the
+        version would never open again.
         """
         for name, known in sorted(self.ledger.entries().items()):
             folder = self.path / "objects" / name
@@ -449,11 +455,11 @@ class Vault(OpenedHeader):
                     yield RolledBack(f"{newer.whose} is in {self.path}, which did not list it")
 
     def remove(self, name: str, version: int | None = None) -> int:
-        """Removes an object, or one version that is not the newest; how many versions were removed.
+        """Removes an object, or one version that is not the newest.
 
-        A ledger only goes forward, so an object that it knows cannot just be gone: that would be a
-        rollback. A last version says that the object was removed, and is recorded like any other.
-        Who puts the object back later is then seen as well.
+        Returns how many versions were removed. A ledger only goes forward: if an object that it
+        knows were just gone, that would look like a rollback. So a last version, recorded like any
+        other, marks the object as removed. If somebody puts the object back later, this is seen.
         """
         self.require_writer()
         with self.held(alone=True):
@@ -498,7 +504,7 @@ class Vault(OpenedHeader):
 
 
 def numbered(folder: VaultPath) -> dict[int, VaultPath]:
-    """The versions of an object, complete or not."""
+    """The versions of an object by their numbers, complete or not."""
     return {int(one.name): one for one in folder.entries(VERSION_NAME)}
 
 
@@ -507,9 +513,9 @@ def entry_of(copy: Copy, manifest: str) -> VaultEntry:
 
 
 def _remove_unfinished(copy: Copy) -> None:
-    """A holder that was revoked may know its key: nothing more is sealed under that.
+    """Removes an unfinished copy: a revoked holder may know its key, so nothing may use it.
 
-    One that a save still works in stays under the older key, with which that save fails.
+    A copy that a save is still writing stays under the older key, so that this save fails.
     """
     if not any(one.claimed(superseded=False) for one in (copy.folder, copy.folder.parent)):
         objects.remove(copy.folder)
