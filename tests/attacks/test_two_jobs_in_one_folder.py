@@ -167,7 +167,7 @@ def signed_as(origin: str) -> MadeRun:
 
 @pytest.mark.threat("A7")
 def test_a_recorded_runs_log_holds_no_other_run(tmp_path: Path) -> None:
-    """Whoever has the log's key logs another run's records and rewrites run.json."""
+    """An attacker with the log's key logs another run's records and rewrites run.json."""
     made = signed_as("sealring.run/expected")
     found = made.write(tmp_path / "run")
     result = audit(found.path, made.trust)

@@ -486,7 +486,7 @@ def test_a_turn_that_failed_loses_nothing_that_had_come() -> None:
 
 @pytest.mark.threat("J21")
 def test_a_thread_of_tls_that_has_no_memory_keeps_no_one_waiting() -> None:
-    """Nobody waits for such a thread, not even for the error of the connection that it served."""
+    """No thread waits for this one, not even for the error of the connection that it served."""
 
     def no_memory() -> None:
         raise MemoryError

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from tiny_training import DEVICE, ROWS, STEPS, batch, model, report
 
 # The operator that reduces through shared memory takes minutes to compile, and training never calls
-# it. In sealed-only mode DeepSpeed must not compile it, even if nobody tells it so.
+# it. In sealed-only mode DeepSpeed must not compile it, even if this script does not say so.
 sealed = os.environ.get("SEALRING_ONLY") == "1"
 if not sealed:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
