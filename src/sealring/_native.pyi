@@ -8,7 +8,7 @@ from typing_extensions import Buffer
 # ---- codes and limits: the values are the module's ----------------------------------------------
 
 class DType(IntEnum):
-    """What a tensor's elements are; bound into every record."""
+    """The element type of a tensor; every record states it."""
 
     FLOAT16 = ...
     BFLOAT16 = ...
@@ -26,13 +26,13 @@ class DType(IntEnum):
     COMPLEX64 = ...
     COMPLEX128 = ...
     BYTES = ...
-    """Opaque: can be copied and sent, not reduced."""
+    """Raw bytes: can be copied and sent, not reduced."""
 
     @property
     def itemsize(self) -> int: ...
 
 class ReduceKind(IntEnum):
-    """How contributions are combined."""
+    """The reduction that combines the ranks' contributions."""
 
     NONE = ...
     SUM = ...
@@ -59,7 +59,7 @@ class Action(IntEnum):
     PREMULTIPLY = ...
 
 class FailureCode(IntEnum):
-    """How a group failed; travels in alerts."""
+    """The kind of a group's failure; sent in alerts."""
 
     TAMPERED = ...
     MISSING = ...
@@ -103,7 +103,7 @@ class Account(TypedDict):
     forwarded_records: int
     sleeps: int
     run_s: float
-    """In collectives; the five below add up to it."""
+    """Seconds spent in collectives: the sum of the next five values."""
     seal_s: float
     open_s: float
     reduce_s: float
@@ -114,17 +114,18 @@ class Account(TypedDict):
     memory_bytes: int
 
 class ProcessMark:
-    """The process in which it was made. A forked child is another one."""
+    """Marks the process in which it was made. A forked child is a different process."""
     def __init__(self) -> None: ...
     @property
     def here(self) -> bool: ...
     def require(self, what: str) -> None:
-        """Raises ForkedProcess, about `what`, if this is another process."""
+        """Raises ForkedProcess, with a text about `what`, in a different process."""
 
 class Secret:
-    """Bytes in the memory for keys, which forked children and core files do not get.
+    """Secret bytes in memory that forked children and core files do not get.
 
-    Its buffer is that memory itself. Every use but `wipe` raises ForkedProcess in a child.
+    The buffer is that memory itself, not a copy. In a forked child every use except `wipe` raises
+    ForkedProcess.
     """
     def __init__(self, source: Buffer) -> None: ...
     @staticmethod
@@ -133,37 +134,37 @@ class Secret:
     def random(size: int) -> Secret: ...
     @staticmethod
     def moved(source: bytes) -> Secret:
-        """A copy; the source is overwritten. It must be a new object that nothing else holds."""
+        """Copies the source and overwrites it. Nothing else may hold the source object."""
     @staticmethod
     def from_hex(text: Buffer) -> Secret: ...
     def write_hex(self, into: Buffer) -> None: ...
     def part(self, start: int, size: int) -> Secret: ...
     def derive(self, salt: bytes, info: bytes, size: int) -> Secret:
-        """HKDF with SHA-256."""
+        """Derives a secret by HKDF with SHA-256."""
     def derive_each(self, salt: bytes, infos: tuple[bytes, ...], size: int) -> list[Secret]:
-        """The same with each info in turn."""
+        """Derives one secret for each info, like `derive`."""
     def hmac_sha256(self, data: bytes) -> bytes: ...
     def seal(self, nonce: bytes, plain: Buffer, associated: bytes) -> bytes:
-        """AES-256-GCM; the tag comes last."""
+        """Seals with AES-256-GCM; the tag follows the ciphertext."""
     def open(self, nonce: bytes, sealed: bytes, associated: bytes) -> bytes | None: ...
     def open_into(self, nonce: bytes, sealed: bytes, associated: bytes, into: Buffer) -> bool:
-        """Opens into the buffer, which its owner can overwrite; False where the tag is wrong."""
+        """Opens into the caller's buffer; returns False if the tag is wrong."""
     def wipe(self) -> None: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class FreedMemoryOverwritten:
-    """While one exists, larger blocks of memory are overwritten when they are freed."""
+    """While an instance exists, larger blocks of memory are overwritten when they are freed."""
     def __init__(self) -> None: ...
 
 def erase(memory: Buffer) -> None:
     """Overwrites a writable buffer."""
 
 def erase_each(buffers: tuple[bytes | bytearray, ...]) -> None:
-    """Overwrites those that are bytearrays."""
+    """Overwrites the buffers that are bytearrays."""
 
 def secret_memory_report() -> tuple[int, int]:
-    """Bytes of the memory for keys: mapped, and of these locked into RAM."""
+    """Bytes of the memory for keys: (mapped, and how many of them are locked into RAM)."""
 
 class Program:
     def __init__(
@@ -179,11 +180,11 @@ class Program:
     ) -> None: ...
 
 class LinkMemory:
-    """Mapped once, given to one link, unmapped with it (or with this object)."""
+    """One end's mapped part of a link's memory. It serves one link and is unmapped with it."""
     def __init__(self, file: int, ring_bytes: int, writable: bool) -> None: ...
 
 class Failure:
-    """How a group failed, as the rank that saw it tells it. Ranks are those of the group."""
+    """How a group failed, told by the rank that saw it. Ranks are counted within the group."""
     def __init__(
         self,
         code: FailureCode,
@@ -197,22 +198,22 @@ class Failure:
     def code(self) -> FailureCode: ...
     @property
     def peer(self) -> int:
-        """The rank that it is about; -1 if none."""
+        """The rank that the failure is about; -1 if none."""
     @property
     def collective(self) -> int:
-        """The number of the collective; 0 outside of any."""
+        """The number of the collective that failed; 0 if it was none."""
     @property
     def reported_by(self) -> int:
-        """The rank that saw it, as `told_by` says; -1 if this one did."""
+        """The rank that saw the failure, according to `told_by`; -1 if this rank did."""
     @property
     def told_by(self) -> int:
-        """The rank whose alert or refusal told it; -1 if none did."""
+        """The rank whose alert or refusal reported the failure; -1 if none did."""
     @property
     def text(self) -> str:
-        """As people read it: ranks by their numbers in the job, codes by their names."""
+        """The text for people: ranks by their numbers in the job, codes by their names."""
 
 class Names:
-    """How the texts of failures name ranks and codes."""
+    """How failures' texts name ranks and codes."""
     def __init__(
         self,
         members: Sequence[int],
@@ -221,7 +222,7 @@ class Names:
         rooted: AbstractSet[int],
         remarks: Mapping[int, str],
     ) -> None:
-        """`remarks`, by operation, follow a text that names this operation."""
+        """`remarks` has, by operation, what is added to a text that names the operation."""
     def rank(self, rank: int) -> str: ...
 
 class FirstFailure:
@@ -230,53 +231,59 @@ class FirstFailure:
     def settle(self, failure: Failure) -> Failure: ...
 
 class Lease:
-    """Until when a broker admits this worker; checked while records move."""
+    """How long a broker admits this worker; checked while records move."""
     def __init__(self) -> None: ...
     def extend(self, boottime_end: int, wall_end: int) -> None:
-        """Nanoseconds of CLOCK_BOOTTIME and of the wall clock: the first that comes ends it."""
+        """Sets the ends, in nanoseconds of CLOCK_BOOTTIME and of the wall clock.
+
+        The lease ends when either clock reaches its end.
+        """
     @property
     def ended(self) -> bool: ...
 
 class Device:
-    """A device that belongs to no engine or mailbox yet."""
+    """A device that no engine or mailbox has taken yet."""
 
 class CudaDriver:
-    """The table of CUDA driver functions that a GPU is driven with."""
+    """The table of CUDA driver functions that drive a GPU."""
 
 class CallerStream:
-    """Where the caller of an operation is, whose tensors a GPU holds."""
+    """The caller's stream, for an operation on tensors in a GPU's memory."""
     def __init__(self, ready: int = 0, stream: int = 0, streams_wait: bool = False) -> None:
-        """`ready` is the event after which the memory may be used; 0: at once.
+        """`ready` is the event after which the memory may be used; 0 means at once.
 
-        With `streams_wait` streams are to wait for the operation, if that is possible now.
+        `streams_wait`: streams are to wait for the operation, if that is possible now.
         """
 
 class Completion:
-    """One operation that was submitted, a collective or a message: running, done or failed."""
+    """One submitted operation, a collective or a message: running, done or failed."""
     def wait_on_host(self, number: int = 0, timeout_s: float = 0.0) -> Failure | None:
-        """Runs the operation, or waits for the thread that does; returns how it failed, if it did.
+        """Runs the operation, or waits for the thread that does. Returns the failure, if any.
 
-        The arguments are for a collective, which is numbered when it is run.
+        The arguments are for a collective, which gets its number when it is run.
         """
     def wait_on_stream(self, stream: int) -> None:
-        """Later work of the stream waits until it is done, or its results are overwritten."""
+        """Makes later work of the stream wait until the operation has ended.
+
+        It has ended when it is done, or when it failed and its results are overwritten.
+        """
     @property
     def streams_wait(self) -> bool:
-        """Streams can wait for it."""
+        """Whether streams can wait for the operation."""
     @property
     def done(self) -> bool:
-        """Where streams wait: whether they would go on."""
+        """Whether the operation is done; if streams wait for it, whether they may go on."""
     @property
     def error(self) -> Failure | None: ...
     @property
     def peer(self) -> int:
-        """Of a message that is done: the rank at its other end."""
+        """The rank at the other end of a message that is done."""
 
 class Dismissal:
-    """A link that came after its group's end."""
+    """A link that came after its group had ended."""
 
     def say(self) -> None:
-        """Tells the peer how the group ended, which may take seconds, and closes the link."""
+        """Tells the peer how the group ended and closes the link. May take seconds."""
 
 class Endpoint:
     """One rank's end of the links of a group's collectives, or of its messages."""
@@ -300,7 +307,7 @@ class Endpoint:
         peer_group_key: Secret | None = None,
     ) -> None: ...
     def add_member(self, peer: int, group_key: Secret) -> None:
-        """A member that may be linked late; what it seals for all is opened with this key."""
+        """Adds a member that may be linked late, with the key of the records it publishes."""
     def add_late_link(
         self,
         peer: int,
@@ -310,13 +317,14 @@ class Endpoint:
         send_key: Secret,
         receive_key: Secret,
     ) -> Dismissal | None:
-        """From any thread. Where the group has ended the peer is still to be told so."""
+        """Adds a link; any thread may call it. Returns a Dismissal if the group has ended."""
     def commitments(
         self,
     ) -> list[tuple[int, int, tuple[int, bytes] | None, tuple[int, bytes] | None]]:
-        """Of each link, also when the group has ended: peer, lane, sent, received.
+        """(peer, lane, sent, received) of each link, also when the group has ended.
 
-        (data records, running SHA-256); None where the host does not see the records' tags.
+        `sent` and `received` are (number of data records, running SHA-256), or None if the host
+        does not see the records' tags.
         """
     def attach(self, device: Device) -> None: ...
     def attach_cuda(
@@ -328,12 +336,12 @@ class Endpoint:
         driver: CudaDriver | None = None,
     ) -> None: ...
     def release_gpu(self, patience_s: float) -> bool:
-        """Gives back what an ended group has of the GPU; False where that cannot be yet."""
+        """Releases the GPU of an ended group; returns False if that is not possible yet."""
     def close(self) -> None: ...
     def fail(self, failure: Failure) -> None: ...
 
 class Call:
-    """A collective: what to run, and on which memory."""
+    """A call of a collective: the program to run, its memory and its settings."""
     def __init__(
         self,
         program: Program,
@@ -363,7 +371,7 @@ class Engine(Endpoint):
     ) -> None: ...
     def submit(self, call: Call, caller: CallerStream | None) -> Completion: ...
     def run_at(self, like: Call, address: int, number: int, timeout_s: float) -> Failure | None:
-        """Runs a call like an earlier one, whose first slot begins at another address."""
+        """Runs a call like an earlier one, with its first slot at another address."""
     def add_lane_link(
         self,
         lane: int,
@@ -372,15 +380,15 @@ class Engine(Endpoint):
         own: LinkMemory | None,
         theirs: LinkMemory | None,
     ) -> None:
-        """One more pipe to a rank that has a link, under keys of its own."""
+        """Adds a pipe, with its own keys, to a rank that has a link."""
     def complete_lanes(self, peers: Sequence[int]) -> None:
-        """All to these ranks are made: forgets the keys from which theirs came."""
+        """Called when all lanes to these ranks are made. Forgets the keys they came from."""
     def drop_lanes(self, peers: Sequence[int]) -> None:
-        """Closes the further lanes to these ranks; there will be none from here on."""
+        """Closes the further lanes to these ranks and allows no new ones."""
     def launch_rest(self) -> None: ...
     def mark_end(self, collective: Completion) -> None: ...
     def release_streams(self, collective: Completion) -> None:
-        """Lets streams go on that wait for what has failed, without a result."""
+        """Releases the streams that wait for a collective which failed, without a result."""
     def add_reduction(self, dtype: DType, kind: ReduceKind, functions: Sequence[int]) -> None: ...
     def offer_gpu_wires(self, slots: int, payload: int) -> bytes: ...
     def open_gpu_wire(self, peer: int, handle: bytes) -> None: ...
@@ -392,7 +400,7 @@ class Engine(Endpoint):
     def meet(self, id: bytes, peers: Sequence[int], patience_s: float) -> None: ...
     def connect(self, peers: Sequence[int], patience_s: float) -> None: ...
     def put_late_keys(self) -> None:
-        """Gives the GPU the keys of links that came after it."""
+        """Gives the GPU the keys of links that were made after it was attached."""
     def use_wires(self) -> None: ...
     def drop_wires(self) -> None: ...
     @property
@@ -408,7 +416,7 @@ class Engine(Endpoint):
     def interrupt(self) -> None: ...
     @property
     def runs_here(self) -> bool:
-        """In the handler of a signal that came while this thread runs a collective."""
+        """Whether this thread runs a collective: true in a signal handler during the run."""
     def account(self) -> Account: ...
     def sealed_and_opened(self) -> tuple[int, int]: ...
 
@@ -418,7 +426,7 @@ class MailAccount(TypedDict):
     memory_bytes: int
 
 class Message:
-    """As its caller has it; `memory` is an address and a number of bytes."""
+    """One message to send or receive; `memory` is (address, number of bytes)."""
     def __init__(
         self, sends: bool, peer: int, tag: int, memory: tuple[int, int], timeout_s: float
     ) -> None: ...
@@ -440,14 +448,17 @@ class Mailbox(Endpoint):
     def expect_late_links(self) -> None: ...
     def submit(self, message: Message, caller: CallerStream | None) -> Completion | Failure: ...
     def finished(self) -> list[Completion] | Failure:
-        """Those that are done and that no thread waited for; none once the mailbox is closed."""
+        """Returns messages that ended and that no thread waited for; none once closed."""
     def release_streams(self) -> None: ...
     @property
     def persistent_kernel_runs(self) -> bool: ...
     def account(self) -> MailAccount: ...
 
 class Cipher:
-    """Both ends of one key, at addresses; opens in the order it sealed. The tag comes last."""
+    """Both ends of one key, for memory given by address. Opens in the order of sealing.
+
+    The tag follows the ciphertext.
+    """
     def __init__(self, key: bytes) -> None: ...
     def seal(self, plain: int, bytes: int, sealed: int) -> None: ...
     def open(self, sealed: int, bytes: int, plain: int) -> bool: ...
@@ -466,35 +477,36 @@ def openssl_version() -> str: ...
 def openssl_version_number() -> int: ...
 
 OPENSSL_BUILT_IN: bool
-"""Whether libcrypto is a part of this module, not the system's."""
+"""Whether libcrypto is built into this module; otherwise it is the system's."""
 
 def exchange_window(levels: int) -> int:
-    """How many segments are open at once where GPUs exchange records."""
+    """How many segments are open at once if GPUs exchange records."""
 
 def wire_area_bytes(slots: int, payload: int) -> int: ...
 
 class GpuKeys:
-    """Keys in a GPU's memory: 64 bytes each, in the order in which they were added."""
+    """Keys in a GPU's memory: entries of 64 bytes, in the order in which they were added."""
     def __init__(self, ordinal: int, entries: int) -> None: ...
     def add(self, key: Secret) -> None: ...
     def add_file(self, file: SealedFileReader) -> None:
-        """The key of the file's chunks and their base nonce."""
+        """Adds the key of the file's chunks and their base nonce."""
     def use_until(self, stream: int) -> None:
-        """The keys are overwritten after what this stream has been given until now."""
+        """Delays the overwriting of the keys until the stream has done its present work."""
     def wipe(self) -> None:
-        """Overwrites all of them. Wait for launches that use them first."""
+        """Overwrites all keys. Wait first for the launches that use them."""
     @property
     def start(self) -> int:
-        """Where the GPU finds the first."""
+        """The GPU address of the first entry."""
 
 ChunkHash = Literal["sha256"] | Callable[[memoryview, int, int], bytes]
-"""SHA-256 by OpenSSL, or f(view, step, count): the digests of `count` chunks, `step` bytes apart.
+"""How chunks are hashed: "sha256" (OpenSSL's), or a function f(view, step, count).
 
-It must not keep the view. Of the chunks in it each has 16 KiB, and the last what is left.
+The function returns the digests of `count` chunks, `step` bytes apart in the view. Each chunk has
+16 KiB, the last one the rest. The function must not keep the view.
 """
 
 class SealedFileWriter:
-    """Writes C2SP's chunked encryption to a file, or to memory where `file` is -1."""
+    """Writes C2SP's chunked encryption to a file, or to memory if `file` is -1."""
     def __init__(
         self,
         file: int,
@@ -508,18 +520,21 @@ class SealedFileWriter:
     def write(self, pieces: Sequence[Buffer]) -> None: ...
     def finish(self) -> None: ...
     def take(self) -> bytes:
-        """The ciphertext since the last call, where it goes to memory."""
+        """Returns the ciphertext made since the last call, when writing to memory."""
     @property
     def digests(self) -> bytes:
-        """Of each chunk's plaintext, once it is finished, if it has a hash."""
+        """The digests of the chunks' plaintext, after `finish`, if a hash was given."""
     @property
     def commitment(self) -> bytes: ...
     @property
     def length(self) -> int:
-        """Bytes of plaintext so far."""
+        """The bytes of plaintext written so far."""
 
 class SealedFileReader:
-    """Opens a file, or what read(offset, size) returns, if the commitment and the length hold."""
+    """Opens a sealed file whose commitment and length are right.
+
+    `source` is a file descriptor, or a function read(offset, size) that returns bytes.
+    """
     def __init__(
         self,
         source: int | Callable[[int, int], Buffer],
@@ -531,23 +546,23 @@ class SealedFileReader:
         size: int = 0,
     ) -> None: ...
     def expect(self, digests: bytes, hash: ChunkHash = "sha256") -> None:
-        """From now on a chunk with another digest than this list has is TamperedChunk."""
+        """From now on a chunk whose digest is not the one in this list is a TamperedChunk."""
     def read_boxes(
         self,
         wanted: Sequence[tuple[Buffer, int, int, Sequence[int], Sequence[int], Sequence[int]]],
     ) -> None:
         """Fills each buffer with a box (offsets, lengths) of an array (start, item size, shape)."""
     def read_into(self, offset: int, into: Buffer) -> None:
-        """The buffer is memory that no other process sees: chunks are opened there."""
+        """Fills the buffer. No other process may see its memory: chunks are opened there."""
     def read_runs(self, offsets: Buffer, sizes: Buffer, into: Buffer) -> None:
-        """Fills the buffer with runs of bytes, one behind the other; arrays of uint64 say which.
+        """Fills the buffer with runs of bytes of the file, one after the other.
 
-        As for `read_into`, no other process sees it.
+        `offsets` and `sizes` are arrays of uint64. No other process may see the buffer's memory.
         """
     def verify(self, first: int, count: int) -> int:
-        """Opens chunks and keeps nothing; returns the number of the next one."""
+        """Checks chunks without keeping their plaintext; returns the next chunk's number."""
     def close(self) -> None:
-        """Wipes the key, after the reads that are under way. Later ones are AlreadyClosed."""
+        """Waits for the reads under way, then wipes the key. Later reads raise AlreadyClosed."""
     @property
     def chunks(self) -> int: ...
     @property
@@ -560,38 +575,41 @@ class SealedFileReader:
 def copy_sealed(
     files: Sequence[SealedFileReader], runs: Buffer, into: Buffer, threads: int
 ) -> None:
-    """Copies bytes of sealed files as they are, for a device that opens them itself.
+    """Copies sealed files' bytes without opening them, for a device that opens them itself.
 
     `runs` has rows of four uint64: the file's place in `files`, offset, size, place in `into`.
     """
 
 def sealed_length(plain: int) -> int:
-    """The length of a sealed file that holds so many bytes."""
+    """The length of a sealed file with this many bytes of plaintext."""
 
 def chunk_digests(plain: Buffer, hash: ChunkHash = "sha256") -> bytes:
-    """The digest of every chunk that a sealed file of these bytes has."""
+    """The digest of every chunk of a sealed file that would hold these bytes."""
 
 def wrap_key(wrapping: Secret, key: Secret) -> bytes:
-    """AES-256 key wrap with padding (RFC 5649)."""
+    """Wraps a key by AES-256 key wrap with padding (RFC 5649)."""
 
 def unwrap_key(wrapping: Secret, wrapped: bytes) -> Secret | None:
-    """None where it was not wrapped under this key."""
+    """Unwraps a key; None if it was not wrapped under this wrapping key."""
 
 class Authority:
-    """What signs certificates, from its own; ValueError if that is none."""
+    """A signer of certificates, read from its own certificate; ValueError if it is none."""
     def __init__(self, certificate: bytes) -> None: ...
 
 class ReadCertificate:
-    """A certificate that was read. From `uri` on only where it claims something."""
+    """A certificate that was read.
+
+    The fields from `uri` on have a meaning only if its claims were read and `problem` is empty.
+    """
     @property
     def fingerprint(self) -> bytes:
-        """SHA-256 of it."""
+        """SHA-256 of the certificate."""
     @property
     def readable(self) -> bool:
-        """It is a certificate; otherwise nothing else here has a meaning."""
+        """Whether it is a certificate; if not, nothing else here has a meaning."""
     @property
     def signed(self) -> bool:
-        """One of the authorities that it was read with has signed it, with none in between."""
+        """Whether one of the given authorities has signed it directly."""
     @property
     def starts(self) -> int:
         """Seconds since 1970."""
@@ -599,89 +617,89 @@ class ReadCertificate:
     def ends(self) -> int: ...
     @property
     def problem(self) -> str:
-        """Why it is not a worker's."""
+        """Why this is no worker's certificate; empty if it is one."""
     @property
     def uri(self) -> str:
-        """Its only name."""
+        """The worker's name: the certificate's only alternative name."""
     @property
     def world(self) -> int | None: ...
     @property
     def states_constraints(self) -> bool:
-        """It has basic constraints."""
+        """Whether it has the extension basic constraints."""
     @property
     def is_authority(self) -> bool: ...
     @property
     def foreign(self) -> bytes:
-        """All of it, if it has a key or extensions that sealring does not issue; else nothing."""
+        """The whole certificate if its key or extensions are not as sealring issues them."""
     @property
     def key(self) -> str:
         """SHA-256 of its public key (SubjectPublicKeyInfo), in hexadecimal."""
 
 def read_certificate(certificate: bytes) -> ReadCertificate:
-    """Of any signer."""
+    """Reads a certificate, whoever signed it."""
 
 def read_certificates(
     certificates: tuple[bytes, ...], authorities: tuple[Authority, ...]
 ) -> list[ReadCertificate]:
-    """What they claim is read of those that one of the authorities has signed."""
+    """Reads certificates, and the claims of those that one of the authorities has signed."""
 
 def wrong_signatures(
     certificates: tuple[ReadCertificate, ...], signatures: tuple[bytes, ...], message: bytes
 ) -> list[int]:
-    """The places of the signatures over the message that are not by the certificates' keys."""
+    """Returns where a signature over the message is not by the certificate's key."""
 
 def receive_now(descriptor: int, most: int, peek: bool = False) -> bytes | None:
-    """Up to `most` bytes that a socket has, at most 16 KiB; None where it has none.
+    """Receives up to `most` bytes that a socket has, at most 16 KiB; None if it has none.
 
-    It never waits, and keeps the interpreter's lock. With `peek` the bytes stay there.
+    Never waits, and keeps the interpreter's lock. With `peek` the bytes stay in the socket.
     """
 
 MAX_STATEMENT_BYTES: int
 
 def encode_bundle(entries: Mapping[int, bytes | bytearray], head: bytes) -> bytearray:
-    """`head`, and then each entry of a dict with its rank and length, in the order of the ranks."""
+    """Returns `head` and then each entry after its rank and length, in the order of ranks."""
 
 def parse_bundle(raw: Buffer, start: int) -> dict[int, bytearray]:
-    """The entries from `start` on; ValueError where that is no bundle."""
+    """Returns the entries of the bundle from `start` on; ValueError if it is no bundle."""
 
 FRAME_BYTES: int
 
 class FrameSealer:
-    """Seals what goes one way over a connection under a session, in frames of AES-256-GCM.
+    """Seals one direction of a connection under a session, in frames of AES-256-GCM.
 
-    `start` is how every frame begins. A frame's number is its nonce. Use after `wipe` is a
-    RuntimeError, and in a forked child ForkedProcess.
+    Every frame begins with `start`. A frame's number is its nonce. Use after `wipe` raises
+    RuntimeError, use in a forked child ForkedProcess.
     """
     def __init__(self, key: Secret, start: bytes) -> None: ...
     def seal(self, plain: Buffer) -> bytes:
-        """As many frames as it needs: one for each FRAME_BYTES."""
+        """Seals the bytes in as many frames as they need: one for each FRAME_BYTES."""
     def wipe(self) -> None: ...
 
 class FrameOpener:
-    """The other end of a FrameSealer."""
+    """Receives and opens the frames of the peer's FrameSealer."""
     def __init__(self, key: Secret, start: bytes) -> None: ...
     def receive(self, descriptor: int) -> bytearray | None:
-        """What the next frame holds; None while some of it has not come. It never waits.
+        """Returns the next frame's plaintext; None while the frame is incomplete. Never waits.
 
-        No byte behind the frame is taken. OSError where the connection is cut, ValueError where
-        what came is no frame of the other end.
+        Takes no byte after the frame. Raises OSError if the connection is cut, and ValueError if
+        the bytes are no frame of the other end.
         """
     def wipe(self) -> None: ...
 
 class Statements:
-    """What the members of a group say, in the group's order; ValueError says what is no statement.
+    """All members' statements, in the group's order; ValueError for bytes that are none.
 
-    Their contributions lie in the memory for keys.
+    The members' contributions are in the memory for keys.
     """
     def __init__(self, encoded: tuple[Buffer, ...]) -> None: ...
     def rows(self) -> list[tuple[int, str, bytes, bytes, bytes, bytes, bool]]:
-        """Of each: rank, instance, host, addresses, certificate and its SHA-256, contributes."""
+        """Each as (rank, instance, host, addresses, certificate, its SHA-256, contributes)."""
     def transcript(self, before: bytes) -> bytes:
-        """SHA-256 over fields with their lengths, `before` and then those of every statement."""
+        """SHA-256 over `before` and every statement's fields, each field after its length."""
     def first_wrong_value(self, before: bytes, shown: tuple[Buffer, ...]) -> int:
-        """The place of the first value that its member had not committed to; -1 if there is none.
+        """The place of the first value that does not fit its member's commitment; -1 if all fit.
 
-        A commitment is SHA-256 over `before` and the value with its length.
+        A commitment is SHA-256 over `before` and the value, after its length.
         """
     def group_secret(self, transcript: bytes, purpose: bytes, bytes: int) -> Secret:
-        """From every member's contribution; they are wiped."""
+        """Derives the group secret from all contributions, which are then wiped."""

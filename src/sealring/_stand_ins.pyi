@@ -1,4 +1,4 @@
-"""For tests alone: a device and a CUDA driver played by the CPU. No wheel contains it."""
+"""For tests only: a device and a CUDA driver played by the CPU. No wheel contains this module."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -16,18 +16,18 @@ class Kernel(IntEnum):
     RUN_ALL_BATCHES = 8
 
 def host_function(kernel: Kernel, dtype: DType = ..., kind: ReduceKind = ...) -> int:
-    """What stands for the handle of a kernel that was compiled for a dtype and a reduction."""
+    """Stands for the handle of a kernel compiled for a dtype and a reduction."""
 
 def host_driver() -> CudaDriver: ...
 def change_next_exchange(receiver: int) -> None:
     """Changes the next message that comes to this rank by an exchange."""
 
 def messages_exchanged() -> int:
-    """Messages with records that left by exchanges, of all ranks in this process until now."""
+    """How many messages with records all ranks of this process have sent by exchanges."""
 
 def new_stream() -> int: ...
 def put(stream: int, task: Callable[[], None]) -> None:
-    """The stream calls it when it has come so far. It must not raise."""
+    """Queues a task that the stream calls when it gets there. The task must not raise."""
 
 class Probe:
     """Watches a host device, and makes it fail."""
@@ -35,10 +35,10 @@ class Probe:
     def fail(self) -> None: ...
     @property
     def log(self) -> Sequence[str]:
-        """What the device was given to do: "seal 4096", "open 4096", "copy 64", ..."""
+        """The work that the device was given: "seal 4096", "open 4096", "copy 64", ..."""
 
 def host_device(lag: int, world: int, probe: Probe) -> Device: ...
 def gpu_aead_seal(key: bytes, nonce: bytes, associated: bytes, plain: bytes) -> bytes:
-    """ChaCha20-Poly1305 by the arithmetic that GPUs run."""
+    """Seals with ChaCha20-Poly1305, by the arithmetic that GPUs run."""
 
 def gpu_aead_open(key: bytes, nonce: bytes, associated: bytes, sealed: bytes) -> bytes | None: ...
